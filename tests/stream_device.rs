@@ -300,7 +300,7 @@ fn types_options_and_the_limit_are_checked() {
     let model = Model::new(&SHORT);
     let (sim, ctx) = start(1);
     let on = ctx.new_stream().unwrap();
-    for depth in [0, 9, usize::MAX] {
+    for depth in [0, usize::MAX] {
         let error = device(&model, &ctx).device_depth(depth).build().unwrap_err();
         let refused = matches!(error, Error::Option { option: "device_depth" | "host_depth", .. });
         assert!(refused, "{depth}: {error}");

@@ -4,35 +4,53 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
+use std::time::Instant;
 
 use cudarc::driver::CudaContext;
-use twinbuf_core::{Consumer, KeptSlot, Park, ReadSlot, TryRecvError};
+use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 
+use crate::copy::Hand;
 use crate::error::{Error, Fate};
 use crate::host::Thread;
-use crate::lease::{Lease, Shared};
+use crate::lease::{Lease, Shared, look_again};
 use crate::slot::DeviceBuf;
 
 /// The training side of an uploader: receives batches in device memory. [`Uploader::build`](crate::Uploader::build)
 /// returns it.
+///
+/// It is the consumer of a ring. Each [`Lease`] holds a device slot, and slots come round in turn: if a lease still holds
+/// the slot of the next batch, the batch cannot be copied. [`is_held`](DeviceBatches::is_held) tells. Dropping the lease
+/// wakes [`recv_deadline`](DeviceBatches::recv_deadline) and the task of [`poll_recv`](DeviceBatches::poll_recv).
+///
+/// # Errors
+///
+/// Every receive call returns
+/// - the error that ended the uploader, or [`Error::Abandoned`] if the host slots were dropped without `finish`. The
+///   caller first receives all earlier batches. Every later call returns the same error;
+/// - [`Error::Cancelled`]: the reserved slot of this batch was dropped without a commit. Returned once.
 pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
-    ring: Consumer<'static, DeviceBuf<M>, Park>,
+    ring: Consumer<'static, DeviceBuf<M>>,
     /// The number of the next batch.
     next: u64,
     shared: Arc<Shared<M>>,
     fate: Arc<Fate>,
+    /// `None` with a copy thread.
+    hand: Option<Arc<Hand<M>>>,
     thread: Option<Arc<Thread>>,
 }
 
+type Received<'b, M> = Result<Option<ReadSlot<'b, 'static, DeviceBuf<M>>>, TryRecvError>;
+
 impl<M: 'static> DeviceBatches<M> {
     pub(crate) fn new(
-        ring: Consumer<'static, DeviceBuf<M>, Park>,
+        ring: Consumer<'static, DeviceBuf<M>>,
         shared: Arc<Shared<M>>,
         fate: Arc<Fate>,
+        hand: Option<Arc<Hand<M>>>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, next: 0, shared, fate, thread }
+        Self { ring, next: 0, shared, fate, hand, thread }
     }
 
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
@@ -43,23 +61,20 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// # Errors
     ///
-    /// - The error that ended the uploader, or [`Error::Abandoned`] if the host slots were dropped without `finish`.
-    ///   The caller first receives all earlier batches. Every later call returns the same error.
     /// - [`Error::SlotHeld`]: a lease holds the next device slot, the lease was leaked, or the lease was dropped
-    ///   while a stream that used it was being captured. To wait for the slot could block forever.
+    ///   while a stream that used it was being captured. To wait for the slot could block forever; to wait with a limit,
+    ///   use [`recv_deadline`](DeviceBatches::recv_deadline).
     /// - [`Error::Empty`]: with `overlap(false)`, nothing was committed.
+    /// - The errors of [`DeviceBatches`].
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
-        if !self.overlap() {
-            return self.try_recv();
+        match self.try_recv() {
+            Err(Error::Empty) if self.hand.is_none() => {
+                // Nothing has held the slot since.
+                let received = self.ring.recv().map_err(TryRecvError::from);
+                Self::lease(received, &mut self.next, &self.shared, &self.fate)
+            }
+            received => received,
         }
-        if let Some(held) = self.held_by_a_capture() {
-            return held;
-        }
-        if self.ring.is_held() {
-            return Err(self.held());
-        }
-        let received = self.ring.recv().map(|slot| slot.map(ReadSlot::keep));
-        self.lease(received.map_err(TryRecvError::from))
     }
 
     /// Returns the next batch if its copy has been issued. Does not wait. Returns `None` at the end.
@@ -67,11 +82,36 @@ impl<M: 'static> DeviceBatches<M> {
     /// # Errors
     ///
     /// - [`Error::Empty`]: the copy has not been issued.
-    /// - The errors of [`recv`](DeviceBatches::recv).
+    /// - [`Error::SlotHeld`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured(None);
-        let received = self.ring.try_recv().map(|slot| slot.map(ReadSlot::keep));
-        self.lease(received)
+        if let Some(hand) = &self.hand {
+            // Its error is this side's too.
+            let _ = hand.pump();
+        }
+        Self::lease(self.ring.try_recv(), &mut self.next, &self.shared, &self.fate)
+    }
+
+    /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
+    /// `None` at the end. The release of the slot by a lease ends a part of the wait. With `overlap(false)`, the call does
+    /// not wait, because the caller itself commits the batches.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Empty`]: at the deadline, the copy has not been issued.
+    /// - [`Error::SlotHeld`]: at the deadline, a lease still holds the next device slot.
+    /// - The errors of [`DeviceBatches`].
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Lease<M>>, Error> {
+        if self.hand.is_some() {
+            return self.try_recv();
+        }
+        loop {
+            let captured = self.held_by_a_capture();
+            let received = self.ring.recv_deadline(look_again(captured, deadline));
+            if !captured || !matches!(received, Err(TryRecvError::Held)) || Instant::now() >= deadline {
+                return Self::lease(received, &mut self.next, &self.shared, &self.fate);
+            }
+        }
     }
 
     /// Returns the next batch if its copy has been issued, or `None` at the end. Otherwise returns `Pending`, and
@@ -80,51 +120,52 @@ impl<M: 'static> DeviceBatches<M> {
     ///
     /// # Errors
     ///
-    /// The errors of [`recv`](DeviceBatches::recv), except [`Error::SlotHeld`].
+    /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends.
+    /// - [`Error::Empty`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        if !self.overlap() {
+        if self.hand.is_some() || self.held_by_a_capture() {
             return Poll::Ready(self.try_recv());
         }
-        if let Some(held) = self.held_by_a_capture() {
-            return Poll::Ready(held);
-        }
-        let received = self.ring.poll_recv(cx).map_ok(|slot| slot.map(ReadSlot::keep));
-        received.map(|received| self.lease(received.map_err(TryRecvError::from)))
+        let received = self.ring.poll_recv(cx).map_err(TryRecvError::from);
+        received.map(|received| Self::lease(received, &mut self.next, &self.shared, &self.fate))
     }
 
-    /// What to return if a capture holds the slot in turn. No call may wait for that slot, because only the next call
-    /// releases it.
-    fn held_by_a_capture(&mut self) -> Option<Result<Option<Lease<M>>, Error>> {
+    /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease
+    /// is dropped. Also if the lease was dropped while a stream that used it was being captured: then until the first
+    /// receive call after the capture.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.ring.is_held()
+    }
+
+    /// Returns the number of device slots.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ring.depth()
+    }
+
+    /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. No call may wait
+    /// for that slot, because only the next call releases it.
+    fn held_by_a_capture(&self) -> bool {
         let before = self.next.checked_sub(self.ring.depth() as u64);
-        self.shared.release_captured(before).then(|| match self.try_recv() {
-            Err(Error::Empty) => Err(self.held()),
-            received => received,
-        })
+        self.shared.release_captured(Some(before.unwrap_or(u64::MAX)))
     }
 
-    /// Converts what the ring returned.
+    /// Converts what the ring returned. Not a method: the slot borrows the ring.
     fn lease(
-        &mut self,
-        received: Result<Option<KeptSlot<'static, DeviceBuf<M>, Park>>, TryRecvError>,
+        received: Received<'_, M>,
+        next: &mut u64,
+        shared: &Arc<Shared<M>>,
+        fate: &Fate,
     ) -> Result<Option<Lease<M>>, Error> {
+        *next += u64::from(matches!(received, Ok(Some(_)) | Err(TryRecvError::Cancelled)));
         match received {
-            Ok(slot) => Ok(slot.map(|slot| {
-                self.next = slot.seq() + 1;
-                Lease::new(slot, self.shared.clone())
-            })),
+            Ok(slot) => Ok(slot.map(|slot| Lease::new(slot.keep(), shared.clone()))),
             Err(TryRecvError::Empty) => Err(Error::Empty),
-            Err(TryRecvError::Held) => Err(self.held()),
-            // Device slots are never reserved, so none is cancelled.
-            Err(_abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
+            Err(TryRecvError::Held) => Err(Error::SlotHeld { device_depth: shared.device_depth }),
+            Err(TryRecvError::Cancelled) => Err(Error::Cancelled),
+            Err(_abandoned) => Err(fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
-    }
-
-    fn held(&self) -> Error {
-        Error::SlotHeld { device_depth: self.ring.depth() }
-    }
-
-    fn overlap(&self) -> bool {
-        self.thread.is_some()
     }
 
     /// Returns the ID of the thread that issues the copies and wakes tasks. Code on that thread must not wait for
@@ -146,7 +187,7 @@ impl<M: 'static> fmt::Debug for DeviceBatches<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBatches")
             .field("depth", &self.ring.depth())
-            .field("overlap", &self.overlap())
+            .field("overlap", &self.hand.is_none())
             .field("error", &self.fate.get())
             .finish_non_exhaustive()
     }

@@ -1,57 +1,58 @@
-//! The copies: issued in order on the copy stream, and tracked until they are done.
+//! Copies committed host slots to device slots, in order, on the copy stream, and tracks each copy until it is done.
 //!
-//! [`thread`] issues them on a copy thread, [`by_hand`] on the thread that commits.
+//! A copy thread runs an [`Engine`] to the end of the data. With `overlap(false)` the calling threads share it in a
+//! [`Hand`], and each call does what can be done without another thread.
 
 use std::collections::VecDeque;
 use std::mem;
 use std::ops::Range;
-use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
+use twinbuf_core::{Consumer, KeptSlot, Producer, ReadSlot, TryAcquireError, TryRecvError};
 
-use crate::cu::{self, Event, Stream};
+use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
-use crate::error::Error;
+use crate::error::{Error, Fate};
+use crate::host::{Handed, Hosts};
+use crate::lease::{Shared, look_again};
 use crate::slot::DeviceBuf;
 use crate::time::{Clock, Copied, OnCopied};
 
-pub(crate) mod by_hand;
-pub(crate) mod thread;
+/// A committed host slot. It is not refilled while this guard exists.
+type Source = KeptSlot<'static, usize>;
 
 /// The copy stream, and the copies that may still be running in it, oldest first.
-///
-/// While an `H` is held here, its host slot is not refilled.
-pub(crate) struct Copies<H> {
+pub(crate) struct Copies<M> {
     stream: Arc<Stream>,
     /// `None` if copies are not timed.
     clock: Option<Arc<Clock>>,
     on_copied: Option<OnCopied>,
-    running: VecDeque<Running<H>>,
-    /// Holds the chunks of the batch that is being copied, until its last chunk is committed.
-    open: Vec<H>,
-    /// Empty vectors, one for each copy that may be in flight.
-    spare: Vec<Vec<H>>,
+    running: VecDeque<Running>,
+    /// The host slot of the batch that is being copied.
+    open: Option<Source>,
     /// Whether a copy of that batch has been enqueued.
     started: bool,
     /// The maximum number of copies in flight: the smaller of the two depths. With more, an event could be recorded
     /// again before the end of its previous copy was seen.
     limit: usize,
+    hosts: Arc<Hosts<M>>,
 }
 
-struct Running<H> {
+struct Running {
     seq: u64,
     bytes: usize,
     start: Option<CUevent>,
     /// `None` if the batch is empty.
     copied: Option<CUevent>,
     issued: Instant,
-    held: Vec<H>,
+    source: Option<Source>,
 }
 
 // SAFETY: the events are handles of the driver, which is thread-safe.
-unsafe impl<H: Send> Send for Running<H> {}
+unsafe impl Send for Running {}
 
 /// Whether to wait for the oldest copy.
 #[derive(Clone, Copy, PartialEq)]
@@ -62,77 +63,52 @@ enum Patience {
     Wait,
 }
 
-impl<H> Copies<H> {
-    /// `chunks` is the number of chunks of a slot.
+impl<M> Copies<M> {
     pub(crate) fn new(
         stream: Arc<Stream>,
         clock: Option<Arc<Clock>>,
         on_copied: Option<OnCopied>,
         limit: usize,
-        chunks: usize,
+        hosts: Arc<Hosts<M>>,
     ) -> Self {
-        let list = || Vec::with_capacity(chunks);
-        Self {
-            stream,
-            clock,
-            on_copied,
-            running: VecDeque::with_capacity(limit),
-            open: list(),
-            // All of them now: how many copies overlap, and when they first do, depends on timing.
-            spare: std::iter::repeat_with(list).take(limit).collect(),
-            started: false,
-            limit,
-        }
+        let running = VecDeque::with_capacity(limit);
+        Self { stream, clock, on_copied, running, open: None, started: false, limit, hosts }
     }
 
-    /// Makes the uploader's context current on the calling thread. Called before each copy and each wait, because
-    /// `on_copied` and wakers run the caller's code, which may make another context current.
-    fn bind(&self) -> Result<(), Error> {
-        cu::bind(self.stream.context())
-    }
-
-    /// Begins a batch in `slot`: its copies wait for the uses of the slot's last batch. The context is current.
-    fn begin<M>(&mut self, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
+    /// Begins the open batch in `slot`: its copies wait for the uses of the slot's last batch. The context is current.
+    fn begin(&mut self, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
         slot.copy_after_uses()?;
         slot.issued = Instant::now();
         self.started = false;
         Ok(())
     }
 
-    /// Enqueues the copy of one chunk: a piece of the host slot at `from`, to the same offset in `slot`.
+    /// Enqueues the copy of a piece of the open batch's host slot to the same offset in `slot`.
     ///
     /// # Safety
     ///
     /// `slot` belongs to this uploader, was passed to `begin`, and its previous copy has been retired. The piece is in
-    /// bounds of both slots. `held` keeps the source allocated and the piece unwritten. The context is current.
-    unsafe fn part<M>(
-        &mut self,
-        slot: &DeviceBuf<M>,
-        from: NonNull<u8>,
-        piece: Range<usize>,
-        held: H,
-    ) -> Result<(), Error> {
-        // Hold the chunk before its copy is issued: if anything fails from here on, `settle` waits before releasing it.
-        self.open.push(held);
-        if piece.is_empty() {
-            return Ok(()); // CUDA rejects empty copies
-        }
+    /// bounds of both slots, and was handed over: nobody writes to it. The context is current.
+    unsafe fn part(&mut self, slot: &DeviceBuf<M>, piece: Range<usize>) -> Result<(), Error> {
+        // A real driver accepts an empty copy. It is left out because there is nothing to wait for then.
+        let Some(source) = self.open.as_ref().filter(|_| !piece.is_empty()) else { return Ok(()) };
         let stream = self.stream.raw();
         if let Some(start) = slot.start.as_ref().filter(|_| !self.started) {
             // SAFETY: both exist.
             unsafe { cu::record(start.raw(), stream) }?;
         }
+        // Before the copy is issued: if anything fails from here on, `settle` waits before the source is released.
         self.started = true;
         // SAFETY: the caller guarantees that the piece is in bounds.
-        let from = unsafe { from.as_ptr().cast_const().add(piece.start) };
+        let from = unsafe { self.hosts.memory[**source].start().add(piece.start) };
         let to = slot.address() + piece.start as u64;
-        // SAFETY: `held` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses
+        // SAFETY: `open` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses
         // (`begin`), and both slots are freed after the copy stream's work.
-        unsafe { cu::copy_to_device(to, from, piece.len(), stream) }
+        unsafe { cu::copy_to_device(to, from.as_ptr(), piece.len(), stream) }
     }
 
-    /// Ends the batch: records its event, and tracks its copies from now on.
-    fn end<M>(&mut self, seq: u64, slot: &mut DeviceBuf<M>, len: usize) -> Result<(), Error> {
+    /// Ends the open batch: records its event, and tracks its copies from now on.
+    fn end(&mut self, seq: u64, slot: &mut DeviceBuf<M>, len: usize) -> Result<(), Error> {
         slot.len = len;
         let copied = self.started.then(|| slot.copied.raw());
         self.running.push_back(Running {
@@ -141,44 +117,46 @@ impl<H> Copies<H> {
             start: slot.start.as_ref().map(Event::raw),
             copied,
             issued: slot.issued,
-            held: mem::replace(&mut self.open, self.spare.pop().unwrap_or_default()),
+            source: self.open.take(),
         });
         // SAFETY: both exist.
         copied.map_or(Ok(()), |copied| unsafe { cu::record(copied, self.stream.raw()) })
     }
 
-    /// Drops the batch that was begun: waits for its copies, and releases its chunks.
+    /// Drops the open batch: waits for its copies, and releases its host slot.
     fn abandon(&mut self) -> Result<(), Error> {
-        if !self.open.is_empty() {
+        if mem::take(&mut self.started) {
+            let _apart = self.apart()?;
             // SAFETY: the stream is ours.
             unsafe { cu::synchronize(self.stream.raw()) }?;
-            self.open.clear();
         }
+        self.open = None;
         Ok(())
+    }
+
+    /// Makes the context current, and allows the thread to wait during a capture, until the result is dropped.
+    fn apart(&self) -> Result<(Current, Option<BesideCaptures>), Error> {
+        Ok((Current::enter(self.stream.context())?, BesideCaptures::enter()))
     }
 
     /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if the copy still runs.
     fn retire(&mut self, patience: Patience) -> Result<bool, Error> {
         let Some(oldest) = self.running.front() else { return Ok(true) };
         if let Some(copied) = oldest.copied {
-            self.bind()?;
             // SAFETY: the event is in a device slot, which lives as long as the ring.
             let done = unsafe { edge::refill_after_copy(copied, patience == Patience::Wait) }?;
             if !done {
                 return Ok(false);
             }
         }
-        let Some(Running { seq, bytes, start, copied, issued, mut held }) = self.running.pop_front() else {
+        let Some(Running { seq, bytes, start, copied, issued, source }) = self.running.pop_front() else {
             return Ok(true);
         };
         // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
-        held.clear();
-        self.spare.push(held);
+        drop(source);
         if let (Some(on_copied), Some(clock), Some(start), Some(copied), 1..) =
             (&mut self.on_copied, &self.clock, start, copied, bytes)
         {
-            // Releasing the slot may have woken a task, which is the caller's code.
-            cu::bind(self.stream.context())?;
             // SAFETY: both are in a device slot and were recorded for this batch; with a clock, they are for timing.
             if let Some(time) = unsafe { clock.time(start, copied, issued) }? {
                 on_copied(Copied { seq, bytes, time });
@@ -193,7 +171,7 @@ impl<H> Copies<H> {
     }
 
     /// Waits until another copy may be issued.
-    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
+    fn make_room(&mut self) -> Result<(), Error> {
         self.retire_done()?;
         while self.is_full() {
             self.retire(Patience::Wait)?;
@@ -207,7 +185,7 @@ impl<H> Copies<H> {
         Ok(())
     }
 
-    pub(crate) fn retire_all(&mut self) -> Result<(), Error> {
+    fn retire_all(&mut self) -> Result<(), Error> {
         while !self.running.is_empty() {
             self.retire(Patience::Wait)?;
         }
@@ -221,24 +199,319 @@ impl<H> Copies<H> {
         Some((newest.issued.elapsed() / 8).clamp(Duration::from_micros(50), Duration::from_millis(5)))
     }
 
-    /// Waits for the copy stream, even after an error. Returns `false` if that fails. A copy may still be running then,
-    /// so its host slot is leaked: neither refilled nor freed.
-    pub(crate) fn settle(&mut self) -> bool {
-        if self.running.is_empty() && self.open.is_empty() {
-            return true;
+    /// Waits for the copy stream, even after an error. If that fails, a copy may still be running: its host slot is
+    /// leaked, neither refilled nor freed.
+    fn settle(&mut self) {
+        if self.running.is_empty() && self.open.is_none() {
+            return;
         }
         let settled = self.stream.settle().is_ok();
-        let held = (mem::take(&mut self.running), mem::take(&mut self.open));
+        let held = (mem::take(&mut self.running), self.open.take());
         if !settled {
-            // A leaked guard keeps its ring alive, and thus the memory.
-            mem::forget(held);
+            mem::forget((held, self.hosts.clone()));
         }
-        settled
     }
 }
 
-impl<H> Drop for Copies<H> {
+impl<M> Drop for Copies<M> {
     fn drop(&mut self) {
         self.settle();
+        self.hosts.close();
+    }
+}
+
+/// The two rings, and the copies between them.
+pub(crate) struct Engine<M: 'static> {
+    // Dropped in this order: the copies are waited for before a slot is released or a side sees the end.
+    copies: Copies<M>,
+    next: Option<Next>,
+    host: Consumer<'static, usize>,
+    device: Producer<'static, DeviceBuf<M>>,
+}
+
+/// The batch that is next in the device ring.
+enum Next {
+    /// Its host slot was dropped without a commit.
+    Cancelled,
+    /// Its host slot is `Copies::open`.
+    Open {
+        begun: bool,
+        /// Bytes whose copies were issued.
+        copied: usize,
+    },
+}
+
+/// What the next copy needs.
+enum Needs {
+    /// The end of the oldest copy.
+    Room,
+    Batch,
+    /// More of the open batch.
+    Part,
+    DeviceSlot,
+    /// Nothing follows. `false` if the data may be incomplete.
+    End(bool),
+    /// Nothing: no one receives batches.
+    Closed,
+}
+
+impl<M: 'static> Engine<M> {
+    pub(crate) fn new(
+        copies: Copies<M>,
+        host: Consumer<'static, usize>,
+        device: Producer<'static, DeviceBuf<M>>,
+    ) -> Self {
+        Self { copies, next: None, host, device }
+    }
+
+    /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
+    pub(crate) fn run(mut self, fate: &Fate) {
+        match self.copy_all() {
+            Ok(finished) => self.end(finished),
+            Err(error) => self.fail(error, fate),
+        }
+    }
+
+    fn copy_all(&mut self) -> Result<bool, Error> {
+        cu::bind(self.copies.stream.context())?;
+        let _beside = BesideCaptures::enter();
+        loop {
+            let needs = self.advance()?;
+            self.copies.retire_done()?;
+            // No call waits for both a ring and an event, so the events are polled while copies run. A batch that
+            // arrives in the meantime is queued behind them without a gap.
+            let pause = self.copies.pause();
+            match needs {
+                Needs::Room => self.copies.make_room()?,
+                Needs::Batch => {
+                    let received = match pause {
+                        Some(pause) => self.host.recv_timeout(pause),
+                        None => self.host.recv().map_err(TryRecvError::from),
+                    };
+                    let received = received.map(|slot| slot.map(ReadSlot::keep));
+                    self.accept(received);
+                }
+                Needs::Part => {
+                    if let (Some(source), Some(Next::Open { copied, .. })) = (&self.copies.open, &self.next) {
+                        self.copies.hosts.wait(**source, *copied, pause);
+                    }
+                }
+                // Dropped without a commit, the slot is returned again.
+                Needs::DeviceSlot => match pause {
+                    Some(pause) => drop(self.device.acquire_timeout(pause)),
+                    None => drop(self.device.acquire()),
+                },
+                Needs::End(finished) => {
+                    self.copies.retire_all()?;
+                    return Ok(finished);
+                }
+                Needs::Closed => return Ok(false),
+            }
+        }
+    }
+
+    /// Issues all copies that can be issued without a wait.
+    fn advance(&mut self) -> Result<Needs, Error> {
+        loop {
+            if self.next.is_none() {
+                let received = self.host.try_recv().map(|slot| slot.map(ReadSlot::keep));
+                if let Some(needs) = self.accept(received) {
+                    return Ok(needs);
+                }
+            }
+            if self.copies.is_full() && matches!(self.next, Some(Next::Open { begun: false, .. })) {
+                return Ok(Needs::Room);
+            }
+            let mut slot = match self.device.try_acquire() {
+                Ok(slot) => slot,
+                Err(TryAcquireError::Full) => return Ok(Needs::DeviceSlot),
+                Err(_closed) => return Ok(Needs::Closed),
+            };
+            let (Some(Next::Open { begun, copied }), Some(source)) = (&mut self.next, &self.copies.open)
+            else {
+                // Dropped, the reservation is received as `Cancelled`.
+                drop(slot.reserve());
+                self.next = None;
+                continue;
+            };
+            let handed = self.copies.hosts.take(**source, *copied);
+            // On the caller's thread, or after the caller's code ran on this one.
+            let _current = Current::enter(self.copies.stream.context())?;
+            if !mem::replace(begun, true) {
+                self.copies.begin(&mut slot)?;
+            }
+            let (piece, end) = match handed {
+                Handed::Part(until) if until > *copied => (*copied..until, None),
+                Handed::Part(_) => return Ok(Needs::Part),
+                Handed::All(len, meta) => ((*copied).min(len)..len, Some((len, meta))),
+                Handed::Cancelled => {
+                    self.copies.abandon()?;
+                    self.next = Some(Next::Cancelled);
+                    continue;
+                }
+                Handed::Gone => return Ok(Needs::End(false)),
+            };
+            *copied = piece.end;
+            // SAFETY: both slots have the uploader's slot size, and lengths were checked against it (`ReservedSlot`).
+            // Fewer copies than `limit` are in flight, and slots are used in turn: the previous copy of the device slot
+            // has been retired.
+            unsafe { self.copies.part(&slot, piece) }?;
+            if let Some((len, meta)) = end {
+                self.copies.end(slot.seq(), &mut slot, len)?;
+                slot.meta = Some(meta);
+                self.next = None;
+                // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
+                if slot.commit().is_err() {
+                    return Ok(Needs::Closed);
+                }
+            }
+        }
+    }
+
+    /// Takes what the host ring returned. Returns what to do if that is no slot.
+    fn accept(&mut self, received: Result<Option<Source>, TryRecvError>) -> Option<Needs> {
+        self.next = match received {
+            Ok(Some(source)) => {
+                self.copies.open = Some(source);
+                Some(Next::Open { begun: false, copied: 0 })
+            }
+            Err(TryRecvError::Cancelled) => Some(Next::Cancelled),
+            // A held slot is held by a copy in flight.
+            Err(TryRecvError::Empty | TryRecvError::Held) => return Some(Needs::Batch),
+            Ok(None) => return Some(Needs::End(true)),
+            Err(_abandoned) => return Some(Needs::End(false)),
+        };
+        None
+    }
+
+    /// Issues all copies that can be issued without another thread. At the end of the data, returns whether they were
+    /// finished.
+    fn pump(&mut self) -> Result<Option<bool>, Error> {
+        loop {
+            match self.advance()? {
+                Needs::Room => self.make_room()?,
+                Needs::Closed => return Err(Error::Closed),
+                Needs::End(finished) => return Ok(Some(finished)),
+                Needs::Batch | Needs::Part | Needs::DeviceSlot => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits until another copy may be issued, on the caller's thread.
+    fn make_room(&mut self) -> Result<(), Error> {
+        let _apart = self.copies.apart()?;
+        self.copies.make_room()
+    }
+
+    fn end(self, finished: bool) {
+        let Self { copies, device, .. } = self;
+        drop(copies);
+        if finished {
+            device.finish();
+        }
+    }
+
+    fn fail(mut self, error: Error, fate: &Fate) {
+        self.copies.settle();
+        // Set before the rings end, because both sides read it when they see the end.
+        let _ = fate.set(error);
+    }
+}
+
+/// The engine of an uploader without a copy thread.
+pub(crate) struct Hand<M: 'static> {
+    /// `None` after the end.
+    engine: Mutex<Option<Box<Engine<M>>>>,
+    hosts: Arc<Hosts<M>>,
+    shared: Arc<Shared<M>>,
+}
+
+/// How to wait for a device slot by hand.
+pub(crate) enum Waiting<'a, 'c> {
+    No,
+    Until(Instant),
+    Task(&'a mut Context<'c>),
+}
+
+impl<M: 'static> Hand<M> {
+    pub(crate) fn new(engine: Engine<M>, hosts: Arc<Hosts<M>>, shared: Arc<Shared<M>>) -> Self {
+        Self { engine: Mutex::new(Some(Box::new(engine))), hosts, shared }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Engine<M>>>> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `work`. Its error ends the uploader.
+    fn with<R>(&self, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
+        let mut place = self.lock();
+        // Taken out: if the caller's code panics in `on_copied` or a waker, the engine is dropped, and both sides end.
+        let Some(mut engine) = place.take() else { return Err(self.hosts.ended()) };
+        let result = work(&mut engine);
+        match &result {
+            Ok(_) => *place = Some(engine),
+            Err(error) => engine.fail(error.clone(), &self.hosts.fate),
+        }
+        result
+    }
+
+    /// Issues the copies of all that was committed, as far as there are device slots. After the last of them, ends.
+    pub(crate) fn pump(&self) -> Result<(), Error> {
+        let end = self.with(|engine| {
+            let end = engine.pump()?;
+            if end == Some(true) {
+                let _apart = engine.copies.apart()?;
+                engine.copies.retire_all()?;
+            }
+            Ok(end)
+        })?;
+        if let (Some(finished), Some(engine)) = (end, end.and_then(|_| self.lock().take())) {
+            engine.end(finished);
+        }
+        Ok(())
+    }
+
+    /// Waits for the next device slot, and until another copy may be issued.
+    pub(crate) fn wait(&self, mut waiting: Waiting<'_, '_>) -> Poll<Result<(), Error>> {
+        let waited = self.with(|engine| {
+            loop {
+                let captured = self.shared.release_captured(None);
+                engine.pump()?;
+                let acquired = match &mut waiting {
+                    Waiting::Until(deadline) => {
+                        engine.device.acquire_deadline(look_again(captured, *deadline))
+                    }
+                    Waiting::Task(cx) if !captured => match engine.device.poll_acquire(cx) {
+                        Poll::Ready(acquired) => acquired.map_err(TryAcquireError::from),
+                        Poll::Pending => return Ok(Poll::Pending),
+                    },
+                    Waiting::No | Waiting::Task(_) => engine.device.try_acquire(),
+                };
+                match (acquired.map(drop), &waiting) {
+                    (Ok(()), _) => break,
+                    (Err(TryAcquireError::Full), Waiting::Until(deadline))
+                        if captured && Instant::now() < *deadline => {}
+                    (Err(TryAcquireError::Full), _) => {
+                        return Ok(Poll::Ready(Err(Error::SlotHeld {
+                            device_depth: self.shared.device_depth,
+                        })));
+                    }
+                    (Err(_closed), _) => return Err(Error::Closed),
+                }
+            }
+            if engine.copies.is_full() {
+                engine.make_room()?;
+            }
+            Ok(Poll::Ready(Ok(())))
+        });
+        waited.unwrap_or_else(|error| Poll::Ready(Err(error)))
+    }
+
+    /// Waits for the oldest copy. Returns `false` if none runs.
+    pub(crate) fn retire(&self) -> Result<bool, Error> {
+        self.with(|engine| {
+            let _apart = engine.copies.apart()?;
+            Ok(!engine.copies.running.is_empty() && engine.copies.retire(Patience::Wait)?)
+        })
     }
 }

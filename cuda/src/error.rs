@@ -82,13 +82,20 @@ pub enum Error {
         /// The number of device slots.
         device_depth: usize,
     },
+    /// The next host slot is in use: it is being copied, it was committed and is not copied yet, or a
+    /// [`ReservedSlot`](crate::ReservedSlot) holds it.
+    Full,
     /// The next batch is not ready. With `overlap(false)`, one thread both commits and receives: `recv` also returns
     /// this error, because it would wait forever.
     Empty,
+    /// A [`ReservedSlot`](crate::ReservedSlot) was dropped without a commit: its batch will not come. The next receive
+    /// call continues after it.
+    Cancelled,
     /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
     /// [`on_copied`](crate::Uploader::on_copied) panicked. The data may be incomplete.
     Abandoned,
-    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped. Nothing will receive committed batches.
+    /// The [`DeviceBatches`](crate::DeviceBatches) were dropped, so nothing will receive what is committed; or the
+    /// [`HostSlots`](crate::HostSlots) were, before a reserved slot was committed.
     Closed,
 }
 
@@ -142,13 +149,15 @@ impl fmt::Display for Error {
                 "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the \
                  capture of the streams that used it, or raise `device_depth`"
             ),
+            Self::Full => f.write_str("the next host slot is still being filled or copied"),
+            Self::Cancelled => f.write_str("a reserved host slot was dropped without a commit: its batch will not come"),
             Self::Empty => {
                 f.write_str("the next batch is not ready: it was not committed, or its copy was not issued yet")
             }
             Self::Abandoned => f.write_str(
                 "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete",
             ),
-            Self::Closed => f.write_str("the device batches were dropped: no one receives what is committed"),
+            Self::Closed => f.write_str("one side of the uploader was dropped: no one receives what is committed"),
         }
     }
 }

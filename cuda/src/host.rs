@@ -1,40 +1,57 @@
-//! The reading side: fills page-locked host slots in turn.
+//! The filling side: fills page-locked host slots in turn, by any number of threads.
 
-use std::collections::VecDeque;
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use twinbuf_core::{Park, Producer, ReservedSlot, WriteSlot};
+use twinbuf_core::{Closed, Producer, TryAcquireError, WriteSlot};
 
-use crate::copy::by_hand::ByHand;
+use crate::copy::{Hand, Waiting};
 use crate::error::{Error, Fate};
 use crate::memory::HostBytes;
-use crate::slot::{HostBuf, Layout};
 
-/// The reading side of an uploader: fills host slots. [`Uploader::build`](crate::Uploader::build) returns it.
+/// The filling side of an uploader: hands out free host slots. [`Uploader::build`](crate::Uploader::build) returns it.
+///
+/// It is the producer of a ring. An acquire call returns the next slot as a [`HostSlot`], which borrows this side.
+/// [`HostSlot::reserve`] converts it to a [`ReservedSlot`], which does not: several threads can then fill slots at the
+/// same time and commit them in any order. The batches are received in the order of the reservations. Threads share this
+/// side under a lock, held while a slot is acquired and reserved.
 ///
 /// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without this call, the training side
 /// receives [`Error::Abandoned`] after the last batch, because the data may be incomplete.
+///
+/// # Errors
+///
+/// Every acquire call returns
+/// - the error that ended the uploader;
+/// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped;
+/// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. No other thread would copy the
+///   batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
-    side: Side<M>,
-    layout: Layout,
-    device_depth: usize,
-    fate: Arc<Fate>,
+    ring: Producer<'static, usize>,
+    end: End<M>,
     _thread: Option<Arc<Thread>>,
 }
 
-enum Side<M: 'static> {
-    /// The copy thread copies committed slots. The queue holds the chunks of the slot being filled. It is stored here
-    /// to avoid an allocation per batch.
-    Ahead(Producer<'static, HostBuf<M>, Park>, Reserved<M>),
-    /// `commit` copies them.
-    ByHand(Box<ByHand<M>>),
+/// Tells the copies that the filling side is gone: a reserved slot that is open may stay so.
+struct End<M: 'static> {
+    hosts: Arc<Hosts<M>>,
+    /// `None` with a copy thread.
+    hand: Option<Arc<Hand<M>>>,
 }
 
-type Reserved<M> = VecDeque<ReservedSlot<'static, HostBuf<M>, Park>>;
+impl<M: 'static> Drop for End<M> {
+    fn drop(&mut self) {
+        self.hosts.close();
+        // An error is the other side's too.
+        let _ = self.hand.as_ref().map(|hand| hand.pump());
+    }
+}
 
 /// The copy thread, joined when both sides of the uploader have been dropped.
 pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
@@ -51,218 +68,270 @@ impl Drop for Thread {
     }
 }
 
+/// The host slots' memory, and what the filling threads have handed over of the slots in use.
+pub(crate) struct Hosts<M> {
+    /// At least [`bytes`](Self::bytes) each.
+    pub(crate) memory: Vec<HostBytes>,
+    /// The size of a slot.
+    pub(crate) bytes: usize,
+    /// The unit that is copied while the rest of a slot is being filled.
+    pub(crate) chunk: usize,
+    /// The error that ended the uploader.
+    pub(crate) fate: Arc<Fate>,
+    state: Mutex<State<M>>,
+    changed: Condvar,
+}
+
+struct State<M> {
+    /// One for each slot.
+    handed: Vec<Handed<M>>,
+    /// The copies or the filling side have ended.
+    closed: bool,
+}
+
+/// How much of a slot the copies may read.
+pub(crate) enum Handed<M> {
+    /// Its first bytes. More of the batch follows.
+    Part(usize),
+    /// The whole batch: its length, and the caller's value.
+    All(usize, M),
+    /// The slot was dropped without a commit.
+    Cancelled,
+    /// The filling side is gone, and the rest of the batch may never come.
+    Gone,
+}
+
+impl<M> Hosts<M> {
+    pub(crate) fn new(memory: Vec<HostBytes>, bytes: usize, chunk: usize) -> Self {
+        let handed = memory.iter().map(|_| Handed::Part(0)).collect();
+        let state = Mutex::new(State { handed, closed: false });
+        Self { memory, bytes, chunk, fate: Arc::default(), state, changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<M>> {
+        // No locked section runs the caller's code.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the uploader has ended.
+    pub(crate) fn ended(&self) -> Error {
+        self.fate.get().cloned().unwrap_or(Error::Closed)
+    }
+
+    /// Hands over a part or the rest of slot `index`.
+    fn hand_over(&self, index: usize, handed: Handed<M>) -> Result<(), Error> {
+        let mut state = self.lock();
+        if state.closed {
+            drop(state);
+            return Err(self.ended());
+        }
+        state.handed[index] = handed;
+        Ok(())
+    }
+
+    /// What was handed over of slot `index`, of which `copied` bytes are copied.
+    pub(crate) fn take(&self, index: usize, copied: usize) -> Handed<M> {
+        let mut state = self.lock();
+        match mem::replace(&mut state.handed[index], Handed::Part(0)) {
+            Handed::Part(until) if until <= copied && state.closed => Handed::Gone,
+            Handed::Part(until) => {
+                state.handed[index] = Handed::Part(until);
+                Handed::Part(until)
+            }
+            handed => handed,
+        }
+    }
+
+    /// Waits up to `timeout` until more than `copied` bytes of slot `index` were handed over, or its end.
+    pub(crate) fn wait(&self, index: usize, copied: usize, timeout: Option<Duration>) {
+        let same = |state: &mut State<M>| {
+            !state.closed && matches!(state.handed[index], Handed::Part(until) if until <= copied)
+        };
+        let state = self.lock();
+        match timeout {
+            Some(timeout) => drop(self.changed.wait_timeout_while(state, timeout, same)),
+            None => drop(self.changed.wait_while(state, same)),
+        }
+    }
+
+    /// The copies or the filling side end.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_one();
+    }
+}
+
 impl<M: 'static> HostSlots<M> {
-    pub(crate) fn ahead(
-        ring: Producer<'static, HostBuf<M>, Park>,
-        layout: Layout,
-        device_depth: usize,
-        fate: Arc<Fate>,
-        thread: Arc<Thread>,
+    pub(crate) fn new(
+        ring: Producer<'static, usize>,
+        hosts: Arc<Hosts<M>>,
+        hand: Option<Arc<Hand<M>>>,
+        thread: Option<Arc<Thread>>,
     ) -> Self {
-        let side = Side::Ahead(ring, VecDeque::with_capacity(layout.chunks()));
-        Self { side, layout, device_depth, fate, _thread: Some(thread) }
+        Self { ring, end: End { hosts, hand }, _thread: thread }
     }
 
-    pub(crate) fn by_hand(by_hand: ByHand<M>, layout: Layout, device_depth: usize, fate: Arc<Fate>) -> Self {
-        Self { side: Side::ByHand(Box::new(by_hand)), layout, device_depth, fate, _thread: None }
-    }
-
-    /// Waits until the previous copy from the next host slot is complete, and returns the slot.
+    /// Waits until the previous copy from the next host slot is complete, and returns the slot. Do not wait for a
+    /// [`ReservedSlot`] that the same thread holds.
     ///
     /// # Errors
     ///
-    /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
-    /// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. Drop the lease first.
+    /// See [`HostSlots`]. With `overlap(false)`, also [`Error::Full`] as for [`try_acquire`](HostSlots::try_acquire).
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
-        let Self { side, layout, device_depth, fate, .. } = self;
-        let ended = || fate.get().cloned().unwrap_or(Error::Closed);
-        let slot = match side {
-            Side::Ahead(ring, reserved) => {
-                if layout.chunks() == 1 {
-                    Slot::Whole(ring.acquire().map_err(|_| ended())?)
-                } else {
-                    let chunks = Chunks(reserved);
-                    // The chunks of a forgotten slot.
-                    chunks.0.clear();
-                    for _ in 0..layout.chunks() {
-                        chunks.0.push_back(ring.acquire().map_err(|_| ended())?.reserve());
-                    }
-                    Slot::Chunks(chunks)
-                }
-            }
-            Side::ByHand(by_hand) => {
-                by_hand.acquire(*device_depth)?;
-                Slot::ByHand(Turn { by_hand, ended: false })
-            }
-        };
-        Ok(HostSlot { slot, layout: *layout, flushed: 0, fate })
+        let Self { ring, end, .. } = self;
+        if end.hand.is_some() {
+            return end.by_hand(ring, Waiting::No);
+        }
+        end.slot(ring.acquire().map_err(TryAcquireError::from))
+    }
+
+    /// Returns the next slot if it is free. Does not wait for another thread.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Full`]: the slot is being copied, or it was committed and not copied yet, or a [`ReservedSlot`] holds
+    ///   it. With `overlap(false)`, the call waits for the copy.
+    /// - The errors of [`HostSlots`].
+    pub fn try_acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
+        let Self { ring, end, .. } = self;
+        if end.hand.is_some() {
+            return end.by_hand(ring, Waiting::No);
+        }
+        end.slot(ring.try_acquire())
+    }
+
+    /// Waits until the next slot is free or `deadline` passes, and returns the slot. With `overlap(false)` it waits for
+    /// the lease that holds the next device slot.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Full`]: the slot is still in use at the deadline.
+    /// - The errors of [`HostSlots`].
+    pub fn acquire_deadline(&mut self, deadline: Instant) -> Result<HostSlot<'_, M>, Error> {
+        let Self { ring, end, .. } = self;
+        if end.hand.is_some() {
+            return end.by_hand(ring, Waiting::Until(deadline));
+        }
+        end.slot(ring.acquire_deadline(deadline))
+    }
+
+    /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when it is. With
+    /// `overlap(false)`, wakes the task when the lease that holds the next device slot is dropped.
+    ///
+    /// # Errors
+    ///
+    /// See [`HostSlots`]. [`Error::SlotHeld`] only if a capture holds the slot: nothing wakes the task then.
+    pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
+        let Self { ring, end, .. } = self;
+        if let Some(hand) = &end.hand {
+            return match hand.wait(Waiting::Task(cx)) {
+                Poll::Ready(Ok(())) => Poll::Ready(end.by_hand(ring, Waiting::No)),
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            };
+        }
+        ring.poll_acquire(cx).map(|slot| end.slot(slot.map_err(TryAcquireError::from)))
+    }
+
+    /// Returns the number of host slots.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ring.depth()
     }
 
     /// Marks the end of the data. The training side receives all committed batches, then `None`.
+    ///
+    /// Call it after the last commit. If a [`ReservedSlot`] is still open, the training side receives
+    /// [`Error::Abandoned`] in its place.
     pub fn finish(self) {
-        match self.side {
-            Side::Ahead(ring, reserved) => {
-                // The chunks of a forgotten slot. The end comes after them.
-                drop(reserved);
-                ring.finish();
-            }
-            Side::ByHand(by_hand) => by_hand.finish(),
+        self.ring.finish();
+    }
+}
+
+type Acquired<'p> = Result<WriteSlot<'p, 'static, usize>, TryAcquireError>;
+
+impl<M: 'static> End<M> {
+    fn slot<'p>(&'p self, acquired: Acquired<'p>) -> Result<HostSlot<'p, M>, Error> {
+        match acquired {
+            Ok(slot) => Ok(HostSlot { slot, end: self }),
+            Err(TryAcquireError::Full) => Err(Error::Full),
+            Err(_closed) => Err(self.hosts.ended()),
         }
+    }
+
+    fn by_hand<'p>(
+        &'p self,
+        ring: &'p mut Producer<'static, usize>,
+        waiting: Waiting<'_, '_>,
+    ) -> Result<HostSlot<'p, M>, Error> {
+        if let Some(hand) = &self.hand {
+            let Poll::Ready(ready) = hand.wait(waiting) else { unreachable!("not a task") };
+            ready?;
+            while matches!(ring.try_acquire(), Err(TryAcquireError::Full)) && hand.retire()? {}
+        }
+        self.slot(ring.try_acquire())
     }
 }
 
 /// A free host slot to fill in place: page-locked memory of the uploader's slot size. It dereferences to its bytes.
 /// CUDA does not guarantee an alignment.
 ///
-/// **Dropping it does not commit the batch**: call [`commit`](HostSlot::commit). The slot contains bytes of an
-/// earlier batch, or zeros.
+/// **Dropping it does not commit the batch**: call [`commit`](HostSlot::commit). The next acquire call then returns the
+/// same slot. The slot contains bytes of an earlier batch, or zeros.
 ///
 /// A write-combined slot is slow to read: fill it in order, and do not read it.
 #[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
-    slot: Slot<'p, M>,
-    layout: Layout,
-    /// Bytes at the slot's start that have been handed over.
-    flushed: usize,
-    fate: &'p Fate,
-}
-
-enum Slot<'p, M: 'static> {
-    Whole(WriteSlot<'p, 'static, HostBuf<M>, Park>),
-    Chunks(Chunks<'p, M>),
-    ByHand(Turn<'p, M>),
-}
-
-/// The chunks that have not been handed over, in order. Not empty until the commit.
-struct Chunks<'p, M: 'static>(&'p mut Reserved<M>);
-
-impl<M: 'static> Drop for Chunks<'_, M> {
-    fn drop(&mut self) {
-        self.0.clear();
-    }
-}
-
-/// A slot of [`ByHand`].
-struct Turn<'p, M: 'static> {
-    by_hand: &'p mut ByHand<M>,
-    /// The batch was handed over.
-    ended: bool,
-}
-
-impl<M: 'static> Drop for Turn<'_, M> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.by_hand.abandon();
-        }
-    }
+    slot: WriteSlot<'p, 'static, usize>,
+    end: &'p End<M>,
 }
 
 impl<M: 'static> HostSlot<'_, M> {
-    /// Commits the first `len` bytes of the slot as a batch. They are copied to the device. The batch's
-    /// [`Lease`](crate::Lease) returns the value `meta`. `len` may be 0: a reader can use empty batches to report
-    /// its errors in order.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Option`]: `len` exceeds the size of the slot.
-    /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
-    ///
-    /// In all cases the batch is not committed.
-    pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
-        if len > self.layout.bytes {
-            let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
-            return Err(Error::Option { option: "len", wanted, found: len.to_string() });
-        }
-        let Self { slot, flushed, fate, .. } = &mut self;
-        let closed = |_| fate.get().cloned().unwrap_or(Error::Closed);
-        // Write-combined memory needs no fence here. On x86 the ring hands over with a locked instruction, which drains
-        // the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is Normal
-        // Non-cacheable: the ring's release orders the stores before the hand-over, and the driver's barrier before
-        // starting the copy engine comes after that (Arm ARM, B2.3).
-        match slot {
-            Slot::Chunks(chunks) => {
-                while let Some(mut chunk) = chunks.0.pop_front() {
-                    if chunks.0.is_empty() {
-                        chunk.set_rest(len, *flushed, meta);
-                        return chunk.commit().map_err(closed);
-                    }
-                    chunk.set_part(0..0);
-                    chunk.commit().map_err(closed)?;
-                }
-                Ok(())
-            }
-            Slot::ByHand(turn) => {
-                turn.by_hand.slot_mut().set_rest(len, *flushed, meta);
-                turn.ended = true;
-                turn.by_hand.part()
-            }
-            Slot::Whole(_) => {
-                let Slot::Whole(mut whole) = self.slot else { unreachable!("matched above") };
-                whole.set_rest(len, 0, meta);
-                whole.commit().map_err(closed)
-            }
+    /// Converts this guard to one that does not borrow the [`HostSlots`], which can then hand out the next slot.
+    pub fn reserve(self) -> ReservedSlot<M> {
+        let (index, End { hosts, hand }) = (*self.slot, self.end);
+        ReservedSlot {
+            seq: self.slot.seq(),
+            slot: Some(self.slot.reserve()),
+            index,
+            flushed: 0,
+            ended: false,
+            hosts: hosts.clone(),
+            hand: hand.clone(),
         }
     }
 
-    /// Starts the copies of all complete [chunks](crate::Uploader::chunk_bytes) within the first `filled` bytes of
-    /// the slot. The caller continues to fill the rest.
-    ///
-    /// **After this call, the slot dereferences to the bytes after these chunks**: its first
-    /// [`flushed`](HostSlot::flushed) bytes are no longer accessible. `filled` always counts from the original start
-    /// of the slot. [`commit`](HostSlot::commit) copies the last chunk. If the slot is dropped instead, the batch is
-    /// not committed.
+    /// Commits the first `len` bytes of the slot as a batch: see [`ReservedSlot::commit`].
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: `filled` exceeds the size of the slot.
-    /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped.
-    pub fn flush(&mut self, filled: usize) -> Result<(), Error> {
-        if filled > self.layout.bytes {
-            let wanted = format!("at most the slot's {} bytes", self.layout.bytes);
-            return Err(Error::Option { option: "filled", wanted, found: filled.to_string() });
-        }
-        let chunk = self.layout.chunk;
-        let until = (filled / chunk).min(self.layout.chunks() - 1) * chunk;
-        if until <= self.flushed {
+    /// Those of [`ReservedSlot::commit`]. If `len` is too large, the next acquire call returns the same slot.
+    pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
+        self.end.hosts.check("len", len)?;
+        self.reserve().commit(len, meta)
+    }
+
+    /// Returns the sequence number of the batch: that of its [`Lease`](crate::Lease::seq).
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.slot.seq()
+    }
+}
+
+impl<M> Hosts<M> {
+    fn check(&self, option: &'static str, found: usize) -> Result<(), Error> {
+        if found <= self.bytes {
             return Ok(());
         }
-        // These bytes are not written to from here on, even if a call below fails.
-        let mut part = self.flushed..until;
-        let count = part.len() / chunk;
-        self.flushed = until;
-        match &mut self.slot {
-            Slot::Whole(_) => Ok(()), // has one chunk
-            Slot::Chunks(chunks) => {
-                for _ in 0..count {
-                    let Some(mut chunk) = chunks.0.pop_front() else { break };
-                    // One copy for all of these chunks; the others are empty.
-                    chunk.set_part(std::mem::replace(&mut part, until..until));
-                    chunk.commit().map_err(|_| self.fate.get().cloned().unwrap_or(Error::Closed))?;
-                }
-                Ok(())
-            }
-            Slot::ByHand(turn) => {
-                turn.by_hand.slot_mut().set_part(part);
-                turn.by_hand.part()
-            }
-        }
+        let wanted = format!("at most the slot's {} bytes", self.bytes);
+        Err(Error::Option { option, wanted, found: found.to_string() })
     }
 
-    /// Returns how many bytes [`flush`](HostSlot::flush) has already sent, counted from the start of the slot.
-    #[must_use]
-    pub fn flushed(&self) -> usize {
-        self.flushed
-    }
-
-    fn memory(&self) -> &HostBytes {
-        match &self.slot {
-            Slot::Whole(slot) => &slot.memory,
-            Slot::Chunks(chunks) => &chunks.0[0].memory,
-            Slot::ByHand(turn) => &turn.by_hand.slot().memory,
-        }
+    /// The bytes of slot `index` from `flushed` on.
+    fn rest(&self, index: usize, flushed: usize) -> *mut [u8] {
+        // SAFETY: in bounds of the slot's memory (`build` checks its length).
+        let start = unsafe { self.memory[index].start().add(flushed) };
+        std::ptr::slice_from_raw_parts_mut(start.as_ptr(), self.bytes - flushed)
     }
 }
 
@@ -270,30 +339,151 @@ impl<M: 'static> Deref for HostSlot<'_, M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let rest = self.layout.bytes - self.flushed;
-        // SAFETY: in bounds of the slot's memory (`build` checks its length).
-        let start = unsafe { self.memory().start().add(self.flushed) };
-        // SAFETY: `rest` initialized bytes, which this guard owns: the copies of the slot's previous batch are done, and
-        // this batch's copies read only the bytes before `flushed`.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), rest) }
+        // SAFETY: initialized bytes that this guard owns: the copies of the slot's previous batch are done.
+        unsafe { &*self.end.hosts.rest(*self.slot, 0) }
     }
 }
 
 impl<M: 'static> DerefMut for HostSlot<'_, M> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let rest = self.layout.bytes - self.flushed;
-        // SAFETY: as in `deref`.
-        let start = unsafe { self.memory().start().add(self.flushed) };
         // SAFETY: as in `deref`; `&mut self` excludes other references.
-        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), rest) }
+        unsafe { &mut *self.end.hosts.rest(*self.slot, 0) }
+    }
+}
+
+/// A host slot to fill that does not borrow the [`HostSlots`]. [`HostSlot::reserve`] returns it. It dereferences to its
+/// bytes, without those that were [flushed](ReservedSlot::flush).
+///
+/// Several may exist at the same time, on any threads, and may be committed in any order. It may outlive the
+/// [`HostSlots`]: the uploader then does not wait for it.
+///
+/// * **Dropped** without a commit: the training side receives [`Error::Cancelled`] at its position, once.
+/// * **Leaked** (`mem::forget`): the slot is never reused, and the training side waits at its position until the
+///   [`HostSlots`] are dropped.
+#[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
+pub struct ReservedSlot<M: 'static> {
+    /// `None` once a part was handed over.
+    slot: Option<twinbuf_core::ReservedSlot<'static, usize>>,
+    seq: u64,
+    index: usize,
+    /// Bytes at the slot's start that were handed over.
+    flushed: usize,
+    /// The batch was committed.
+    ended: bool,
+    hosts: Arc<Hosts<M>>,
+    hand: Option<Arc<Hand<M>>>,
+}
+
+impl<M: 'static> ReservedSlot<M> {
+    /// Commits the first `len` bytes of the slot as a batch. They are copied to the device. The batch's
+    /// [`Lease`](crate::Lease) returns the value `meta`. `len` may be 0, for a batch without bytes: nothing is copied,
+    /// and a reader can report its errors in order.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Option`]: `len` exceeds the size of the slot.
+    /// - The error that ended the uploader.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or all [`HostSlots`] were.
+    ///
+    /// In all cases the batch is not committed.
+    pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
+        self.hosts.check("len", len)?;
+        self.ended = true;
+        // Write-combined memory needs no fence here. On x86 the lock and the ring hand over with a locked instruction,
+        // which drains the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is
+        // Normal Non-cacheable: the release orders the stores before the hand-over, and the driver's barrier before
+        // starting the copy engine comes after that (Arm ARM, B2.3).
+        self.hand_over(Handed::All(len, meta))
+    }
+
+    /// Starts the copies of all complete [chunks](crate::Uploader::chunk_bytes) within the first `filled` bytes of
+    /// the slot, once the batches before it are committed. The caller continues to fill the rest.
+    ///
+    /// **After this call, the slot dereferences to the bytes after these chunks**: its first
+    /// [`flushed`](ReservedSlot::flushed) bytes are no longer accessible. `filled` always counts from the original start
+    /// of the slot. [`commit`](ReservedSlot::commit) copies the rest. If the slot is dropped instead, the batch is
+    /// cancelled.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Option`]: `filled` exceeds the size of the slot.
+    /// - The other errors of [`commit`](ReservedSlot::commit).
+    pub fn flush(&mut self, filled: usize) -> Result<(), Error> {
+        self.hosts.check("filled", filled)?;
+        // The last chunk is left to `commit`.
+        let until = filled.min(self.hosts.bytes - 1) / self.hosts.chunk * self.hosts.chunk;
+        if until <= self.flushed {
+            return Ok(());
+        }
+        // These bytes are not written to from here on, even if the call below fails.
+        self.flushed = until;
+        self.hand_over(Handed::Part(until))
+    }
+
+    /// Returns how many bytes [`flush`](ReservedSlot::flush) has already handed over, counted from the start of the
+    /// slot.
+    #[must_use]
+    pub fn flushed(&self) -> usize {
+        self.flushed
+    }
+
+    /// Returns the sequence number of the batch: that of its [`Lease`](crate::Lease::seq).
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    fn hand_over(&mut self, handed: Handed<M>) -> Result<(), Error> {
+        self.hosts.hand_over(self.index, handed)?;
+        match self.slot.take() {
+            Some(slot) => slot.commit().map_err(|Closed| self.hosts.ended())?,
+            // The copies have the slot already, and may wait for its rest.
+            None => self.hosts.changed.notify_one(),
+        }
+        self.hand.as_ref().map_or(Ok(()), |hand| hand.pump())
+    }
+}
+
+impl<M: 'static> Drop for ReservedSlot<M> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        // An error is that of a later call too.
+        if self.slot.is_none() {
+            let _ = self.hand_over(Handed::Cancelled);
+        } else {
+            drop(self.slot.take());
+            let _ = self.hand.as_ref().map(|hand| hand.pump());
+        }
+    }
+}
+
+impl<M: 'static> Deref for ReservedSlot<M> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialized bytes that this guard owns: the copies of the slot's previous batch are done, and this
+        // batch's copies read only the bytes before `flushed`. The slot is not handed out again before the guard has
+        // handed over the rest: until then a part that was handed over keeps it (`Copies::open`), or the filling side
+        // has ended (`Handed::Gone`).
+        unsafe { &*self.hosts.rest(self.index, self.flushed) }
+    }
+}
+
+impl<M: 'static> DerefMut for ReservedSlot<M> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` excludes other references.
+        unsafe { &mut *self.hosts.rest(self.index, self.flushed) }
     }
 }
 
 impl<M: 'static> fmt::Debug for HostSlots<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSlots")
-            .field("overlap", &matches!(self.side, Side::Ahead(..)))
-            .field("error", &self.fate.get())
+            .field("depth", &self.depth())
+            .field("overlap", &self.end.hand.is_none())
+            .field("error", &self.end.hosts.fate.get())
             .finish_non_exhaustive()
     }
 }
@@ -301,5 +491,14 @@ impl<M: 'static> fmt::Debug for HostSlots<M> {
 impl<M: 'static> fmt::Debug for HostSlot<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSlot").field("bytes", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl<M: 'static> fmt::Debug for ReservedSlot<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReservedSlot")
+            .field("seq", &self.seq)
+            .field("bytes", &self.len())
+            .finish_non_exhaustive()
     }
 }

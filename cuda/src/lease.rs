@@ -4,11 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
-use twinbuf_core::{KeptSlot, Park};
+use twinbuf_core::KeptSlot;
 
 use crate::cu::{self, BesideCaptures, Current};
 use crate::driver::check;
@@ -50,11 +51,12 @@ pub struct Lease<M: 'static> {
     shared: Arc<Shared<M>>,
 }
 
-type Slot<M> = KeptSlot<'static, DeviceBuf<M>, Park>;
+type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
 
 /// State that an uploader's leases and its receiving side share.
 pub(crate) struct Shared<M: 'static> {
     pub(crate) ctx: Arc<CudaContext>,
+    pub(crate) device_depth: usize,
     /// `None` if copies are not timed.
     pub(crate) clock: Option<Arc<Clock>>,
     /// The legacy default stream, for [`View`]s: see `DeviceSlice::stream` of [`View`].
@@ -64,11 +66,11 @@ pub(crate) struct Shared<M: 'static> {
 }
 
 impl<M: 'static> Shared<M> {
-    pub(crate) fn new(ctx: Arc<CudaContext>, clock: Option<Arc<Clock>>) -> Self {
+    pub(crate) fn new(ctx: Arc<CudaContext>, device_depth: usize, clock: Option<Arc<Clock>>) -> Self {
         let legacy = ptr::without_provenance_mut(view::LEGACY);
         // SAFETY: this stream exists in every context as long as the context does.
         let elsewhere = unsafe { ctx.wrap_borrowed_stream(legacy) };
-        Self { ctx, clock, elsewhere, captured: Mutex::default() }
+        Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
 
     fn captured(&self) -> MutexGuard<'_, Vec<Slot<M>>> {
@@ -76,12 +78,18 @@ impl<M: 'static> Shared<M> {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Releases the slots held by captures that have ended. Returns whether the slot of batch `seq` is still held.
+    /// Releases the slots held by captures that have ended. Returns whether one still holds the slot of batch `seq`, or
+    /// any slot.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
         let mut captured = self.captured();
         captured.retain(|slot| !slot.end_uses());
-        captured.iter().any(|slot| Some(slot.seq()) == seq)
+        captured.iter().any(|slot| seq.is_none_or(|seq| slot.seq() == seq))
     }
+}
+
+/// When to look again: nothing wakes a wait for a slot that a capture holds, because only the next call releases it.
+pub(crate) fn look_again(captured: bool, deadline: Instant) -> Instant {
+    if captured { deadline.min(Instant::now() + Duration::from_millis(1)) } else { deadline }
 }
 
 impl<M: 'static> Lease<M> {

@@ -92,7 +92,7 @@ pub use batches::DeviceBatches;
 pub use context::context;
 pub use cudarc;
 pub use error::Error;
-pub use host::{HostSlot, HostSlots};
+pub use host::{HostSlot, HostSlots, ReservedSlot};
 pub use lease::{Element, Lease, View};
 pub use stager::{Stager, StagerBuilder, Staging};
 pub use time::{Copied, CopyTime};

@@ -1,7 +1,6 @@
-//! The two kinds of slots: host memory, and device memory with its events.
+//! A device slot: memory, its events, and the streams that use it.
 
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,35 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
 use crate::error::Error;
-use crate::memory::{DeviceBytes, HostBytes};
-
-/// The size of a slot and of its chunks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) bytes: usize,
-    /// Bytes of a chunk: the unit that can be handed over while the rest of the slot is being filled.
-    pub(crate) chunk: usize,
-}
-
-impl Layout {
-    /// The number of chunks of a slot.
-    pub(crate) fn chunks(self) -> usize {
-        self.bytes.div_ceil(self.chunk)
-    }
-}
-
-/// A host slot, or one of its chunks: the unit that the ring hands over.
-pub(crate) struct HostBuf<M> {
-    pub(crate) memory: Arc<HostBytes>,
-    /// The bytes of the slot to copy.
-    pub(crate) piece: Range<usize>,
-    /// The batch's length. Set with the last chunk, like `meta`.
-    pub(crate) len: usize,
-    /// Whether this is the batch's last chunk.
-    pub(crate) last: bool,
-    /// The caller's value.
-    pub(crate) meta: Option<M>,
-}
+use crate::memory::DeviceBytes;
 
 /// A device slot.
 pub(crate) struct DeviceBuf<M> {
@@ -81,30 +52,6 @@ struct UsedOn {
 // SAFETY: a handle of the driver, which is thread-safe. Only the handle of the per-thread default stream names a
 // different stream on every thread. Only `Lease::into_owned` accepts it, and ends the use before it returns.
 unsafe impl Send for UsedOn {}
-
-impl<M> HostBuf<M> {
-    /// The chunks of one slot.
-    pub(crate) fn chunks(memory: HostBytes, layout: Layout) -> impl Iterator<Item = Self> + use<M> {
-        let memory = Arc::new(memory);
-        let chunk = move |_| Self { memory: memory.clone(), piece: 0..0, len: 0, last: false, meta: None };
-        (0..layout.chunks()).map(chunk)
-    }
-
-    /// Sets this chunk to copy `part` of the slot; more of the batch follows.
-    pub(crate) fn set_part(&mut self, part: Range<usize>) {
-        self.piece = part;
-        self.last = false;
-    }
-
-    /// Sets this chunk to copy the rest of a batch of `len` bytes: everything after the first `flushed` bytes of the
-    /// slot.
-    pub(crate) fn set_rest(&mut self, len: usize, flushed: usize, meta: M) {
-        self.piece = flushed.min(len)..len;
-        self.len = len;
-        self.last = true;
-        self.meta = Some(meta);
-    }
-}
 
 impl<M> DeviceBuf<M> {
     /// Makes a slot of `bytes`. `stream` is the copy stream; its context is current.

@@ -19,9 +19,8 @@ use std::thread;
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaStream};
-use twinbuf_core::{HeapRing, Park};
+use twinbuf_core::HeapRing;
 
-use crate::Uploader;
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::driver::{Driver, check};
 use crate::edge;
@@ -75,7 +74,7 @@ impl StagerBuilder {
         let Self { ctx, slot_bytes, depth, fill_threads } = self;
         for (option, range, found) in [
             ("slot_bytes", 1..=isize::MAX as usize, slot_bytes),
-            ("depth", 1..=Uploader::MAX_DEPTH, depth),
+            ("depth", 1..=8, depth),
             ("fill_threads", 1..=64, fill_threads),
         ] {
             if !range.contains(&found) {
@@ -205,7 +204,7 @@ impl Stager {
             let (mut producers, mut running) = (Vec::new(), Vec::new());
             for slots in lanes {
                 let orders: Vec<_> = slots.iter_mut().map(Order::new).collect();
-                let (producer, consumer) = HeapRing::with_wait(orders, Park).into_handles();
+                let (producer, consumer) = HeapRing::new(orders).into_handles();
                 let fate = &fate;
                 let thread = thread::Builder::new()
                     .name("twinbuf-stage".to_string())

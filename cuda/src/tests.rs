@@ -90,7 +90,7 @@ fn train(
     let kernels = without.map(|_| Kernels::new(ctx).unwrap());
     let delay = Duration::from_millis(if sim.is_real() { 20 } else { 2 });
     let fill = |slots: &mut HostSlots<u32>, seq| {
-        let mut slot = slots.acquire()?;
+        let mut slot = slots.acquire()?.reserve();
         let mut bytes = pattern(seed, seq);
         while slot.flushed() < BYTES / 2 {
             let until = if kind != Slots::Whole { BYTES / 4 } else { BYTES };

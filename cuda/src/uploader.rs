@@ -4,19 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
-use twinbuf_core::{Consumer, HeapRing, Park, Producer};
+use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
-use crate::copy::by_hand::ByHand;
-use crate::copy::{self, Copies};
+use crate::copy::{Copies, Engine, Hand};
 use crate::cu::{BesideCaptures, Current, Stream};
 use crate::driver::{Driver, check};
-use crate::error::{Error, Fate};
-use crate::host::{HostSlots, Thread};
+use crate::error::Error;
+use crate::host::{HostSlots, Hosts, Thread};
 use crate::lease::Shared;
 use crate::lent;
 use crate::memory::{DeviceBytes, HostBytes};
-use crate::slot::{DeviceBuf, HostBuf, Layout};
+use crate::slot::DeviceBuf;
 use crate::time::{Clock, Copied, OnCopied};
 
 /// Builds the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
@@ -66,12 +65,6 @@ pub struct Uploader {
 }
 
 impl Uploader {
-    /// The maximum number of slots on either side.
-    pub const MAX_DEPTH: usize = 8;
-
-    /// The maximum number of chunks per slot.
-    pub const MAX_CHUNKS: usize = 1024;
-
     /// Creates a builder for an uploader in this context. `slot_bytes` is the maximum size of a batch in bytes, at
     /// least 1. Defaults: two host slots, two device slots, a copy thread, one chunk per slot, no timing.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
@@ -89,10 +82,9 @@ impl Uploader {
         }
     }
 
-    /// Sets the chunk size in bytes. [`HostSlot::flush`](crate::HostSlot::flush) copies complete chunks while the
+    /// Sets the chunk size in bytes. [`ReservedSlot::flush`](crate::ReservedSlot::flush) copies complete chunks while the
     /// rest of the slot is being filled. A usual size is 4 to 16 MiB. Default: the whole slot, copied by `commit`. A
-    /// value above the slot size has the same effect. [`build`](Self::build) returns [`Error::Option`] if a slot
-    /// would have more than [`MAX_CHUNKS`](Uploader::MAX_CHUNKS) chunks.
+    /// value above the slot size has the same effect. [`build`](Self::build) returns [`Error::Option`] for 0.
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
@@ -100,23 +92,22 @@ impl Uploader {
 
     /// Uses host memory of the caller as host slots. Their number is the [`host_depth`](Uploader::host_depth).
     /// Default: the uploader allocates page-locked memory. [`build`](Self::build) returns [`Error::Option`] if a
-    /// slot is smaller than the slot size, if the number is not 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH), or if
-    /// `host_depth` was set to a different number.
+    /// slot is smaller than the slot size, if there is none, or if `host_depth` was set to a different number.
     pub fn host_slots(mut self, slots: Vec<lent::Host>) -> Self {
         self.host_slots = Some(slots);
         self
     }
 
-    /// Sets the number of host slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2, or the number of
-    /// [`host_slots`](Self::host_slots). With one slot, reading does not overlap with copying. [`build`](Self::build)
-    /// returns [`Error::Option`] for a value out of range.
+    /// Sets the number of host slots, at least 1. Default: 2, or the number of [`host_slots`](Self::host_slots). With one
+    /// slot, reading does not overlap with copying; with several filling threads, one more than threads keeps all of them
+    /// busy. [`build`](Self::build) returns [`Error::Option`] for 0.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = Some(slots);
         self
     }
 
-    /// Sets the number of device slots, 1 to [`MAX_DEPTH`](Uploader::MAX_DEPTH). Default: 2. With one slot, copying
-    /// does not overlap with computing. [`build`](Self::build) returns [`Error::Option`] for a value out of range.
+    /// Sets the number of device slots, at least 1. Default: 2. With one slot, copying does not overlap with computing.
+    /// [`build`](Self::build) returns [`Error::Option`] for 0.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.device_depth = slots;
         self
@@ -131,7 +122,7 @@ impl Uploader {
     }
 
     /// Sets whether a copy thread issues the copies. Default: `true`. With `false`,
-    /// [`commit`](crate::HostSlot::commit) issues them, and no call waits for another thread: use this to drive both
+    /// [`commit`](crate::ReservedSlot::commit) issues them, and no call waits for another thread: use this to drive both
     /// sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
@@ -179,24 +170,23 @@ impl Uploader {
             (Some(lent), _) => lent.len(),
             (None, depth) => depth.unwrap_or(2),
         };
-        for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
-            if !(1..=Self::MAX_DEPTH).contains(&depth) {
-                let wanted = format!("1 to {} slots", Self::MAX_DEPTH);
-                return Err(Error::Option { option, wanted, found: depth.to_string() });
-            }
-        }
-        let least = slot_bytes.div_ceil(Self::MAX_CHUNKS).max(1);
-        let chunk = chunk_bytes.unwrap_or(slot_bytes.max(1));
+        let chunk = chunk_bytes.unwrap_or(slot_bytes);
         let lent = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot_bytes, slot.len));
-        for (option, least, found) in
-            [("slot_bytes", 1, slot_bytes), ("chunk_bytes", least, chunk)].into_iter().chain(lent)
-        {
+        let sizes = [("host_depth", 1, host_depth), ("device_depth", 1, device_depth)];
+        let bytes = [("slot_bytes", 1, slot_bytes), ("chunk_bytes", 1, chunk)];
+        for (option, least, found) in sizes.into_iter().chain(bytes).chain(lent) {
             if found < least {
-                let wanted = format!("at least {least} byte{}", if least == 1 { "" } else { "s" });
+                let unit = if option.ends_with("depth") { "slot" } else { "byte" };
+                let wanted = format!("at least {least} {unit}{}", if least == 1 { "" } else { "s" });
                 return Err(Error::Option { option, wanted, found: found.to_string() });
             }
         }
-        let layout = Layout { bytes: slot_bytes, chunk: chunk.min(slot_bytes) };
+        for (option, depth) in [("host_depth", host_depth), ("device_depth", device_depth)] {
+            if depth.checked_mul(slot_bytes).is_none_or(|bytes| bytes > isize::MAX as usize) {
+                let wanted = format!("slots of {slot_bytes} bytes that fit the memory");
+                return Err(Error::Option { option, wanted, found: depth.to_string() });
+            }
+        }
         let driver = Driver::load()?;
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
@@ -205,51 +195,39 @@ impl Uploader {
         let stream = Arc::new(Stream::new(&ctx)?);
         let timed = self.times || self.on_copied.is_some();
         let flags = if self.write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
-        let host = match self.host_slots {
+        let memory = match self.host_slots {
             Some(lent) => lent.into_iter().map(|slot| HostBytes::lent(slot.start, slot.lender)).collect(),
             None => (0..host_depth)
-                .map(|_| HostBytes::new(&ctx, layout.bytes, flags))
+                .map(|_| HostBytes::new(&ctx, slot_bytes, flags))
                 .collect::<Result<Vec<_>, Error>>()?,
         };
-        let host: Vec<HostBuf<M>> =
-            host.into_iter().flat_map(|memory| HostBuf::chunks(memory, layout)).collect();
         let device = (0..device_depth)
-            .map(|_| DeviceBuf::new(&stream, DeviceBytes::new(&stream, layout.bytes)?, timed))
+            .map(|_| DeviceBuf::new(&stream, DeviceBytes::new(&stream, slot_bytes)?, timed))
             .collect::<Result<Vec<DeviceBuf<M>>, Error>>()?;
         let clock = timed.then(|| Clock::new(driver, &stream).map(Arc::new)).transpose()?;
-        let fate = Arc::new(Fate::new());
-        let shared = Arc::new(Shared::new(ctx, clock.clone()));
+        let hosts = Arc::new(Hosts::new(memory, slot_bytes, chunk));
+        let fate = hosts.fate.clone();
+        let shared = Arc::new(Shared::new(ctx, device_depth, clock.clone()));
 
-        let (device_tx, device_rx) = ring(device);
+        let (host_tx, host_rx) = HeapRing::from_fn(host_depth, |index| index).into_handles();
+        let (device_tx, device_rx) = HeapRing::new(device).into_handles();
         let limit = host_depth.min(device_depth);
-        let (slots, thread) = if overlap {
-            let (host_tx, mut host_rx) = ring(host);
-            let (seen, on_copied) = (fate.clone(), self.on_copied);
-            let thread = std::thread::Builder::new()
+        let copies = Copies::new(stream, clock, self.on_copied, limit, hosts.clone());
+        let engine = Engine::new(copies, host_rx, device_tx);
+        let (mut hand, mut thread) = (None, None);
+        if overlap {
+            let fate = fate.clone();
+            let spawned = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
-                .spawn(move || {
-                    let copies = Copies::new(stream, clock, on_copied, limit, layout.chunks());
-                    copy::thread::run(&mut host_rx, device_tx, copies, &seen);
-                })
+                .spawn(move || engine.run(&fate))
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
-            let thread = Arc::new(Thread(Some(thread)));
-            let slots = HostSlots::ahead(host_tx, layout, device_depth, fate.clone(), thread.clone());
-            (slots, Some(thread))
+            thread = Some(Arc::new(Thread(Some(spawned))));
         } else {
-            // One `HostBuf` per slot: by hand, it hands over the slot's chunks one by one.
-            let host = host.into_iter().step_by(layout.chunks()).collect();
-            let copies = Copies::new(stream, clock, self.on_copied, limit, layout.chunks());
-            let by_hand = ByHand::new(copies, host, device_tx, fate.clone(), shared.clone());
-            (HostSlots::by_hand(by_hand, layout, device_depth, fate.clone()), None)
-        };
-        Ok((slots, DeviceBatches::new(device_rx, shared, fate, thread)))
+            hand = Some(Arc::new(Hand::new(engine, hosts.clone(), shared.clone())));
+        }
+        let slots = HostSlots::new(host_tx, hosts, hand.clone(), thread.clone());
+        Ok((slots, DeviceBatches::new(device_rx, shared, fate, hand, thread)))
     }
-}
-
-type Handles<T> = (Producer<'static, T, Park>, Consumer<'static, T, Park>);
-
-fn ring<T: Send + 'static>(slots: Vec<T>) -> Handles<T> {
-    HeapRing::with_wait(slots, Park).into_handles()
 }
 
 impl fmt::Debug for Uploader {

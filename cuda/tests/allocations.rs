@@ -34,7 +34,6 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// The lists of held chunks are made by `build`.
 fn nothing_is_allocated_when_copies_first_overlap() {
     const BYTES: usize = 64 * 64;
     let (sim, ctx) = start(1, false);
@@ -77,7 +76,7 @@ fn nothing_is_allocated_per_batch() {
             let build = Uploader::new(&ctx, BYTES).chunk_bytes(chunk).overlap(overlap).times(times);
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             let mut round = |value: u64| {
-                let mut slot = slots.acquire().unwrap();
+                let mut slot = slots.acquire().unwrap().reserve();
                 for chunks in 1..64 {
                     slot.flush(64 * chunks).unwrap();
                 }

@@ -14,17 +14,21 @@ use std::io;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use common::{copy_threads, must_end, threads};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader, lent};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, ReservedSlot, Stager, Uploader, lent};
 use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, Sim, checksum_of};
 
 const BYTES: usize = 448;
 const LAUNCH_FAILED: u32 = 719;
+/// A deadline that is not reached, and one that is.
+const LATER: Duration = Duration::from_secs(600);
+const SOON: Duration = Duration::from_micros(100);
 
 #[derive(Clone, Copy, Debug)]
 struct Setup {
@@ -62,8 +66,12 @@ fn setup() -> impl Strategy<Value = Setup> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     Commit,
+    /// It stays reserved.
+    Keep,
     Drop,
     Forget,
+    /// It is dropped without a reservation: the next acquire returns the same slot.
+    DropFree,
 }
 
 /// One call. Leases are chosen by a number modulo their count.
@@ -74,6 +82,8 @@ enum Call {
         len: usize,
         then: Then,
     },
+    /// Ends a reserved slot that was kept: with a commit of so many bytes, or without one.
+    Close(usize, Option<usize>),
     Receive(u8),
     /// Use a batch on one of the streams.
     Use(usize, usize),
@@ -91,11 +101,19 @@ enum Call {
 }
 
 fn call() -> impl Strategy<Value = Call> {
-    let then = prop_oneof![8 => Just(Then::Commit), 1 => Just(Then::Drop), 1 => Just(Then::Forget)];
+    let then = prop_oneof![
+        16 => Just(Then::Commit),
+        10 => Just(Then::Keep),
+        2 => Just(Then::Drop),
+        1 => Just(Then::Forget),
+        3 => Just(Then::DropFree),
+    ];
+    let len = prop_oneof![4 => (0..=BYTES).prop_map(Some), 1 => Just(None)];
     let fill = (prop::collection::vec(0..=BYTES, 0..3), 0..=BYTES, then);
     prop_oneof![
         12 => fill.prop_map(|(flushes, len, then)| Call::Fill { flushes, len, then }),
-        12 => (0..3_u8).prop_map(Call::Receive),
+        6 => (0..8_usize, len).prop_map(|(slot, len)| Call::Close(slot, len)),
+        12 => (0..4_u8).prop_map(Call::Receive),
         8 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Use(lease, stream)),
         2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::UseRaw(lease, stream)),
         2 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Own(lease, stream)),
@@ -128,20 +146,17 @@ struct Batch {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
+    /// Its slot is reserved.
+    Open,
     Committed,
+    /// Its slot was dropped without a commit, which was not received yet.
+    Cancelled,
+    /// The same, after a part was handed over.
+    CancelledLate,
     Leased,
     /// The lease was dropped while a stream was captured.
     Captured,
     Released,
-}
-
-/// The result of one turn of the host slots, for the copy thread: a batch, or a dropped slot, with or without a flushed
-/// part.
-#[derive(Clone, Copy, PartialEq)]
-enum Turn {
-    Batch,
-    Flushed,
-    Nothing,
 }
 
 /// The model: the state of every batch and slot.
@@ -149,7 +164,6 @@ struct Model {
     setup: Setup,
     batches: Vec<Batch>,
     received: usize,
-    turns: Vec<Turn>,
     /// Whether each stream is being captured: two non-blocking streams, and the default stream (while a blocking stream
     /// is).
     captured: [bool; 3],
@@ -167,27 +181,22 @@ impl Model {
             .is_none_or(|before| self.batches.get(before).is_some_and(|batch| batch.state == State::Released))
     }
 
-    /// The number of turns that the copy thread has taken, or will take without another call.
-    fn taken(&self) -> usize {
-        let mut seq = 0;
-        for (i, turn) in self.turns.iter().enumerate() {
-            if *turn != Turn::Nothing && !self.is_free(seq) {
-                return i;
-            }
-            seq += usize::from(*turn == Turn::Batch);
-        }
-        self.turns.len()
+    /// The number of batches that are copied, or passed on as cancelled, without another call.
+    fn copied(&self) -> usize {
+        let waits = |(seq, batch): &(usize, &Batch)| match batch.state {
+            State::Open => true,
+            State::Committed | State::Cancelled | State::CancelledLate => !self.is_free(*seq),
+            State::Leased | State::Captured | State::Released => false,
+        };
+        self.batches.iter().enumerate().find(waits).map_or(self.batches.len(), |(seq, _)| seq)
     }
 
     /// Whether a host slot becomes free without another call.
     fn can_acquire(&self) -> bool {
-        self.taken() + self.setup.host_depth > self.turns.len()
-    }
-
-    /// The number of batches that are copied without another call.
-    fn copied(&self) -> usize {
-        let taken = if self.setup.overlap { self.taken() } else { self.turns.len() };
-        self.turns[..taken].iter().filter(|turn| **turn == Turn::Batch).count()
+        let copied = self.copied();
+        // A slot that was dropped is free before its turn on the device.
+        let dropped = self.batches.get(copied).is_some_and(|batch| batch.state == State::Cancelled);
+        copied + usize::from(dropped) + self.setup.host_depth > self.batches.len()
     }
 
     /// Records a call that releases the slots held by captures.
@@ -228,6 +237,8 @@ struct World {
     /// A blocking stream.
     blocking: sys::CUstream,
     slots: Option<HostSlots<u64>>,
+    /// Reserved slots, each with the bytes that were written to it.
+    open: Vec<(ReservedSlot<u64>, Vec<u8>)>,
     batches: Option<DeviceBatches<u64>>,
     leases: Vec<Lease<u64>>,
     /// Kept, because cudarc frees them.
@@ -253,27 +264,42 @@ impl World {
             );
             return;
         }
-        if model.setup.overlap && !model.can_acquire() {
-            return; // it would wait for a release
-        }
-        let acquired = slots.acquire();
-        if !model.setup.overlap && !model.is_free(seq) {
-            match acquired {
-                Err(Error::SlotHeld { .. }) => return,
-                other => {
-                    let _ = model.expect(other.map(drop), true);
-                    return;
-                }
+        let full = !model.can_acquire();
+        let held = !model.setup.overlap && !model.is_free(model.copied());
+        let mut cx = Context::from_waker(Waker::noop());
+        let acquired = match len % 4 {
+            0 if !full && !held => slots.acquire(),
+            1 if !full && !held => slots.acquire_deadline(Instant::now() + LATER),
+            2 => match slots.poll_acquire(&mut cx) {
+                Poll::Ready(acquired) => acquired,
+                // Pending until the release of a lease, or the end of a copy.
+                Poll::Pending => return assert!(full || held || model.setup.overlap),
+            },
+            _ => slots.try_acquire(),
+        };
+        let slot = match acquired {
+            Err(Error::SlotHeld { .. }) if held => return,
+            // The copy may still run.
+            Err(Error::Full) if full || model.setup.overlap => return,
+            acquired => {
+                let Some(slot) = model.expect(acquired, true) else { return };
+                assert!(!full && !held);
+                slot
             }
+        };
+        assert_eq!(slot.seq(), seq as u64);
+        if then == Then::DropFree {
+            return;
         }
-        let Some(mut slot) = model.expect(acquired, true) else { return };
+        let mut slot = slot.reserve();
+        model.batches.push(Batch { bytes: Vec::new(), uses: BTreeSet::new(), state: State::Open });
         let bytes: Vec<u8> = (0..BYTES).map(|i| (seq * 31 + i * 7) as u8 ^ model.setup.seed as u8).collect();
         self.sim.host_write(&raw const slot[..]);
         slot.copy_from_slice(&bytes);
-        let mut failed = false;
         for &until in flushes {
             let before = slot.flushed();
-            failed |= model.expect(slot.flush(until), true).is_none();
+            let flushed = slot.flush(until);
+            model.expect(flushed, true);
             let chunk = BYTES.div_ceil(model.setup.chunks);
             let wanted = (until / chunk).min(model.setup.chunks - 1) * chunk;
             assert_eq!(slot.flushed(), before.max(wanted));
@@ -281,30 +307,35 @@ impl World {
                 panic!("the rest of the slot has changed");
             }
         }
-        let flushed = slot.flushed() > 0;
-        let chunked = model.setup.overlap && model.setup.chunks > 1;
         match then {
-            Then::Commit => {
-                let committed = slot.commit(len, seq as u64);
-                if model.expect(committed, true).is_none() || failed {
-                    return;
-                }
-                model.turns.push(Turn::Batch);
-                let bytes = bytes[..len].to_vec();
-                model.batches.push(Batch { bytes, uses: BTreeSet::new(), state: State::Committed });
-                return;
-            }
-            Then::Drop => drop(slot),
             Then::Forget => {
-                if !chunked && model.setup.overlap {
-                    return; // core's guard: forgetting it costs its slot; core's tests cover that
-                }
-                // The next acquire discards its chunks.
                 std::mem::forget(slot);
+                model.leaked = true;
             }
+            Then::Keep => self.open.push((slot, bytes)),
+            _ => self.close(slot, &bytes, (then == Then::Commit).then_some(len)),
         }
-        if chunked {
-            self.model.turns.push(if flushed { Turn::Flushed } else { Turn::Nothing });
+    }
+
+    /// Ends a reserved slot.
+    fn close(&mut self, slot: ReservedSlot<u64>, bytes: &[u8], len: Option<usize>) {
+        let model = &mut self.model;
+        let seq = slot.seq() as usize;
+        assert!(slot[..] == bytes[slot.flushed()..], "another batch was written to the slot");
+        let batch = &mut model.batches[seq];
+        match len {
+            Some(len) => {
+                // If it fails, the batch may still arrive: the error may be that of a later one, which waited for it.
+                (batch.state, batch.bytes) = (State::Committed, bytes[..len].to_vec());
+                let committed = slot.commit(len, seq as u64);
+                if self.slots.is_some() {
+                    model.expect(committed, true);
+                }
+            }
+            None => {
+                batch.state = if slot.flushed() > 0 { State::CancelledLate } else { State::Cancelled };
+                drop(slot);
+            }
         }
     }
 
@@ -318,7 +349,7 @@ impl World {
         let held = !model.is_free(seq);
         let mut cx = Context::from_waker(Waker::noop());
         let received = loop {
-            if model.ended && seq >= model.batches.len() {
+            if model.ended && !comes {
                 // Batches committed before the error may or may not still arrive.
                 assert!(!matches!(batches.try_recv(), Ok(Some(_))));
                 return;
@@ -329,6 +360,9 @@ impl World {
                     Poll::Ready(received) => received,
                     Poll::Pending => Err(Error::Empty),
                 },
+                2 if comes || held => {
+                    batches.recv_deadline(Instant::now() + if comes { LATER } else { SOON })
+                }
                 _ => batches.try_recv(),
             };
             match received {
@@ -342,6 +376,11 @@ impl World {
                 assert_eq!(device_depth, model.setup.device_depth);
             }
             Err(Error::Empty) if !comes => {}
+            Err(Error::Cancelled) if comes => {
+                assert!(matches!(model.batches[seq].state, State::Cancelled | State::CancelledLate));
+                model.batches[seq].state = State::Released;
+                model.received += 1;
+            }
             received => {
                 let Some(lease) = model.expect(received, true) else { return };
                 let lease = lease.expect("nothing was finished");
@@ -466,6 +505,12 @@ impl World {
     fn call(&mut self, call: &Call) {
         match call {
             Call::Fill { flushes, len, then } => self.fill(flushes, *len, *then),
+            Call::Close(slot, len) => {
+                if let Some(i) = slot.checked_rem(self.open.len()) {
+                    let (slot, bytes) = self.open.swap_remove(i);
+                    self.close(slot, &bytes, *len);
+                }
+            }
             Call::Receive(way) => self.receive(*way),
             Call::Use(lease, stream) => self.use_on(*lease, *stream, false),
             Call::UseRaw(lease, stream) => self.use_on(*lease, *stream, true),
@@ -518,22 +563,29 @@ impl World {
         }
         let Some(batches) = &mut self.batches else { return };
         let model = &mut self.model;
+        let open = model.batches.iter().position(|batch| batch.state == State::Open);
+        let last = open.unwrap_or(model.batches.len());
         loop {
             match batches.recv() {
+                Err(Error::Cancelled) => {
+                    let state = model.batches[model.received].state;
+                    assert!(matches!(state, State::Cancelled | State::CancelledLate));
+                    model.received += 1;
+                }
                 Ok(Some(lease)) => {
                     assert_eq!(lease.seq(), model.received as u64);
                     assert_eq!(lease.len(), model.batches[model.received].bytes.len());
                     model.received += 1;
                 }
                 Ok(None) => {
-                    assert!(matches!(ending, Ending::Finish));
-                    break assert_eq!(model.received, model.batches.len(), "batches were lost");
+                    assert!(matches!(ending, Ending::Finish) && open.is_none());
+                    break assert_eq!(model.received, last, "batches were lost");
                 }
                 // By hand, the receive releases a capture's slot; the copy thread may do so late.
                 Err(Error::SlotHeld { .. }) => std::thread::yield_now(),
                 Err(Error::Abandoned) => {
-                    assert!(matches!(ending, Ending::DropSlots));
-                    break assert_eq!(model.received, model.batches.len(), "batches were lost");
+                    assert!(matches!(ending, Ending::DropSlots) || open.is_some());
+                    break assert_eq!(model.received, last, "batches were lost");
                 }
                 Err(Error::Driver { code: LAUNCH_FAILED, .. }) if model.failing => break,
                 Err(error) => panic!("{error:?}"),
@@ -570,22 +622,23 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
         setup,
         batches: Vec::new(),
         received: 0,
-        turns: Vec::new(),
         captured: [false; 3],
         failing: false,
         ended: false,
         leaked: false,
     };
     let (slots, batches, control) = (Some(slots), Some(batches), sim.control());
-    let (leases, kernels, owned) = (Vec::new(), Vec::new(), Vec::new());
+    let (leases, kernels, owned, open) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut world =
-        World { model, sim: control, ctx, streams, blocking, slots, batches, leases, owned, kernels };
+        World { model, sim: control, ctx, streams, blocking, slots, open, batches, leases, owned, kernels };
     calls.iter().for_each(|call| world.call(call));
     world.finish(ending);
     (0..2).for_each(|stream| world.end(stream));
     // Frees memory of the default stream only while its context is current.
     bind(&world.ctx);
     drop((world.leases, world.slots, world.batches, world.owned));
+    assert_eq!(copy_threads(), 0, "no one waits for a slot that is still reserved");
+    drop(world.open);
     let failed = !sim.injected().is_empty();
     for (kernel, wanted) in world.kernels {
         assert_eq!(sim.checksum(kernel), Some(wanted), "a use found other bytes");

@@ -6,11 +6,13 @@ use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::thread::{self, ThreadId};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_cuda::{Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, Uploader, lent};
+use twinbuf_cuda::{
+    Copied, CopyTime, DeviceBatches, HostSlot, HostSlots, Lease, ReservedSlot, Uploader, lent,
+};
 use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::sealed::{self, Batches, SlotGuard, Slots};
@@ -114,8 +116,6 @@ impl fmt::Debug for DeviceBatch {
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct HostSide {
     host: HostSlots<BatchMeta>,
-    /// The next batch's number in the uploader.
-    committed: u64,
     log: Arc<CopyLog>,
     /// `None` if batches are smaller, or without overlap.
     chunk: Option<usize>,
@@ -124,8 +124,9 @@ pub struct HostSide {
 /// A page-locked host slot to be filled.
 #[allow(missing_debug_implementations, reason = "of a sealed trait")]
 pub struct HostGuard<'s> {
-    slot: HostSlot<'s, BatchMeta>,
-    committed: &'s mut u64,
+    /// `None` once a part was handed over.
+    slot: Option<HostSlot<'s, BatchMeta>>,
+    reserved: Option<ReservedSlot<BatchMeta>>,
     log: &'s CopyLog,
     chunk: Option<usize>,
 }
@@ -156,7 +157,7 @@ struct Copies {
 }
 
 /// How many copies are remembered.
-const LAST: usize = 4 * Uploader::MAX_DEPTH;
+const LAST: usize = 32;
 
 impl CopyLog {
     fn lock(&self) -> MutexGuard<'_, Copies> {
@@ -230,7 +231,7 @@ impl Cuda {
             .overlap(sides.overlap)
             // A report may be asked for at any time, and has the time of the copies.
             .times(true);
-        let chunk = sides.chunk(Uploader::MAX_CHUNKS);
+        let chunk = sides.chunk(usize::MAX);
         if let Some(chunk) = chunk {
             uploader = uploader.chunk_bytes(chunk);
         }
@@ -246,7 +247,7 @@ impl Cuda {
             twinbuf_cuda::Error::Option { option, wanted, found } => Error::Option { option, wanted, found },
             error => Error::Device(error.into()),
         })?;
-        let slots = HostSide { host, committed: 0, log: log.clone(), chunk };
+        let slots = HostSide { host, log: log.clone(), chunk };
         Ok((slots, DeviceSide { device, depth: self.device_depth, log, inline: !sides.overlap }))
     }
 }
@@ -258,33 +259,30 @@ fn lent_host(mut memory: Buffer) -> lent::Host {
     unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
 }
 
-/// How often to look again whether a device slot has been released: rarely needed, and the copies have no call that
-/// waits for it.
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
+impl HostSide {
+    fn guard<'s>(
+        slot: Result<HostSlot<'s, BatchMeta>, twinbuf_cuda::Error>,
+        log: &'s CopyLog,
+        chunk: Option<usize>,
+    ) -> Result<HostGuard<'s>, NoSlot> {
+        match slot {
+            Ok(slot) => Ok(HostGuard { slot: Some(slot), reserved: None, log, chunk }),
+            Err(twinbuf_cuda::Error::SlotHeld { .. } | twinbuf_cuda::Error::Full) => Err(NoSlot::Held),
+            Err(_) => Err(NoSlot::Gone),
+        }
+    }
+}
 
 impl Slots for HostSide {
     type Content = [u8];
     type Guard<'s> = HostGuard<'s>;
 
     fn acquire(&mut self) -> Result<HostGuard<'_>, NoSlot> {
-        let Self { host, committed, log, chunk } = self;
-        let slot = host.acquire().map_err(|error| match error {
-            twinbuf_cuda::Error::SlotHeld { .. } => NoSlot::Held,
-            _ => NoSlot::Gone,
-        })?;
-        Ok(HostGuard { slot, committed, log, chunk: *chunk })
+        Self::guard(self.host.acquire(), &self.log, self.chunk)
     }
 
     fn acquire_within(&mut self, timeout: Duration) -> Result<HostGuard<'_>, NoSlot> {
-        let started = Instant::now();
-        while let Err(twinbuf_cuda::Error::SlotHeld { .. }) = self.host.acquire() {
-            if started.elapsed() >= timeout {
-                return Err(NoSlot::Held);
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-        // The slot that was found above: dropped uncommitted, it is handed out again.
-        self.acquire()
+        Self::guard(self.host.acquire_deadline(Instant::now() + timeout.min(LONGEST)), &self.log, self.chunk)
     }
 
     fn finish(self) {
@@ -296,7 +294,11 @@ impl SlotGuard for HostGuard<'_> {
     type Content = [u8];
 
     fn content(&mut self) -> &mut [u8] {
-        &mut self.slot
+        match (&mut self.slot, &mut self.reserved) {
+            (Some(slot), _) => slot,
+            (None, Some(reserved)) => reserved,
+            (None, None) => unreachable!("one of them until the commit"),
+        }
     }
 
     fn chunk(&self) -> Option<usize> {
@@ -304,20 +306,31 @@ impl SlotGuard for HostGuard<'_> {
     }
 
     fn flush(&mut self, filled: usize) -> usize {
-        let before = self.slot.flushed();
+        // A slot that is not reserved is handed out again, if the batch does not come.
+        if self.slot.is_some() && self.chunk.is_none_or(|chunk| filled < chunk) {
+            return 0;
+        }
+        if let Some(slot) = self.slot.take() {
+            self.reserved = Some(slot.reserve());
+        }
+        let Some(reserved) = &mut self.reserved else { return 0 };
+        let before = reserved.flushed();
         // An error is also the commit's.
-        let _ = self.slot.flush(before + filled);
-        self.slot.flushed() - before
+        let _ = reserved.flush(before + filled);
+        reserved.flushed() - before
     }
 
     fn commit(self, meta: BatchMeta) -> Result<(), NoSlot> {
         // An error is a batch without bytes.
         let len = meta.result.as_ref().map_or(0, |&len| len);
-        self.log.lock().coming.push_back((*self.committed, meta.ticket));
-        *self.committed += 1;
-        self.slot.commit(len, meta).map_err(|_| NoSlot::Gone)
+        let Some(slot) = self.reserved.or(self.slot.map(HostSlot::reserve)) else { return Err(NoSlot::Gone) };
+        self.log.lock().coming.push_back((slot.seq(), meta.ticket));
+        slot.commit(len, meta).map_err(|_| NoSlot::Gone)
     }
 }
+
+/// The limit of the waits that a blocking wait is split into.
+const LONGEST: Duration = Duration::from_secs(3600);
 
 impl DeviceSide {
     /// Without overlap, waits on the host until the batch has been copied.
@@ -330,11 +343,19 @@ impl DeviceSide {
         Ok(())
     }
 
-    fn receive_once(&mut self, waiting: &mut Waiting<'_, '_>) -> Received<Lease<BatchMeta>> {
-        use twinbuf_cuda::Error::{Abandoned, Empty, SlotHeld};
+    fn receive_next(
+        &mut self,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Lease<BatchMeta>> {
+        use twinbuf_cuda::Error::{Abandoned, Cancelled, Empty, SlotHeld};
         let received = match waiting {
-            Waiting::Block | Waiting::Drain => self.device.recv(),
-            Waiting::Try | Waiting::Until(_) => self.device.try_recv(),
+            Waiting::Drain => self.device.recv(),
+            // The wait for an empty slot has no limit, the wait for a held one has.
+            Waiting::Block if !self.device.is_held() => self.device.recv(),
+            Waiting::Block => self.device.recv_deadline(Instant::now() + held_timeout.min(LONGEST)),
+            Waiting::Until(deadline) => self.device.recv_deadline(*deadline),
+            Waiting::Try => self.device.try_recv(),
             Waiting::Poll(cx) => match self.device.poll_recv(cx) {
                 Poll::Ready(received) => received,
                 Poll::Pending => return Received::NotYet,
@@ -346,11 +367,14 @@ impl DeviceSide {
         });
         match received {
             Ok(Some(lease)) => Received::Batch(lease),
-            Err(Empty) if matches!(waiting, Waiting::Try | Waiting::Until(_)) && !self.inline => {
-                Received::NotYet
+            // Its slot was released after the wait had begun; or the batch does not come, but the next one does.
+            Err(Empty) if !self.inline && matches!(waiting, Waiting::Block) => {
+                self.receive_next(waiting, held_timeout)
             }
+            Err(Cancelled) => self.receive_next(waiting, held_timeout),
+            Err(Empty) if !self.inline => Received::NotYet,
             Err(SlotHeld { .. }) => {
-                // Without a copy thread, or behind a capture, nothing wakes the task: only the next look tells.
+                // Behind a capture, nothing wakes the task: only the next look tells.
                 if let Waiting::Poll(cx) = waiting {
                     cx.waker().wake_by_ref();
                 }
@@ -370,21 +394,7 @@ impl Batches for DeviceSide {
         waiting: &mut Waiting<'_, '_>,
         held_timeout: Duration,
     ) -> Received<Lease<BatchMeta>> {
-        let started = Instant::now();
-        loop {
-            let found = self.receive_once(waiting);
-            let again = match (&found, &*waiting) {
-                (Received::SlotHeld, Waiting::Block) => started.elapsed() < held_timeout,
-                (Received::SlotHeld | Received::NotYet, Waiting::Until(deadline)) => {
-                    Instant::now() < *deadline
-                }
-                _ => false,
-            };
-            if !again {
-                return found;
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
+        self.receive_next(waiting, held_timeout)
     }
 
     fn meta(batch: &mut Lease<BatchMeta>) -> &mut BatchMeta {

@@ -506,7 +506,7 @@ impl LoaderBuilder {
 
 #[cfg(feature = "cuda")]
 impl LoaderBuilder<Cuda> {
-    /// Sets the number of device slots of each worker, 1 to 8. Default: 2. With one slot, a batch is copied when the one
+    /// Sets the number of device slots of each worker, at least 1. Default: 2. With one slot, a batch is copied when the one
     /// before has been dropped: copies do not overlap with use, and reads still do. `build` returns [`Error::Option`] for
     /// a value out of range.
     pub fn device_depth(mut self, slots: usize) -> Self {

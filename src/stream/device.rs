@@ -51,7 +51,7 @@ impl StreamBuilder {
 }
 
 impl StreamBuilder<Cuda> {
-    /// Sets the number of device slots, 1 to 8. Default: 2. With one slot, a group is copied when the one before has
+    /// Sets the number of device slots, at least 1. Default: 2. With one slot, a group is copied when the one before has
     /// been dropped. `build` returns [`Error::Option`] for a value out of range.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.backend.device_depth = slots;

@@ -39,7 +39,7 @@ pub(crate) fn calls(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
         counter
             .map(|counter| unsafe { counter(name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr())) })
     };
-    let depth = Uploader::MAX_DEPTH;
+    let depth = 8;
     let uploader = Uploader::new(ctx, BYTES).host_depth(depth).device_depth(depth);
     let (mut slots, mut batches) = uploader.overlap(false).build::<()>()?;
     // As many batches as there are slots: then the host never has to wait for one.

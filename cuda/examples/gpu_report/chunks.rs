@@ -21,7 +21,7 @@ pub(crate) fn chunks(ctx: &Arc<CudaContext>, extent: &Extent) -> Result<Value> {
         // The first round is not counted: first touches.
         for round in 0..=extent.rounds {
             let took = seconds(|| {
-                let mut slot = slots.acquire()?;
+                let mut slot = slots.acquire()?.reserve();
                 for from in source.chunks(chunk) {
                     let flushed = slot.flushed();
                     let at = from.as_ptr().addr() - source.as_ptr().addr();

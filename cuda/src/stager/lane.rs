@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use twinbuf_core::{Consumer, KeptSlot, Park, ReadSlot, RecvError, TryRecvError};
+use twinbuf_core::{Consumer, KeptSlot, ReadSlot, RecvError, TryRecvError};
 
 use crate::cu::{self, BesideCaptures, Event, Stream};
 use crate::edge;
@@ -164,7 +164,7 @@ impl<'s, 'env> Order<'s, 'env> {
     }
 }
 
-type Orders<'s, 'env> = Consumer<'s, Order<'s, 'env>, Park>;
+type Orders<'s, 'env> = Consumer<'s, Order<'s, 'env>>;
 
 /// The body of a fill thread.
 pub(super) fn run<'s, 'env: 's>(mut orders: Orders<'s, 'env>, copies: &Stream, fate: &Fate) {
@@ -178,7 +178,7 @@ fn all<'s, 'env: 's>(orders: &mut Orders<'s, 'env>, copies: &Stream) -> Result<(
     cu::bind(copies.context())?;
     let _beside = BesideCaptures::enter();
     // An offload whose copies run. The next one is issued before this one is waited for.
-    let mut last: Option<KeptSlot<'s, Order<'s, 'env>, Park>> = None;
+    let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
     loop {
         let next = match last.take() {
             None => orders.recv(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
-use twinbuf_core::{Park, Producer, ReservedSlot, TryAcquireError};
+use twinbuf_core::{Producer, ReservedSlot, TryAcquireError};
 
 use super::lane::{Fill, Host, Order, Piece, Take, Way};
 use crate::cu::{self, Current, Stream};
@@ -33,11 +33,11 @@ pub struct Staging<'s, 'env: 's> {
     copies: &'s Stream,
     used: Used<'env>,
     /// One for each fill thread.
-    lanes: Vec<Producer<'s, Order<'s, 'env>, Park>>,
+    lanes: Vec<Producer<'s, Order<'s, 'env>>>,
     /// The next thread in turn.
     turn: usize,
     /// The slot that is being packed.
-    open: Option<ReservedSlot<'s, Order<'s, 'env>, Park>>,
+    open: Option<ReservedSlot<'s, Order<'s, 'env>>>,
     /// The allocation that the last piece is in, as far as it was asked for.
     allocation: Range<CUdeviceptr>,
     fate: &'s Fate,
@@ -47,7 +47,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub(super) fn new(
         copies: &'s Stream,
         stream: &'env Arc<CudaStream>,
-        lanes: Vec<Producer<'s, Order<'s, 'env>, Park>>,
+        lanes: Vec<Producer<'s, Order<'s, 'env>>>,
         fate: &'s Fate,
     ) -> Self {
         let used = Used { stream, guards: Vec::new() };
@@ -267,7 +267,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     }
 
     /// The next free slot: that of a thread that is free, or else of the next thread in turn.
-    fn acquire(&mut self) -> Result<ReservedSlot<'s, Order<'s, 'env>, Park>, Error> {
+    fn acquire(&mut self) -> Result<ReservedSlot<'s, Order<'s, 'env>>, Error> {
         let lanes = self.lanes.len();
         for lane in (self.turn..self.turn + lanes).map(|lane| lane % lanes) {
             match self.lanes[lane].try_acquire() {
