@@ -228,34 +228,6 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// Iterates over the slots in order, each as a [`KeptSlot`], until the end of the data.
-    ///
-    /// An item does not borrow the iterator and may move to another thread. If an earlier item still holds the next
-    /// slot, the iterator waits until that item is dropped.
-    ///
-    /// # Errors
-    ///
-    /// An item is an error in the cases of [`recv`](Consumer::recv). After [`Cancelled`](RecvError::Cancelled), the
-    /// iterator continues with the next slot. After [`Abandoned`](RecvError::Abandoned), it ends.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use twinbuf_core::RecvError;
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (mut tx, mut rx) = ring.split();
-    /// tx.fill(|slot| *slot = 1).unwrap();
-    /// drop(tx); // without `finish`: not the end of the data
-    /// let mut slots = rx.iter();
-    /// assert_eq!(*slots.next().unwrap()?, 1);
-    /// assert_eq!(slots.next().unwrap().unwrap_err(), RecvError::Abandoned);
-    /// assert!(slots.next().is_none());
-    /// # Ok::<(), RecvError>(())
-    /// ```
-    pub fn iter(&mut self) -> Iter<'_, 'r, T, W> {
-        Iter { consumer: self, ended: false }
-    }
-
     /// Returns `true` if an earlier [`KeptSlot`] still holds the next slot and the producer exists. A receive call
     /// would then wait until that guard is dropped. Returns `false` once the producer is dropped: a receive call then
     /// does not wait, because no data follows in this slot.
@@ -375,38 +347,6 @@ impl<T, W: Wait> fmt::Debug for Consumer<'_, T, W> {
     }
 }
 
-/// An iterator over the slots of a [`Consumer`]. [`Consumer::iter`] returns it.
-#[derive(Debug)]
-#[must_use = "an iterator does nothing until it is asked for an item"]
-pub struct Iter<'c, 'r, T, W: Wait = Auto> {
-    consumer: &'c mut Consumer<'r, T, W>,
-    ended: bool,
-}
-
-impl<'r, T, W: Wait> Iterator for Iter<'_, 'r, T, W> {
-    type Item = Result<KeptSlot<'r, T, W>, RecvError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let item = self.consumer.recv().map(|slot| slot.map(ReadSlot::keep)).transpose();
-        self.ended = !matches!(item, Some(Ok(_) | Err(RecvError::Cancelled)));
-        item
-    }
-}
-
-impl<T, W: Wait> core::iter::FusedIterator for Iter<'_, '_, T, W> {}
-
-impl<'c, 'r, T, W: Wait> IntoIterator for &'c mut Consumer<'r, T, W> {
-    type Item = Result<KeptSlot<'r, T, W>, RecvError>;
-    type IntoIter = Iter<'c, 'r, T, W>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
 /// A filled slot, used in place. It dereferences to the value.
 ///
 /// **Dropping it releases the slot** to the producer. A [`WriteSlot`](crate::WriteSlot) differs: dropping it does
@@ -501,14 +441,20 @@ impl<T, W: Wait> DerefMut for ReadSlot<'_, '_, T, W> {
     }
 }
 
+impl<U: ?Sized, T: AsRef<U>, W: Wait> AsRef<U> for ReadSlot<'_, '_, T, W> {
+    fn as_ref(&self) -> &U {
+        (**self).as_ref()
+    }
+}
+
 impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadSlot").field("seq", &self.seq()).field("value", &**self).finish()
     }
 }
 
-/// A filled slot that does not borrow the consumer. [`ReadSlot::keep`] and [`Consumer::iter`] return it. It
-/// dereferences to the value.
+/// A filled slot that does not borrow the consumer. [`ReadSlot::keep`] returns it. It dereferences to the
+/// value.
 ///
 /// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard of a
 /// [`HeapRing`](crate::HeapRing) or of a `static` ring is `'static` and keeps the ring alive: a task, a tensor or a
@@ -574,6 +520,26 @@ impl<T, W: Wait> DerefMut for KeptSlot<'_, T, W> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
         unsafe { self.slot.value_mut() }
+    }
+}
+
+/// A kept slot can own the bytes of a [`bytes::Bytes`](https://docs.rs/bytes): the last clone releases the slot.
+///
+/// ```
+/// use bytes::Bytes;
+/// let (mut tx, mut rx) = twinbuf_core::HeapRing::from_fn(2, |_| vec![0u8; 4]).into_handles();
+/// tx.fill(|slot| slot.fill(7)).unwrap();
+/// let bytes = Bytes::from_owner(rx.recv()?.unwrap().keep());
+/// let part = bytes.slice(1..3);
+/// drop(bytes);
+/// assert_eq!((&part[..], rx.len()), (&[7, 7][..], 1));
+/// drop(part);
+/// assert_eq!(rx.len(), 0);
+/// # Ok::<(), twinbuf_core::RecvError>(())
+/// ```
+impl<U: ?Sized, T: AsRef<U>, W: Wait> AsRef<U> for KeptSlot<'_, T, W> {
+    fn as_ref(&self) -> &U {
+        (**self).as_ref()
     }
 }
 

@@ -28,7 +28,7 @@ pub mod sync;
 mod wait;
 mod waker;
 
-pub use consumer::{Consumer, Iter, KeptSlot, ReadSlot};
+pub use consumer::{Consumer, KeptSlot, ReadSlot};
 pub use error::{Closed, RecvError, TryAcquireError, TryRecvError};
 pub use producer::{Producer, ReservedSlot, WriteSlot};
 #[cfg(feature = "alloc")]

@@ -239,8 +239,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 /// a.fill(1);
 /// a.commit()?;
 /// other.join().unwrap()?;
-/// for (expected, slot) in [1, 2].into_iter().zip(&mut rx) {
-///     assert_eq!(slot.unwrap()[0], expected);
+/// for expected in [1, 2] {
+///     assert_eq!(rx.recv().unwrap().unwrap()[0], expected);
 /// }
 ///
 /// let buffers = tx.reunite(rx).unwrap(); // the slots again

@@ -36,8 +36,8 @@ fn a_reserved_slot_is_cancelled() {
         }
     }
     tx.finish();
-    let received: Vec<_> = rx.iter().map(|slot| slot.map(|slot| *slot)).collect();
-    assert_eq!(received, [Ok(0), Err(RecvError::Cancelled), Ok(2)]);
+    let received = [(); 4].map(|()| rx.recv().map(|slot| slot.map(|slot| *slot)));
+    assert_eq!(received, [Ok(Some(0)), Err(RecvError::Cancelled), Ok(Some(2)), Ok(None)]);
 }
 
 /// The ring is closed while a slot is borrowed, by either side (thingbuf#100).

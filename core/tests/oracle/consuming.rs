@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use std::mem;
 
-use twinbuf_core::{ReadSlot, RecvError, TryRecvError};
+use twinbuf_core::{ReadSlot, TryRecvError};
 
 use super::operation::{Call, Operation, Use};
 use super::world::{Kept, Payload, Rx, Strategy};
@@ -77,22 +77,10 @@ impl<'w> Check<'w, '_> {
         let expected = self.model.next_read();
         let waits = matches!(expected, Err(TryRecvError::Empty | TryRecvError::Held));
         assert_eq!(rx.is_held(), matches!(expected, Err(TryRecvError::Held)));
-        if waits && matches!(call, Call::Block | Call::Iterate | Call::Forever) {
+        if waits && matches!(call, Call::Block | Call::Forever) {
             return None;
         }
         let world = self.world;
-        if call == Call::Iterate {
-            let mut slots = rx.iter();
-            let item = slots.next();
-            let goes_on = matches!(item, Some(Ok(_) | Err(RecvError::Cancelled)));
-            assert!(goes_on || slots.next().is_none(), "the iterator goes on after its end");
-            let got = item.transpose().map_err(TryRecvError::from);
-            self.compare_received(
-                &expected,
-                &got.as_ref().map(|got| got.as_ref().map(|got| (got.seq(), &**got))),
-            );
-            return got.ok().flatten().inspect(|_| self.model.keep());
-        }
         let pending = |poll| match poll {
             Poll::Ready(Ok(slot)) => Ok(slot),
             Poll::Ready(Err(error)) => Err(TryRecvError::from(error)),
@@ -100,7 +88,7 @@ impl<'w> Check<'w, '_> {
             Poll::Pending => Err(expected.expect_err("something to wait for")),
         };
         let got = match call {
-            Call::Try | Call::Iterate => rx.try_recv(),
+            Call::Try => rx.try_recv(),
             Call::Block => rx.recv().map_err(TryRecvError::from),
             Call::Ticks(ticks) => rx.recv_timeout(Duration::from_millis(ticks.into())),
             Call::Forever => rx.recv_timeout(Duration::MAX),

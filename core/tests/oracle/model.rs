@@ -312,7 +312,7 @@ impl Side {
                 self.registered = Some(task); // the one before is dropped, not woken
                 *word = word.announce();
             }
-            Call::Try | Call::Block | Call::Iterate | Call::Forever => {}
+            Call::Try | Call::Block | Call::Forever => {}
         }
     }
 

@@ -45,8 +45,6 @@ pub(crate) enum Operation {
 pub(crate) enum Call {
     Try,
     Block,
-    /// The iterator's `next`; a plain blocking call on the producer's side.
-    Iterate,
     /// Wait for this many ticks of the world's clock.
     Ticks(u8),
     /// Wait with a timeout too long for the clock.
@@ -101,10 +99,9 @@ impl Operation {
     }
 
     fn list() -> Vec<Operation> {
-        const CALLS: [Call; 10] = [
+        const CALLS: [Call; 9] = [
             Call::Try,
             Call::Block,
-            Call::Iterate,
             Call::Ticks(0),
             Call::Ticks(2),
             Call::Forever,
@@ -116,11 +113,10 @@ impl Operation {
         const THENS: [Then; 5] = [Then::Commit, Then::Reserve, Then::Hold, Then::Drop, Then::Leak];
         let mut all = Vec::new();
         for then in THENS {
-            all.extend(CALLS.into_iter().filter(|&c| c != Call::Iterate).map(|c| Self::Acquire(c, then)));
+            all.extend(CALLS.map(|call| Self::Acquire(call, then)));
         }
         for then in [Use::Release, Use::Keep, Use::Leak] {
-            let calls = CALLS.into_iter().filter(|&call| call != Call::Iterate || then == Use::Keep);
-            all.extend(calls.map(|call| Self::Receive(call, then)));
+            all.extend(CALLS.map(|call| Self::Receive(call, then)));
         }
         all.extend(THENS.into_iter().filter(|&then| then != Then::Hold).map(Self::EndWrite));
         all.extend([Filling::Fill, Filling::FillPanics].map(Self::Fill));

@@ -60,11 +60,11 @@ impl<'w> Check<'w, '_> {
         };
         let world = self.world;
         let got = match call {
-            Call::Block | Call::Iterate | Call::Forever if expected == Err(TryAcquireError::Full) => {
+            Call::Block | Call::Forever if expected == Err(TryAcquireError::Full) => {
                 return None;
             }
             Call::Try => tx.try_acquire(),
-            Call::Block | Call::Iterate => tx.acquire().map_err(closed),
+            Call::Block => tx.acquire().map_err(closed),
             Call::Ticks(ticks) => tx.acquire_timeout(Duration::from_millis(ticks.into())),
             Call::Forever => tx.acquire_timeout(Duration::MAX),
             Call::Poll(task) => pending(tx.poll_acquire(&mut Context::from_waker(&world.waker(task)))),

@@ -248,14 +248,14 @@ impl Consuming {
                 }
             }
             let received = if self.random.below(32) == 0 {
-                match rx.iter().next() {
-                    Some(Ok(mut slot)) => {
+                match rx.recv().map(|slot| slot.map(twinbuf_core::ReadSlot::keep)) {
+                    Ok(Some(mut slot)) => {
                         self.check(slot.seq(), &mut slot, seq);
                         held.push_back(slot);
                         Ok(())
                     }
-                    Some(Err(error)) => Err(error.into()),
-                    None => Err(No::Finished),
+                    Err(error) => Err(error.into()),
+                    Ok(None) => Err(No::Finished),
                 }
             } else {
                 receive(rx, &mut self.random).map(|mut slot| {
