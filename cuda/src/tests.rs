@@ -82,7 +82,6 @@ fn train(
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
     let seen = HostBytes::new(ctx, BYTES * BATCHES as usize, 0)?;
     let target = seen.start().as_ptr();
-    let control = sim.control();
     // Without an edge, the device is stopped until the first batch is in use. Otherwise the copy thread may already
     // have seen a copy complete, and the host's later work then comes after that copy even without the edge. On a busy
     // machine every copy could end this way.
@@ -91,18 +90,18 @@ fn train(
     let delay = Duration::from_millis(if sim.is_real() { 20 } else { 2 });
     let fill = |slots: &mut HostSlots<u32>, seq| {
         let mut slot = slots.acquire()?.reserve();
-        let mut bytes = pattern(seed, seq);
+        let bytes: Vec<u8> = pattern(seed, seq).collect();
         while slot.flushed() < BYTES / 2 {
             let until = if kind != Slots::Whole { BYTES / 4 } else { BYTES };
-            control.host_write(&raw const slot[..until]);
-            slot[..until].fill_with(|| bytes.next().unwrap());
+            let from = slot.flushed();
+            slot[..until].copy_from_slice(&bytes[from..][..until]);
             if until == BYTES {
                 return slot.commit(BYTES, seq);
             }
-            slot.flush(slot.flushed() + until)?;
+            slot.flush(from + until)?;
         }
-        control.host_write(&raw const slot[..]);
-        slot.fill_with(|| bytes.next().unwrap());
+        let from = slot.flushed();
+        slot.copy_from_slice(&bytes[from..]);
         slot.commit(BYTES, seq)
     };
     let mut read = |seq: u32| -> Result<(), Error> {
@@ -154,7 +153,6 @@ fn train(
     }
     // SAFETY: the buffer has this many bytes, and nothing writes to them any more.
     let seen = unsafe { std::slice::from_raw_parts(target, BYTES * BATCHES as usize) };
-    sim.host_read(&raw const *seen);
     Ok(seen.to_vec())
 }
 
@@ -202,6 +200,18 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) 
     (sim.violations(), equal)
 }
 
+/// Whether the checker found that this edge is missing, at the access that needs it: where the reader fills its slot again,
+/// or in the driver's call.
+fn at_the_access(found: &str, edge: Edge) -> bool {
+    let (race, at) = match edge {
+        Edge::RefillAfterCopy => ("is not ordered after h2d (read", "\n  host write at:"),
+        Edge::UseAfterCopy => ("d2h (read", "\n  d2h at:\n    cuMemcpyDtoHAsync_v2"),
+        Edge::CopyAfterUse => ("h2d (write", "\n  h2d at:\n    cuMemcpyHtoDAsync_v2"),
+    };
+    let (sentence, stacks) = found.split_once('\n').unwrap_or((found, ""));
+    sentence.contains(race) && format!("\n{stacks}").contains(at) && stacks.contains("twinbuf_cuda::")
+}
+
 /// The number of seeds of a run.
 fn seeds() -> u64 {
     let asked = std::env::var("TWINBUF_CUDA_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
@@ -226,7 +236,8 @@ fn a_missing_edge_is_found_for_every_seed() {
             let (found, equal) = run(seed, Some(edge), seed.is_multiple_of(2));
             // A real driver has no checker.
             if !Control::get().is_real() {
-                assert!(!found.is_empty(), "without {edge:?}, seed {seed}: nothing found");
+                let found = found.iter().any(|found| at_the_access(found, edge));
+                assert!(found, "without {edge:?}, seed {seed}: not found");
             }
             wrong += u64::from(!equal);
         }

@@ -294,7 +294,6 @@ impl World {
         let mut slot = slot.reserve();
         model.batches.push(Batch { bytes: Vec::new(), uses: BTreeSet::new(), state: State::Open });
         let bytes: Vec<u8> = (0..BYTES).map(|i| (seq * 31 + i * 7) as u8 ^ model.setup.seed as u8).collect();
-        self.sim.host_write(&raw const slot[..]);
         slot.copy_from_slice(&bytes);
         for &until in flushes {
             let before = slot.flushed();
@@ -748,7 +747,7 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
     let mut memory: Vec<CudaSlice<u8>> = (0..3).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
     // `None` after a scope that failed.
     let mut model: Vec<Option<Vec<u8>>> = vec![Some(vec![0; LEN]); 3];
-    let (mut kernels, control, mut failing) = (Vec::new(), sim.control(), false);
+    let (mut kernels, mut failing) = (Vec::new(), false);
     for (round, scope) in scopes.iter().enumerate() {
         let new: Vec<Vec<u8>> = (0..3)
             .map(|buffer| (0..LEN).map(|i| (i * 7 + buffer * 50 + round * 31) as u8 ^ seed as u8).collect())
@@ -795,7 +794,6 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
                     Part::Up(view, new) if i % 3 == 0 && scope.failing != Some(i) => to.upload(new, view)?,
                     Part::Up(view, new) => to.upload_with(
                         move |at, out| {
-                            control.host_write(&raw const *out);
                             if scope.failing == Some(i) {
                                 return Err(io::Error::other("fails"));
                             }

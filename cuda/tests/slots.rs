@@ -100,7 +100,7 @@ fn without_a_flush_chunks_cost_no_call() {
 fn a_slot_dropped_half_way_is_no_batch() {
     must_end(|| {
         for overlap in [true, false] {
-            let (sim, ctx) = start(1, false);
+            let (_sim, ctx) = start(1, false);
             let stream = ctx.new_stream().unwrap();
             let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap);
             let (mut slots, mut batches) = build.build::<u8>().unwrap();
@@ -113,7 +113,6 @@ fn a_slot_dropped_half_way_is_no_batch() {
                 }
                 drop(slot);
                 let mut slot = slots.acquire().unwrap().reserve();
-                sim.host_write(&raw const slot[..]);
                 slot.fill(value);
                 slot.flush(3 * CHUNK).unwrap();
                 slot.commit(BYTES, value).unwrap();
@@ -179,7 +178,6 @@ fn lent_slots_are_filled_in_place_and_returned() {
             let reading = ctx.new_stream().unwrap();
             for value in 1..20 {
                 let mut slot = slots.acquire().unwrap();
-                sim.host_write(&raw const slot[..]);
                 slot.fill(value);
                 slot.commit(BYTES, value).unwrap();
                 let batch = batches.recv().unwrap().unwrap();

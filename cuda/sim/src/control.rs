@@ -48,7 +48,6 @@ symbols! {
     own_calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_own_calls\0",
     violations: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_violations\0",
     live: unsafe extern "C" fn(*mut Live) = b"twinbuf_sim_live\0",
-    host_access: unsafe extern "C" fn(*const c_void, usize, u32) = b"twinbuf_sim_host_access\0",
     release: unsafe extern "C" fn(u64) = b"twinbuf_sim_release\0",
     acquire: unsafe extern "C" fn(u64) = b"twinbuf_sim_acquire\0",
     kernel: unsafe extern "C" fn(*mut c_void, u64, usize, u32, u8, u32, *mut u64) -> u32 = b"twinbuf_sim_kernel\0",
@@ -158,7 +157,7 @@ impl Control {
     /// The calls and operations that [`Control::inject`] has made fail, in order: names of calls, kinds of operations.
     #[must_use]
     pub fn injected(self) -> Vec<String> {
-        self.symbols.map_or_else(Vec::new, |sim| lines(sim.injected))
+        self.symbols.map_or_else(Vec::new, |sim| texts(sim.injected))
     }
 
     /// Loses the context immediately: queued work is dropped, and every later call in it returns `code`
@@ -207,10 +206,11 @@ impl Control {
         self.symbols.map_or(0, |sim| unsafe { (sim.own_calls)(name.as_ptr()) })
     }
 
-    /// The violations that the checker found since the last call, one sentence each.
+    /// The violations that the checker found since the last call: a sentence each, and in further lines the call stacks of
+    /// the accesses that it names.
     #[must_use]
     pub fn violations(self) -> Vec<String> {
-        self.symbols.map_or_else(Vec::new, |sim| lines(sim.violations))
+        self.symbols.map_or_else(Vec::new, |sim| texts(sim.violations))
     }
 
     /// The resources that the driver currently holds for its user; all 0 with the real driver.
@@ -222,25 +222,6 @@ impl Control {
             unsafe { (sim.live)(&raw mut live) };
         }
         live
-    }
-
-    /// Announces that this thread writes these bytes now. Inside a host function, announces it for the function's
-    /// stream.
-    pub fn host_write<T>(self, range: *const [T]) {
-        self.host_access(range, true);
-    }
-
-    /// Announces that this thread reads these bytes now. Inside a host function, announces it for the function's
-    /// stream.
-    pub fn host_read<T>(self, range: *const [T]) {
-        self.host_access(range, false);
-    }
-
-    fn host_access<T>(self, range: *const [T], write: bool) {
-        if let Some(sim) = self.symbols {
-            // SAFETY: the address is compared, not dereferenced.
-            unsafe { (sim.host_access)(range.cast(), range.len() * size_of::<T>(), u32::from(write)) };
-        }
     }
 
     /// The first half of an edge that the driver cannot see: stores the clock of this thread, or of the host function,
@@ -375,8 +356,8 @@ impl Drop for Held {
     }
 }
 
-/// The text that `get` writes, split into lines. `get` returns the length it needs.
-fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
+/// The texts that `get` writes, with a NUL between. `get` returns the length it needs.
+fn texts(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     let mut text = Vec::new();
     loop {
         // SAFETY: the pointer is valid for the length that is passed.
@@ -387,7 +368,8 @@ fn lines(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
         }
         text.resize(needed, 0);
     }
-    String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    let texts = String::from_utf8_lossy(&text);
+    texts.split('\0').filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
 /// One run of the driver, from [`Sim::start`] until this is dropped. It starts without any state of earlier runs.

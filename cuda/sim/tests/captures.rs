@@ -121,12 +121,62 @@ fn each_call_on_a_captured_stream_returns_its_code() {
     assert_eq!(code(legacy.begin_capture(RELAXED)), 900);
 }
 
+/// What is not enqueued in a stream is forbidden to the capturing thread, unless the capture is relaxed. A question about
+/// a captured event is its own error in every mode.
+#[test]
+fn unsafe_calls_end_a_capture_that_is_not_relaxed() {
+    let (_sim, ctx) = start();
+    let (captured, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
+    let (host, mut pageable) = (Pinned::new(BYTES).unwrap(), vec![0_u8; BYTES]);
+    let allocate = || unsafe { result::malloc_sync(BYTES) }.unwrap();
+    let (to, from) = (allocate(), allocate());
+    let event = ctx.new_event(None).unwrap();
+    let to_pageable = pageable.as_mut_ptr().cast();
+    type Call<'a> = (&'a str, Box<dyn Fn() -> CUresult + 'a>, u32);
+    let module = || {
+        let mut module = null_mut();
+        unsafe { sys::cuModuleLoadData(&raw mut module, c".version 7.0".as_ptr().cast()) }
+    };
+    let ask = |ask: unsafe fn(sys::CUevent) -> CUresult| {
+        let event = event.cu_event();
+        unsafe { sys::cuEventRecord(event, captured.cu_stream()) }.result().unwrap();
+        unsafe { ask(event) }
+    };
+    let calls: Vec<Call<'_>> = vec![
+        ("copy to the device", Box::new(|| unsafe { sys::cuMemcpyHtoD_v2(to, host.pointer, BYTES) }), 900),
+        ("copy to the host", Box::new(|| unsafe { sys::cuMemcpyDtoH_v2(host.pointer, from, BYTES) }), 900),
+        ("copy on the device", Box::new(|| unsafe { sys::cuMemcpyDtoD_v2(to, from, BYTES) }), 900),
+        (
+            "copy to pageable memory on another stream",
+            Box::new(|| unsafe { sys::cuMemcpyDtoHAsync_v2(to_pageable, from, BYTES, other.cu_stream()) }),
+            900,
+        ),
+        ("load a module", Box::new(module), 900),
+        ("allocate", Box::new(|| unsafe { sys::cuMemAlloc_v2(&mut 0, BYTES) }), 900),
+        ("query another stream", Box::new(|| unsafe { sys::cuStreamQuery(other.cu_stream()) }), 900),
+        ("query a captured event", Box::new(|| ask(sys::cuEventQuery)), 907),
+        ("wait for a captured event", Box::new(|| ask(sys::cuEventSynchronize)), 907),
+    ];
+    for (mode, relaxed) in [
+        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, false),
+        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, false),
+        (RELAXED, true),
+    ] {
+        for (name, call, refused) in &calls {
+            captured.begin_capture(mode).unwrap();
+            let wanted = if relaxed && *refused == 900 { (0, 0) } else { (*refused, 901) };
+            assert_eq!((call() as u32, end(&captured)), wanted, "{name}, {mode:?}");
+            ctx.synchronize().unwrap();
+        }
+    }
+}
+
 #[test]
 fn captured_work_does_not_run() {
-    let (sim, ctx) = start();
+    let (_sim, ctx) = start();
     let stream = ctx.new_stream().unwrap();
     let host = Pinned::new(BYTES).unwrap();
-    host.fill(sim.control(), 7);
+    host.fill(7);
     let mut device = stream.alloc_zeros::<u8>(BYTES).unwrap();
     let address = cudarc::driver::DevicePtr::device_ptr(&device, &stream).0;
     begin(&stream);

@@ -58,7 +58,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 19] = [
+    let table: [Case; 28] = [
         (
             "streams without an edge",
             |sim| two_streams(sim, Order::Nothing),
@@ -82,16 +82,37 @@ fn edges_of_every_kind() {
         ),
         (
             "host memory read before the copy is done",
-            |sim| read_back(sim, false),
-            "page-locked memory +0x0..+0x1000: host read",
+            |_| read_back(false),
+            "page-locked memory +0x0..+0x1: host read",
         ),
-        ("host memory read after the copy", |sim| read_back(sim, true), ""),
+        ("host memory read after the copy", |_| read_back(true), ""),
         (
-            "host memory freed too early",
-            |sim| free_host(sim, false),
-            "page-locked memory +0x0..+0x1000: host free",
+            "a source written under its copy, and written back",
+            |_| write_and_write_back(false),
+            "page-locked memory +0xfff..+0x1000: host write (write, the host) is not ordered after h2d (read",
         ),
-        ("host memory freed after the copy", |sim| free_host(sim, true), ""),
+        ("a source read under its copy, and written after it", |_| write_and_write_back(true), ""),
+        (
+            "a slot on the page of its neighbours",
+            |_| neighbours(false),
+            "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write",
+        ),
+        ("its neighbours on the page", |_| neighbours(true), ""),
+        ("a file read into a slot before its copy is done", |_| read_a_file(false), ""),
+        ("a file read into a slot after its copy", |_| read_a_file(true), ""),
+        (
+            "host memory read after its free",
+            use_after_free,
+            "host read of page-locked memory +0x8 after its free",
+        ),
+        (
+            "a copy of pageable memory, then another stream",
+            |_| pageable(false),
+            "device memory +0x0..+0x1000: memset",
+        ),
+        ("a copy of pageable memory that is waited for", |_| pageable(true), ""),
+        ("host memory freed too early", |_| free_host(false), "page-locked memory +0x0..+0x1000: host free"),
+        ("host memory freed after the copy", |_| free_host(true), ""),
         (
             "device memory freed under a kernel",
             |sim| free_device(sim, false),
@@ -119,6 +140,41 @@ fn edges_of_every_kind() {
             wanted => assert!(found.iter().any(|found| found.starts_with(wanted)), "{name}: {found:#?}"),
         }
     }
+}
+
+#[test]
+fn a_violation_has_the_stacks_of_the_access_and_of_the_copy() {
+    let sim = Sim::start(Options::default());
+    if sim.is_real() {
+        return;
+    }
+    read_back(false);
+    let [found] = &sim.violations()[..] else { panic!("one") };
+    let (access, copy) = found.split_once("\n  d2h at:\n    cuMemcpyDtoHAsync_v2").unwrap();
+    let (_, access) = access.split_once("\n  host read at:\n").unwrap();
+    assert!(access.contains("::bytes at ") || access.contains("bytes at "), "{found}");
+    for stack in [access, copy] {
+        assert!(stack.contains("read_back at ") && stack.contains("checker.rs:"), "{found}");
+        assert!(!stack.contains("twinbuf_cuda_sim::driver"), "{found}");
+    }
+}
+
+/// What is no access to page-locked memory is left to whoever handled it before.
+#[test]
+fn other_faults_end_the_process_as_before() {
+    use std::os::unix::process::ExitStatusExt;
+    const CHILD: &str = "TWINBUF_SIM_FAULTS";
+    if std::env::var_os(CHILD).is_some() {
+        let _sim = Sim::start(Options::default());
+        let _context = context().unwrap();
+        let _slot = Pinned::new(BYTES).unwrap();
+        // SAFETY: none: it faults, which is what this is for.
+        unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) };
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["other_faults_end_the_process_as_before", "--exact"]).env(CHILD, "1");
+    let ended = child.output().unwrap().status;
+    assert_eq!(ended.signal(), Some(11), "{ended}");
 }
 
 #[derive(Clone, Copy)]
@@ -172,10 +228,10 @@ fn host_function(_: Control, hands_over: bool) {
     unsafe extern "C" fn read(job: *mut c_void) {
         // SAFETY: a `Job` given away by its owner.
         let job = unsafe { Box::from_raw(job.cast::<Job>()) };
-        let sim = Control::get();
-        sim.host_read(job.slot);
+        // SAFETY: the slot outlives the stream's work.
+        unsafe { job.slot.cast::<u8>().read_volatile() };
         if job.hands_over {
-            sim.release(1);
+            Control::get().release(1);
         }
         job.done.send(()).unwrap();
     }
@@ -193,11 +249,11 @@ fn host_function(_: Control, hands_over: bool) {
     if hands_over {
         sim.acquire(1);
     }
-    slot.fill(sim, 1);
+    slot.fill(1);
     stream.synchronize().unwrap();
 }
 
-fn read_back(sim: Control, wait: bool) {
+fn read_back(wait: bool) {
     let context = context().unwrap();
     let stream = context.new_stream().unwrap();
     let memory = stream.clone_htod(&[7_u8; BYTES]).unwrap();
@@ -205,18 +261,106 @@ fn read_back(sim: Control, wait: bool) {
     slot.download(address(&memory), &stream).unwrap();
     if wait {
         stream.synchronize().unwrap();
-        assert_eq!(slot.bytes(), [7; BYTES]);
     }
-    sim.host_read(slot.slice());
+    assert!(slot.bytes() == [7; BYTES] || !wait);
     stream.synchronize().unwrap();
 }
 
-fn free_host(sim: Control, wait: bool) {
+/// It writes a source under its copy, and writes back what was there: the data are right, whatever the timing.
+fn write_and_write_back(wait: bool) {
     let context = context().unwrap();
     let stream = context.new_stream().unwrap();
     let memory = device(&stream, BYTES).unwrap();
     let slot = Pinned::new(BYTES).unwrap();
-    slot.fill(sim, 1);
+    slot.fill(1);
+    slot.upload(address(&memory), &stream).unwrap();
+    let _read = slot.bytes(); // which an upload allows
+    if wait {
+        stream.synchronize().unwrap();
+    }
+    for value in [2_u8, 1] {
+        let last = slot.pointer.cast::<u8>().wrapping_add(BYTES - 1);
+        // SAFETY: inside the allocation.
+        unsafe { last.write_volatile(value) };
+    }
+    stream.synchronize().unwrap();
+}
+
+/// Slots that share a page: whose copy runs is left alone, its neighbours are used.
+fn neighbours(leaves_alone: bool) {
+    const SLOT: usize = 64;
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, SLOT).unwrap();
+    let slots = Pinned::new(3 * SLOT).unwrap();
+    slots.fill(1);
+    let middle = slots.pointer.cast::<u8>().wrapping_add(SLOT);
+    // SAFETY: inside the allocation; nothing is read or written here.
+    let middle = unsafe { &mut *std::ptr::slice_from_raw_parts_mut(middle, SLOT) };
+    // SAFETY: whether the slot is left alone is what the test checks.
+    unsafe { result::memcpy_dtoh_async(middle, address(&memory), stream.cu_stream()) }.unwrap();
+    for at in (0..3 * SLOT).filter(|at| !leaves_alone || at / SLOT != 1) {
+        let byte = slots.pointer.cast::<u8>().wrapping_add(at);
+        // SAFETY: inside the allocation.
+        let before = unsafe { byte.read_volatile() };
+        // SAFETY: as above.
+        unsafe { byte.write_volatile(before + 1) };
+    }
+    stream.synchronize().unwrap();
+}
+
+fn use_after_free(_: Control) {
+    let _context = context().unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    let at = slot.pointer.cast::<u8>().wrapping_add(8);
+    drop(slot);
+    // SAFETY: the simulated driver keeps it mapped, to find this.
+    unsafe { at.read_volatile() };
+}
+
+/// The kernel does not stop at a closed page, but returns an error: after the wait, the page is open.
+fn read_a_file(wait: bool) {
+    use std::io::Read;
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.upload(address(&memory), &stream).unwrap();
+    if wait {
+        stream.synchronize().unwrap();
+    }
+    // SAFETY: as many bytes, and no copy uses them after the wait.
+    let bytes = unsafe { &mut *slot.slice() };
+    let read = std::fs::File::open("/dev/zero").unwrap().read(bytes);
+    const EFAULT: i32 = 14;
+    assert_eq!(read.map_err(|error| error.raw_os_error()), if wait { Ok(BYTES) } else { Err(Some(EFAULT)) });
+    stream.synchronize().unwrap();
+}
+
+/// A copy of pageable memory returns when it is staged: another stream's work has no edge from it.
+fn pageable(wait: bool) {
+    let context = context().unwrap();
+    let other = context.new_stream().unwrap();
+    // SAFETY: the size is not 0.
+    let memory = unsafe { result::malloc_sync(BYTES) }.unwrap();
+    // SAFETY: as many bytes.
+    unsafe { result::memcpy_htod_sync(memory, &[7_u8; BYTES]) }.unwrap();
+    if wait {
+        context.default_stream().synchronize().unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { result::memset_d8_async(memory, 1, BYTES, other.cu_stream()) }.unwrap();
+    context.synchronize().unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::free_sync(memory) }.unwrap();
+}
+
+fn free_host(wait: bool) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let memory = device(&stream, BYTES).unwrap();
+    let slot = Pinned::new(BYTES).unwrap();
+    slot.fill(1);
     slot.upload(address(&memory), &stream).unwrap();
     if wait {
         stream.synchronize().unwrap();
@@ -284,7 +428,9 @@ fn use_after_free_is_reported_and_refused() {
     drop(memory);
     let slot = Pinned::new(BYTES).unwrap();
     slot.upload(at, &stream).unwrap_err();
-    assert_eq!(sim.violations(), ["h2d of device memory +0x0..+0x1000 after its free"]);
+    let found = sim.violations();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert!(found[0].starts_with("h2d of device memory +0x0..+0x1000 after its free"), "{found:#?}");
 }
 
 #[test]
@@ -347,26 +493,25 @@ fn host_threads_apart_need_edges_between_them() {
         let memory = device(&stream, BYTES).unwrap();
         let slot = Pinned::new(BYTES).unwrap();
         let bytes = slot.slice() as *mut u8 as usize;
-        // One thread fills the slot, this thread uploads it: joining the thread is an edge that the driver cannot see.
+        slot.upload(address(&memory), &stream).unwrap();
+        // This thread waits for the copy, another one refills the slot: to start a thread is an edge that the driver
+        // cannot see.
+        stream.synchronize().unwrap();
+        sim.release(7);
         std::thread::spawn(move || {
-            let slot = std::ptr::slice_from_raw_parts_mut(bytes as *mut u8, BYTES);
-            control.host_write(slot);
             if hand_over {
-                control.release(7);
+                control.acquire(7);
             }
+            // SAFETY: as many bytes of the slot.
+            unsafe { (bytes as *mut u8).write_bytes(1, BYTES) };
         })
         .join()
         .unwrap();
-        if hand_over {
-            sim.acquire(7);
-        }
-        slot.upload(address(&memory), &stream).unwrap();
-        stream.synchronize().unwrap();
         let found = sim.violations();
-        assert_eq!(found.is_empty(), hand_over || sim.is_real(), "{found:#?}");
-        // Without the edge, this free races with the other thread's write too.
+        let wanted = "page-locked memory +0x0..+0x1: host write (write, host thread";
+        let right = |found: &[String]| found.len() == 1 && found[0].starts_with(wanted);
+        assert!(if hand_over || sim.is_real() { found.is_empty() } else { right(&found) }, "{found:#?}");
         drop(slot);
-        assert_eq!(sim.violations().is_empty(), hand_over || sim.is_real());
     }
 }
 

@@ -22,17 +22,21 @@ const GLOBAL: Mode = 0;
 const THREAD_LOCAL: Mode = 1;
 const RELAXED: Mode = 2;
 
-/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: waits and queries of the host, and
-/// allocation without a stream.
-const UNSAFE: [&str; 10] = [
+/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: what is not enqueued in a stream, and so
+/// is not seen by a capture. Waits and queries of the host, allocations without a stream, synchronous copies, loading.
+/// Questions about an event, and copies to pageable memory, are such calls too: their bodies ask [`Captures::permit`].
+pub(super) const UNSAFE: [&str; 13] = [
     "cuCtxSynchronize",
-    "cuEventQuery",
-    "cuEventSynchronize",
     "cuMemAllocHost_v2",
     "cuMemAlloc_v2",
     "cuMemFreeHost",
     "cuMemFree_v2",
     "cuMemHostAlloc",
+    "cuMemcpyDtoD_v2",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyHtoD_v2",
+    "cuModuleLoadData",
+    "cuModuleUnload",
     "cuStreamQuery",
     "cuStreamSynchronize",
 ];
@@ -207,10 +211,10 @@ impl Captures {
         self.open.get_mut(&id).filter(|capture| !capture.broken).ok_or(CAPTURE_INVALIDATED)
     }
 
-    /// Invalidates the captures that forbid this call to the calling thread.
-    pub(super) fn call(&mut self, run: u64, name: &str) -> Result<(), Code> {
+    /// Invalidates the captures that forbid "potentially unsafe" calls to the calling thread.
+    pub(super) fn permit(&mut self, run: u64) -> Result<(), Code> {
         let mode = own_mode(run);
-        if mode == RELAXED || !UNSAFE.contains(&name) {
+        if mode == RELAXED {
             return Ok(());
         }
         let me = thread::current().id();

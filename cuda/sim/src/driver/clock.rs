@@ -5,7 +5,11 @@
 //! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
 //! happens when work is *enqueued*, so the workers' timing does not matter.
 
+use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::guard::{Closed, PAGE};
 
 /// A stream's handle, or a host thread's number.
 pub(super) type Agent = u64;
@@ -41,7 +45,7 @@ impl Clock {
 }
 
 /// A read or write of the bytes `from..to` of one allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Access {
     pub(super) agent: Agent,
     pub(super) step: u64,
@@ -50,6 +54,18 @@ pub(super) struct Access {
     pub(super) write: bool,
     /// The operation: `h2d`, `host write`, ...
     pub(super) what: &'static str,
+    /// The call that made it.
+    pub(super) stack: Arc<Backtrace>,
+    /// It was part of a violation: the guard lets the program do what it wants with these bytes.
+    pub(super) reported: bool,
+}
+
+impl Access {
+    /// Whether an access with this clock races with this earlier one.
+    fn races(&self, (from, to): (u64, u64), write: bool, clock: &Clock) -> bool {
+        let overlap = self.from < to && from < self.to;
+        overlap && (self.write || write) && !clock.knows(self.agent, self.step)
+    }
 }
 
 /// The accesses to one allocation, except those that later ones cover.
@@ -61,19 +77,46 @@ impl History {
     pub(super) fn add(&mut self, new: Access, clock: &Clock) -> Vec<Access> {
         let mut races = Vec::new();
         self.0.retain(|old| {
-            let overlap = old.from < new.to && new.from < old.to;
-            let ordered = clock.knows(old.agent, old.step);
-            if overlap && !ordered && (old.write || new.write) {
-                races.push(*old);
+            if old.races((new.from, new.to), new.write, clock) {
+                races.push(old.clone());
             }
             // An agent that is ordered after `new` is ordered after everything before `new`. So an earlier access can
             // be dropped if it is ordered before `new`, is inside its range, and conflicts with nothing that `new` does
             // not conflict with.
             let covered = new.from <= old.from && old.to <= new.to;
-            !(ordered && covered && (new.write || !old.write))
+            !(clock.knows(old.agent, old.step) && covered && (new.write || !old.write))
         });
         self.0.push(new);
         races
+    }
+
+    /// The accesses that a touch of this byte with this clock races with. They are reported once.
+    pub(super) fn touch(&mut self, byte: u64, write: bool, clock: &Clock) -> Vec<Access> {
+        let racing =
+            self.0.iter_mut().filter(|old| !old.reported && old.races((byte, byte + 1), write, clock));
+        racing
+            .map(|old| {
+                old.reported = true;
+                old.clone()
+            })
+            .collect()
+    }
+
+    /// The pages that the program may not use freely, because of accesses that it does not know: it may read where they
+    /// read, and do nothing where they write.
+    pub(super) fn closed(&self, known: &Clock) -> Vec<Closed> {
+        let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
+        let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.agent, old.step));
+        let unknown: Vec<_> = unknown.map(pages).collect();
+        let mut cuts: Vec<u64> = unknown.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let between = cuts.windows(2).filter_map(|cut| {
+            let here = unknown.iter().filter(|(from, to, _)| *from < cut[1] && cut[0] < *to);
+            let writes = here.map(|(.., write)| *write).reduce(|one, other| one || other)?;
+            Some((cut[0], cut[1], if writes { libc::PROT_NONE } else { libc::PROT_READ }))
+        });
+        between.collect()
     }
 }
 
@@ -82,7 +125,13 @@ mod tests {
     use super::*;
 
     fn access(agent: Agent, step: u64, (from, to): (u64, u64), write: bool) -> Access {
-        Access { agent, step, from, to, write, what: "test" }
+        let stack = Arc::new(Backtrace::disabled());
+        Access { agent, step, from, to, write, what: "test", stack, reported: false }
+    }
+
+    /// Which accesses these are: nothing else of them differs in a test.
+    fn steps(accesses: &[Access]) -> Vec<(Agent, u64, bool)> {
+        accesses.iter().map(|access| (access.agent, access.step, access.write)).collect()
     }
 
     #[test]
@@ -103,7 +152,7 @@ mod tests {
             let mut history = History::default();
             let mut one = Clock::default();
             let step = one.tick(1);
-            assert_eq!(history.add(access(1, step, first, first_writes), &one), []);
+            assert!(history.add(access(1, step, first, first_writes), &one).is_empty());
             let mut two = Clock::default();
             if known {
                 two.join(&one);
@@ -124,7 +173,7 @@ mod tests {
         two.tick(2);
         three.join(&two);
         let step = three.tick(3);
-        assert_eq!(history.add(access(3, step, (0, 8), true), &three), []);
+        assert!(history.add(access(3, step, (0, 8), true), &three).is_empty());
     }
 
     #[test]
@@ -135,11 +184,11 @@ mod tests {
         for _ in 0..1000 {
             let step = one.tick(1);
             let write = access(1, step, (0, 8), true);
-            assert_eq!(history.add(write, &one), []);
+            assert!(history.add(write.clone(), &one).is_empty());
             two.join(&one);
             let step = two.tick(2);
             let read = access(2, step, (0, 8), false);
-            assert_eq!(history.add(read, &two), []);
+            assert!(history.add(read.clone(), &two).is_empty());
             last = Some((read, write));
             one.join(&two);
         }
@@ -147,6 +196,32 @@ mod tests {
         let (read, write) = last.unwrap();
         let mut stranger = Clock::default();
         let step = stranger.tick(3);
-        assert_eq!(history.add(access(3, step, (2, 3), true), &stranger), [write, read]);
+        let races = history.add(access(3, step, (2, 3), true), &stranger);
+        assert_eq!(steps(&races), steps(&[write, read]));
+    }
+
+    #[test]
+    fn pages_are_closed_as_far_as_copies_use_them_that_the_host_does_not_know() {
+        let (mut stream, mut host) = (Clock::default(), Clock::default());
+        let mut history = History::default();
+        for (range, write) in [((0, 10), false), ((2 * PAGE, 3 * PAGE + 1), true), ((5000, 9000), false)] {
+            let step = stream.tick(1);
+            history.add(access(1, step, range, write), &stream);
+        }
+        let (read, nothing) = (libc::PROT_READ, libc::PROT_NONE);
+        let closed = [
+            (0, PAGE, read),
+            (PAGE, 2 * PAGE, read),
+            (2 * PAGE, 3 * PAGE, nothing),
+            (3 * PAGE, 4 * PAGE, nothing),
+        ];
+        assert_eq!(history.closed(&host), closed);
+        // A byte that no copy uses, a read of what is read, a write of it; reported once.
+        assert!(history.touch(10, true, &host).is_empty() && history.touch(9, false, &host).is_empty());
+        assert_eq!(steps(&history.touch(9, true, &host)), [(1, 1, false)]);
+        assert!(history.touch(9, true, &host).is_empty());
+        assert_eq!(history.closed(&host), closed[1..]);
+        host.join(&stream);
+        assert_eq!(history.closed(&host), []);
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::calls;
 use super::machine::{self, changed, lock, wait};
+use super::violation::Violation;
 use crate::abi::{Live, RawFailure, RawOptions};
 
 /// Copies `lines` if there is room, and returns their number of bytes.
@@ -52,14 +53,14 @@ unsafe extern "C" fn twinbuf_sim_inject(name: *const c_char, failure: *const Raw
     lock().failures.arm(name, failure);
 }
 
-/// `Control::injected`: names, one a line.
+/// `Control::injected`: names, with a NUL between.
 ///
 /// # Safety
 ///
 /// `to` must be valid for `room` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn twinbuf_sim_injected(to: *mut u8, room: usize) -> usize {
-    let lines = lock().failures.happened.join("\n");
+    let lines = lock().failures.happened.join("\0");
     // SAFETY: the caller's promise.
     unsafe { give(&lines, to, room) }
 }
@@ -96,7 +97,7 @@ unsafe extern "C" fn twinbuf_sim_own_calls(name: *const c_char) -> u64 {
     machine::own_calls(&lock(), &name)
 }
 
-/// `Control::violations`: one sentence a line. They are cleared if there is room for them.
+/// `Control::violations`: with a NUL between. They are cleared if there is room for them.
 ///
 /// # Safety
 ///
@@ -104,7 +105,8 @@ unsafe extern "C" fn twinbuf_sim_own_calls(name: *const c_char) -> u64 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn twinbuf_sim_violations(to: *mut u8, room: usize) -> usize {
     let mut core = lock();
-    let lines = core.violations.join("\n");
+    let texts: Vec<&str> = core.violations.iter().map(Violation::text).collect();
+    let lines = texts.join("\0");
     if lines.len() <= room {
         core.violations.clear();
     }
@@ -121,12 +123,6 @@ unsafe extern "C" fn twinbuf_sim_violations(to: *mut u8, room: usize) -> usize {
 unsafe extern "C" fn twinbuf_sim_live(live: *mut Live) {
     // SAFETY: the caller's promise.
     unsafe { live.write(lock().live) };
-}
-
-/// `Control::host_read` (0) and `Control::host_write` (1). The address is not dereferenced.
-#[unsafe(no_mangle)]
-extern "C" fn twinbuf_sim_host_access(address: *const c_void, bytes: usize, write: u32) {
-    lock().host_access(address as u64, bytes, write != 0);
 }
 
 /// `Control::release`.

@@ -3,9 +3,10 @@
 //! Host calls that wait for work and workers that wait for events share one condition variable. Every change notifies
 //! it. This is simple, and fast enough for a few streams.
 
-use std::cell::{Cell, RefCell};
+use std::backtrace::Backtrace;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use self::memory::{Allocation, clear_host};
@@ -15,6 +16,8 @@ use super::capture::Captures;
 use super::clock::{Agent, Clock};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
 use super::failures::Failures;
+use super::guard::Verdict;
+use super::violation::Violation;
 use crate::abi::{Live, RawOptions};
 
 mod host;
@@ -42,6 +45,14 @@ pub(super) struct Actor {
     agent: Agent,
     step: u64,
     clock: Clock,
+    /// The call's stack, once it was asked for.
+    stack: OnceCell<Arc<Backtrace>>,
+}
+
+impl Actor {
+    fn stack(&self) -> Arc<Backtrace> {
+        self.stack.get_or_init(|| Arc::new(Backtrace::force_capture())).clone()
+    }
 }
 
 pub(super) struct State {
@@ -67,7 +78,7 @@ pub(super) struct State {
     pub(super) functions: BTreeMap<u64, Entry>,
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
-    pub(super) violations: Vec<String>,
+    pub(super) violations: Vec<Violation>,
     next_handle: u64,
     next_address: u64,
     pub(super) live: Live,
@@ -147,6 +158,11 @@ pub(super) fn wait(core: Core) -> Core {
 /// Wakes all threads that wait for a change.
 pub(super) fn changed() {
     CHANGED.notify_all();
+}
+
+/// Decides what an access of the program is that a closed page stopped.
+pub(super) fn stopped(address: u64, write: bool) -> Verdict {
+    lock().touched(address, write)
 }
 
 /// Counts a call, for all threads and for this one.

@@ -28,9 +28,8 @@ impl Pinned {
         std::ptr::slice_from_raw_parts_mut(self.pointer.cast(), self.bytes)
     }
 
-    /// Fills it from the host, and announces the access.
-    pub(crate) fn fill(&self, sim: Control, value: u8) {
-        sim.host_write(self.slice());
+    /// Fills it from the host.
+    pub(crate) fn fill(&self, value: u8) {
         // SAFETY: the allocation has this size.
         unsafe { self.pointer.write_bytes(value, self.bytes) };
     }
@@ -45,7 +44,7 @@ impl Pinned {
 
     /// Enqueues a copy to the device.
     pub(crate) fn upload(&self, to: u64, stream: &CudaStream) -> Result<(), DriverError> {
-        // SAFETY: the allocation has this size; the simulated driver keeps it readable after its free.
+        // SAFETY: the allocation has this size; nothing is read here.
         let source = unsafe { &*self.slice() };
         // SAFETY: whether the buffers are free is what the tests check.
         unsafe { result::memcpy_htod_async(to, source, stream.cu_stream()) }
@@ -119,7 +118,7 @@ pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Op
         if edges.refill {
             copied[slot].synchronize()?;
         }
-        host[slot].fill(sim, batch);
+        host[slot].fill(batch);
         if edges.consumed {
             copy.wait(&consumed[slot])?;
         }

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_void};
 
 use super::entry::{Needs, Out, enter, target};
 use crate::driver::codes::{CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
-use crate::driver::machine::Core;
 use crate::driver::machine::memory::Space;
 use crate::driver::machine::work::{Entry, Source, Work, synchronize, wait_passed};
+use crate::driver::machine::{Core, lock};
 
 /// Enqueues checked work, and waits for it if `wait` is set.
 fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
@@ -18,7 +18,9 @@ fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Cod
     synchronize(core, &[mark])
 }
 
-/// A copy from the host. A page-locked source is read when the copy runs, any other source before this returns.
+/// A copy from the host. A page-locked source is read when the copy runs, and `wait` waits for it. Any other source is
+/// staged before this returns, after the stream's earlier work if `wait` is set: the copy to the device may still be
+/// under way then ("API synchronization behavior" of the CUDA driver API).
 pub(super) fn upload(
     mut core: Core,
     to: u64,
@@ -34,17 +36,22 @@ pub(super) fn upload(
     if from.is_null() {
         return Err(INVALID_VALUE);
     }
+    let pinned = core.pinned(from as u64, bytes)?;
+    if wait && pinned.is_none() {
+        let mark = core.record(stream);
+        synchronize(core, &[mark])?;
+        core = lock();
+    }
     let actor = core.step(stream);
     core.access((Space::Device, to, bytes), &actor, true, "h2d")?;
-    let pinned = core.is_pinned(from as usize, bytes);
-    if pinned {
+    let source = if let Some(address) = pinned {
         core.access((Space::Host, from as u64, bytes), &actor, false, "h2d")?;
-    }
-    // SAFETY: the caller guarantees a source of this many bytes.
-    let now = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
-    let source =
-        if pinned { Source::Pinned { address: from as usize, then: now } } else { Source::Staged(now) };
-    submit(core, stream, Work::Upload { to, from: source }, wait)
+        Source::Pinned { address, bytes }
+    } else {
+        // SAFETY: the caller guarantees a source of this many bytes.
+        Source::Staged(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec())
+    };
+    submit(core, stream, Work::Upload { to, from: source }, wait && pinned.is_some())
 }
 
 /// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set.
@@ -56,6 +63,11 @@ pub(super) fn download(
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
+    let pinned = core.pinned(to as u64, bytes)?;
+    if pinned.is_none() && bytes > 0 {
+        // It waits for the copy.
+        core.permit()?;
+    }
     let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
@@ -65,11 +77,11 @@ pub(super) fn download(
     }
     let actor = core.step(stream);
     core.access((Space::Device, from, bytes), &actor, false, "d2h")?;
-    let pinned = core.is_pinned(to as usize, bytes);
-    if pinned {
+    if pinned.is_some() {
         core.access((Space::Host, to as u64, bytes), &actor, true, "d2h")?;
     }
-    submit(core, stream, Work::Download { to: to as usize, from, bytes }, wait || !pinned)
+    let to = pinned.unwrap_or(to as u64);
+    submit(core, stream, Work::Download { to, from, bytes }, wait || pinned.is_none())
 }
 
 /// A copy on the device.

@@ -1,6 +1,7 @@
 //! The vector clock of each host thread.
 
-use super::memory::Space;
+use std::cell::OnceCell;
+
 use super::{Actor, HOST, IN_FUNCTION, OWN_AGENT, State};
 use crate::driver::clock::{Agent, Clock};
 
@@ -27,16 +28,17 @@ impl State {
     /// Joins `clock` into this thread's.
     pub(in crate::driver) fn learn(&mut self, clock: &Clock) {
         self.known().join(clock);
+        self.guard(None);
     }
 
     /// This thread's next step; inside a host function, its stream's step.
     pub(super) fn host_step(&mut self) -> Actor {
         if let Some((agent, step, clock)) = IN_FUNCTION.with_borrow(Clone::clone) {
-            return Actor { agent, step, clock };
+            return Actor { agent, step, clock, stack: OnceCell::new() };
         }
         let agent = self.agent();
         let known = self.known();
-        Actor { step: known.tick(agent), clock: known.clone(), agent }
+        Actor { step: known.tick(agent), clock: known.clone(), agent, stack: OnceCell::new() }
     }
 
     pub(in crate::driver) fn release(&mut self, token: u64) {
@@ -55,13 +57,5 @@ impl State {
         if !inside {
             self.learn(&clock);
         }
-    }
-
-    /// Checks a host access that a test announced, in page-locked memory or elsewhere.
-    pub(in crate::driver) fn host_access(&mut self, address: u64, bytes: usize, write: bool) {
-        let actor = self.host_step();
-        let what = if write { "host write" } else { "host read" };
-        // Ignored outside page-locked memory: the device does not access that memory after a call returns.
-        let _ = self.access((Space::Host, address, bytes), &actor, write, what);
     }
 }

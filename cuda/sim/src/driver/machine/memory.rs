@@ -1,16 +1,17 @@
 //! Page-locked and device memory: allocations, and the check of every access.
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Actor, HOST, LEGACY, State};
-use crate::driver::clock::{Access, History};
+use crate::driver::clock::{Access, Clock, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::driver::guard::{Mapping, Verdict};
+use crate::driver::violation::Violation;
 
-/// Page-locked memory is page-aligned, like the driver's.
-const PAGE: usize = 4096;
 /// Violations kept until they are read. One broken edge may show in every batch.
-const MOST_VIOLATIONS: usize = 64;
+const MOST_VIOLATIONS: usize = 16;
 
 /// One allocation. Its entry stays after the free, to recognize a later use. Addresses are not reused within a run.
 pub(in crate::driver) struct Allocation {
@@ -20,6 +21,8 @@ pub(in crate::driver) struct Allocation {
     flags: u32,
     /// The contents of device memory, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
+    /// Host memory: it stays until the next run.
+    mapping: Option<Mapping>,
     /// Whether its free was called.
     freed: bool,
     history: History,
@@ -41,17 +44,12 @@ impl Space {
     }
 }
 
-fn host_layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes, PAGE).expect("a size that `allocate_host` has checked")
-}
-
 /// Frees the host memory of an earlier run. Memory that was never freed may still be in use: it stays.
 pub(super) fn clear_host(host: &mut BTreeMap<u64, Allocation>) {
-    for (base, old) in std::mem::take(host) {
-        if old.freed {
-            // SAFETY: allocated by `allocate_host` with this layout; its free was called, and the workers that
-            // could still read it have ended.
-            unsafe { dealloc(base as *mut u8, host_layout(old.bytes)) };
+    for mut old in std::mem::take(host).into_values().filter(|old| !old.freed) {
+        if let Some(mut mapping) = old.mapping.take() {
+            mapping.close(Vec::new());
+            std::mem::forget(mapping);
         }
     }
 }
@@ -71,8 +69,84 @@ impl State {
         (end <= allocation.base + allocation.bytes as u64).then_some(allocation)
     }
 
-    pub(in crate::driver) fn is_pinned(&mut self, address: usize, bytes: usize) -> bool {
-        self.holder(Space::Host, address as u64, bytes).is_some()
+    /// Where the device sees this page-locked memory; `None` if the memory is pageable.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if the range is page-locked in part.
+    pub(in crate::driver) fn pinned(&mut self, address: u64, bytes: usize) -> Result<Option<u64>, Code> {
+        let end = address.checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
+        let before = self.host.range(..end).next_back();
+        let Some((_, last)) = before.filter(|(base, last)| *base + last.bytes as u64 > address) else {
+            return Ok(None);
+        };
+        let inside = last.base <= address && end <= last.base + last.bytes as u64;
+        let mapping = last.mapping.as_ref().filter(|_| inside).ok_or(INVALID_VALUE)?;
+        Ok(Some(mapping.device + (address - last.base)))
+    }
+
+    /// The memory of a page-locked allocation.
+    pub(in crate::driver) fn mapping(&self, base: u64) -> Option<&Mapping> {
+        self.host.get(&base)?.mapping.as_ref()
+    }
+
+    /// Closes and opens the pages of page-locked memory: of one allocation, or of all after the host has learnt something.
+    pub(in crate::driver) fn guard(&mut self, base: Option<u64>) {
+        // Each thread knows something else: a page stays closed, and opens for each access of a thread that may.
+        let apart = self.options.host_threads_apart != 0;
+        let nothing = Clock::default();
+        let known = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
+        let (from, to) = base.map_or((0, u64::MAX), |base| (base, base));
+        for allocation in self.host.range_mut(from..=to).map(|(_, allocation)| allocation) {
+            if let Some(mapping) = &mut allocation.mapping {
+                let all = || vec![(0, mapping.bytes, libc::PROT_NONE)];
+                let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
+                mapping.close(closed);
+            }
+        }
+    }
+
+    /// Decides what an access of the program is that a closed page stopped.
+    pub(super) fn touched(&mut self, address: u64, write: bool) -> Verdict {
+        let what = if write { "host write" } else { "host read" };
+        let Some((&base, allocation)) = self.host.range(..=address).next_back() else {
+            return Verdict::Foreign;
+        };
+        let offset = address - base;
+        if allocation.mapping.as_ref().is_none_or(|mapping| offset >= mapping.bytes) {
+            return Verdict::Foreign;
+        }
+        let actor = self.host_step();
+        let freed = self.host[&base].freed;
+        let Some(allocation) = self.host.get_mut(&base) else { return Verdict::Foreign };
+        if freed {
+            if let Some(mapping) = &mut allocation.mapping {
+                mapping.close(Vec::new());
+            }
+            let sentence = format!("{what} of page-locked memory +{offset:#x} after its free");
+            self.report(sentence, vec![(what, actor.stack())]);
+            return Verdict::Opened;
+        }
+        let races = allocation.history.touch(offset, write, &actor.clock);
+        if races.is_empty() {
+            if let Some(mapping) = self.mapping(base) {
+                mapping.open_once(offset);
+            }
+            return Verdict::Step;
+        }
+        let new = Access {
+            agent: actor.agent,
+            step: actor.step,
+            from: offset,
+            to: offset + 1,
+            write,
+            what,
+            stack: actor.stack(),
+            reported: true,
+        };
+        self.report_races(Space::Host, &new, &races);
+        self.guard(Some(base));
+        Verdict::Opened
     }
 
     /// The bytes of a range of device memory, if one allocation contains it and its free has not run.
@@ -88,9 +162,25 @@ impl State {
         (!allocation.freed).then_some((allocation.base, allocation.bytes))
     }
 
-    pub(in crate::driver) fn report(&mut self, sentence: String) {
-        if self.violations.len() < MOST_VIOLATIONS && !self.violations.contains(&sentence) {
-            self.violations.push(sentence);
+    /// Adds a violation, with the stacks of what it names.
+    fn report(&mut self, sentence: String, stacks: Vec<(&'static str, Arc<Backtrace>)>) {
+        let known = self.violations.iter().any(|violation| violation.sentence == sentence);
+        if self.violations.len() < MOST_VIOLATIONS && !known {
+            self.violations.push(Violation::new(sentence, stacks));
+        }
+    }
+
+    fn report_races(&mut self, space: Space, new: &Access, races: &[Access]) {
+        for old in races {
+            let sentence = format!(
+                "{} memory +{:#x}..+{:#x}: {} is not ordered after {}",
+                space.name(),
+                old.from.max(new.from),
+                old.to.min(new.to),
+                self.who(new),
+                self.who(old),
+            );
+            self.report(sentence, vec![(new.what, new.stack.clone()), (old.what, old.stack.clone())]);
         }
     }
 
@@ -111,21 +201,17 @@ impl State {
         let from = address - allocation.base;
         let to = from + bytes as u64;
         if allocation.freed {
-            self.report(format!("{what} of {} memory +{from:#x}..+{to:#x} after its free", space.name()));
+            let sentence = format!("{what} of {} memory +{from:#x}..+{to:#x} after its free", space.name());
+            self.report(sentence, vec![(what, actor.stack())]);
             return Err(INVALID_VALUE);
         }
-        let new = Access { agent: actor.agent, step: actor.step, from, to, write, what };
-        let races = allocation.history.add(new, &actor.clock);
-        for old in races {
-            let sentence = format!(
-                "{} memory +{:#x}..+{:#x}: {} is not ordered after {}",
-                space.name(),
-                old.from.max(from),
-                old.to.min(to),
-                self.who(&new),
-                self.who(&old),
-            );
-            self.report(sentence);
+        let base = allocation.base;
+        let (agent, step, stack) = (actor.agent, actor.step, actor.stack());
+        let new = Access { agent, step, from, to, write, what, stack, reported: false };
+        let races = allocation.history.add(new.clone(), &actor.clock);
+        self.report_races(space, &new, &races);
+        if space == Space::Host {
+            self.guard(Some(base));
         }
         Ok(())
     }
@@ -163,7 +249,8 @@ impl State {
         let base = self.reserve_device(bytes);
         let data = Some(vec![0xCD; bytes]);
         let history = History::default();
-        self.device.insert(base, Allocation { base, bytes, flags: 0, data, freed: false, history });
+        self.device
+            .insert(base, Allocation { base, bytes, flags: 0, data, mapping: None, freed: false, history });
         self.live.device_allocations += 1;
         self.live.device_bytes += bytes as u64;
         self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
@@ -180,19 +267,13 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let total = self.live.host_bytes.saturating_add(bytes as u64);
-        if total > self.options.host_bytes || Layout::from_size_align(bytes, PAGE).is_err() {
-            return Err(OUT_OF_MEMORY);
-        }
-        // SAFETY: the layout's size is not 0.
-        let memory = unsafe { alloc(host_layout(bytes)) };
-        if memory.is_null() {
-            return Err(OUT_OF_MEMORY);
-        }
-        // SAFETY: just allocated with this size.
-        unsafe { memory.write_bytes(0xA5, bytes) };
-        let base = memory as u64;
-        let history = History::default();
-        self.host.insert(base, Allocation { base, bytes, flags, data: None, freed: false, history });
+        let room = total <= self.options.host_bytes;
+        let mapping = room.then(|| Mapping::new(bytes as u64)).flatten().ok_or(OUT_OF_MEMORY)?;
+        // SAFETY: just mapped, with at least this size.
+        unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
+        let (base, history) = (mapping.program, History::default());
+        let mapping = Some(mapping);
+        self.host.insert(base, Allocation { base, bytes, flags, data: None, mapping, freed: false, history });
         self.live.host_allocations += 1;
         self.live.host_bytes = total;
         self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);
@@ -201,7 +282,7 @@ impl State {
 
     /// Checks a free as a write of the whole allocation by `actor`, and counts it. The contents of device memory stay
     /// until [`State::forget`], host memory stays until the next run: a use after the free never finds another
-    /// allocation's data.
+    /// allocation's data, and a use by the program is a violation.
     pub(in crate::driver) fn free(
         &mut self,
         space: Space,
@@ -217,6 +298,7 @@ impl State {
         }
         match space {
             Space::Host => {
+                self.guard(Some(base));
                 self.live.host_allocations -= 1;
                 self.live.host_bytes -= bytes as u64;
             }

@@ -1,5 +1,6 @@
 //! Streams, their queues and events.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -154,7 +155,7 @@ impl State {
         let known = self.known().clone();
         let clock = &mut self.at(stream).clock;
         clock.join(&known);
-        Actor { step: clock.tick(stream), clock: clock.clone(), agent: stream }
+        Actor { step: clock.tick(stream), clock: clock.clone(), agent: stream, stack: OnceCell::new() }
     }
 
     pub(in crate::driver) fn push(&mut self, stream: u64, work: Work) {
@@ -271,8 +272,16 @@ impl State {
     /// An event's last record, to query whether it was passed.
     pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        let last = event.last.clone();
         self.captures.ask(event.captured.as_ref())?;
-        Ok(event.last.clone())
+        self.permit()?;
+        Ok(last)
+    }
+
+    /// Refuses the calling thread's "potentially unsafe" call if a capture forbids it.
+    pub(in crate::driver) fn permit(&mut self) -> Result<(), Code> {
+        let run = self.run;
+        self.captures.permit(run)
     }
 
     /// When a timing event was passed.

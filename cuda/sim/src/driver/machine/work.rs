@@ -25,8 +25,9 @@ pub(in crate::driver) enum Work {
         to: u64,
         from: Source,
     },
+    /// To page-locked memory, where the device sees it, or to memory of a caller that waits.
     Download {
-        to: usize,
+        to: u64,
         from: u64,
         bytes: usize,
     },
@@ -77,8 +78,8 @@ pub(in crate::driver) enum Entry {
 
 /// The source of an upload.
 pub(in crate::driver) enum Source {
-    /// Page-locked memory, read when the copy runs; `then` is its content when the copy was enqueued.
-    Pinned { address: usize, then: Vec<u8> },
+    /// Page-locked memory, where the device sees it: read when the copy runs.
+    Pinned { address: u64, bytes: usize },
     /// Bytes that were copied when the upload was enqueued.
     Staged(Vec<u8>),
 }
