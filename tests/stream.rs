@@ -13,7 +13,7 @@ use twinbuf::stream::{Group, ReadMode, StreamBuilder, Tensors};
 use twinbuf::{Error, mmap, stream};
 
 /// Bytes for reads past the page cache. A limit counts all of them.
-const LANES: u64 = mmap::GroupReader::MEMORY;
+const LANES: u64 = mmap::Reader::<mmap::Groups>::MEMORY;
 
 /// Every way to read, each checked for three passes.
 #[test]

@@ -324,7 +324,7 @@ fn types_options_and_the_limit_are_checked() {
     drop(layers);
     // Both kinds of slots count.
     let largest = (0..SHORT.len()).map(|group| model.groups().bytes(group) as u64).max().unwrap();
-    let least = mmap::GroupReader::MEMORY + 4 * largest;
+    let least = mmap::Reader::<mmap::Groups>::MEMORY + 4 * largest;
     let limit = MemoryLimit::new(least - 1);
     let error = device(&model, &ctx).memory_limit(&limit).build().unwrap_err();
     assert!(matches!(error, Error::Memory { wanted, .. } if wanted == least), "{error}");

@@ -34,6 +34,7 @@ pub struct Buffer(Memory);
 enum Memory {
     Own { map: MmapMut, bytes: Range<usize> },
     Lent { start: NonNull<u8>, len: usize, _lender: Box<dyn Any + Send> },
+    Shared { start: NonNull<u8>, len: usize, _owner: Arc<dyn Any + Send + Sync> },
 }
 
 // SAFETY: the bytes are the buffer's alone, whichever thread it is on, and the lender is `Send`.
@@ -94,13 +95,13 @@ impl Buffer {
         let mut block = Self::untouched(HUGE)?;
         block[..all].fill(0);
         let first = NonNull::from(&mut block[..]).cast::<u8>();
-        let block = Arc::new(block);
+        let block: Arc<dyn Any + Send + Sync> = Arc::new(block);
         let buffer = |(start, &len)| {
             // SAFETY: the next buffer starts behind this one's bytes, and all of them fit into the block.
             let start = unsafe { first.add(start) };
             // SAFETY: the bytes are initialized, and nothing else reaches them: the block is never dereferenced again.
             // Each buffer keeps it mapped.
-            unsafe { Self::lent(start, len, Arc::clone(&block)) }
+            unsafe { Self::shared(start, len, block.clone()) }
         };
         Some(starts.into_iter().zip(lens).map(buffer).collect())
     }
@@ -141,6 +142,15 @@ impl Buffer {
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
         Self(Memory::Lent { start, len, _lender: Box::new(lender) })
     }
+
+    /// The same for a part of memory that several buffers keep.
+    ///
+    /// # Safety
+    ///
+    /// As for [`lent`](Self::lent).
+    pub(crate) unsafe fn shared(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self(Memory::Shared { start, len, _owner: owner })
+    }
 }
 
 impl fmt::Debug for Buffer {
@@ -156,7 +166,9 @@ impl Deref for Buffer {
         match &self.0 {
             Memory::Own { map, bytes } => &map[bytes.clone()],
             // SAFETY: whoever lent them has promised `len` bytes that only this buffer reaches.
-            Memory::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
+            Memory::Lent { start, len, .. } | Memory::Shared { start, len, .. } => unsafe {
+                std::slice::from_raw_parts(start.as_ptr(), *len)
+            },
         }
     }
 }
@@ -166,7 +178,7 @@ impl DerefMut for Buffer {
         match &mut self.0 {
             Memory::Own { map, bytes } => &mut map[bytes.clone()],
             // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
-            Memory::Lent { start, len, .. } => unsafe {
+            Memory::Lent { start, len, .. } | Memory::Shared { start, len, .. } => unsafe {
                 std::slice::from_raw_parts_mut(start.as_ptr(), *len)
             },
         }

@@ -1,8 +1,9 @@
 //! Queries and drops the pages of a data set in the kernel's page cache.
 
-use crate::ranges::Ranges;
-use crate::ranges::Shard;
-use crate::system::Piece;
+use std::ops::Range;
+
+use crate::file::DataFile;
+use crate::ranges::{Ranges, Shard};
 use crate::{BatchIndices, Error, system};
 
 /// The number of pages of a data set or a batch, and how many of them are in the page cache.
@@ -19,14 +20,13 @@ impl Residency {
     fn of(shards: &[Shard]) -> Result<Self, Error> {
         let mut residency = Self::default();
         for shard in shards {
-            residency.add(shard.piece(shard.bytes.clone()))?;
+            residency.add(&shard.file, &shard.bytes)?;
         }
         Ok(residency)
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "made for this call")]
-    fn add(&mut self, piece: Piece<'_>) -> Result<(), Error> {
-        let [pages, resident] = system::count(&piece)?;
+    fn add(&mut self, file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
+        let [pages, resident] = system::count(file, bytes)?;
         self.pages += pages;
         self.resident += resident;
         Ok(())
@@ -60,9 +60,9 @@ impl Ranges {
     /// - [`Error::System`] and [`Error::Unsupported`], as for [`residency`](Self::residency).
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         let mut residency = Residency::default();
-        for span in self.spans(batch.pieces()) {
-            let at = span?.at;
-            residency.add(self.shards()[at.shard].piece(at.bytes))?;
+        for extent in self.extents(batch.pieces()) {
+            let extent = extent?;
+            residency.add(&self.shards()[extent.file].file, &extent.bytes)?;
         }
         Ok(residency)
     }
@@ -79,7 +79,7 @@ impl Ranges {
     /// - [`Error::System`]: the system call failed.
     /// - [`Error::Unsupported`]: the operating system is not Linux.
     pub fn evict(&self) -> Result<(), Error> {
-        self.shards().iter().try_for_each(|shard| system::evict(&shard.piece(0..0)))
+        self.shards().iter().try_for_each(|shard| system::evict(&shard.file))
     }
 }
 
@@ -97,7 +97,6 @@ impl crate::Tensors {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::ops::Range;
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -122,7 +121,7 @@ mod tests {
             let mut found = Residency::default();
             for start in bytes.clone().step_by(at_once) {
                 let part = start as u64..start.saturating_add(at_once).min(bytes.end) as u64;
-                found.add(records.shards()[0].piece(part)).unwrap();
+                found.add(&records.shards()[0].file, &part).unwrap();
             }
             found
         };

@@ -19,22 +19,26 @@ thread_local! {
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
     handle: Handle,
+    /// Device and inode: no other file has both.
+    id: [u64; 2],
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
     /// When it had last been changed by then, if the file system tells.
     modified: Option<SystemTime>,
+    /// From the start of the file to the end of its records. Only the kernel touches its bytes. An error if the system
+    /// refused this mapping, or had no room for those of all files.
+    #[cfg(unix)]
+    pub(crate) map: io::Result<memmap2::MmapRaw>,
+    /// Hints for it could wait for its file system, and are left out.
+    pub(crate) hints_wait: bool,
 }
 
 #[derive(Debug)]
 enum Handle {
     Kept(File),
-    /// Opened for each use; the opened file must have this device and inode.
+    /// Opened for each use, by this path.
     #[cfg(unix)]
-    OnDemand {
-        path: PathBuf,
-        device: u64,
-        inode: u64,
-    },
+    OnDemand(PathBuf),
 }
 
 /// An open file: borrowed where it is kept, otherwise closed after use.
@@ -59,8 +63,51 @@ impl DataFile {
     /// Opens a regular file and keeps it open.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let (file, metadata) = open(path)?;
-        let (len, modified) = (metadata.len(), metadata.modified().ok());
-        Ok(Self { path: path.to_owned(), handle: Handle::Kept(file), len, modified })
+        Ok(Self {
+            path: path.to_owned(),
+            id: id(&metadata),
+            len: metadata.len(),
+            modified: metadata.modified().ok(),
+            #[cfg(unix)]
+            map: Err(io::ErrorKind::OutOfMemory.into()),
+            hints_wait: false,
+            handle: Handle::Kept(file),
+        })
+    }
+
+    /// Maps the first `bytes` bytes without touching them. Returns `false` if the system has no room for them.
+    #[cfg(unix)]
+    pub(crate) fn map(&mut self, bytes: u64) -> bool {
+        self.map = self.mapped(bytes);
+        self.map.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::OutOfMemory)
+    }
+
+    #[cfg(unix)]
+    fn mapped(&self, bytes: u64) -> io::Result<memmap2::MmapRaw> {
+        // On a 32-bit system a file may be larger than the address space.
+        let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let file = self.kept().ok_or(io::ErrorKind::Unsupported)?;
+        let map = memmap2::MmapOptions::new().len(len).map_raw_read_only(file)?;
+        // What was not asked for is read page by page: around a page that is touched the kernel may read megabytes.
+        let _ = map.advise(memmap2::Advice::Random);
+        Ok(map)
+    }
+
+    /// Gives the mapping back.
+    #[cfg(unix)]
+    pub(crate) fn unmap(&mut self) {
+        self.map = Err(io::ErrorKind::OutOfMemory.into());
+    }
+
+    /// The mapping, or why there is none.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
+        self.map.as_ref().map_err(|error| Error::System {
+            path: self.path.clone(),
+            call: "mmap",
+            // The reason is kept with the file and io::Error cannot be cloned: give its kind and words.
+            source: io::Error::new(error.kind(), error.to_string()),
+        })
     }
 
     /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
@@ -74,11 +121,9 @@ impl DataFile {
     /// Closes the file until it is used, if files can be told apart then.
     pub(crate) fn give_back(&mut self) {
         #[cfg(unix)]
-        if let Handle::Kept(file) = &self.handle {
-            use std::os::unix::fs::MetadataExt;
+        if let (Handle::Kept(_), Ok(path)) = (&self.handle, std::path::absolute(&self.path)) {
             // Absolute, in case that the program changes its folder.
-            let (Ok(metadata), Ok(path)) = (file.metadata(), std::path::absolute(&self.path)) else { return };
-            self.handle = Handle::OnDemand { path, device: metadata.dev(), inode: metadata.ino() };
+            self.handle = Handle::OnDemand(path);
         }
     }
 
@@ -92,7 +137,7 @@ impl DataFile {
         match &self.handle {
             Handle::Kept(file) => Some(file),
             #[cfg(unix)]
-            Handle::OnDemand { .. } => None,
+            Handle::OnDemand(_) => None,
         }
     }
 
@@ -101,34 +146,34 @@ impl DataFile {
         match &self.handle {
             Handle::Kept(file) => Ok(Opened::Kept(file)),
             #[cfg(unix)]
-            Handle::OnDemand { path, device, inode } => {
-                use std::os::unix::fs::MetadataExt;
-                let (file, _) = open(path)?;
-                let metadata = file.metadata().map_err(|source| Error::opening(&self.path, source))?;
-                if (metadata.dev(), metadata.ino()) == (*device, *inode) {
-                    Ok(Opened::Own(file))
-                } else {
-                    Err(Error::Replaced { path: self.path.clone() })
-                }
+            Handle::OnDemand(path) => {
+                let (file, metadata) = open(path)?;
+                self.check(&metadata).map(|()| Opened::Own(file))
             }
         }
+    }
+
+    /// Device and inode.
+    pub(crate) const fn id(&self) -> [u64; 2] {
+        self.id
+    }
+
+    /// Whether this is the file that was opened.
+    #[cfg(unix)]
+    fn check(&self, found: &Metadata) -> Result<(), Error> {
+        if id(found) == self.id { Ok(()) } else { Err(Error::Replaced { path: self.path.clone() }) }
     }
 
     /// The same file, opened a second time by its path.
     #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
     pub(crate) fn open_again(&self, flags: libc::c_int) -> Result<File, Error> {
-        use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+        use std::os::unix::fs::OpenOptionsExt;
         let failed = |source| Error::opening(&self.path, source);
         let mut options = OpenOptions::new();
         let again = options.read(true).custom_flags(flags | libc::O_NONBLOCK).open(&self.path);
         let again = again.map_err(failed)?;
-        let [first, second] = [self.file()?.metadata(), again.metadata()];
-        let (first, second) = (first.map_err(failed)?, second.map_err(failed)?);
-        if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
-            Ok(again)
-        } else {
-            Err(Error::Replaced { path: self.path.clone() })
-        }
+        self.check(&again.metadata().map_err(failed)?)?;
+        Ok(again)
     }
 
     /// Fills `out` with the bytes from `start` on.
@@ -180,6 +225,16 @@ impl DataFile {
         let mut bytes = vec![0; len];
         self.read_exact(&mut bytes, start)?;
         Ok(bytes)
+    }
+}
+
+fn id(metadata: &Metadata) -> [u64; 2] {
+    #[cfg(unix)]
+    return [std::os::unix::fs::MetadataExt::dev(metadata), std::os::unix::fs::MetadataExt::ino(metadata)];
+    #[cfg(not(unix))]
+    {
+        let _ = metadata;
+        [0; 2]
     }
 }
 

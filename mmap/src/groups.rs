@@ -5,9 +5,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::ranges::Extent;
 use crate::{Error, Tensor, Tensors};
 
-/// Runs begin at as far into a block of memory as they do into a block of the file: then a disk writes each byte to its
+/// Extents begin at as far into a block of memory as they do into a block of the file: then a disk writes each byte to its
 /// place. The largest block of a disk.
 pub(crate) const BLOCK: usize = 4096;
 
@@ -34,17 +35,9 @@ pub struct Groups {
 struct Group {
     /// Each tensor, and where it begins in the group's memory. In the caller's order.
     tensors: Vec<(usize, usize)>,
-    runs: Vec<Run>,
+    extents: Vec<Extent>,
     /// Bytes of memory.
     bytes: usize,
-}
-
-/// Bytes of a file, and where they go in the memory of a group.
-#[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) file: usize,
-    pub(crate) bytes: Range<u64>,
-    pub(crate) to: usize,
 }
 
 impl Tensors {
@@ -143,14 +136,14 @@ impl Groups {
     }
 
     /// What is read for a group; `None` if there is no such group.
-    pub(crate) fn runs(&self, group: usize) -> Option<&[Run]> {
-        self.groups.get(group).map(|group| &*group.runs)
+    pub(crate) fn extents_of(&self, group: usize) -> Option<&[Extent]> {
+        self.groups.get(group).map(|group| &*group.extents)
     }
 
     /// Bytes of files in all groups.
     pub(crate) fn data(&self) -> u64 {
-        let runs = self.groups.iter().flat_map(|group| &group.runs);
-        runs.fold(0, |sum, run| sum.saturating_add(run.bytes.end - run.bytes.start))
+        let extents = self.groups.iter().flat_map(|group| &group.extents);
+        extents.fold(0, |sum, extent| sum.saturating_add(extent.len()))
     }
 }
 
@@ -160,7 +153,7 @@ impl Group {
         model.sort(&mut sorted);
         sorted.dedup();
         let mut places = BTreeMap::new();
-        let (mut runs, mut end): (Vec<(Run, bool)>, usize) = (Vec::new(), 0);
+        let (mut extents, mut end): (Vec<(Extent, bool)>, usize) = (Vec::new(), 0);
         for index in sorted {
             let tensor = &model.all()[index];
             let range = tensor.range();
@@ -173,12 +166,12 @@ impl Group {
             }
             let start = range.bytes.start;
             let in_place = start % tensor.dtype().map_or(1, |dtype| dtype.size() as u64) == 0;
-            if let Some((run, true)) = runs.last_mut() {
-                if in_place && run.file == range.file && start <= run.bytes.end.saturating_add(GAP) {
-                    let more = range.bytes.end.max(run.bytes.end) - run.bytes.end;
-                    let at = usize::try_from(start - run.bytes.start).map_err(|_| too_large())?;
-                    run.bytes.end += more;
-                    places.insert(index, run.to + at);
+            if let Some((last, true)) = extents.last_mut() {
+                if in_place && last.file == range.file && start <= last.bytes.end.saturating_add(GAP) {
+                    let more = range.bytes.end.max(last.bytes.end) - last.bytes.end;
+                    let at = usize::try_from(start - last.bytes.start).map_err(|_| too_large())?;
+                    *last = Extent::new(last.file, last.bytes.start..last.bytes.end + more, last.to);
+                    places.insert(index, last.to + at);
                     end = usize::try_from(more)
                         .ok()
                         .and_then(|more| end.checked_add(more))
@@ -196,10 +189,11 @@ impl Group {
             let to = to.ok_or_else(too_large)?;
             end = to.checked_add(len).ok_or_else(too_large)?;
             places.insert(index, to);
-            runs.push((Run { file: range.file, bytes: range.bytes.clone(), to }, in_place));
+            extents.push((Extent::new(range.file, range.bytes.clone(), to), in_place));
         }
         let tensors = list.into_iter().map(|index| (index, places[&index])).collect();
-        Ok(Self { tensors, runs: runs.into_iter().map(|(run, _)| run).collect(), bytes: end })
+        let extents = extents.into_iter().map(|(extent, _)| extent).collect();
+        Ok(Self { tensors, extents, bytes: end })
     }
 }
 

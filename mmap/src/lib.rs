@@ -7,7 +7,7 @@
 //! - [`RaggedRecords`] opens records of varying length: a data file with an index of offsets, or Megatron-LM token
 //!   files. Both types contain a [`Ranges`]: the byte range of each record in the files.
 //! - `Tensors` (feature `safetensors`) finds the tensors of a model by name, in `safetensors` files, their index, or
-//!   GGUF files. `GroupReader` reads groups of tensors.
+//!   GGUF files. [`Reader`] reads groups of tensors.
 //! - [`Plan`] computes the order of an epoch. From the seed, epoch, rank, world size and step, it finds any
 //!   [`BatchIndices`] in O(1), with the same result on every machine. To resume, start at another step.
 //! - [`Reader`] reads the batches of a loop into the caller's buffer and prefetches the next batches. Data that fits
@@ -97,9 +97,8 @@ pub use plan::{
 };
 pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;
-#[cfg(feature = "safetensors")]
-pub use reader::groups::GroupReader;
 pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
+pub use reader::units::Units;
 pub use reader::{ReadOptions, Reader};
 pub use records::{Options, Records};

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::plan::Runs;
-use crate::system::Piece;
 use crate::{BatchIndices, DType, Error, limit};
 
 /// What the records are: the same in all files of a data set.
@@ -63,31 +61,35 @@ pub struct Ranges {
     longest: usize,
 }
 
-/// Consecutive bytes of a file, to be read at once.
+/// Consecutive bytes of a file, and their place in a slot: what a unit (a batch or a group of tensors) is made of, and
+/// what is hinted, requested and copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
-    /// Which file.
-    pub(crate) shard: usize,
+pub struct Extent {
+    /// The index of the file.
+    pub(crate) file: usize,
     pub(crate) bytes: Range<u64>,
-    /// Where the bytes end that no later stretch takes too: windows may overlap.
+    /// Where the bytes end that no later extent of the unit has too: windows may overlap.
     pub(crate) own_end: u64,
+    /// Where the first byte goes, counted from the start of the slot.
+    pub(crate) to: usize,
+}
+
+impl Extent {
+    pub(crate) const fn new(file: usize, bytes: Range<u64>, to: usize) -> Self {
+        Self { file, own_end: bytes.end, bytes, to }
+    }
+
+    pub(crate) const fn len(&self) -> u64 {
+        self.bytes.end - self.bytes.start
+    }
 }
 
 /// Consecutive records of one file, without gaps between them.
-#[derive(Debug)]
-pub(crate) struct Span {
-    pub(crate) at: Stretch,
-    pub(crate) records: u64,
-    /// Bytes of its records, one after the other.
-    pub(crate) len: u64,
-}
-
-impl Span {
-    /// Bytes by which its records, one after the other, are longer than it is: what overlapping windows share.
-    pub(crate) const fn shared(&self) -> u64 {
-        // No less than 0: there are no gaps between the records.
-        self.len - (self.at.bytes.end - self.at.bytes.start)
-    }
+struct Span {
+    extent: Extent,
+    records: u64,
+    /// Bytes of its records in a slot, where each has its own: at least those of the extent.
+    len: u64,
 }
 
 impl Ranges {
@@ -151,33 +153,17 @@ impl Ranges {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),
             };
-            #[cfg(unix)]
-            let map = if room {
-                crate::ranges::map(&*file.file()?, end)
-            } else {
-                Err(std::io::ErrorKind::OutOfMemory.into())
-            };
             // What there is less of than the files need, the program needs too: it could not even allocate.
             #[cfg(unix)]
-            if room && map.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::OutOfMemory) {
+            if room && !file.map(end) {
                 room = false;
-                shards.iter_mut().for_each(|shard| shard.map = Err(std::io::ErrorKind::OutOfMemory.into()));
+                shards.iter_mut().for_each(|shard| shard.file.unmap());
             }
-            let hints_wait = crate::system::hints_wait(&*file.file()?);
+            file.hints_wait = crate::system::hints_wait(&*file.file()?);
             if shards.len() >= kept {
                 file.give_back();
             }
-            shards.push(Shard {
-                #[cfg(unix)]
-                map,
-                hints_wait,
-                file,
-                at,
-                bytes: start..end,
-                first: records,
-                records: count,
-                before,
-            });
+            shards.push(Shard { file, at, bytes: start..end, first: records, records: count, before });
             before = before.saturating_add(end);
             records += count;
         }
@@ -230,8 +216,8 @@ impl Ranges {
     /// range.
     #[must_use]
     pub fn locate(&self, record: u64) -> Option<Location> {
-        let Span { at, len, .. } = self.span(&(record..record.checked_add(1)?))?;
-        Some(Location { shard: at.shard, offset: at.bytes.start, len })
+        let Span { extent, len, .. } = self.span(&(record..record.checked_add(1)?), 0)?;
+        Some(Location { shard: extent.file, offset: extent.bytes.start, len })
     }
 
     /// Returns the total size in bytes of the `records` largest records. If `records` exceeds the number of records,
@@ -277,18 +263,18 @@ impl Ranges {
         batch.pieces().flatten().map(move |record| len(record).unwrap_or(0))
     }
 
-    /// Bytes of a batch. `None` for 2^64 or more.
-    pub(crate) fn size(&self, batch: &BatchIndices) -> Option<u64> {
+    /// Bytes of a batch; `u64::MAX` for more.
+    pub(crate) fn size(&self, batch: &BatchIndices) -> u64 {
         if !self.is_ragged() {
-            return batch.len().checked_mul(self.kind.bytes as u64);
+            return batch.len().saturating_mul(self.kind.bytes as u64);
         }
         // A record that is not there is found when it is read.
         let spans = self.spans(batch.pieces());
-        spans.map_while(Result::ok).try_fold(0, |sum: u64, span| sum.checked_add(span.len))
+        spans.map_while(Result::ok).fold(0, |sum: u64, span| sum.saturating_add(span.len))
     }
 
-    /// The first span of these consecutive records: at least one of them. `None` if there is no such one.
-    fn span(&self, records: &Range<u64>) -> Option<Span> {
+    /// The first span of these consecutive records, placed at `to`: at least one of them. `None` if there is no such one.
+    fn span(&self, records: &Range<u64>, to: u64) -> Option<Span> {
         let start = records.start;
         if start >= self.records {
             return None;
@@ -299,7 +285,7 @@ impl Ranges {
         let count = records.end.min(shard.records().end) - start;
         let first = start - shard.first;
         let Kind { bytes, stride, .. } = self.kind;
-        Some(match &shard.at {
+        let (bytes, own_end, records, len) = match &shard.at {
             Places::Strided(at) => {
                 let records = if stride > bytes as u64 { 1 } else { count };
                 // Not past the end of the file. Where the stride is meaningless, there is one record.
@@ -307,33 +293,34 @@ impl Ranges {
                 let end = at + covered(records, &self.kind);
                 let own_end = at.saturating_add(records.saturating_mul(stride)).min(end);
                 // No more than all of them.
-                let len = records * bytes as u64;
-                Span { at: Stretch { shard: index, bytes: at..end, own_end }, records, len }
+                (at..end, own_end, records, records * bytes as u64)
             }
             Places::Offsets(offsets) => {
                 // There are as many offsets, so these are numbers of them.
                 let [at, end] = [first, first + count].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
                 let (at, end) = (offsets[at], offsets[end]);
-                let stretch = Stretch { shard: index, bytes: at..end, own_end: end };
-                Span { at: stretch, records: count, len: end - at }
+                (at..end, end, count, end - at)
             }
-        })
+        };
+        // Overlapping records take less in the file: they are read to the end of their place, and `spread` moves them from
+        // there. A batch fits the memory of the slot that was made for it.
+        let to = usize::try_from(to + len - (bytes.end - bytes.start)).unwrap_or(usize::MAX);
+        Some(Span { extent: Extent { file: index, bytes, own_end, to }, records, len })
     }
 
-    /// Cuts runs of records where one file ends and the next begins, and at gaps between records. Empty records are left out.
-    pub(crate) fn spans(
-        &self,
-        mut runs: impl Iterator<Item = Range<u64>>,
-    ) -> impl Iterator<Item = Result<Span, Error>> {
-        let mut run = 0..0;
+    /// Cuts runs of records where one file ends and the next begins, and at gaps between records, and places their bytes one
+    /// after the other. Empty records are left out.
+    fn spans(&self, mut runs: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Result<Span, Error>> {
+        let (mut run, mut to) = (0..0, 0);
         std::iter::from_fn(move || {
             loop {
                 if run.is_empty() {
                     run = runs.next()?;
                 }
-                match self.span(&run) {
+                match self.span(&run, to) {
                     Some(span) => {
                         run.start += span.records;
+                        to += span.len;
                         if span.len > 0 {
                             return Some(Ok(span));
                         }
@@ -347,29 +334,24 @@ impl Ranges {
         })
     }
 
-    /// The spans of a batch, each with the place of its bytes among those of the batch. Overlapping records take less
-    /// in the file: they are read to the end of their place, and [`spread`](Self::spread) moves them from there.
-    pub(crate) fn placed(&self, batch: Runs) -> impl Iterator<Item = Result<(Stretch, usize), Error>> {
-        let mut to = 0;
-        self.spans(batch).map(move |span| {
-            let span = span?;
-            // A batch fits the memory of the slot that was made for it.
-            let start = usize::try_from(to + span.shared()).unwrap_or(usize::MAX);
-            to += span.len;
-            Ok((span.at, start))
-        })
+    /// The extents of runs of records.
+    pub(crate) fn extents(
+        &self,
+        runs: impl Iterator<Item = Range<u64>>,
+    ) -> impl Iterator<Item = Result<Extent, Error>> {
+        self.spans(runs).map(|span| Ok(span?.extent))
     }
 
-    /// Brings the records of a batch that overlap in their files to their places in `out`, after all its spans were read.
+    /// Brings the records of a batch that overlap in their files to their places in `out`, after all its extents were read.
     pub(crate) fn spread(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<(), Error> {
         if self.kind.stride >= self.kind.bytes as u64 {
             return Ok(());
         }
         let mut rest = out;
         for span in self.spans(batch.pieces()) {
-            let span = span?;
+            let Span { extent, len, .. } = span?;
             let [len, shared] =
-                [span.len, span.shared()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+                [len, len - extent.len()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
             let (part, behind) = rest.split_at_mut_checked(len).unwrap_or_default();
             rest = behind;
             expand(part, self.kind.bytes, shared);
@@ -422,12 +404,6 @@ mod expanding {
 #[derive(Debug)]
 pub struct Shard {
     pub(crate) file: DataFile,
-    /// From the start of the file to the end of its records. Only the kernel touches its bytes. An
-    /// error if the system refused this mapping, or had no room for all of them.
-    #[cfg(unix)]
-    pub(crate) map: std::io::Result<memmap2::MmapRaw>,
-    /// Hints for it could wait for its file system, and are left out.
-    pub(crate) hints_wait: bool,
     pub(crate) at: Places,
     /// From the first byte of the first record to the last byte of the last.
     pub(crate) bytes: Range<u64>,
@@ -449,16 +425,6 @@ impl Shard {
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records
     }
-
-    /// Some of its bytes, as the system's calls take them.
-    pub(crate) fn piece(&self, bytes: Range<u64>) -> Piece<'_> {
-        Piece {
-            file: &self.file,
-            #[cfg(unix)]
-            map: &self.map,
-            bytes,
-        }
-    }
 }
 
 /// Where the records of one file are.
@@ -468,15 +434,4 @@ pub(crate) enum Places {
     Strided(u64),
     /// Where each record begins, and last where the last one ends. They never decrease.
     Offsets(Vec<u64>),
-}
-
-/// Maps the first `bytes` bytes of a file without touching them.
-#[cfg(unix)]
-pub(crate) fn map(file: &std::fs::File, bytes: u64) -> std::io::Result<memmap2::MmapRaw> {
-    // On a 32-bit system a file may be larger than the address space.
-    let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
-    let map = memmap2::MmapOptions::new().len(len).map_raw_read_only(file)?;
-    // What was not asked for is read page by page: around a page that is touched the kernel may read megabytes.
-    let _ = map.advise(memmap2::Advice::Random);
-    Ok(map)
 }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use twinbuf_mmap::{Error, LastBatch, Location, Plan, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Error, LastBatch, Location, Plan, Records, Shuffle};
 
 const RECORD: usize = 24;
 
@@ -224,43 +224,4 @@ fn short_files_are_skipped() {
     let short = [&paths[2], &paths[0]];
     let error = Records::options().skip_short(true).open(short, 8).unwrap_err();
     assert!(matches!(error, Error::TooShort { path, .. } if path == paths[2]));
-}
-
-/// Parts of a batch on several threads: the bytes of one, and its error.
-#[test]
-fn threads_that_fill_one_slot() {
-    // 24 MiB, in records of 3072 bytes.
-    const EACH: usize = RECORD * 128;
-    let (_folder, paths, all) = data_set(&[300_032, 128, 748_416]);
-    let records = Records::open(&paths, EACH).unwrap();
-    for shuffle in [Shuffle::None, Shuffle::Window { chunk_records: 100, window_chunks: 20 }, Shuffle::Full] {
-        let plan = Plan::builder(records.len()).batch(7001).shuffle(shuffle).last_batch(LastBatch::Keep);
-        let plan = plan.build().unwrap();
-        let mut read = Vec::new();
-        for threads in [1, 2, 64] {
-            let how = ReadOptions::new().fill_threads(threads);
-            let reader = Reader::new(records.ranges(), &plan, how).unwrap();
-            reader.begin((0..).map_while(move |step| plan.batch(1, step)));
-            let before = Records::read_calls();
-            let mut bytes = Vec::new();
-            for step in 0..plan.steps(1) {
-                let mut out = vec![0xEE; 7001 * EACH + 3];
-                let len = reader.read(&plan.batch(1, step).unwrap(), &mut out).unwrap();
-                assert!(out[len..].iter().all(|&byte| byte == 0xEE));
-                bytes.extend_from_slice(&out[..len]);
-            }
-            let calls = Records::read_calls() - before;
-            assert!(shuffle != Shuffle::None || calls >= 3 + threads.min(4) as u64, "{calls} with {threads}");
-            assert_eq!(reader.stats().bytes, all.len() as u64);
-            read.push(bytes);
-        }
-        assert!(read.iter().all(|other| *other == read[0]), "{shuffle:?}");
-        assert!(shuffle != Shuffle::None || read[0] == all);
-    }
-    // A part that is not the first fails.
-    let plan = Plan::builder(records.len()).batch(records.len()).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().fill_threads(2)).unwrap();
-    File::options().write(true).open(&paths[2]).unwrap().set_len(1 << 24).unwrap();
-    let error = reader.read(&plan.batch(0, 0).unwrap(), &mut vec![0; all.len()]).unwrap_err();
-    assert!(matches!(&error, Error::Truncated { path, .. } if *path == paths[2]), "{error:?}");
 }

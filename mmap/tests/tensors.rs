@@ -8,7 +8,7 @@ mod body;
 
 use std::path::{Path, PathBuf};
 
-use twinbuf_mmap::{Buffer, DType, Error, FormatError, GroupReader, ReadMode, Tensors};
+use twinbuf_mmap::{Buffer, DType, Error, FormatError, ReadMode, Reader, Tensors};
 
 /// A `safetensors` file with these tensors: name, type, shape, bytes. Byte `i` of the data is `i * 7 + seed`.
 fn model(seed: usize, tensors: &[(&str, &str, &str, usize)]) -> Vec<u8> {
@@ -90,14 +90,14 @@ fn every_type_of_gguf() {
     let model = Tensors::open([fixtures.join("types.gguf")]).unwrap();
     body::read(&model);
     let groups = model.groups_by(|name| Some(name.to_owned())).unwrap();
-    let reader = GroupReader::new(groups.clone(), ReadMode::Auto, 0).unwrap();
+    let reader = Reader::of_groups(groups.clone(), ReadMode::Auto, 0).unwrap();
     let expected = std::fs::read_to_string(fixtures.join("gguf.txt")).unwrap();
     assert_eq!(expected.lines().count(), model.all().len());
     for line in expected.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
         let group = model.all().iter().position(|tensor| tensor.name() == fields[0]).expect("the name");
         let mut memory = Buffer::new(groups.bytes(group)).unwrap();
-        reader.read(group, &mut memory).unwrap();
+        reader.read(&group, &mut memory).unwrap();
         let (tensor, at) = groups.tensors(group).next().unwrap();
         let hex: String = memory[at].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!((tensor.format_type(), &*hex), (fields[1], fields[3]), "{}", fields[0]);
@@ -260,7 +260,7 @@ fn all_ways_to_read_give_the_same_bytes() {
     let groups = model.groups_by(|name| name.split('.').nth(1).map(str::to_owned)).unwrap();
     assert_eq!(groups.len(), 3);
     for mode in [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct] {
-        let reader = match GroupReader::new(groups.clone(), mode, 0) {
+        let reader = match Reader::of_groups(groups.clone(), mode, 0) {
             Err(error) if mode == ReadMode::Direct => {
                 eprintln!("not checked: {error}");
                 continue;
@@ -269,7 +269,7 @@ fn all_ways_to_read_give_the_same_bytes() {
         };
         for group in [0, 1, 2, 1, 0] {
             let mut memory = Buffer::new(groups.bytes(group)).unwrap();
-            reader.read(group, &mut memory).unwrap();
+            reader.read(&group, &mut memory).unwrap();
             for (tensor, at) in groups.tensors(group) {
                 let bytes = &tensor.range().bytes;
                 let expected =
@@ -294,8 +294,8 @@ fn all_ways_to_read_give_the_same_bytes() {
             reader.read_bytes(0, file.len() as u64 - 9, &mut small),
             Err(Error::Truncated { .. })
         ));
-        assert!(matches!(reader.read(0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
-        assert!(matches!(reader.read(3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
+        assert!(matches!(reader.read(&0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
+        assert!(matches!(reader.read(&3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
         if mode == ReadMode::Direct {
             assert_eq!((reader.choice().cached, reader.choice().data > 0), (0, true));
         }
@@ -312,13 +312,13 @@ fn small_groups_are_read_ahead() {
     let file = std::fs::read(&path).unwrap();
     let model = Tensors::open([&path]).unwrap();
     let groups = model.groups(names.iter().map(|name| [name])).unwrap();
-    let reader = match GroupReader::new(groups.clone(), ReadMode::Direct, 0) {
+    let reader = match Reader::of_groups(groups.clone(), ReadMode::Direct, 0) {
         Err(error) => return eprintln!("not checked: {error}"),
         Ok(reader) => reader,
     };
     let mut memory = Buffer::new(groups.bytes(0).max(groups.bytes(299)).max(1 << 20)).unwrap();
     let mut check = |group: usize| {
-        reader.read(group, &mut memory).unwrap();
+        reader.read(&group, &mut memory).unwrap();
         let (tensor, at) = groups.tensors(group).next().unwrap();
         let start = usize::try_from(tensor.range().bytes.start).unwrap();
         assert!(memory[at] == file[start..start + 20_480], "{group}");
@@ -352,11 +352,11 @@ fn a_file_that_is_truncated_is_a_typed_error() {
     let mut memory = Buffer::new(groups.bytes(0)).unwrap();
     let readers: Vec<_> = [ReadMode::Pread, ReadMode::Direct]
         .into_iter()
-        .filter_map(|mode| GroupReader::new(groups.clone(), mode, 0).ok())
+        .filter_map(|mode| Reader::of_groups(groups.clone(), mode, 0).ok())
         .collect();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(4_500_001).unwrap();
     for reader in readers {
-        let error = reader.read(0, &mut memory).unwrap_err();
+        let error = reader.read(&0, &mut memory).unwrap_err();
         assert!(matches!(error, Error::Truncated { offset: 4_500_001, .. }), "{error}");
     }
 }

@@ -55,7 +55,6 @@ pub(crate) struct Options {
     pub(crate) overlap: bool,
     pub(crate) hints: bool,
     hint_window: Option<u64>,
-    fill_threads: usize,
     read_mode: ReadMode,
     /// By the number of the field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
@@ -77,7 +76,7 @@ impl Options {
 
     /// Whether a caller that waits for a batch may fill a part of it: the only thread reads files, and no code runs but ours.
     fn helps(&self) -> bool {
-        let alone = self.overlaps() && self.workers == 1 && self.fill_threads == 1;
+        let alone = self.overlaps() && self.workers == 1;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut datasets = self.datasets.iter();
         let files = datasets.all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
@@ -89,11 +88,9 @@ impl Options {
     /// slots for each worker.
     fn sizes(&self, device: usize) -> Result<(Sizes, slot::Layout), Error> {
         let Self { datasets, plan, transforms, workers, host_depth: host, .. } = self;
-        for (option, found) in [("workers", workers), ("fill_threads", &self.fill_threads)] {
-            if !(1..=MAX_WORKERS).contains(found) {
-                let (wanted, found) = (format!("1 to {MAX_WORKERS} threads"), found.to_string());
-                return Err(Error::Option { option, wanted, found });
-            }
+        if !(1..=MAX_WORKERS).contains(workers) {
+            let (wanted, found) = (format!("1 to {MAX_WORKERS} threads"), workers.to_string());
+            return Err(Error::Option { option: "workers", wanted, found });
         }
         if !(1..=MAX_HOST_DEPTH).contains(host) {
             let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
@@ -131,7 +128,6 @@ impl LoaderBuilder {
             overlap: true,
             hints: true,
             hint_window: None,
-            fill_threads: 1,
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
@@ -173,15 +169,6 @@ impl<B: Backend> LoaderBuilder<B> {
     /// these cannot be cloned.
     pub fn workers(mut self, threads: usize) -> Self {
         self.options.workers = threads;
-        self
-    }
-
-    /// Sets the number of threads that read files into one slot, 1 to 64, each a part of the records. Default: 1.
-    ///
-    /// For batches of hundreds of megabytes: [`workers`](Self::workers) read as fast, but each has its own slots. With
-    /// transforms, and for other data sets than files, one thread fills a slot. See [`ReadOptions::fill_threads`].
-    pub fn fill_threads(mut self, threads: usize) -> Self {
-        self.options.fill_threads = threads;
         self
     }
 
@@ -390,11 +377,10 @@ impl<B: Backend> LoaderBuilder<B> {
         let (mut sizes, mut layout) = options.sizes(backend.device_depth())?;
         let Depths { workers, helpers, host: host_depth, .. } = sizes.depths;
         let Options { name, mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = options;
-        let fill_threads = options.fill_threads;
         let Options { slots, memory_limit, held_timeout, sending, sends, trace, breakdown, .. } = options;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), workers * host_depth, sizes.slot)?;
-        let how = ReadOptions::new().mode(read_mode).fill_threads(fill_threads);
+        let how = ReadOptions::new().mode(read_mode);
         let how = hint_window.map_or(how, |bytes| how.prefetch(bytes));
         let files = datasets.iter().map(|dataset| {
             let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, how));

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use twinbuf_mmap::{Buffer, GroupReader};
+use twinbuf_mmap::{Buffer, Reader};
 pub use twinbuf_mmap::{Groups, ReadMode, Tensor, Tensors};
 
 #[cfg(feature = "cuda")]
@@ -227,8 +227,8 @@ impl<B: Backend> StreamBuilder<B> {
         let taken =
             taken.map_err(|(limit, taken)| Error::Memory { sum: sum.clone(), wanted, limit, taken })?;
         let taken = taken.map(Arc::new);
-        let reader = GroupReader::new(schedule.groups().clone(), read_mode, wanted).map_err(Error::Open)?;
-        let reader = Arc::new(reader);
+        let groups = schedule.groups().clone();
+        let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
         // A device has page-locked slots.
         let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
         let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&sum))?;
@@ -292,7 +292,7 @@ impl<B: Backend> fmt::Debug for StreamBuilder<B> {
 pub struct TensorStream<B: Backend = Host> {
     stage: Stage<B>,
     schedule: Arc<Schedule>,
-    reader: Arc<GroupReader>,
+    reader: Arc<Reader<Groups>>,
     kept: Kept,
     cycle: bool,
     /// Passes begun so far.
@@ -370,7 +370,7 @@ impl<B: Backend> fmt::Debug for TensorStream<B> {
 
 /// The files as the source of a stage.
 struct Reading {
-    reader: Arc<GroupReader>,
+    reader: Arc<Reader<Groups>>,
     schedule: Arc<Schedule>,
     kept: Kept,
     /// The series of passes that the reader has the order of.
@@ -442,13 +442,13 @@ impl Source<[u8]> for Reading {
         let bytes = self.schedule.groups().bytes(group);
         if !self.schedule.is_kept(group) {
             times.bytes = bytes;
-            return self.reader.read(group, slot.content()).map_err(failed);
+            return self.reader.read(&group, slot.content()).map_err(failed);
         }
         let kept = &self.kept[group];
         if kept.get().is_none() {
             times.bytes = bytes;
             let mut buffer = Buffer::untouched(bytes).ok_or_else(|| too_large(&*self.schedule))?;
-            self.reader.read(group, &mut buffer).map_err(failed)?;
+            self.reader.read(&group, &mut buffer).map_err(failed)?;
             // Only this thread sets it.
             let _ = kept.set(Arc::new(buffer));
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use twinbuf_mmap::{GroupReader, Groups};
+use twinbuf_mmap::{Groups, Reader};
 
 use crate::error::Error;
 use crate::slot::Ticket;
@@ -94,7 +94,7 @@ impl Schedule {
     /// Bytes of all of it. `None` if that is too much for any memory.
     pub(super) fn memory(&self) -> Option<u64> {
         let slots = (self.slot() as u64).checked_mul(self.depths.0.saturating_add(self.depths.1) as u64)?;
-        slots.checked_add(self.kept_bytes())?.checked_add(GroupReader::MEMORY)
+        slots.checked_add(self.kept_bytes())?.checked_add(Reader::<Groups>::MEMORY)
     }
 
     /// The groups that are read from the pass of a ticket on, as far as the order is valid. `there` tells which of those
@@ -151,6 +151,6 @@ impl fmt::Display for Schedule {
         if kept > 0 {
             write!(f, ", {kept} groups that are kept: {} bytes", self.kept_bytes())?;
         }
-        write!(f, "; {} bytes for reads past the page cache", GroupReader::MEMORY)
+        write!(f, "; {} bytes for reads past the page cache", Reader::<Groups>::MEMORY)
     }
 }

@@ -8,7 +8,7 @@ use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor, QuantizedType};
 use candle_core::{CpuStorage, DType as To, Device, Tensor, bail};
 use half::{bf16, f16};
-use twinbuf::mmap::{self, Buffer, GroupReader};
+use twinbuf::mmap::{self, Buffer, Reader};
 use twinbuf::stream::{Group, ReadMode, Tensors, View};
 
 use crate::{TensorError, candle_dtype};
@@ -42,10 +42,10 @@ pub fn load(model: &Tensors, device: &Device) -> Result<HashMap<String, Tensor>,
     // In the order of the files.
     let groups = model.groups_by(|_| Some(())).map_err(file_error)?;
     let cold = model.residency().is_ok_and(|pages| pages.resident < pages.pages / 2);
-    let reader = if cold { GroupReader::new(groups.clone(), ReadMode::Direct, 0).ok() } else { None };
+    let reader = if cold { Reader::of_groups(groups.clone(), ReadMode::Direct, 0).ok() } else { None };
     let reader = match reader {
         Some(reader) => reader,
-        None => GroupReader::new(groups.clone(), ReadMode::Pread, 0).map_err(file_error)?,
+        None => Reader::of_groups(groups.clone(), ReadMode::Pread, 0).map_err(file_error)?,
     };
     let memory = |(tensor, _)| Ok((tensor, Memory::new(tensor)?));
     let mut tensors: Vec<(&mmap::Tensor, Memory)> =

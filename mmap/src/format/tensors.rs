@@ -98,23 +98,13 @@ impl Tensors {
                 None => model.tensors.extend(found),
             }
             #[cfg(unix)]
-            let map = crate::ranges::map(&*file.file()?, file.len);
-            let hints_wait = crate::system::hints_wait(&*file.file()?);
+            file.map(file.len);
+            file.hints_wait = crate::system::hints_wait(&*file.file()?);
             if model.shards.len() >= kept {
                 file.give_back();
             }
             let bytes = 0..file.len;
-            model.shards.push(Shard {
-                #[cfg(unix)]
-                map,
-                hints_wait,
-                file,
-                at: Places::Strided(0),
-                bytes,
-                first: 0,
-                records: 0,
-                before,
-            });
+            model.shards.push(Shard { file, at: Places::Strided(0), bytes, first: 0, records: 0, before });
             before = before.saturating_add(model.shards.last().map_or(0, |shard| shard.bytes.end));
         }
         model.tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));

@@ -14,7 +14,6 @@ mod window;
 
 use std::ops::Range;
 
-pub(crate) use batch::Runs;
 pub use batch::{BatchIndices, Shuffle};
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::RankError;

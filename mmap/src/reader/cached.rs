@@ -9,14 +9,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::stats::ReadStats;
-use super::stream::Wanted;
 use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
 use crate::file::{Opened, read_at};
-use crate::ranges::{Ranges, Shard, Stretch};
-use crate::system::{self, Asked, Gathered, PIECES, Piece};
+use crate::ranges::{Extent, Shard};
+use crate::system::{self, Asked, Gathered};
 
-/// The most bytes of a piece that is copied out of the mapping into small pages, of a cold cache and of a warm one. The
+/// The most bytes of an extent that is copied out of the mapping into small pages, of a cold cache and of a warm one. The
 /// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read -- cached`).
 const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
@@ -24,7 +23,7 @@ const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 /// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
 const WARM: u64 = 32 << 20;
 
-/// The fewest pieces for which one call for all is faster than a call for each.
+/// The fewest extents for which one call for all is faster than a call for each.
 const TOGETHER: usize = 4;
 
 /// The maximum size of one prefetch hint: 1 MiB.
@@ -86,35 +85,37 @@ impl Copied {
     }
 }
 
-/// Copies `wanted`, at most [`PIECES`] pieces, to their places in `out`, and counts what came from disks for it. The slot has
-/// `behind` bytes more.
+/// Copies `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts what came from disks for it. The slot has
+/// `behind` bytes more. What is in `changed` has no meaning before and after.
 ///
 /// # Errors
 ///
 /// [`Error::Truncated`], [`Error::Read`], and those of opening a file again.
 pub(super) fn fill(
     shards: &[Shard],
-    wanted: &[Wanted],
+    extents: &[Extent],
     (out, behind): (&mut [u8], usize),
     before: &Copied,
+    changed: &mut Vec<usize>,
     stats: &mut ReadStats,
 ) -> Result<(), Error> {
     let at_first = system::read_from_disk();
-    let filled = copy(shards, wanted, (out, behind), before);
+    let filled = copy(shards, extents, (out, behind), before, changed);
     let disk = read_since(at_first);
-    before.add(wanted.iter().map(Wanted::len).sum(), disk);
+    before.add(extents.iter().map(Extent::len).sum(), disk);
     stats.disk += disk.unwrap_or(0);
     filled
 }
 
-/// Small pieces, and long ones of a warm cache, come out of the mapping by one call. A piece of a file that was truncated
+/// Small extents, and long ones of a warm cache, come out of the mapping by one call. An extent of a file that was truncated
 /// since it was opened may then be zeros, so files that have changed are read by `pread`, as everything else is: it tells
 /// what is missing.
 fn copy(
     shards: &[Shard],
-    wanted: &[Wanted],
+    extents: &[Extent],
     (out, behind): (&mut [u8], usize),
     before: &Copied,
+    changed: &mut Vec<usize>,
 ) -> Result<(), Error> {
     let warm = before.is_warm();
     // A slot begins at a huge page, and is in such pages up to its last multiple of one.
@@ -122,95 +123,77 @@ fn copy(
     let end = start + out.len() + behind;
     let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
     let most = GATHERED[usize::from(warm)];
-    let together = |wanted: &&Wanted| {
-        let shard = &shards[wanted.at.shard];
-        (wanted.len() <= most || wanted.to < huge) && shard.file.is_kept() && !shard.hints_wait
+    let together = |extent: &&Extent| {
+        let file = &shards[extent.file].file;
+        (extent.len() <= most || extent.to < huge) && file.is_kept() && !file.hints_wait
     };
-    let gathered: Vec<_> = wanted
-        .iter()
-        .filter(together)
-        .map(|wanted| (shards[wanted.at.shard].piece(wanted.at.bytes.clone()), wanted.to))
-        .collect();
-    if gathered.len() < TOGETHER || before.cannot_reach(out) {
-        return pread(shards, wanted.iter(), out);
+    let gathered = || extents.iter().filter(together);
+    if gathered().take(TOGETHER).count() < TOGETHER || before.cannot_reach(out) {
+        return pread(shards, extents.iter(), out);
     }
-    let copied = system::gather(&gathered, out);
-    let mut changed: Vec<usize> = wanted.iter().filter(together).map(|wanted| wanted.at.shard).collect();
+    let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
+    let copied = system::gather(pieces, out);
+    changed.clear();
+    changed.extend(gathered().map(|extent| extent.file));
     changed.sort_unstable();
     changed.dedup();
-    changed.retain(|&shard| !shards[shard].file.is_unchanged());
+    changed.retain(|&file| !shards[file].file.is_unchanged());
     if copied == Gathered::Fault && changed.is_empty() {
         // Not for lack of bytes in the files.
         before.add_unreachable(out);
     }
-    let missing = |wanted: &&Wanted| {
-        copied != Gathered::All || !together(wanted) || changed.binary_search(&wanted.at.shard).is_ok()
+    let missing = |extent: &&Extent| {
+        copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
     };
-    pread(shards, wanted.iter().filter(missing), out)
+    pread(shards, extents.iter().filter(missing), out)
 }
 
-/// Reads each piece by a separate call.
-fn pread<'w>(
+/// Reads each extent by a separate call.
+fn pread<'e>(
     shards: &[Shard],
-    wanted: impl Iterator<Item = &'w Wanted>,
+    extents: impl Iterator<Item = &'e Extent>,
     out: &mut [u8],
 ) -> Result<(), Error> {
-    // The file of the last piece; most often the next piece is in the same file.
+    // The file of the last extent; most often the next one is in the same file.
     let mut last: Option<(usize, Opened<'_>)> = None;
-    for Wanted { at: Stretch { shard, bytes, .. }, to } in wanted {
-        let data = &shards[*shard].file;
+    for extent in extents {
+        let data = &shards[extent.file].file;
         let file = match last.take() {
-            Some((of, file)) if of == *shard => file,
+            Some((of, file)) if of == extent.file => file,
             _ => data.file()?,
         };
-        // A slot has room for all pieces, so this fits.
-        let len = usize::try_from(bytes.end - bytes.start).unwrap_or(usize::MAX);
-        let out = &mut out[*to..*to + len];
-        data.read_exact_by(out, bytes.start, |out, offset| read_at(&file, out, offset))?;
-        last = Some((*shard, file));
+        // A slot has room for all extents, so this fits.
+        let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
+        let out = &mut out[extent.to..][..len];
+        data.read_exact_by(out, extent.bytes.start, |out, offset| read_at(&file, out, offset))?;
+        last = Some((extent.file, file));
     }
     Ok(())
 }
 
-/// Stretches from here on are asked for in large pages, as far as the system has them. Shuffled records of 1 MiB were read 1.3
-/// times as fast with them, for 0.6 of the processor time, those of 256 KiB 1.2 times, and shorter ones no faster.
-const LARGE: u64 = 256 << 10;
-
-/// Asks the kernel for the pages of these bytes, each page once, and does not wait for them. It may read more.
-pub(super) fn hint(shards: &[Shard], mut wanted: Vec<(usize, Range<u64>)>, stats: &mut ReadStats) {
+/// Asks the kernel for the pages of these extents, each page once, and does not wait for them. It may read more.
+pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut ReadStats) {
     let (begun, before) = (Instant::now(), system::read_from_disk());
     let page = page_size() as u64;
-    wanted.retain(|(shard, _)| !shards[*shard].hints_wait);
-    for (shard, bytes) in &mut wanted {
-        *bytes = around(bytes, shards[*shard].bytes.end, page);
+    extents.retain(|extent| !shards[extent.file].file.hints_wait);
+    for Extent { file, bytes, .. } in &mut *extents {
+        *bytes = around(bytes, shards[*file].bytes.end, page);
     }
-    wanted.sort_unstable_by_key(|(shard, bytes)| (*shard, bytes.start));
+    extents.sort_unstable_by_key(|extent| (extent.file, extent.bytes.start));
     // Pages that touch are asked for together.
-    wanted.dedup_by(|(shard, next), (first, whole)| {
-        let touch = shard == first && next.start <= whole.end;
+    extents.dedup_by(|next, first| {
+        let touch = next.file == first.file && next.bytes.start <= first.bytes.end;
         if touch {
-            whole.end = whole.end.max(next.end);
+            first.bytes.end = first.bytes.end.max(next.bytes.end);
         }
         touch
     });
     let mut asked = Asked::default();
-    let mut pieces: Vec<Piece<'_>> = Vec::new();
-    for (shard, whole) in &mut wanted {
-        if let Some(file) = shards[*shard].file.kept().filter(|_| whole.end - whole.start >= LARGE) {
-            let front = system::in_large_pages(file, whole);
-            asked.bytes += front;
-            asked.calls += u64::from(front > 0);
-            whole.start += front;
-        }
-        for bytes in cut(whole, HINT_CHUNK, page) {
-            if pieces.len() == PIECES {
-                system::will_need(&pieces, &mut asked);
-                pieces.clear();
-            }
-            pieces.push(shards[*shard].piece(bytes));
-        }
-    }
-    system::will_need(&pieces, &mut asked);
+    let file = |extent: &Extent| &shards[extent.file].file;
+    let pieces = extents
+        .iter()
+        .flat_map(|extent| cut(&extent.bytes, HINT_CHUNK, page).map(move |bytes| (file(extent), bytes)));
+    system::will_need(pieces, &mut asked);
     stats.hinted += asked.bytes;
     stats.hints += asked.calls;
     stats.failed += asked.failed;
@@ -272,15 +255,27 @@ pub(super) const STRETCH: u64 = 128 << 10;
 /// Records of a stretch that an epoch has to read for it to pay to ask for all of it.
 const WORTH: u64 = 2;
 
-/// The stretches of all files that were requested in this epoch.
+/// The stretches at the front of all files that were requested in this epoch.
 #[derive(Debug, Default)]
-pub(super) struct Around(Vec<u64>);
+pub(super) struct Around {
+    /// A bit for each stretch, when the first is asked for.
+    asked: Vec<u64>,
+    words: usize,
+}
 
 impl Around {
-    pub(super) fn new(ranges: &Ranges) -> Self {
-        let bytes = ranges.shards().last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
-        let words = usize::try_from(bytes / STRETCH / 64).unwrap_or(0) + 1;
-        Self(vec![0; words])
+    /// The most memory: of 4 TiB of files, more than any page cache.
+    const MOST: u64 = 4 << 20;
+
+    /// For the first `bytes` bytes of all files.
+    pub(super) fn new(bytes: u64) -> Self {
+        let words = bytes.div_ceil(STRETCH).div_ceil(64).min(Self::MOST / 8);
+        Self { asked: Vec::new(), words: usize::try_from(words).unwrap_or(0) }
+    }
+
+    /// Bytes of memory.
+    pub(super) const fn memory(&self) -> u64 {
+        self.words as u64 * 8
     }
 
     /// Whether reading around pays for records at every `stride` bytes if an epoch reads one of `share` records.
@@ -290,7 +285,12 @@ impl Around {
 
     /// Another epoch begins.
     pub(super) fn clear(&mut self) {
-        self.0.fill(0);
+        self.asked.fill(0);
+    }
+
+    /// Whether it has the stretches before this position.
+    pub(super) const fn has(&self, position: u64) -> bool {
+        position.div_ceil(STRETCH) <= self.words as u64 * 64
     }
 
     /// The stretches around `bytes` that have not been asked for, cut at `file`. All files follow each other, this one from
@@ -313,7 +313,10 @@ impl Around {
 
     /// Whether this one has not been asked for.
     fn first(&mut self, stretch: u64) -> bool {
-        let word = usize::try_from(stretch / 64).ok().and_then(|index| self.0.get_mut(index));
+        if self.asked.is_empty() {
+            self.asked = vec![0; self.words];
+        }
+        let word = usize::try_from(stretch / 64).ok().and_then(|index| self.asked.get_mut(index));
         let Some(word) = word else { return true };
         let bit = 1 << (stretch % 64);
         let first = *word & bit == 0;
@@ -329,7 +332,7 @@ mod tests {
     #[test]
     fn each_stretch_is_asked_for_once_an_epoch() {
         let file = 1000..10 * STRETCH + 77;
-        let around = std::cell::RefCell::new(Around(vec![0; 4]));
+        let around = std::cell::RefCell::new(Around::new(4 * 64 * STRETCH));
         let before = 3 * STRETCH - 500;
         let ask = |bytes: Range<u64>| around.borrow_mut().missing(before, &bytes, &file).collect::<Vec<_>>();
         around.borrow_mut().clear();

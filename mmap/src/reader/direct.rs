@@ -15,8 +15,10 @@ use crate::file::{DataFile, Opened};
 use crate::ranges::Shard;
 use crate::{Error, ReadMode, system};
 
-/// Blocks that disks have, the smallest first: `queue/logical_block_size` on Linux.
-const BLOCKS: [usize; 2] = [512, 4096];
+/// The smallest and the largest block that a read needs: `queue/logical_block_size` of a disk on Linux, or a block of the
+/// file system.
+const SMALLEST: usize = 512;
+pub(super) const LARGEST: usize = 64 << 10;
 
 /// A file opened for such reads.
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl Direct {
     /// wait for its file system: that is no error as long as it can be read through the page cache.
     pub(super) fn all(shards: &[Shard], mode: ReadMode) -> Result<Vec<Self>, Error> {
         let auto = mode == ReadMode::Auto;
-        if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.hints_wait) {
+        if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.file.hints_wait) {
             return Ok(Vec::new());
         }
         // The block is the same for all files of a file system.
@@ -233,7 +235,7 @@ impl Alignment {
 
 /// Finds the smallest block size that `read` accepts.
 fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
-    let [mut block, ..] = BLOCKS;
+    let mut block = SMALLEST;
     loop {
         // At an odd multiple: a read that needs larger blocks must fail here.
         let mut bounce = BounceBuffer::new();
@@ -248,8 +250,7 @@ fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usi
 
 /// Returns the next larger block, if `error` means that `block` is too small.
 fn larger(block: usize, error: &io::Error) -> Option<usize> {
-    let too_small = system::too_small(error);
-    BLOCKS.into_iter().find(|&larger| too_small && larger > block)
+    (system::too_small(error) && block < LARGEST).then_some((2 * block).max(SMALLEST))
 }
 
 #[cfg(test)]
@@ -384,7 +385,7 @@ mod tests {
                 _ => Ok(0),
             }
         });
-        assert_eq!((block.unwrap(), asked), (4096, vec![512, 512, 4096, 4096]));
+        assert_eq!((block.unwrap(), asked), (1024, vec![512, 512, 1024, 1024]));
         let failed = probe(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
         assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EIO));
     }

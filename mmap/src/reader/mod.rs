@@ -1,13 +1,11 @@
-//! Reads batches ahead of use: the only read path. `groups` does the same for tensors.
+//! Reads units ahead of use: the only read path, for batches of records and for groups of tensors.
 //!
-//! A [`Reader`] gets the list of coming batches and reads each batch on request. A batch is a list of byte ranges in
-//! the order of use. [`source`] fills a slot with them: those at the front of the data set come through the page cache
-//! ([`cached`]), those behind past it ([`stream`]). How much is at the front is decided once ([`memory`]).
+//! A [`Reader`] gets the list of coming units and reads each unit on request. A unit ([`units`]) is a list of extents in
+//! the order of use. [`source`] fills a slot with them: those at the front of the files come through the page cache
+//! ([`cached`]), those behind past it ([`stream`]). How much is at the front is decided once a process ([`memory`]).
 
 pub(crate) mod cached;
 pub(crate) mod direct;
-#[cfg(feature = "safetensors")]
-pub(crate) mod groups;
 mod memory;
 pub(crate) mod mode;
 pub(crate) mod queue;
@@ -17,24 +15,23 @@ pub(crate) mod stats;
 mod stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod units;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Range;
-use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::{iter, mem};
 
 use self::cached::{Around, Copied, Point};
-use self::memory::Share;
+use self::direct::Direct;
+use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
-use self::stream::{Stream, Wanted};
+use self::stream::Stream;
+use self::units::{Units, Use};
 use crate::file::READ_CALLS;
-use crate::ranges::{Ranges, Span, Stretch};
+use crate::ranges::{Extent, Ranges, Shard};
 use crate::system::PIECES;
-use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
+use crate::{BatchIndices, Error, Plan, ReadMode, Records, Shuffle, limit, system};
 
 /// Options for a [`Reader`]. The defaults suit most programs.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +39,6 @@ use crate::{BatchIndices, Error, Plan, ReadMode, Records, system};
 pub struct ReadOptions {
     mode: ReadMode,
     prefetch: Option<u64>,
-    threads: usize,
 }
 
 /// Bytes of batches to come that are asked for, by default. With batches of 4 MiB in shuffled chunks every page was in memory
@@ -58,13 +54,10 @@ const IN_MEMORY: u64 = 16 << 20;
 /// takes, and the time between two reads is short in comparison.
 const FOLLOWED: u64 = 1 << 20;
 
-/// Bytes that one of several threads reads at a time: reading them takes much longer than to start a thread.
-const THREAD_BYTES: u64 = 4 << 20;
-
 impl ReadOptions {
     /// Returns the default options: [`ReadMode::Auto`] and the default prefetch window.
     pub const fn new() -> Self {
-        Self { mode: ReadMode::Auto, prefetch: None, threads: 1 }
+        Self { mode: ReadMode::Auto, prefetch: None }
     }
 
     /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`].
@@ -79,12 +72,6 @@ impl ReadOptions {
         self.prefetch = Some(bytes);
         self
     }
-
-    /// Sets how many threads read one batch, 4 MiB at a time. Default: 1; 0 is 1 too. They are started for each batch.
-    pub const fn fill_threads(mut self, threads: usize) -> Self {
-        self.threads = threads;
-        self
-    }
 }
 
 impl Default for ReadOptions {
@@ -93,11 +80,19 @@ impl Default for ReadOptions {
     }
 }
 
-/// Reads the batches of a plan and prefetches the next batches.
+/// Memory for reads ahead past the page cache and, as much, for what is needed now and was not asked for: what the disk has in
+/// flight, twice.
+const LANES: [u64; 2] = [16 << 20; 2];
+
+/// Reads the batches of a plan, or groups of tensors, and prefetches the next ones.
+///
+/// [`new`](Reader::new) makes a reader of batches. With the feature `safetensors`, `Reader::of_groups` makes one of
+/// groups; its units are the indices of the groups.
 ///
 /// Create one reader per loop. The threads of the loop share it. The reader has all state that depends on the read
 /// order: the prefetch window, the buffers for direct I/O, and the counters. [`Ranges`] has no such state, and any
-/// number of readers can use the same files independently.
+/// number of readers can use the same files independently. The readers of a process share its memory: see
+/// [`ReadMode::Auto`].
 ///
 /// # Examples
 ///
@@ -121,39 +116,41 @@ impl Default for ReadOptions {
 /// assert_eq!(reader.stats().bytes, 8000);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Reader {
-    ranges: Arc<Ranges>,
+pub struct Reader<D: Units = Arc<Ranges>> {
+    data: D,
     source: Source,
     share: Share,
-    left: Option<u64>,
+    choice: ReadChoice,
+    /// Bytes of the prefetch window, and what one read asks for at most, if that is more than twice its own bytes.
     prefetch: u64,
-    /// The most threads that read a batch.
-    threads: usize,
-    /// Ranks that share an epoch.
+    burst: u64,
+    /// Bytes from a record to the next. An epoch reads one of `world` records.
+    stride: u64,
     world: u64,
-    window: Mutex<Window>,
+    window: Mutex<Window<D::Unit>>,
 }
 
-/// The batches to come, as far as they have been asked for. Positions are bytes of batches since [`Reader::begin`].
-#[derive(Default)]
-struct Window {
+/// The units to come, as far as they have been asked for. Positions are bytes of units since [`Reader::begin`].
+struct Window<U> {
     /// `None`: nothing is asked for.
-    batches: Option<Box<dyn Iterator<Item = BatchIndices> + Send>>,
-    /// A batch, and how many of its records have been requested.
-    part: Option<(BatchIndices, u64)>,
+    units: Option<Box<dyn Iterator<Item = U> + Send>>,
+    /// What has not been requested of a unit.
+    rest: Option<U>,
     /// Where the window ends, and where the reading is.
     told: u64,
     used: u64,
-    /// Only the first batch has been asked for.
+    /// Only the first unit has been asked for.
     fresh: bool,
     /// What was asked for last, and whether that was whole chunks.
-    last: Option<BatchIndices>,
-    chunked: bool,
+    last: Option<U>,
+    windowed: bool,
     around: Around,
     /// Points of batches in order that were not touched yet.
     ahead: VecDeque<Point>,
     /// What the stream has no room for yet.
-    pending: VecDeque<(Stretch, u64)>,
+    pending: VecDeque<(Extent, u64)>,
+    /// What the kernel is asked for.
+    hints: Vec<Extent>,
     /// Bytes of hints since something came from a disk, and whether something did.
     quiet: u64,
     missing: bool,
@@ -171,81 +168,48 @@ impl Reader {
     /// - [`Error::System`]: the kernel or the file system refuses direct I/O.
     /// - [`Error::Replaced`]: another file now has the path of a file.
     pub fn new(ranges: Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Result<Self, Error> {
-        Self::with_memory(ranges, plan, options, crate::limit::memory_left())
+        Self::with_memory(ranges, plan, options, (&READERS, limit::memory_left()))
     }
 
-    /// The same with `left` bytes of memory left.
+    /// The same with so many bytes of memory left to these readers.
     fn with_memory(
         ranges: Arc<Ranges>,
         plan: &Plan,
         options: ReadOptions,
-        left: Option<u64>,
+        memory: (&Readers, Option<u64>),
     ) -> Result<Self, Error> {
-        let (share, files) = memory::decide(&ranges, plan, options.mode, left)?;
-        let straight = options.mode == ReadMode::Direct;
-        let stream = (!files.is_empty()).then(|| Stream::new(files, [share.ahead, share.now]));
-        let batch = plan.batch_records().saturating_mul(ranges.mean_len());
-        let counts = |shard: &crate::Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
-        // Most often all of them are on one file system.
-        let copied = Copied::new(ranges.shards().first().is_some_and(counts));
-        let window = Window { around: Around::new(&ranges), ..Window::default() };
-        Ok(Self {
-            source: Source { cached: share.until, stream, straight, copied, ..Source::cached() },
-            left: left.filter(|_| options.mode == ReadMode::Auto),
-            prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
-            threads: options.threads,
-            world: plan.world(),
-            share,
-            ranges,
-            window: Mutex::new(window),
-        })
-    }
-
-    /// Sets the list of the next batches, in read order, and discards the previous list. The reader prefetches along
-    /// this list.
-    ///
-    /// Each [`read`](Self::read) prefetches further batches of the list. The caller may read other batches, and
-    /// several at the same time; these reads benefit less from prefetch.
-    pub fn begin(&self, batches: impl IntoIterator<Item = BatchIndices, IntoIter: Send + 'static>) {
-        let mut window = self.lock();
-        if let Some(stream) = &self.source.stream {
-            stream.forget();
-        }
-        window.around.clear();
-        *window = Window {
-            batches: Some(Box::new(batches.into_iter())),
-            fresh: true,
-            around: std::mem::take(&mut window.around),
-            quiet: window.quiet,
-            missing: window.missing,
-            ..Window::default()
+        let place = |record: u64| {
+            let at = ranges.locate(record.min(ranges.len() - 1))?;
+            let start = ranges.shards()[at.shard].before.saturating_add(at.offset);
+            Some(start..start.saturating_add(at.len))
         };
-    }
-
-    /// Reads the records of `batch` in batch order into the start of `out`. Returns the number of bytes read.
-    ///
-    /// Before the read, it requests at most twice this number of bytes of the next batches, and does not wait for
-    /// them.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
-    /// reopening a file, in the cases of [`Ranges::read`].
-    pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        let (mut stats, wanted) = (ReadStats::default(), self.ranges.size(batch));
-        let bytes = wanted.unwrap_or(u64::MAX);
-        self.advance(bytes, true, &mut stats);
-        let read = self.read_now(batch, wanted, (out, 0), &mut stats);
-        self.advance(bytes, false, &mut stats);
-        self.source.count(stats);
-        read
+        let range = plan.range();
+        let first = place(range.start).unwrap_or_default();
+        let extent = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
+        let data = extent.end - extent.start;
+        let window = match plan.shuffle() {
+            Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
+                chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data)
+            }
+            _ => 0,
+        };
+        let mode = options.mode;
+        let wish = Wish { mode, shards: ranges.shards(), extent, data, window, own: 0, lanes: LANES };
+        let (share, files) = memory.0.decide(&wish, memory.1)?;
+        let batch = plan.batch_records().saturating_mul(ranges.mean_len());
+        Ok(Self {
+            prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
+            stride: ranges.stride(),
+            world: plan.world(),
+            ..Self::with_share(ranges, data, share, files, mode == ReadMode::Direct)
+        })
     }
 
     /// The two halves of [`read`](Self::read), for a batch that several threads read in parts. This one asks for the
     /// batches after it, once.
     #[doc(hidden)]
     pub fn ask_ahead(&self, batch: &BatchIndices) {
-        let (mut stats, bytes) = (ReadStats::default(), self.ranges.size(batch).unwrap_or(u64::MAX));
+        let (mut stats, bytes) = (ReadStats::default(), self.ranges().size(batch));
         self.advance(bytes, true, &mut stats);
         self.advance(bytes, false, &mut stats);
         self.source.count(stats);
@@ -255,25 +219,171 @@ impl Reader {
     #[doc(hidden)]
     pub fn read_part(&self, part: &BatchIndices, out: &mut [u8], behind: usize) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
-        let read = self.read_now(part, self.ranges.size(part), (out, behind), &mut stats);
+        let read = self.read_now(part, self.ranges().size(part), (out, behind), &mut stats);
         self.source.count(stats);
         read
     }
 
-    /// Reads the `wanted` bytes of a batch, and asks for nothing.
+    /// Returns the files and byte ranges that this reader reads.
+    #[must_use]
+    pub const fn ranges(&self) -> &Arc<Ranges> {
+        &self.data
+    }
+}
+
+#[cfg(feature = "safetensors")]
+impl Reader<crate::Groups> {
+    /// Memory for short reads past the page cache, ahead and now. Long ones go straight to their place: the caller's slots are
+    /// what is read ahead.
+    const LANES: [u64; 2] = [8 << 20, 2 << 20];
+
+    /// The maximum memory of a reader of groups in bytes: its buffers for direct I/O.
+    pub const MEMORY: u64 = Self::LANES[0] + Self::LANES[1];
+
+    /// Creates a reader for groups of tensors and chooses how the files are read. `own` is the size in bytes of the
+    /// caller's memory for the groups: with [`ReadMode::Auto`], the page cache gets what is left.
+    ///
+    /// A read of 4 MiB or more past the page cache starts when the caller requests it: to read a group while another is
+    /// in use, read on another thread, as `twinbuf::stream` does. Shorter reads of the next groups start earlier if
+    /// [`begin`](Self::begin) has their order.
+    ///
+    /// ```
+    /// # fn f(model: &twinbuf_mmap::Tensors) -> Result<(), twinbuf_mmap::Error> {
+    /// use twinbuf_mmap::{Buffer, ReadMode, Reader};
+    ///
+    /// let groups = model.groups([["embed.weight"], ["head.weight"]])?;
+    /// let mut memory = Buffer::new(groups.bytes(0).max(groups.bytes(1))).expect("memory");
+    /// let reader = Reader::of_groups(groups, ReadMode::Auto, memory.len() as u64)?;
+    /// reader.read(&0, &mut memory)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// With [`ReadMode::Direct`], the errors of [`Reader::new`]: [`Error::Unsupported`], [`Error::System`] and
+    /// [`Error::Replaced`].
+    pub fn of_groups(groups: crate::Groups, mode: ReadMode, own: u64) -> Result<Self, Error> {
+        Self::of_groups_with(groups, mode, own, (&READERS, limit::memory_left()))
+    }
+
+    /// The same with so many bytes of memory left to these readers.
+    fn of_groups_with(
+        groups: crate::Groups,
+        mode: ReadMode,
+        own: u64,
+        memory: (&Readers, Option<u64>),
+    ) -> Result<Self, Error> {
+        let shards = groups.model().shards();
+        let end = shards.last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
+        let (extent, data, lanes) = (0..end, groups.data(), Self::LANES);
+        let wish = Wish { mode, shards, extent, data, window: 0, own, lanes };
+        let (share, files) = memory.0.decide(&wish, memory.1)?;
+        let burst = lanes[0];
+        Ok(Self { prefetch: burst, burst, ..Self::with_share(groups, data, share, files, true) })
+    }
+
+    /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
+    /// Several threads may read at a time, and each has one read in flight.
+    ///
+    /// Past the page cache the disk writes to `out` from 4 MiB on. Bytes are moved by less than a block if `out` does not
+    /// begin as far into a block of memory as `start` is into a block of the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read); [`Error::NoSuchRecord`] if there is no such file.
+    pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
+        let shards = self.groups().model().shards();
+        if file >= shards.len() {
+            return Err(Error::NoSuchRecord { wanted: file as u64, found: shards.len() as u64 });
+        }
+        let extent = Extent::new(file, start..start.saturating_add(out.len() as u64), 0);
+        let mut stats = ReadStats { bytes: extent.len(), ..ReadStats::default() };
+        let read = self.source.fill(shards, std::iter::once(Ok(extent)), (out, 0), &mut stats);
+        self.source.count(stats);
+        read
+    }
+
+    /// Returns the groups of the reader.
+    #[must_use]
+    pub const fn groups(&self) -> &crate::Groups {
+        &self.data
+    }
+}
+
+impl<D: Units> Reader<D> {
+    /// Reads `bytes` of data. `straight`: whether the disk may write to the caller's memory.
+    fn with_share(data: D, bytes: u64, share: Share, files: Vec<Direct>, straight: bool) -> Self {
+        let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
+        let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
+        // Most often all of them are on one file system.
+        let copied = Copied::new(data.shards().first().is_some_and(counts));
+        Self {
+            data,
+            source: Source { cached: share.until, stream, straight, copied, ..Source::cached() },
+            choice: ReadChoice { data: bytes, cached: share.cached, left: share.left },
+            share,
+            prefetch: 0,
+            burst: 0,
+            stride: u64::MAX,
+            world: 1,
+            window: Mutex::default(),
+        }
+    }
+
+    /// Sets the list of the next units, in read order, and discards the previous list. The reader prefetches along
+    /// this list.
+    ///
+    /// Each [`read`](Self::read) prefetches further units of the list. The caller may read other units, and
+    /// several at the same time; these reads benefit less from prefetch.
+    pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
+        let mut window = self.lock();
+        if let Some(stream) = &self.source.stream {
+            stream.forget();
+        }
+        window.around.clear();
+        *window = Window {
+            units: Some(Box::new(units.into_iter())),
+            fresh: true,
+            around: std::mem::take(&mut window.around),
+            quiet: window.quiet,
+            missing: window.missing,
+            ..Window::default()
+        };
+    }
+
+    /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
+    ///
+    /// Before the read, it requests at most twice this number of bytes of the next units, and does not wait for
+    /// them. Past the page cache, a group is read without a copy where it has 4 MiB or more in one place and `out` starts
+    /// at a page boundary, as a [`Buffer`](crate::Buffer) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
+    /// reopening a file, in the cases of [`Ranges::read`].
+    pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
+        let mut stats = ReadStats::default();
+        let bytes = self.data.size(unit)?;
+        self.advance(bytes, true, &mut stats);
+        let read = self.read_now(unit, bytes, (out, 0), &mut stats);
+        self.advance(bytes, false, &mut stats);
+        self.source.count(stats);
+        read
+    }
+
+    /// Reads the `bytes` of a unit, and asks for nothing.
     fn read_now(
         &self,
-        batch: &BatchIndices,
-        wanted: Option<u64>,
-        (out, behind): (&mut [u8], usize),
+        unit: &D::Unit,
+        bytes: u64,
+        slot: (&mut [u8], usize),
         stats: &mut ReadStats,
     ) -> Result<usize, Error> {
-        let (bytes, asked) = (wanted.unwrap_or(u64::MAX), stats.disk);
-        let threads = self.threads.min(usize::try_from(bytes / THREAD_BYTES).unwrap_or(1));
-        let read = match usize::try_from(bytes).ok().and_then(|bytes| out.get_mut(..bytes)) {
-            Some(out) if threads > 1 => self.read_parts(batch, threads, (out, behind), stats),
-            _ => read_batch(&self.ranges, &self.source, batch, wanted, (out, behind), stats),
-        };
+        let asked = stats.disk;
+        let (data, extents) = (&self.data, self.data.extents(unit));
+        let read = read_slot(&self.source, data.shards(), extents, bytes, slot, stats)
+            .and_then(|out| data.spread(unit, out).map(|()| out.len()));
         if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
             self.lock().missed();
         }
@@ -281,64 +391,13 @@ impl Reader {
         read
     }
 
-    /// Reads a batch in parts, on several threads; one is this one. A thread that is free takes the next part, so the
-    /// files are read from front to back.
-    fn read_parts(
-        &self,
-        batch: &BatchIndices,
-        threads: usize,
-        (out, behind): (&mut [u8], usize),
-        stats: &mut ReadStats,
-    ) -> Result<usize, Error> {
-        let len = out.len();
-        let records = (THREAD_BYTES / self.ranges.mean_len()).max(1);
-        let rest = Mutex::new((0, out));
-        let next = || {
-            let mut rest = rest.lock().unwrap_or_else(PoisonError::into_inner);
-            let (at, out) = &mut *rest;
-            let part = batch.part(*at..batch.len().min(*at + records))?;
-            let size = self.ranges.size(&part).and_then(|size| usize::try_from(size).ok());
-            let (own, later) = mem::take(out).split_at_mut_checked(size?)?;
-            *out = later;
-            Some((mem::replace(at, *at + part.len()), part, (own, out.len() + behind)))
-        };
-        // Returns which part failed, if one did.
-        let fill = || {
-            let (mut stats, calls) = (ReadStats::default(), Records::read_calls());
-            let failed = iter::from_fn(next).find_map(|(at, part, out)| {
-                let wanted = Some(out.0.len() as u64);
-                let read = read_batch(&self.ranges, &self.source, &part, wanted, out, &mut stats);
-                Some((at, read.err()?))
-            });
-            if failed.is_some() {
-                rest.lock().unwrap_or_else(PoisonError::into_inner).0 = batch.len();
-            }
-            (failed, stats, Records::read_calls() - calls)
-        };
-        thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(fill)).collect();
-            let (failed, own, _) = fill();
-            *stats += own;
-            let mut failed: Vec<_> = failed.into_iter().collect();
-            for other in others {
-                let (error, took, calls) = other.join().unwrap_or_else(|panic| resume_unwind(panic));
-                READ_CALLS.with(|all| all.set(all.get() + calls));
-                *stats += took;
-                failed.extend(error);
-            }
-            // The parts before it were read.
-            match failed.into_iter().min_by_key(|(at, _)| *at) {
-                Some((_, error)) => Err(error),
-                None => Ok(len),
-            }
-        })
-    }
-
-    /// Returns the maximum size in bytes of the buffers for direct I/O. Returns 0 if all files are read through the
-    /// page cache.
+    /// Returns the maximum memory of the reader in bytes: the buffers for direct I/O, and the list of what was prefetched
+    /// of small records. The list has 1 MiB for each TiB that is read through the page cache, at most 4 MiB, and counts in
+    /// whole pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        self.source.stream.as_ref().map_or(0, Stream::memory)
+        let around = if self.pays() { self.new_around().memory() } else { 0 };
+        around / 4096 * 4096 + self.source.stream.as_ref().map_or(0, Stream::memory)
     }
 
     /// Returns statistics of the reads and prefetches so far.
@@ -349,8 +408,8 @@ impl Reader {
 
     /// Returns how the reader reads the files, and why.
     #[must_use]
-    pub fn choice(&self) -> ReadChoice {
-        ReadChoice { data: self.share.data, cached: self.share.cached, left: self.left }
+    pub const fn choice(&self) -> ReadChoice {
+        self.choice
     }
 
     /// Whether all files are read through the page cache, and every byte of the last 16 MiB was in it before it was asked
@@ -362,25 +421,30 @@ impl Reader {
         !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
-    /// Returns the files and byte ranges that this reader reads.
-    #[must_use]
-    pub const fn ranges(&self) -> &Arc<Ranges> {
-        &self.ranges
-    }
-
     /// A panic leaves a window that is still one.
-    fn lock(&self) -> MutexGuard<'_, Window> {
+    fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for batches to come, before a read of that many bytes and after it.
+    /// Whether it pays to ask for what is around the records.
+    fn pays(&self) -> bool {
+        Around::pays(self.stride, self.world) && self.source.cached > 0
+    }
+
+    fn new_around(&self) -> Around {
+        let last = self.data.shards().last();
+        let bytes = last.map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
+        Around::new(if self.source.stream.is_some() { bytes.min(self.source.cached) } else { bytes })
+    }
+
+    /// Asks for units to come, before a read of that many bytes and after it.
     ///
-    /// The first batch is asked for alone, so it does not wait for those after it, and not even that if it is one run, because
+    /// The first unit is asked for alone, so it does not wait for those after it, and not even that if it is one run, because
     /// it is read at once. The others follow after it.
     fn advance(&self, bytes: u64, before: bool, stats: &mut ReadStats) {
         let mut window = self.lock();
         let window = &mut *window;
-        if window.batches.is_none() {
+        if window.units.is_none() {
             return;
         }
         let fresh = window.fresh;
@@ -391,12 +455,13 @@ impl Reader {
         }
         if self.is_quiet(window) {
             // All of it is in memory.
-            while window.told < window.used && window.pull(window.used, &self.ranges).is_some() {}
+            while window.told < window.used && window.pull(window.used, &self.data).is_some() {}
             return;
         }
         let most = if before && fresh { 0 } else { self.prefetch };
-        let until =
-            window.used.saturating_add(most).min(window.told.saturating_add(2 * bytes)).max(window.used);
+        let until = window.used.saturating_add(most);
+        let burst = bytes.saturating_mul(2).max(self.burst);
+        let until = until.min(window.told.saturating_add(burst)).max(window.used);
         loop {
             if let Some(stream) = self.source.stream.as_ref().filter(|_| !window.pending.is_empty()) {
                 stream.ask(&mut window.pending, window.used);
@@ -404,112 +469,91 @@ impl Reader {
             if !window.pending.is_empty() || window.told >= until {
                 break;
             }
-            let Some(batch) = window.pull(until, &self.ranges) else { break };
-            self.ask(window, batch, stats);
+            let Some(unit) = window.pull(until, &self.data) else { break };
+            self.ask(window, unit, stats);
         }
         if !window.ahead.is_empty() {
             let asked = *stats;
-            cached::follow(self.ranges.shards(), &mut window.ahead, window.used, stats);
+            cached::follow(self.data.shards(), &mut window.ahead, window.used, stats);
             window.asked(&asked, stats);
         }
     }
 
     /// Whether hints are superfluous: everything comes through the page cache, and the last ones found all of it there.
-    fn is_quiet(&self, window: &Window) -> bool {
+    fn is_quiet(&self, window: &Window<D::Unit>) -> bool {
         self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= IN_MEMORY
     }
 
-    /// Asks for the bytes of a batch or of a part of it. With windows: for the chunks that it brings in.
-    fn ask(&self, window: &mut Window, batch: BatchIndices, stats: &mut ReadStats) {
-        let last = window.last.as_ref();
-        let follows = last.is_some_and(|last| batch.is_behind(last));
-        if !last.is_some_and(|last| batch.is_of_epoch_of(last)) {
+    /// Asks for the bytes of a unit or of a part of it. With windows: for the chunks that it brings in.
+    fn ask(&self, window: &mut Window<D::Unit>, unit: D::Unit, stats: &mut ReadStats) {
+        let last = window.last.take();
+        if last.as_ref().is_none_or(|last| D::epoch(last) != D::epoch(&unit)) {
             window.around.clear();
         }
-        // Not by going through all runs: the read goes through them again.
-        let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
-        let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
-        // Records in order are not hinted: the kernel's read-ahead uses larger requests and pages.
-        let in_order =
-            batch.runs().next().is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
-        let mut hints = Vec::new();
-        let chunks = if self.share.windows { batch.chunks(follows && window.chunked) } else { None };
-        window.chunked = chunks.is_some();
-        let failed = match chunks {
-            Some(chunks) => {
-                let life = batch.window_records().saturating_mul(self.ranges.mean_len());
-                let until = life.saturating_add(life / 4);
-                self.sort(window, chunks.into_iter(), until, false, &mut hints)
-            }
-            None => self.sort(window, batch.pieces(), 0, in_order, &mut hints),
-        };
-        window.last = Some(batch);
-        stats.failed += u64::from(failed);
-        if !hints.is_empty() {
+        let mut windows = [self.share.windows, window.windowed];
+        let asked = self.data.ahead(&unit, last.as_ref(), &mut windows, |extent, how| {
+            self.ask_for(window, &extent, how);
+        });
+        window.windowed = windows[1];
+        window.last = Some(unit);
+        stats.failed += u64::from(asked.is_err());
+        if !window.hints.is_empty() {
             let asked = *stats;
-            cached::hint(self.ranges.shards(), hints, stats);
+            cached::hint(self.data.shards(), &mut window.hints, stats);
+            window.hints.clear();
             window.asked(&asked, stats);
         }
     }
 
-    /// Sorts the bytes of these records into hints and what is to be streamed. Whether they name a record that is not there.
-    fn sort(
-        &self,
-        window: &mut Window,
-        runs: impl Iterator<Item = Range<u64>>,
-        life: u64,
-        in_order: bool,
-        hints: &mut Vec<(usize, Range<u64>)>,
-    ) -> bool {
-        let pays = Around::pays(self.ranges.stride(), self.world);
-        for span in self.ranges.spans(runs) {
-            let Ok(Span { at: Stretch { shard: index, bytes, own_end }, .. }) = span else { return true };
-            let shard = &self.ranges.shards()[index];
-            let until = self.source.cached_until(shard);
-            let front = bytes.start..bytes.end.min(until);
-            let len = front.end.saturating_sub(front.start);
-            if in_order {
-                if len <= FOLLOWED && self.source.copied.is_counted() {
-                    let room = PIECES.saturating_sub(window.ahead.len());
-                    window.ahead.extend(cached::points(index, &front, window.told).take(room));
-                }
-            } else if len > 0 {
-                if pays && len < cached::STRETCH {
-                    let limit = shard.bytes.start..shard.bytes.end.min(until);
-                    let missing = window.around.missing(shard.before, &front, &limit);
-                    hints.extend(missing.map(|bytes| (index, bytes)));
-                } else {
-                    hints.push((index, front));
-                }
+    /// Notes which of these bytes are hinted, and which are streamed.
+    fn ask_for(&self, window: &mut Window<D::Unit>, extent: &Extent, how: Use) {
+        let shards = self.data.shards();
+        let (file, shard) = (extent.file, &shards[extent.file]);
+        let until = self.source.cached_until(shard);
+        let front = extent.bytes.start..extent.bytes.end.min(until);
+        let len = front.end.saturating_sub(front.start);
+        // Records in order are not hinted: the kernel's read-ahead uses larger requests and pages.
+        if how == Use::InOrder {
+            if len <= FOLLOWED && self.source.copied.is_counted() {
+                let room = PIECES.saturating_sub(window.ahead.len());
+                window.ahead.extend(cached::points(file, &front, window.told).take(room));
             }
-            let back = bytes.start.max(until)..bytes.end;
-            if let Some(stream) = self.source.stream.as_ref().filter(|_| !back.is_empty()) {
-                // Whole chunks are cut; a large stretch of a batch is left to be read straight to its place.
-                let wanted = Wanted { at: Stretch { shard: index, bytes: back, own_end }, to: 0 };
-                if life > 0 || self.source.is_streamed(stream, self.ranges.shards(), &wanted) {
-                    let life = life.saturating_add(stream.room());
-                    window.pending.push_back((wanted.at, window.told.saturating_add(life)));
-                }
+        } else if len > 0 {
+            if self.pays() && !window.around.has(1) {
+                window.around = self.new_around();
+            }
+            if len < cached::STRETCH && window.around.has(shard.before.saturating_add(front.end)) {
+                let limit = shard.bytes.start..shard.bytes.end.min(until);
+                let missing = window.around.missing(shard.before, &front, &limit);
+                window.hints.extend(missing.map(|bytes| Extent::new(file, bytes, 0)));
+            } else {
+                window.hints.push(Extent::new(file, front, 0));
             }
         }
-        false
+        let bytes = extent.bytes.start.max(until)..extent.bytes.end;
+        if let Some(stream) = self.source.stream.as_ref().filter(|_| !bytes.is_empty()) {
+            let back = Extent { bytes, ..*extent };
+            // Whole chunks are cut; a large extent of a unit is left to be read straight to its place.
+            let life = if let Use::Window(life) = how { life } else { 0 };
+            if life > 0 || self.source.is_streamed(stream, shards, &back) {
+                let life = life.saturating_add(stream.room());
+                window.pending.push_back((back, window.told.saturating_add(life)));
+            }
+        }
     }
 }
 
-impl Window {
-    /// The next batch, or as much of it as ends at `until`, and at least one record.
-    fn pull(&mut self, until: u64, ranges: &Ranges) -> Option<BatchIndices> {
-        let (batch, done) = match self.part.take() {
-            Some(part) => part,
-            None => (self.batches.as_mut()?.next()?, 0),
+impl<U: Clone> Window<U> {
+    /// The next unit, or as much of it as ends at `until`.
+    fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
+        let unit = match self.rest.take() {
+            Some(rest) => rest,
+            None => self.units.as_mut()?.next()?,
         };
-        let records = until.saturating_sub(self.told).div_ceil(ranges.mean_len()).max(1);
-        let end = batch.len().min(done.saturating_add(records));
-        let part = batch.part(done..end)?;
-        self.told = self.told.saturating_add(ranges.size(&part).unwrap_or(u64::MAX));
-        if end < batch.len() {
-            self.part = Some((batch, end));
-        }
+        let (part, rest) = data.split(unit, until.saturating_sub(self.told));
+        // Also of a unit without bytes, or there would be no end of them.
+        self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
+        self.rest = rest;
         Some(part)
     }
 
@@ -529,12 +573,32 @@ impl Window {
     }
 }
 
-impl fmt::Debug for Reader {
+impl<U> Default for Window<U> {
+    fn default() -> Self {
+        Self {
+            units: None,
+            rest: None,
+            told: 0,
+            used: 0,
+            fresh: false,
+            last: None,
+            windowed: false,
+            around: Around::default(),
+            ahead: VecDeque::new(),
+            pending: VecDeque::new(),
+            hints: Vec::new(),
+            quiet: 0,
+            missing: false,
+        }
+    }
+}
+
+impl<D: Units> fmt::Debug for Reader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranges, prefetch, .. } = self;
+        let Self { data, choice, prefetch, .. } = self;
         f.debug_struct("Reader")
-            .field("ranges", ranges)
-            .field("choice", &self.choice())
+            .field("data", data)
+            .field("choice", choice)
             .field("prefetch", prefetch)
             .finish_non_exhaustive()
     }
@@ -559,7 +623,11 @@ impl Ranges {
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        read_batch(self, &Source::cached(), batch, self.size(batch), (out, 0), &mut ReadStats::default())
+        let (source, extents) = (Source::cached(), self.extents(batch.pieces()));
+        let (wanted, stats) = (self.size(batch), &mut ReadStats::default());
+        let out = read_slot(&source, self.shards(), extents, wanted, (out, 0), stats)?;
+        self.spread(batch, out)?;
+        Ok(out.len())
     }
 }
 
@@ -572,23 +640,18 @@ impl Records {
     }
 }
 
-/// Reads a batch of `wanted` bytes.
-fn read_batch(
-    ranges: &Ranges,
+/// Reads extents of `wanted` bytes to the front of a slot, and returns it.
+fn read_slot<'o>(
     source: &Source,
-    batch: &BatchIndices,
-    wanted: Option<u64>,
-    (out, behind): (&mut [u8], usize),
+    shards: &[Shard],
+    extents: impl Iterator<Item = Result<Extent, Error>>,
+    wanted: u64,
+    (out, behind): (&'o mut [u8], usize),
     stats: &mut ReadStats,
-) -> Result<usize, Error> {
-    let found = out.len();
-    let cut = wanted.and_then(|wanted| out.split_at_mut_checked(usize::try_from(wanted).ok()?));
-    let Some((out, later)) = cut else {
-        return Err(Error::BufferTooSmall { wanted: wanted.unwrap_or(u64::MAX), found: found as u64 });
-    };
-    let behind = behind + later.len();
-    let wanted = ranges.placed(batch.pieces()).map(|found| found.map(|(at, to)| Wanted { at, to }));
-    source.fill(ranges.shards(), wanted, (&mut *out, behind), stats)?;
-    ranges.spread(batch, out)?;
-    Ok(out.len())
+) -> Result<&'o mut [u8], Error> {
+    let found = out.len() as u64;
+    let cut = usize::try_from(wanted).ok().and_then(|wanted| out.split_at_mut_checked(wanted));
+    let (out, later) = cut.ok_or(Error::BufferTooSmall { wanted, found })?;
+    source.fill(shards, extents, (&mut *out, behind + later.len()), stats)?;
+    Ok(out)
 }

@@ -10,13 +10,15 @@ pub(super) const UNIT: u64 = 512;
 /// Longer pieces begin at pages, or the disk would get one more piece of memory for each.
 const LONG: u64 = 64 << 10;
 const PAGE: u64 = 4096;
+/// The largest block of a disk: the memory begins at a multiple of it.
+const BLOCK: u64 = super::direct::LARGEST as u64;
 
 /// A ring of bytes. Places count up and never wrap; the memory behind them does.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// Allocated with the first piece.
     memory: Option<Arc<Memory>>,
-    /// Bytes in the ring, a multiple of [`PAGE`].
+    /// Bytes in the ring, a multiple of [`BLOCK`].
     len: u64,
     /// Where the next piece begins, and where the oldest does.
     head: u64,
@@ -34,13 +36,14 @@ unsafe impl Sync for Memory {}
 
 impl Ring {
     pub(super) const fn new(len: u64) -> Self {
-        Self { memory: None, len: len / PAGE * PAGE, head: 0, tail: 0 }
+        Self { memory: None, len: len / BLOCK * BLOCK, head: 0, tail: 0 }
     }
 
-    /// Memory for `len` bytes, and the place to give back when it is not needed any more. `None` if there is no room.
-    pub(super) fn take(&mut self, len: u64) -> Option<(Buffer, u64)> {
+    /// Memory for `len` bytes at a multiple of the disk's block, and the place to give back when it is not needed any more.
+    /// `None` if there is no room.
+    pub(super) fn take(&mut self, len: u64, block: u64) -> Option<(Buffer, u64)> {
         let len = len.max(1).next_multiple_of(UNIT);
-        let align = if len < LONG { UNIT } else { PAGE };
+        let align = if len < LONG { UNIT } else { PAGE }.max(block);
         let mut start = self.head.next_multiple_of(align);
         if start % self.len.max(1) + len > self.len {
             // The end of the memory is left out.
@@ -50,8 +53,9 @@ impl Ring {
             return None;
         }
         if self.memory.is_none() {
-            let mut buffer = Buffer::for_direct_reads(usize::try_from(self.len).ok()?)?;
-            let first = NonNull::from(&mut buffer[..]).cast();
+            let mut buffer = Buffer::for_direct_reads(usize::try_from(self.len + BLOCK).ok()?)?;
+            let start = buffer.as_ptr().align_offset(super::direct::LARGEST);
+            let first = NonNull::from(&mut buffer[start..]).cast();
             self.memory = Some(Arc::new(Memory(buffer, first)));
         }
         let memory = self.memory.clone()?;
@@ -60,7 +64,7 @@ impl Ring {
         let first = unsafe { memory.1.add(at) };
         // SAFETY: `memory` keeps the bytes, and they are initialized. No other piece has them: those between `tail` and
         // `head` are given out once, and `give_back` moves `tail` only past pieces that are gone.
-        let piece = unsafe { Buffer::lent(first, usize::try_from(len).ok()?, memory) };
+        let piece = unsafe { Buffer::shared(first, usize::try_from(len).ok()?, memory) };
         self.head = start + len;
         Some((piece, self.head))
     }
@@ -89,7 +93,7 @@ mod tests {
         for number in 0..10_000_u64 {
             let len = 1 + number * number % 9000;
             let (mut piece, place) = loop {
-                if let Some(piece) = ring.take(len) {
+                if let Some(piece) = ring.take(len, 512) {
                     break piece;
                 }
                 let (piece, place, mark) = held.pop_front().expect("room for one piece");
@@ -105,11 +109,11 @@ mod tests {
             most = most.max(held.iter().map(|(piece, ..)| piece.len()).sum());
         }
         assert!(most > 52 << 10, "{most}");
-        assert!(ring.take(65 << 10).is_none());
+        assert!(ring.take(65 << 10, 512).is_none());
     }
 
     #[test]
     fn a_ring_without_memory_gives_none() {
-        assert!(Ring::new(0).take(1).is_none());
+        assert!(Ring::new(0).take(1, 512).is_none());
     }
 }

@@ -1,22 +1,21 @@
-//! Byte ranges of files into a slot, in the order of use: from the page cache, or past it.
+//! Fills a slot with the extents of a unit: from the page cache, or past it.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::cached::{self, Copied};
 use super::direct::BounceBuffer;
 use super::stats::ReadStats;
-use super::stream::{Copy, Stream, Taken, Wanted};
+use super::stream::{Copy, Stream};
 use crate::Error;
 use crate::buffer::prefetch;
-use crate::ranges::Shard;
-use crate::ranges::Stretch;
+use crate::ranges::{Extent, Shard};
 use crate::system::PIECES;
 
-/// A stretch of at least this many bytes is read straight to its place, where that is allowed: the disk is busy with one for
+/// An extent of at least this many bytes is read straight to its place, where that is allowed: the disk is busy with one for
 /// long enough.
 const STRAIGHT: u64 = 4 << 20;
 
-/// If a stretch was missing, this many are requested again: enough to keep a disk busy.
+/// If an extent was missing, this many are requested again: enough to keep a disk busy.
 const AGAIN: usize = 128;
 
 /// Where the bytes of some files come from.
@@ -31,6 +30,23 @@ pub(super) struct Source {
     pub(super) copied: Copied,
     /// What was read so far, except the requests of the stream.
     pub(super) stats: Mutex<ReadStats>,
+    /// Lists of earlier reads, one for each thread that has read at the same time: a read allocates none.
+    pub(super) scratch: Mutex<Vec<Scratch>>,
+}
+
+/// The lists of one read.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    groups: [Group; 2],
+    copies: Vec<Copy>,
+    changed: Vec<usize>,
+}
+
+/// Extents that are read together.
+#[derive(Debug, Default)]
+struct Group {
+    cached: Vec<Extent>,
+    streamed: Vec<Extent>,
 }
 
 impl Source {
@@ -42,6 +58,7 @@ impl Source {
             straight: false,
             copied: Copied::default(),
             stats: Mutex::default(),
+            scratch: Mutex::default(),
         }
     }
 
@@ -62,102 +79,102 @@ impl Source {
         if self.stream.is_none() { u64::MAX } else { self.cached.saturating_sub(shard.before) }
     }
 
-    fn is_cached(&self, shards: &[Shard], stretch: &Stretch) -> bool {
-        stretch.bytes.end <= self.cached_until(&shards[stretch.shard])
-    }
-
-    /// Fills `out` with `wanted`. The slot has `behind` bytes more.
+    /// Fills `out` with `extents`. The slot has `behind` bytes more.
     pub(super) fn fill(
         &self,
         shards: &[Shard],
-        mut wanted: impl Iterator<Item = Result<Wanted, Error>>,
+        mut extents: impl Iterator<Item = Result<Extent, Error>>,
         (out, behind): (&mut [u8], usize),
         stats: &mut ReadStats,
     ) -> Result<(), Error> {
+        let lock = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = lock().pop().unwrap_or_default();
+        let Scratch { groups: [group, next], copies, changed } = &mut scratch;
         let mut rest = None;
-        let mut next = self.group(shards, &mut wanted, &mut rest)?;
-        self.ask_now(shards, &next);
-        while !next.is_empty() {
-            let group = std::mem::replace(&mut next, self.group(shards, &mut wanted, &mut rest)?);
-            self.ask_now(shards, &next);
-            let Group { cached, streamed } = group;
-            if !cached.is_empty() {
-                cached::fill(shards, &cached, (&mut *out, behind), &self.copied, stats)?;
+        let filled = (|| {
+            self.group(shards, &mut extents, &mut rest, next)?;
+            while !(next.cached.is_empty() && next.streamed.is_empty()) {
+                std::mem::swap(group, next);
+                // Those behind are on their way while these are copied.
+                self.group(shards, &mut extents, &mut rest, next)?;
+                if !group.cached.is_empty() {
+                    cached::fill(shards, &group.cached, (&mut *out, behind), &self.copied, changed, stats)?;
+                }
+                if let Some(stream) = &self.stream {
+                    self.take(stream, shards, &group.streamed, out, copies, stats)?;
+                }
             }
-            if let Some(stream) = &self.stream {
-                self.take(stream, shards, &streamed, out, stats)?;
-            }
-        }
-        Ok(())
+            Ok(())
+        })();
+        // What is copied from is not in use any more.
+        copies.clear();
+        lock().push(scratch);
+        filled
     }
 
-    /// The next stretches, as many as are read together.
+    /// Makes `group` the next extents, as many as are read together, and asks for those that are streamed.
     fn group(
         &self,
         shards: &[Shard],
-        wanted: &mut impl Iterator<Item = Result<Wanted, Error>>,
-        rest: &mut Option<Wanted>,
-    ) -> Result<Group, Error> {
+        extents: &mut impl Iterator<Item = Result<Extent, Error>>,
+        rest: &mut Option<Extent>,
+        group: &mut Group,
+    ) -> Result<(), Error> {
+        let Group { cached, streamed } = group;
+        cached.clear();
+        streamed.clear();
         let most = self.stream.as_ref().map_or(u64::MAX, Stream::at_a_time);
-        let (mut group, mut bytes) = (Group::default(), 0);
-        while group.len() < PIECES && bytes < most {
-            let Some(mut next) = rest.take().map(Ok).or_else(|| wanted.next()).transpose()? else { break };
-            if self.is_cached(shards, &next.at) {
-                group.cached.push(next);
+        let mut bytes = 0;
+        while cached.len() + streamed.len() < PIECES && bytes < most {
+            let Some(mut next) = rest.take().map(Ok).or_else(|| extents.next()).transpose()? else { break };
+            if next.bytes.end <= self.cached_until(&shards[next.file]) {
+                cached.push(next);
                 continue;
             }
             let straight = self.straight && next.len() >= STRAIGHT;
             if next.len() > most / 2 && !straight {
                 // What is longer than the memory is read in parts.
-                let Stretch { shard, bytes, own_end } = &mut next.at;
-                let cut = bytes.start + most / 2;
-                let (at, to) = (Stretch { shard: *shard, bytes: cut..bytes.end, own_end: *own_end }, next.to);
-                bytes.end = cut;
-                *rest = Some(Wanted { at, to: to + usize::try_from(most / 2).unwrap_or(usize::MAX) });
+                let mut later = next.clone();
+                next.bytes.end = next.bytes.start + most / 2;
+                later.bytes.start = next.bytes.end;
+                later.to += usize::try_from(most / 2).unwrap_or(usize::MAX);
+                *rest = Some(later);
             }
             bytes += next.len();
-            group.streamed.push(next);
+            streamed.push(next);
         }
-        Ok(group)
-    }
-
-    /// Whether a stretch is read into memory of the stream.
-    pub(super) fn is_streamed(&self, stream: &Stream, shards: &[Shard], wanted: &Wanted) -> bool {
-        stream.takes(shards, wanted.at.shard) && !(self.straight && wanted.len() >= STRAIGHT)
-    }
-
-    fn ask_now(&self, shards: &[Shard], group: &Group) {
-        if let Some(stream) = self.stream.as_ref().filter(|_| !group.streamed.is_empty()) {
-            let wanted = group.streamed.iter().filter(|wanted| self.is_streamed(stream, shards, wanted));
-            stream.ask_now(wanted.map(|wanted| &wanted.at));
+        if let Some(stream) = self.stream.as_ref().filter(|_| !streamed.is_empty()) {
+            stream.ask_now(streamed.iter().filter(|extent| self.is_streamed(stream, shards, extent)));
         }
+        Ok(())
     }
 
-    /// Takes stretches from the stream; reads straight to its place what it does not have.
+    /// Whether an extent is read into memory of the stream.
+    pub(super) fn is_streamed(&self, stream: &Stream, shards: &[Shard], extent: &Extent) -> bool {
+        stream.takes(shards, extent.file) && !(self.straight && extent.len() >= STRAIGHT)
+    }
+
+    /// Takes extents from the stream; reads straight to its place what it does not have.
     fn take(
         &self,
         stream: &Stream,
         shards: &[Shard],
-        mut wanted: &[Wanted],
+        mut extents: &[Extent],
         out: &mut [u8],
+        copies: &mut Vec<Copy>,
         stats: &mut ReadStats,
     ) -> Result<(), Error> {
-        let (mut copies, mut ends): (Vec<Copy>, Vec<Taken>) = (Vec::new(), Vec::new());
-        while let Some(first) = wanted.first() {
+        while let Some(first) = extents.first() {
             copies.clear();
-            ends.clear();
+            let (mut whole, mut failed) = (0, false);
             if self.is_streamed(stream, shards, first) {
-                let streamed = || {
-                    let all = wanted.iter().take_while(|wanted| self.is_streamed(stream, shards, wanted));
-                    all.map(|wanted| &wanted.at)
-                };
-                stream.take(streamed(), &mut copies, &mut ends);
-                if matches!(ends.first(), Some(Taken::Not)) {
+                let streamed =
+                    || extents.iter().take_while(|extent| self.is_streamed(stream, shards, extent));
+                (whole, failed) = stream.take(streamed(), copies);
+                if whole == 0 && !failed {
                     // There was no room, or it was given up for another thread.
                     stream.ask_now(streamed().take(AGAIN));
-                    copies.clear();
-                    ends.clear();
-                    stream.take(streamed(), &mut copies, &mut ends);
+                    (whole, failed) = stream.take(streamed(), copies);
                 }
             }
             for (index, copy) in copies.iter().enumerate() {
@@ -166,24 +183,21 @@ impl Source {
                 if let Some(later) = copies.get(index + 1).map(Copy::bytes) {
                     prefetch(later.as_ptr(), later.len().min(1024));
                 }
-                out[wanted[copy.stretch].to..][copy.place.clone()].copy_from_slice(copy.bytes());
+                let bytes = copy.bytes();
+                out[copy.to..][..bytes.len()].copy_from_slice(bytes);
             }
-            let (now, rest) = wanted.split_at(ends.len().max(1));
-            for (Wanted { at, to }, end) in now.iter().zip(ends.drain(..).chain([Taken::Not])) {
-                match end {
-                    Taken::Whole => {}
-                    Taken::Not => {
-                        let len = usize::try_from(at.bytes.end - at.bytes.start).unwrap_or(usize::MAX);
-                        self.read_straight(stream, shards, at, &mut out[*to..*to + len])?;
-                        stats.disk += len as u64;
-                    }
-                    Taken::Failed { offset, error } => {
-                        let path = shards[at.shard].file.path.clone();
-                        return Err(Error::Read { path, offset, source: error });
-                    }
+            let (taken, mut rest) = extents.split_at(whole);
+            if taken.is_empty() || failed {
+                // Alone: an error is that of these bytes, and not of others that were requested with them.
+                let (alone, others) = rest.split_at(1);
+                for extent in alone {
+                    let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
+                    self.read_straight(stream, shards, extent, &mut out[extent.to..][..len])?;
+                    stats.disk += extent.len();
                 }
+                rest = others;
             }
-            wanted = rest;
+            extents = rest;
         }
         Ok(())
     }
@@ -193,32 +207,15 @@ impl Source {
         &self,
         stream: &Stream,
         shards: &[Shard],
-        at: &Stretch,
+        extent: &Extent,
         out: &mut [u8],
     ) -> Result<(), Error> {
-        let (data, start) = (&shards[at.shard].file, at.bytes.start);
+        let (data, start) = (&shards[extent.file].file, extent.bytes.start);
         if !self.straight {
             return data.read_exact(out, start);
         }
-        let (direct, mut bounce) = (stream.file(at.shard), BounceBuffer::new());
+        let (direct, mut bounce) = (stream.file(extent.file), BounceBuffer::new());
         let file = direct.opened(data)?;
         data.read_exact_by(out, start, |out, offset| direct.read_at(&file, out, offset, &mut bounce))
-    }
-}
-
-/// Stretches that are read together.
-#[derive(Debug, Default)]
-struct Group {
-    cached: Vec<Wanted>,
-    streamed: Vec<Wanted>,
-}
-
-impl Group {
-    fn len(&self) -> usize {
-        self.cached.len() + self.streamed.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }

@@ -1,11 +1,11 @@
 //! Bytes read past the page cache, ahead of use: many requests in flight, into memory that is used again in turn.
 //!
 //! There are two lanes of memory. One is for reads ahead. The other is for bytes that are needed now and were not
-//! requested; it is always free soon. Each is a [`Ring`]: pieces get memory in the order of use, and give it back when
-//! all of their bytes have been taken. If a part of a piece is never taken, the piece gives its memory back when the
-//! reading is past it.
+//! requested; it is always free soon. Each is a [`Ring`]: requests get memory in the order of use, and give it back when
+//! all of their bytes have been taken. If a part of a request is never taken, its memory is given back when the reading
+//! is past it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -16,27 +16,13 @@ use super::queue::{Done, Queue, Read};
 use super::ring::{Ring, UNIT};
 use crate::Buffer;
 use crate::file::READ_CALLS;
-use crate::ranges::Shard;
-use crate::ranges::Stretch;
+use crate::ranges::{Extent, Shard};
 
 /// The most bytes of one request. Disks are at their full speed with a few of these.
-const PIECE: u64 = 2 << 20;
+const REQUEST: u64 = 2 << 20;
 
 /// Bytes that are copied between two looks at what the disk has finished.
 const AT_ONCE: u64 = 256 << 10;
-
-/// A stretch of a file, and where its bytes go in the slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) at: Stretch,
-    pub(crate) to: usize,
-}
-
-impl Wanted {
-    pub(super) const fn len(&self) -> u64 {
-        self.at.bytes.end - self.at.bytes.start
-    }
-}
 
 /// What is read past the page cache for one reader.
 #[derive(Debug)]
@@ -46,7 +32,7 @@ pub(super) struct Stream {
     files: Vec<Direct>,
     /// Bytes of each lane, and of the longest request.
     room: [u64; 2],
-    piece: u64,
+    request: u64,
     state: Mutex<State>,
 }
 
@@ -54,24 +40,25 @@ pub(super) struct Stream {
 struct State {
     queue: Queue,
     lanes: [Lane; 2],
-    /// Where pieces begin. No two of them overlap.
-    places: BTreeMap<(usize, u64), Tag>,
+    places: Places,
+    /// What requests get their memory in: those that have ended.
+    spare: Vec<Arc<Buffer>>,
     /// How far the reading has come, in bytes of units.
     used: u64,
     /// Bytes of all requests.
     bytes: u64,
 }
 
-/// The pieces of a lane, in request order.
+/// The requests of a lane, the oldest first.
 #[derive(Debug)]
 struct Lane {
     ring: Ring,
-    pieces: VecDeque<Piece>,
+    requests: VecDeque<Request>,
     /// The number of the first of them.
     first: u64,
 }
 
-/// A piece: its lane, and its number there.
+/// A request: its lane, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tag(usize, u64);
 
@@ -79,8 +66,8 @@ const AHEAD: usize = 0;
 const NOW: usize = 1;
 
 #[derive(Debug)]
-struct Piece {
-    shard: usize,
+struct Request {
+    file: usize,
     bytes: Range<u64>,
     /// Bytes that were asked for and not taken yet.
     left: u64,
@@ -99,55 +86,107 @@ enum Content {
     Failed(io::Error),
 }
 
-/// Bytes of a piece, and where they belong.
+/// Where requests begin, by file and offset. No two of them overlap. Lists are used again, so that a batch allocates
+/// nothing.
+#[derive(Debug, Default)]
+struct Places {
+    /// The requests that begin in each [`BUCKET`] of a file, sorted.
+    buckets: HashMap<(usize, u64), Vec<(u64, Tag)>>,
+    spare: Vec<Vec<(u64, Tag)>>,
+}
+
+/// More than the longest request: what has a byte begins in the byte's bucket or in the one before.
+const BUCKET: u64 = 2 * REQUEST;
+
+impl Places {
+    fn insert(&mut self, file: usize, start: u64, tag: Tag) {
+        let list = self.buckets.entry((file, start / BUCKET));
+        let list = list.or_insert_with(|| self.spare.pop().unwrap_or_default());
+        list.insert(list.partition_point(|(other, _)| *other < start), (start, tag));
+    }
+
+    fn remove(&mut self, file: usize, start: u64, tag: Tag) {
+        let bucket = (file, start / BUCKET);
+        let Some(list) = self.buckets.get_mut(&bucket) else { return };
+        list.retain(|place| *place != (start, tag));
+        if list.is_empty() {
+            self.spare.extend(self.buckets.remove(&bucket));
+        }
+    }
+
+    fn clear(&mut self) {
+        self.buckets.clear();
+    }
+
+    /// The last request that begins at `at` or before it.
+    fn last(&self, file: usize, at: u64) -> Option<Tag> {
+        let bucket = at / BUCKET;
+        (bucket.saturating_sub(1)..=bucket).rev().find_map(|bucket| {
+            let list = self.buckets.get(&(file, bucket))?;
+            let count = list.partition_point(|(start, _)| *start <= at);
+            Some(list.get(count.checked_sub(1)?)?.1)
+        })
+    }
+
+    /// Where the first request behind `at` begins.
+    fn next(&self, file: usize, at: u64) -> Option<u64> {
+        let bucket = at / BUCKET;
+        (bucket..=bucket + 1).find_map(|bucket| {
+            let list = self.buckets.get(&(file, bucket))?;
+            Some(list.get(list.partition_point(|(start, _)| *start <= at))?.0)
+        })
+    }
+}
+
+/// Bytes of a request, and where they belong in the slot.
 #[derive(Debug)]
 pub(super) struct Copy {
     from: Arc<Buffer>,
-    start: usize,
-    /// The stretch, as counted by the caller.
-    pub(super) stretch: usize,
-    /// Where in it.
-    pub(super) place: Range<usize>,
+    bytes: Range<usize>,
+    pub(super) to: usize,
 }
 
 impl Copy {
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.from[self.start..self.start + self.place.len()]
+        &self.from[self.bytes.clone()]
     }
 }
 
-/// What came of taking a stretch.
-#[derive(Debug)]
-pub(super) enum Taken {
+/// What came of taking an extent.
+enum Taken {
     /// All of it is in the copies.
     Whole,
-    /// Something was not asked for, or not found where it was expected: read it by the usual way.
+    /// Something was not asked for, or not found where it was expected.
     Not,
-    Failed {
-        offset: u64,
-        error: io::Error,
-    },
+    /// A request failed that had some of it, and perhaps bytes of other extents.
+    Failed,
 }
 
 impl Stream {
     /// Reads `files`. The memory sizes are for reads ahead and for bytes needed now.
     pub(super) fn new(files: Vec<Direct>, room: [u64; 2]) -> Self {
         let block = files.iter().map(Direct::block).max().unwrap_or(UNIT);
-        // With the blocks at its ends two pieces fit a lane, so one is read while the other is copied.
-        let piece = PIECE.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
-        let lane = |room| Lane { ring: Ring::new(room), pieces: VecDeque::new(), first: 0 };
-        let state =
-            State { queue: Queue::new(), lanes: room.map(lane), places: BTreeMap::new(), used: 0, bytes: 0 };
-        Self { process: std::process::id(), files, room, piece, state: Mutex::new(state) }
+        // With the blocks at its ends two requests fit a lane, so one is read while the other is copied.
+        let request = REQUEST.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
+        let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0 };
+        let state = State {
+            queue: Queue::new(),
+            lanes: room.map(lane),
+            places: Places::default(),
+            spare: Vec::new(),
+            used: 0,
+            bytes: 0,
+        };
+        Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
     }
 
-    pub(super) fn file(&self, shard: usize) -> &Direct {
-        &self.files[shard]
+    pub(super) fn file(&self, file: usize) -> &Direct {
+        &self.files[file]
     }
 
     #[cfg(test)]
-    pub(super) fn file_mut(&mut self, shard: usize) -> &mut Direct {
-        &mut self.files[shard]
+    pub(super) fn file_mut(&mut self, file: usize) -> &mut Direct {
+        &mut self.files[file]
     }
 
     /// Bytes of memory.
@@ -170,10 +209,10 @@ impl Stream {
         self.state().map_or(0, |state| state.bytes)
     }
 
-    /// Whether pieces of this file can be asked for: not where a request could wait for its file system, nor of a file that is
+    /// Whether bytes of this file can be asked for: not where a request could wait for its file system, nor of a file that is
     /// opened for each use, or too many would be open at a time.
-    pub(super) fn takes(&self, shards: &[Shard], shard: usize) -> bool {
-        !shards[shard].hints_wait && self.files[shard].kept().is_some() && self.piece > 0
+    pub(super) fn takes(&self, shards: &[Shard], file: usize) -> bool {
+        !shards[file].file.hints_wait && self.files[file].kept().is_some() && self.request > 0
     }
 
     /// `None` in a fork's child and after a panic: then everything is read by the usual way.
@@ -190,115 +229,113 @@ impl Stream {
         let state = &mut *state;
         for (tag, memory) in state.queue.forget_queued() {
             drop(memory);
-            if let Some(piece) = piece(&mut state.lanes, Tag::of(tag)) {
-                piece.content = Content::Failed(io::ErrorKind::Interrupted.into());
+            if let Some(request) = request(&mut state.lanes, Tag::of(tag)) {
+                request.content = Content::Failed(io::ErrorKind::Interrupted.into());
             }
         }
         state.places.clear();
-        for piece in state.lanes.iter_mut().flat_map(|lane| &mut lane.pieces) {
-            piece.left = 0;
+        for request in state.lanes.iter_mut().flat_map(|lane| &mut lane.requests) {
+            request.left = 0;
         }
         state.used = 0;
     }
 
-    /// Begins to read as many of these stretches as there is room for, in their order, and removes them. They are no
+    /// Begins to read as many of these extents as there is room for, in their order, and removes them. They are no
     /// longer needed when the reading is past `until`; it is now at `used`.
-    pub(super) fn ask(&self, stretches: &mut VecDeque<(Stretch, u64)>, used: u64) {
-        let Some(mut state) = self.state() else { return stretches.clear() };
+    pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
+        let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
         state.used = used;
-        while let Some((stretch, until)) = stretches.front_mut() {
-            if !self.read(&mut state, stretch, AHEAD, *until) {
+        while let Some((extent, until)) = extents.front_mut() {
+            if !self.read(&mut state, extent, AHEAD, *until) {
                 break;
             }
-            stretches.pop_front();
+            extents.pop_front();
         }
         state.queue.start();
     }
 
-    /// Begins to read the missing parts of these stretches, as far as there is room. They are needed now.
-    pub(super) fn ask_now<'a>(&self, stretches: impl Iterator<Item = &'a Stretch>) {
+    /// Begins to read the missing parts of these extents, as far as there is room. They are needed now.
+    pub(super) fn ask_now<'a>(&self, extents: impl Iterator<Item = &'a Extent>) {
         let Some(mut state) = self.state() else { return };
         state.settle_ended();
-        for stretch in stretches {
-            if !state.has(stretch) && !self.read(&mut state, &mut stretch.clone(), NOW, u64::MAX) {
+        for extent in extents {
+            if !state.has(extent) && !self.read(&mut state, &mut extent.clone(), NOW, u64::MAX) {
                 break;
             }
         }
         state.queue.start();
     }
 
-    /// Begins to read the parts of a stretch that no piece has. Whether there was room for all of them; what was begun is cut
-    /// off the stretch.
-    fn read(&self, state: &mut State, stretch: &mut Stretch, lane: usize, until: u64) -> bool {
-        let direct = &self.files[stretch.shard];
-        let (Some(file), block) = (direct.kept(), direct.block()) else { return true };
-        let shard = stretch.shard;
-        let mut at = stretch.bytes.start;
-        while at < stretch.bytes.end {
+    /// Begins to read the parts of an extent that no request has. Whether there was room for all of them; what was begun is
+    /// cut off the extent.
+    fn read(&self, state: &mut State, extent: &mut Extent, lane: usize, until: u64) -> bool {
+        let direct = &self.files[extent.file];
+        let (Some(kept), block) = (direct.kept(), direct.block()) else { return true };
+        let file = extent.file;
+        let mut at = extent.bytes.start;
+        while at < extent.bytes.end {
             let wanted = |range: &Range<u64>| {
-                range.end.min(stretch.own_end).saturating_sub(range.start.max(stretch.bytes.start))
+                range.end.min(extent.own_end).saturating_sub(range.start.max(extent.bytes.start))
             };
-            if let Some(tag) = state.at(shard, at) {
-                let Some(piece) = piece(&mut state.lanes, tag) else { return true };
-                let end = piece.bytes.end.min(stretch.bytes.end);
+            let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
+            if let Some(request) = before.filter(|request| request.bytes.end > at) {
+                let end = request.bytes.end.min(extent.bytes.end);
                 if lane == AHEAD {
-                    piece.left += wanted(&(at..end));
-                    piece.until = piece.until.max(until);
+                    request.left += wanted(&(at..end));
+                    request.until = request.until.max(until);
                 }
                 at = end;
-                stretch.bytes.start = at;
+                extent.bytes.start = at;
                 continue;
             }
-            // Whole blocks, from the piece before to the piece behind.
-            let before = state.places.range((shard, 0)..(shard, at)).next_back().map(|(_, tag)| *tag);
-            let before =
-                before.and_then(|tag| piece(&mut state.lanes, tag)).map_or(0, |piece| piece.bytes.end);
-            let start = before.max(at / block * block);
-            let next = state.places.range((shard, at)..(shard, u64::MAX)).next();
-            let end = stretch.bytes.end.next_multiple_of(block);
-            let end = next.map_or(end, |(&(_, next), _)| end.min(next));
-            let parts = (end - start).div_ceil(self.piece + 2 * block).max(1);
+            // Whole blocks, from the request before to the request behind.
+            let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
+            let start = before.map_or(0, |request| request.bytes.end).max(at / block * block);
+            let end = extent.bytes.end.next_multiple_of(block);
+            let end = state.places.next(file, at).map_or(end, |next| end.min(next));
+            let parts = (end - start).div_ceil(self.request + 2 * block).max(1);
             let end = end.min(start + (end - start).div_ceil(parts).next_multiple_of(block));
             let left = wanted(&(at..end));
-            if !state.begin(lane, file, shard, start..end, left, until) {
+            if !state.begin(lane, (kept, block), file, start..end, left, until) {
                 return false;
             }
-            at = end.min(stretch.bytes.end);
-            stretch.bytes.start = at;
+            at = end.min(extent.bytes.end);
+            extent.bytes.start = at;
         }
         true
     }
 
-    /// Takes as many of `stretches` as have been asked for, up to a moderate number of bytes, and waits for them.
+    /// Takes as many of `extents` as have been asked for, up to a moderate number of bytes, and waits for them. Returns how
+    /// many it has taken, and whether a request for the next one has failed.
     ///
-    /// Each gets its copies, and how it ended. The bytes are copied by the caller, while others may take theirs.
+    /// The bytes are copied by the caller, while others may take theirs.
     pub(super) fn take<'a>(
         &self,
-        stretches: impl Iterator<Item = &'a Stretch>,
+        extents: impl Iterator<Item = &'a Extent>,
         copies: &mut Vec<Copy>,
-        ends: &mut Vec<Taken>,
-    ) {
-        let Some(mut state) = self.state() else { return };
+    ) -> (usize, bool) {
+        copies.clear();
+        let Some(mut state) = self.state() else { return (0, false) };
         state.settle_ended();
-        let mut bytes_taken = 0;
-        for stretch in stretches {
-            bytes_taken += stretch.bytes.end - stretch.bytes.start;
+        let (mut taken, mut bytes, mut failed) = (0, 0, false);
+        for extent in extents {
             let before = copies.len();
-            let end = state.take(stretch, &self.files[stretch.shard], ends.len(), copies);
-            if !matches!(end, Taken::Whole) {
-                copies.truncate(before);
+            match state.take(extent, &self.files[extent.file], copies) {
+                Taken::Whole => taken += 1,
+                end => {
+                    copies.truncate(before);
+                    failed = matches!(end, Taken::Failed);
+                    break;
+                }
             }
-            // The caller requests missing stretches again.
-            let missing = matches!(end, Taken::Not);
-            if !missing || ends.is_empty() {
-                ends.push(end);
-            }
-            if missing || bytes_taken >= AT_ONCE {
+            bytes += extent.len();
+            if bytes >= AT_ONCE {
                 break;
             }
         }
         state.queue.start();
+        (taken, failed)
     }
 }
 
@@ -313,11 +350,11 @@ impl Tag {
     }
 }
 
-/// Finds a piece.
-fn piece(lanes: &mut [Lane; 2], Tag(lane, number): Tag) -> Option<&mut Piece> {
+/// Finds a request.
+fn request(lanes: &mut [Lane; 2], Tag(lane, number): Tag) -> Option<&mut Request> {
     let lane = &mut lanes[lane];
     let index = number.checked_sub(lane.first)?;
-    lane.pieces.get_mut(usize::try_from(index).ok()?)
+    lane.requests.get_mut(usize::try_from(index).ok()?)
 }
 
 impl State {
@@ -325,41 +362,35 @@ impl State {
     fn begin(
         &mut self,
         lane: usize,
-        file: &Arc<File>,
-        shard: usize,
+        (kept, block): (&Arc<File>, u64),
+        file: usize,
         bytes: Range<u64>,
         left: u64,
         until: u64,
     ) -> bool {
         let wanted = bytes.end - bytes.start;
-        let Some((into, place)) = self.memory(lane, wanted) else { return false };
+        let Some((into, place)) = self.memory(lane, wanted, block) else { return false };
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
-        let tag = Tag(lane, self.lanes[lane].first + self.lanes[lane].pieces.len() as u64);
-        self.places.insert((shard, bytes.start), tag);
+        let tag = Tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
+        self.places.insert(file, bytes.start, tag);
         self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-        self.queue.push(Read { file: file.clone(), offset: bytes.start, into, len, tag: tag.number() });
-        self.lanes[lane].pieces.push_back(Piece {
-            shard,
-            bytes,
-            left,
-            until,
-            content: Content::Coming,
-            place,
-        });
+        self.queue.push(Read { file: kept.clone(), offset: bytes.start, into, len, tag: tag.number() });
+        let content = Content::Coming;
+        self.lanes[lane].requests.push_back(Request { file, bytes, left, until, content, place });
         true
     }
 
-    /// Memory from the oldest pieces that are not needed any more.
-    fn memory(&mut self, lane: usize, len: u64) -> Option<(Buffer, u64)> {
+    /// Memory from the oldest requests that are not needed any more.
+    fn memory(&mut self, lane: usize, len: u64, block: u64) -> Option<(Buffer, u64)> {
         loop {
-            if let Some(memory) = self.lanes[lane].ring.take(len) {
+            if let Some(memory) = self.lanes[lane].ring.take(len, block) {
                 return Some(memory);
             }
-            let Lane { ring, pieces, first } = &mut self.lanes[lane];
-            let piece = pieces.front()?;
-            let done = piece.left == 0 || piece.until < self.used;
-            let idle = match &piece.content {
+            let Lane { ring, requests, first } = &mut self.lanes[lane];
+            let request = requests.front_mut()?;
+            let done = request.left == 0 || request.until < self.used;
+            let idle = match &request.content {
                 Content::Coming => false,
                 // Nobody copies from it.
                 Content::There(memory, _) => Arc::strong_count(memory) == 1,
@@ -368,79 +399,76 @@ impl State {
             if !(done && idle) {
                 return None;
             }
-            let (at, place) = ((piece.shard, piece.bytes.start), piece.place);
-            if self.places.get(&at) == Some(&Tag(lane, *first)) {
-                self.places.remove(&at);
+            self.places.remove(request.file, request.bytes.start, Tag(lane, *first));
+            let place = request.place;
+            if let Some(Request { content: Content::There(memory, _), .. }) = requests.pop_front() {
+                self.spare.push(memory);
             }
-            pieces.pop_front();
             *first += 1;
-            // SAFETY: all pieces up to this one are gone: they are in the order of their memory.
+            // SAFETY: nobody reads or writes the memory of the requests up to this one: they are in the order of their
+            // memory, and those in `spare` are written over before they are used.
             unsafe { ring.give_back(place) };
         }
     }
 
-    /// The piece that has this byte.
-    fn at(&mut self, shard: usize, offset: u64) -> Option<Tag> {
-        let (&(found, _), &tag) = self.places.range(..=(shard, offset)).next_back()?;
-        (found == shard && offset < piece(&mut self.lanes, tag)?.bytes.end).then_some(tag)
+    /// The end of the request that has this byte.
+    fn end(&mut self, file: usize, at: u64) -> Option<u64> {
+        let request = request(&mut self.lanes, self.places.last(file, at)?)?;
+        (at < request.bytes.end).then_some(request.bytes.end)
     }
 
-    /// Whether one piece or two that follow each other have all of it.
-    fn has(&mut self, stretch: &Stretch) -> bool {
-        let Stretch { shard, ref bytes, .. } = *stretch;
-        let mut end = |at| {
-            self.at(shard, at).and_then(|tag| Some(piece(&mut self.lanes, tag)?.bytes.end)).unwrap_or(at)
-        };
-        let first = end(bytes.start);
-        first >= bytes.end || (first > bytes.start && end(first) >= bytes.end)
+    /// Whether one request or two that follow each other have all of it.
+    fn has(&mut self, extent: &Extent) -> bool {
+        let Extent { file, ref bytes, .. } = *extent;
+        let first = self.end(file, bytes.start);
+        first.is_some_and(|first| {
+            first >= bytes.end || self.end(file, first).is_some_and(|second| second >= bytes.end)
+        })
     }
 
-    /// Takes one stretch. The copies of one that cannot be taken whole are the caller's to remove.
-    fn take(&mut self, stretch: &Stretch, direct: &Direct, number: usize, copies: &mut Vec<Copy>) -> Taken {
-        let Stretch { shard, ref bytes, own_end } = *stretch;
+    /// Takes one extent. The copies of one that cannot be taken whole are the caller's to remove.
+    fn take(&mut self, extent: &Extent, direct: &Direct, copies: &mut Vec<Copy>) -> Taken {
+        let Extent { file, ref bytes, own_end, to } = *extent;
         let mut at = bytes.start;
         let mut end = Taken::Whole;
         while at < bytes.end {
-            let Some(tag) = self.at(shard, at) else { return Taken::Not };
-            let Some(piece) = piece(&mut self.lanes, tag) else { return Taken::Not };
-            if matches!(piece.content, Content::Coming) {
-                match self.queue.wait() {
-                    Some(done) => self.settle(done),
-                    None => return Taken::Not,
+            let Some(tag) = self.places.last(file, at) else { return Taken::Not };
+            let Some(request) = request(&mut self.lanes, tag).filter(|request| at < request.bytes.end) else {
+                return Taken::Not;
+            };
+            let start = request.bytes.start;
+            let until = request.bytes.end.min(bytes.end);
+            let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
+            match &request.content {
+                Content::Coming => {
+                    let Some(done) = self.queue.wait() else { return Taken::Not };
+                    self.settle(done);
+                    continue;
                 }
-                continue;
-            }
-            let until = piece.bytes.end.min(bytes.end);
-            let place = |offset: u64| usize::try_from(offset - bytes.start).unwrap_or(usize::MAX);
-            match &piece.content {
-                // Waited for above.
-                Content::Coming => return Taken::Not,
                 Content::There(memory, found) => {
-                    let start = usize::try_from(at - piece.bytes.start).unwrap_or(usize::MAX);
-                    let place = place(at)..place(until);
-                    if start.saturating_add(place.len()) <= *found {
-                        copies.push(Copy { from: memory.clone(), start, stretch: number, place });
+                    let part = place(at - start)..place(until - start);
+                    if part.end <= *found {
+                        copies.push(Copy {
+                            from: memory.clone(),
+                            bytes: part,
+                            to: to + place(at - bytes.start),
+                        });
                     } else {
                         end = Taken::Not;
                     }
                 }
                 Content::Failed(error) => {
+                    // Whoever asks again gets a request of its own.
                     let too_small = direct.has_grown(error);
-                    let error = io::Error::new(error.kind(), error.to_string());
-                    let offset = piece.bytes.start;
-                    piece.left = 0;
-                    self.places.remove(&(shard, offset));
-                    if too_small {
-                        return Taken::Not;
-                    }
-                    return Taken::Failed { offset: offset.max(bytes.start), error };
+                    request.left = 0;
+                    self.places.remove(file, start, tag);
+                    return if too_small { Taken::Not } else { Taken::Failed };
                 }
             }
-            piece.left = piece.left.saturating_sub(own_end.clamp(at, until) - at);
-            if piece.left == 0 {
+            request.left = request.left.saturating_sub(own_end.clamp(at, until) - at);
+            if request.left == 0 {
                 // Whoever asks again gets the file as it is then.
-                let start = piece.bytes.start;
-                self.places.remove(&(shard, start));
+                self.places.remove(file, start, tag);
             }
             at = until;
         }
@@ -456,9 +484,16 @@ impl State {
 
     fn settle(&mut self, done: Done) {
         let Done { tag, into, read } = done;
-        let Some(piece) = piece(&mut self.lanes, Tag::of(tag)) else { return };
-        piece.content = match read {
-            Ok(found) => Content::There(Arc::new(into), found),
+        let Some(request) = request(&mut self.lanes, Tag::of(tag)) else { return };
+        request.content = match read {
+            Ok(found) => {
+                let mut memory = self.spare.pop();
+                match memory.as_mut().and_then(Arc::get_mut) {
+                    Some(spare) => *spare = into,
+                    None => memory = Some(Arc::new(into)),
+                }
+                memory.map_or(Content::Coming, |memory| Content::There(memory, found))
+            }
             Err(error) => Content::Failed(error),
         };
     }

@@ -1,5 +1,6 @@
 //! Linux and Android: `process_madvise` for hints, `posix_fadvise`, `mincore`, `O_DIRECT`.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -13,32 +14,53 @@ use libc::{off_t as Offset, posix_fadvise, preadv};
 /// 64 bits, also on 32-bit processors.
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
-use memmap2::{Advice, MmapRaw};
 
-use super::{Asked, Gathered, Piece};
+use super::{Asked, Gathered, PIECES};
 use crate::Error;
 use crate::buffer::{around, page_size, prefetch};
 use crate::file::{DataFile, READ_CALLS};
 
-/// All pieces in one call, if the kernel has it for us; otherwise one call each.
-pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
-    let mapped: Vec<(&MmapRaw, Range<usize>)> = pieces
-        .iter()
-        .filter_map(|piece| {
+thread_local! {
+    /// Ranges of memory for one call. Kept, so that a batch allocates nothing.
+    static RANGES: RefCell<[Vec<libc::iovec>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// All pieces in one call, if the kernel has it for us; otherwise one call each. A piece begins at a page.
+pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, asked: &mut Asked) {
+    /// Bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
+    const BYTES: usize = 1 << 30;
+    RANGES.with_borrow_mut(|[ranges, _]| {
+        ranges.clear();
+        let mut bytes = 0;
+        for (file, piece) in pieces {
+            let Ok(map) = &file.map else { continue };
             // What is mapped has a length that fits.
-            let at = |offset| usize::try_from(offset).ok();
-            let map = piece.map.as_ref().ok()?;
-            Some((map, at(piece.bytes.start)?..at(piece.bytes.end)?.min(map.len())))
-        })
-        .collect();
-    let done = at_once(&mapped, asked);
-    for (map, bytes) in &mapped[done..] {
+            let [start, end] =
+                [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
+            if ranges.len() == PIECES || bytes + (end - start) > BYTES {
+                hint(ranges, asked);
+                bytes = 0;
+            }
+            bytes += end - start;
+            let iov_base = map.as_mut_ptr().wrapping_add(start).cast();
+            ranges.push(libc::iovec { iov_base, iov_len: end - start });
+        }
+        hint(ranges, asked);
+    });
+}
+
+/// Hints ranges of mappings that are alive, and removes them.
+fn hint(ranges: &mut Vec<libc::iovec>, asked: &mut Asked) {
+    let done = at_once(ranges, asked);
+    for range in &ranges[done..] {
         asked.calls += 1;
-        match map.advise_range(Advice::WillNeed, bytes.start, bytes.len()) {
-            Ok(()) => asked.bytes += bytes.len() as u64,
-            Err(_) => asked.failed += 1,
+        // SAFETY: the range is in a mapping that is alive, and this advice changes the contents of no memory.
+        match unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_WILLNEED) } {
+            0 => asked.bytes += range.iov_len as u64,
+            _ => asked.failed += 1,
         }
     }
+    ranges.clear();
 }
 
 /// Reads the byte before `at` too: the mark may be in its page. The kernel would take a read behind pages that are not in
@@ -46,42 +68,6 @@ pub(crate) fn will_need(pieces: &[Piece<'_>], asked: &mut Asked) {
 pub(crate) fn touch(file: &File, at: u64) -> bool {
     let Some(before) = at.checked_sub(1) else { return false };
     matches!(cached(file, before..at), Ok(1..)) && [before, at].iter().all(|&at| read_now(file, at))
-}
-
-/// Requests two pages by a hint, and reads a byte behind them: the kernel sees a read in order, requests three pages, and
-/// marks the last one. Each read of a marked page brings a window of up to four times the last one, in pages four times as
-/// large (`page_cache_async_ra` in the kernel's `mm/readahead.c`). Stops before a window that would end far behind the range.
-pub(crate) fn in_large_pages(file: &File, range: &Range<u64>) -> u64 {
-    let page = page_size() as u64;
-    let asked = |bytes| cached(file, bytes).map_or(0, |pages| pages * page);
-    let hint = |start, len| fadvise(file, start..start + len, libc::POSIX_FADV_WILLNEED).is_ok();
-    // With some of it in the cache, the windows would have gaps.
-    if asked(range.clone()) > 0 {
-        return 0;
-    }
-    // The kernel would take cached pages in front of the range for a long read in order, and would request as much again.
-    // So the first page is requested last.
-    let follows = range.start.checked_sub(1).is_some_and(|before| asked(before..range.start) > 0);
-    let start = range.start + if follows { page } else { 0 };
-    let len = range.end.saturating_sub(start);
-    if !hint(start, 2 * page) {
-        return 0;
-    }
-    read_now(file, start + 2 * page);
-    let (mut mark, mut end) = (4 * page, 5 * page);
-    loop {
-        read_now(file, start + mark);
-        // The next mark is the first page of the window that comes now.
-        (mark, end) = (end, asked(start..start + len));
-        let next = 4 * end.saturating_sub(mark);
-        if next == 0 || end >= len || end + next > len + len / 4 {
-            break;
-        }
-    }
-    if follows {
-        hint(range.start, page);
-    }
-    (start + end).min(range.end) - range.start
 }
 
 /// Reads a byte if its page is complete; if not, the call says so at once (`filemap_get_pages` in the kernel's
@@ -129,23 +115,14 @@ fn file_system_kind(file: &File) -> Option<u64> {
     kind
 }
 
-/// Hints as many of the first pieces as one call takes, counts the call, and returns their number.
-fn at_once(pieces: &[(&MmapRaw, Range<usize>)], asked: &mut Asked) -> usize {
-    /// Bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
-    const BYTES: usize = 1 << 30;
+/// Hints all of these ranges by one call, counts it, and returns how many were hinted.
+fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
-
-    let mut bytes = 0_usize;
-    let fit = pieces.iter().take_while(|(_, piece)| {
-        bytes = bytes.saturating_add(piece.len());
-        bytes <= BYTES
-    });
-    let pieces = &pieces[..fit.count()];
-    if pieces.len() < 2 || REFUSED.load(Relaxed) {
+    if ranges.len() < 2 || REFUSED.load(Relaxed) {
         return 0;
     }
-    let taken = match process_madvise(pieces) {
+    let taken = match process_madvise(ranges) {
         Ok(taken) => taken,
         Err(error) => {
             if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)) {
@@ -154,10 +131,10 @@ fn at_once(pieces: &[(&MmapRaw, Range<usize>)], asked: &mut Asked) -> usize {
             return 0;
         }
     };
-    // It stops before the first piece that fails.
+    // It stops before the first range that fails.
     let mut rest = taken;
-    let whole = pieces.iter().take_while(|(_, piece)| {
-        let left = rest.checked_sub(piece.len());
+    let whole = ranges.iter().take_while(|range| {
+        let left = rest.checked_sub(range.iov_len);
         rest = left.unwrap_or(rest);
         left.is_some()
     });
@@ -167,15 +144,8 @@ fn at_once(pieces: &[(&MmapRaw, Range<usize>)], asked: &mut Asked) -> usize {
     whole
 }
 
-/// Returns the number of bytes that were hinted, from the first piece on.
-fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
-    let ranges: Vec<libc::iovec> = pieces
-        .iter()
-        .map(|(map, piece)| libc::iovec {
-            iov_base: map.as_mut_ptr().wrapping_add(piece.start).cast(),
-            iov_len: piece.len(),
-        })
-        .collect();
+/// Returns the number of bytes that were hinted, from the first range on.
+fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
     // Opened for each call: after a fork, a kept one would name the parent. The open costs little in comparison.
     // SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
@@ -204,7 +174,23 @@ fn process_madvise(pieces: &[(&MmapRaw, Range<usize>)]) -> io::Result<usize> {
 /// `process_vm_writev` on this process: the pieces are the local side, and the kernel copies from them as from any
 /// argument. A fault that would be SIGBUS ends the call. It pins the pages of `out` once for each stretch of it, and
 /// enters no file system.
-pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered {
+pub(crate) fn gather<'f>(
+    pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
+    out: &mut [u8],
+) -> Gathered {
+    RANGES.with_borrow_mut(|[from, into]| {
+        from.clear();
+        into.clear();
+        gather_with(pieces, out, from, into)
+    })
+}
+
+fn gather_with<'f>(
+    pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
+    out: &mut [u8],
+    from: &mut Vec<libc::iovec>,
+    into: &mut Vec<libc::iovec>,
+) -> Gathered {
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
     /// Bytes of each piece that are brought near beforehand: with them a batch of 2 KiB records took 0.40 of the time of
@@ -215,14 +201,12 @@ pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered 
     }
     let entry = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
     let slot = out.as_mut_ptr();
-    let mut from = Vec::with_capacity(pieces.len());
-    let mut into: Vec<libc::iovec> = Vec::new();
     let mut wanted = 0;
-    for (piece, to) in pieces {
-        let Ok(map) = piece.map else { return Gathered::Unavailable };
+    for (file, bytes, to) in pieces {
+        let Ok(map) = &file.map else { return Gathered::Unavailable };
         // What is mapped has a length that fits.
         let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
-        let (start, len) = (at(piece.bytes.start), at(piece.bytes.end) - at(piece.bytes.start));
+        let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
         if to.checked_add(len).is_none_or(|end| end > out.len()) {
             return Gathered::Unavailable;
         }
@@ -231,7 +215,7 @@ pub(crate) fn gather(pieces: &[(Piece<'_>, usize)], out: &mut [u8]) -> Gathered 
         prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
         prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
         from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
-        let base = slot.wrapping_add(*to);
+        let base = slot.wrapping_add(to);
         match into.last_mut() {
             Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => last.iov_len += len,
             _ => into.push(entry(base, len)),
@@ -300,22 +284,21 @@ fn is_stacked(file: &File) -> bool {
 }
 
 /// `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
-pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
-    let failed = |call, source| Error::System { path: piece.file.path.clone(), call, source };
-    let map = piece.mapping()?;
+pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Error> {
+    let map = data.mapping()?;
     let [mut found, mut resident] = [0; 2];
     let page = page_size();
     let mut flags = [0_u8; STRETCH];
-    let range = around(&piece.bytes, map.len() as u64, page as u64);
+    let range = around(bytes, map.len() as u64, page as u64);
     // Within the mapping, whose length is a usize.
     let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
-    let skips = end.saturating_sub(start) >= STRETCH * page && !is_stacked(&*piece.file.file()?);
+    let skips = end.saturating_sub(start) >= STRETCH * page && !is_stacked(&*data.file()?);
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
         // For fewer pages, as in batches, `mincore` is as fast.
         let stretch = start as u64..(start + pages * page) as u64;
-        if skips && pages == STRETCH && matches!(cached(&*piece.file.file()?, stretch), Ok(0)) {
+        if skips && pages == STRETCH && matches!(cached(&*data.file()?, stretch), Ok(0)) {
             continue;
         }
         let address = map.as_mut_ptr().wrapping_add(start);
@@ -324,7 +307,8 @@ pub(crate) fn count(piece: &Piece<'_>) -> Result<[u64; 2], Error> {
         // byte a page, and `flags` has at least `pages` bytes. No byte of the mapping is touched.
         let status = unsafe { libc::mincore(address.cast(), pages * page, flags.as_mut_ptr().cast()) };
         if status != 0 {
-            return Err(failed("mincore", io::Error::last_os_error()));
+            let (path, source) = (data.path.clone(), io::Error::last_os_error());
+            return Err(Error::System { path, call: "mincore", source });
         }
         // Only the lowest bit has a meaning; see mincore(2).
         resident += flags[..pages].iter().map(|flag| u64::from(flag & 1)).sum::<u64>();
@@ -352,9 +336,8 @@ pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
 }
 
 /// The cache forgets a whole file, after it is clean and this mapping of it lets go.
-pub(crate) fn evict(piece: &Piece<'_>) -> Result<(), Error> {
-    let data = piece.file;
-    if let Ok(map) = piece.map {
+pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
+    if let Ok(map) = &data.map {
         // SAFETY: no reference to the mapping's bytes exists, and what is read through it later comes from the file.
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }

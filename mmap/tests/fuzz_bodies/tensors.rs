@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use twinbuf_mmap::{Buffer, GroupReader, ReadMode, Tensors};
+use twinbuf_mmap::{Buffer, ReadMode, Reader, Tensors};
 
 /// The first byte chooses a file of tensors or an index with two good files, and the others are the file.
 pub(crate) fn tensors(bytes: &[u8]) {
@@ -56,10 +56,10 @@ pub(crate) fn read(model: &Tensors) {
     };
     for groups in [model.groups_by(|_| Some(0)), model.groups_by(halves)] {
         let groups = groups.expect("they fit the memory, as the files do");
-        let reader = GroupReader::new(groups.clone(), ReadMode::Pread, 0).expect("open files");
+        let reader = Reader::of_groups(groups.clone(), ReadMode::Pread, 0).expect("open files");
         for group in 0..groups.len() {
             let mut memory = Buffer::new(groups.bytes(group)).expect("memory");
-            assert_eq!(reader.read(group, &mut memory).expect("the files are whole"), memory.len());
+            assert_eq!(reader.read(&group, &mut memory).expect("the files are whole"), memory.len());
             for (tensor, at) in groups.tensors(group) {
                 let size = tensor.dtype().map_or(1, twinbuf_mmap::DType::size);
                 assert_eq!(memory[at.clone()].as_ptr().addr() % size, 0, "{}", tensor.name());

@@ -1,0 +1,152 @@
+//! What a reader reads: the batches of a data set, or groups of tensors. Each is a list of extents.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::ranges::{Extent, Ranges, Shard};
+use crate::{BatchIndices, Error};
+
+/// The data of a [`Reader`](crate::Reader): `Arc<Ranges>`, whose units are batches, or `Groups`, whose units are groups of
+/// tensors. Other types cannot implement it.
+pub trait Units: Sealed {}
+
+impl<D: Sealed> Units for D {}
+
+/// The methods of [`Units`].
+pub trait Sealed: Debug + Send + Sync {
+    /// A batch, or the index of a group.
+    type Unit: Clone + Send + 'static;
+
+    /// The files.
+    fn shards(&self) -> &[Shard];
+
+    /// Bytes of a unit in a slot.
+    fn size(&self, unit: &Self::Unit) -> Result<u64, Error>;
+
+    /// What is read for a unit, in the order of the slot.
+    fn extents(&self, unit: &Self::Unit) -> impl Iterator<Item = Result<Extent, Error>>;
+
+    /// Brings bytes that records of a unit share to all their places, after the extents were read.
+    fn spread(&self, _: &Self::Unit, _: &mut [u8]) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Cuts about so many bytes, or more, off the front of a unit. Returns them, and what is left.
+    fn split(&self, unit: Self::Unit, bytes: u64) -> (Self::Unit, Option<Self::Unit>);
+
+    /// Units of one epoch have one number.
+    fn epoch(unit: &Self::Unit) -> u64;
+
+    /// Gives the extents to ask for before a unit is read that comes after `last`. `windows`: whether whole windows of a
+    /// shuffle are asked for, and whether those of `last` were.
+    fn ahead(
+        &self,
+        unit: &Self::Unit,
+        last: Option<&Self::Unit>,
+        windows: &mut [bool; 2],
+        ask: impl FnMut(Extent, Use),
+    ) -> Result<(), Error>;
+}
+
+/// How an extent that is asked for will be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// With its unit, which goes on where the last one ended.
+    InOrder,
+    /// With its unit.
+    Next,
+    /// With the next units, of so many bytes.
+    Window(u64),
+}
+
+impl Sealed for Arc<Ranges> {
+    type Unit = BatchIndices;
+
+    fn shards(&self) -> &[Shard] {
+        Ranges::shards(self)
+    }
+
+    fn size(&self, batch: &BatchIndices) -> Result<u64, Error> {
+        Ok(Ranges::size(self, batch))
+    }
+
+    fn extents(&self, batch: &BatchIndices) -> impl Iterator<Item = Result<Extent, Error>> {
+        Ranges::extents(self, batch.pieces())
+    }
+
+    fn spread(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<(), Error> {
+        Ranges::spread(self, batch, out)
+    }
+
+    fn split(&self, batch: BatchIndices, bytes: u64) -> (BatchIndices, Option<BatchIndices>) {
+        let records = bytes.div_ceil(self.mean_len()).clamp(1, batch.len());
+        let rest = batch.part(records..batch.len());
+        (batch.part(0..records).unwrap_or(batch), rest)
+    }
+
+    fn epoch(batch: &BatchIndices) -> u64 {
+        batch.epoch()
+    }
+
+    fn ahead(
+        &self,
+        batch: &BatchIndices,
+        last: Option<&BatchIndices>,
+        [windows, windowed]: &mut [bool; 2],
+        mut ask: impl FnMut(Extent, Use),
+    ) -> Result<(), Error> {
+        let follows = *windowed && last.is_some_and(|last| batch.is_behind(last));
+        let chunks = if *windows { batch.chunks(follows) } else { None };
+        *windowed = chunks.is_some();
+        if let Some(chunks) = chunks {
+            let life = batch.window_records().saturating_mul(self.mean_len());
+            let how = Use::Window(life.saturating_add(life / 4));
+            return Ranges::extents(self, chunks.into_iter())
+                .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
+        }
+        // Not by going through all runs: the read goes through them again.
+        let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
+        let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
+        let first = batch.runs().next();
+        let in_order = first.is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
+        let how = if in_order { Use::InOrder } else { Use::Next };
+        Ranges::extents(self, batch.pieces()).try_for_each(|extent| extent.map(|extent| ask(extent, how)))
+    }
+}
+
+#[cfg(feature = "safetensors")]
+impl Sealed for crate::Groups {
+    type Unit = usize;
+
+    fn shards(&self) -> &[Shard] {
+        self.model().shards()
+    }
+
+    fn size(&self, group: &usize) -> Result<u64, Error> {
+        let none = || Error::NoSuchRecord { wanted: *group as u64, found: self.len() as u64 };
+        self.extents_of(*group).map(|_| self.bytes(*group) as u64).ok_or_else(none)
+    }
+
+    fn extents(&self, group: &usize) -> impl Iterator<Item = Result<Extent, Error>> {
+        self.extents_of(*group).unwrap_or_default().iter().cloned().map(Ok)
+    }
+
+    fn split(&self, group: usize, _: u64) -> (usize, Option<usize>) {
+        (group, None)
+    }
+
+    fn epoch(_: &usize) -> u64 {
+        0
+    }
+
+    fn ahead(
+        &self,
+        group: &usize,
+        _: Option<&usize>,
+        _: &mut [bool; 2],
+        mut ask: impl FnMut(Extent, Use),
+    ) -> Result<(), Error> {
+        // The kernel reads ahead itself: tensors are long, and mostly in the order of the file.
+        self.extents(group).try_for_each(|extent| extent.map(|extent| ask(extent, Use::InOrder)))
+    }
+}
