@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{
     Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
 };
-use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
+use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
 use twinbuf::loader::{Cuda, DeviceBatch, LoaderBuilder};
 use twinbuf::mmap::Buffer;
 use twinbuf::observe::Trace;
@@ -510,4 +510,25 @@ fn a_waker_may_drop_the_loader_on_the_copy_thread() {
         thread::yield_now();
     }
     assert_eq!(sim.violations(), [""; 0]);
+}
+
+/// The loader has the only share of its context. The drop of a context makes it current, and then destroys it.
+#[test]
+fn a_loader_that_owns_its_context_leaves_the_callers_context_current() {
+    let (_dir, paths) = files(&[64]);
+    let sim = Sim::start(Options { devices: 2, ..Options::default() });
+    if sim.is_real() {
+        return;
+    }
+    let other = cuda::context(1).unwrap();
+    for round in 0..200 {
+        let loader = Loader::builder(open(&paths), plan(64, 8)).overlap(round % 2 == 0);
+        let mut loader = loader.cuda(cuda::context(0).unwrap()).build().unwrap();
+        other.bind_to_thread().unwrap();
+        if round % 4 < 2 {
+            drop(loader.epoch(0).next().unwrap().unwrap());
+        }
+        drop(loader);
+        assert_eq!(result::ctx::get_current(), Ok(Some(other.cu_ctx())), "round {round}");
+    }
 }

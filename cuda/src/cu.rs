@@ -4,7 +4,8 @@
 //! them.
 
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, Range};
 use std::ptr;
 use std::sync::Arc;
 
@@ -67,6 +68,36 @@ impl Drop for Current {
             // SAFETY: it was current on this thread, or is null. An error is one of earlier work, reported elsewhere.
             let _ = unsafe { result::ctx::set_current(before) };
         }
+    }
+}
+
+/// A share of a context or of one of its streams. Its drop restores the calling thread's current context.
+///
+/// The drop of a context's last share is cudarc's: it makes the context current and then gives it back to the driver, so
+/// the thread would be left with a context that no longer exists.
+#[derive(Clone)]
+pub(crate) struct Owner<T>(ManuallyDrop<T>);
+
+impl<T> Owner<T> {
+    pub(crate) fn new(share: T) -> Self {
+        Self(ManuallyDrop::new(share))
+    }
+}
+
+impl<T> Deref for Owner<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Drop for Owner<T> {
+    fn drop(&mut self) {
+        // Twice, because the first call may have returned an error of earlier work.
+        let _current = Current::keep().or_else(|_| Current::keep());
+        // SAFETY: dropped only here.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }
 
@@ -220,7 +251,7 @@ pub(crate) fn allocation(address: CUdeviceptr) -> Result<Range<CUdeviceptr>, Err
 /// in the context.
 pub(crate) struct Stream {
     raw: CUstream,
-    ctx: Arc<CudaContext>,
+    ctx: Owner<Arc<CudaContext>>,
 }
 
 // SAFETY: a handle of the driver, which is thread-safe.
@@ -232,7 +263,7 @@ impl Stream {
     /// Creates a stream that does not synchronize with the legacy default stream. `ctx` is current.
     pub(crate) fn new(ctx: &Arc<CudaContext>) -> Result<Self, Error> {
         let raw = check("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
-        Ok(Self { raw, ctx: ctx.clone() })
+        Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
     }
 
     /// The handle, valid while `self` exists.
@@ -265,7 +296,7 @@ impl Drop for Stream {
 /// An event.
 pub(crate) struct Event {
     raw: CUevent,
-    ctx: Arc<CudaContext>,
+    ctx: Owner<Arc<CudaContext>>,
 }
 
 // SAFETY: a handle of the driver, which is thread-safe.
@@ -279,7 +310,7 @@ impl Event {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is valid for the call. cudarc's function accepts one flag only.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) }.result())?;
-        Ok(Self { raw, ctx: ctx.clone() })
+        Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
     }
 
     /// The handle, valid while `self` exists.

@@ -3,16 +3,19 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::mem;
 use std::ptr;
 use std::sync::OnceLock;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUevent;
 use libloading::Library;
+#[cfg(target_os = "linux")]
+use libloading::os::unix;
 
 use crate::error::Error;
 
-/// The names to try, in cudarc's order: both must find the same library. `libcuda.so` exists if the development files
+/// The names to try, in cudarc's order: both should find the same library. `libcuda.so` exists if the development files
 /// or the toolkit's stub are installed; the driver alone installs only `libcuda.so.1`.
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
@@ -42,10 +45,29 @@ pub(crate) struct Driver {
 pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T, Error> {
     result.map_err(|DriverError(found)| {
         let code = found as u32;
+        if code == STUB_LIBRARY {
+            // cudarc loads the first name, and found the stub where `load` went on to a driver.
+            return Error::StubDriver { library: NAMES[0].to_string() };
+        }
         // The driver returned an error, so it is loaded.
         let name = Driver::load().map_or_else(|_| format!("{found:?}"), |driver| driver.name(code));
         Error::Driver { call, code, name }
     })
+}
+
+/// The library of this name, if the process has it.
+#[cfg(target_os = "linux")]
+fn if_loaded(name: &str) -> Option<Library> {
+    /// From dlfcn.h: only returns a library that is loaded.
+    const RTLD_NOLOAD: c_int = 4;
+    // SAFETY: nothing is loaded, so no initializer runs.
+    let library = unsafe { unix::Library::open(Some(name), unix::RTLD_LAZY | RTLD_NOLOAD) };
+    library.ok().map(Library::from)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn if_loaded(_: &str) -> Option<Library> {
+    None
 }
 
 impl Driver {
@@ -55,16 +77,16 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        let mut tried = Vec::new();
-        for name in NAMES {
-            // SAFETY: loading a library runs its initializers. The CUDA driver's may run at any time; cudarc loads the
-            // same library.
-            match unsafe { Library::new(name) } {
-                Ok(library) => {
-                    let driver = Self::of(name, &library)?;
-                    std::mem::forget(library);
-                    return Ok(DRIVER.get_or_init(|| driver));
-                }
+        let (mut tried, mut refused) = (Vec::new(), None);
+        // A program that is linked to the driver has it already, whatever else is in the library path.
+        let loaded = NAMES.iter().rev().filter_map(|name| Some((*name, Ok(if_loaded(name)?))));
+        // SAFETY: loading a library runs its initializers. The CUDA driver's may run at any time; cudarc loads the same
+        // library.
+        let found = NAMES.iter().map(|name| (*name, unsafe { Library::new(*name) }));
+        for (name, library) in loaded.chain(found) {
+            match library.map(|library| Self::of(name, library)) {
+                Ok(Ok(driver)) => return Ok(DRIVER.get_or_init(|| driver)),
+                Ok(Err(error)) => refused = refused.or(Some(error)),
                 Err(error) => {
                     // libloading wraps the system's message, which begins with the library's name.
                     let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -73,10 +95,11 @@ impl Driver {
                 }
             }
         }
-        Err(Error::NoDriver { tried })
+        Err(refused.unwrap_or(Error::NoDriver { tried }))
     }
 
-    fn of(name: &'static str, library: &Library) -> Result<Self, Error> {
+    /// Refuses the toolkit's stub, so that the driver behind it in the library path is found.
+    fn of(name: &'static str, library: Library) -> Result<Self, Error> {
         macro_rules! function {
             ($function:literal) => {
                 // SAFETY: the field's type is the function's type in cuda.h, with the result as a number.
@@ -84,13 +107,19 @@ impl Driver {
                     .map_err(|_| Error::NotADriver { library: name.to_string(), function: $function })?
             };
         }
-        Ok(Self {
+        let driver = Self {
             library: name,
             init: function!("cuInit"),
             device_count: function!("cuDeviceGetCount"),
             event_elapsed_time: function!("cuEventElapsedTime"),
             error_name: function!("cuGetErrorName"),
-        })
+        };
+        // SAFETY: takes no pointers; the flags must be 0.
+        if unsafe { (driver.init)(0) } == STUB_LIBRARY {
+            return Err(Error::StubDriver { library: name.to_string() });
+        }
+        mem::forget(library);
+        Ok(driver)
     }
 
     /// Initializes the driver and returns the number of devices, at least one.
@@ -123,7 +152,6 @@ impl Driver {
     fn check(&self, call: &'static str, code: u32) -> Result<(), Error> {
         match code {
             SUCCESS => Ok(()),
-            STUB_LIBRARY => Err(Error::StubDriver { library: self.library.to_string() }),
             NO_DEVICE => Err(Error::NoDevice { library: self.library.to_string() }),
             code => Err(Error::Driver { call, code, name: self.name(code) }),
         }

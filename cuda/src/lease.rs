@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
 use twinbuf_core::KeptSlot;
 
-use crate::cu::{self, BesideCaptures, Current};
+use crate::cu::{self, BesideCaptures, Current, Owner};
 use crate::driver::check;
 use crate::error::Error;
 use crate::slot::DeviceBuf;
@@ -55,21 +55,21 @@ type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
 
 /// State that an uploader's leases and its receiving side share.
 pub(crate) struct Shared<M: 'static> {
-    pub(crate) ctx: Arc<CudaContext>,
+    pub(crate) ctx: Owner<Arc<CudaContext>>,
     pub(crate) device_depth: usize,
     /// `None` if copies are not timed.
     pub(crate) clock: Option<Arc<Clock>>,
     /// The legacy default stream, for [`View`]s: see `DeviceSlice::stream` of [`View`].
-    elsewhere: Arc<CudaStream>,
+    elsewhere: Owner<Arc<CudaStream>>,
     /// Slots of leases that were dropped while a stream that used them was being captured.
     captured: Mutex<Vec<Slot<M>>>,
 }
 
 impl<M: 'static> Shared<M> {
-    pub(crate) fn new(ctx: Arc<CudaContext>, device_depth: usize, clock: Option<Arc<Clock>>) -> Self {
+    pub(crate) fn new(ctx: Owner<Arc<CudaContext>>, device_depth: usize, clock: Option<Arc<Clock>>) -> Self {
         let legacy = ptr::without_provenance_mut(view::LEGACY);
         // SAFETY: this stream exists in every context as long as the context does.
-        let elsewhere = unsafe { ctx.wrap_borrowed_stream(legacy) };
+        let elsewhere = Owner::new(unsafe { ctx.wrap_borrowed_stream(legacy) });
         Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
 
@@ -283,7 +283,7 @@ impl<M: 'static> Lease<M> {
 
     /// Implements `on_range` for a stream whose handle names the same stream until the lease is dropped.
     fn view<T: Element>(&self, bytes: Range<usize>, stream: &Arc<CudaStream>) -> Result<View<'_, T>, Error> {
-        if *stream.context() != self.shared.ctx {
+        if *stream.context() != *self.shared.ctx {
             return Err(Error::OtherContext);
         }
         if bytes.start > bytes.end || bytes.end > self.len() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, result};
 
-use crate::cu::{BesideCaptures, Current, Stream};
+use crate::cu::{BesideCaptures, Current, Owner, Stream};
 use crate::driver::check;
 use crate::error::Error;
 
@@ -69,12 +69,12 @@ impl Drop for DeviceBytes {
 /// A host slot's memory. Accessed through pointers, because one part of a slot is copied while another is being filled.
 pub(crate) struct HostBytes {
     start: NonNull<u8>,
-    owner: Owner,
+    keeper: Keeper,
 }
 
-enum Owner {
+enum Keeper {
     /// Page-locked memory that this crate allocated.
-    Context(Arc<CudaContext>),
+    Context(Owner<Arc<CudaContext>>),
     Lender(#[allow(dead_code, reason = "dropped with this")] Lender),
 }
 
@@ -101,12 +101,12 @@ impl HostBytes {
         };
         // SAFETY: `len` bytes were allocated there.
         unsafe { start.write_bytes(0, len) };
-        Ok(Self { start, owner: Owner::Context(ctx.clone()) })
+        Ok(Self { start, keeper: Keeper::Context(Owner::new(ctx.clone())) })
     }
 
     /// Lent memory.
     pub(crate) fn lent(start: NonNull<u8>, lender: Lender) -> Self {
-        Self { start, owner: Owner::Lender(lender) }
+        Self { start, keeper: Keeper::Lender(lender) }
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -116,7 +116,7 @@ impl HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        if let Owner::Context(ctx) = &self.owner {
+        if let Keeper::Context(ctx) = &self.keeper {
             let _current = Current::enter_to_free(ctx);
             let _beside = BesideCaptures::enter();
             // SAFETY: allocated by `new` and freed once. No copy reads it: memory whose copies could not be waited for

@@ -21,7 +21,7 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_core::HeapRing;
 
-use crate::cu::{self, BesideCaptures, Current, Event, Stream};
+use crate::cu::{self, BesideCaptures, Current, Event, Owner, Stream};
 use crate::driver::{Driver, check};
 use crate::edge;
 use crate::error::{Error, Fate};
@@ -37,7 +37,7 @@ pub use staging::Staging;
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct StagerBuilder {
-    ctx: Arc<CudaContext>,
+    ctx: Owner<Arc<CudaContext>>,
     slot_bytes: usize,
     depth: usize,
     fill_threads: usize,
@@ -170,7 +170,7 @@ impl Stager {
     /// Describes a stager in this context, with 4 threads of two slots of 8 MiB each.
     #[allow(clippy::new_ret_no_self, reason = "as `Uploader::new` and `build`")]
     pub fn new(ctx: &Arc<CudaContext>) -> StagerBuilder {
-        StagerBuilder { ctx: ctx.clone(), slot_bytes: 8 << 20, depth: 2, fill_threads: 4 }
+        StagerBuilder { ctx: Owner::new(ctx.clone()), slot_bytes: 8 << 20, depth: 2, fill_threads: 4 }
     }
 
     /// Calls `work`, which says what to copy. When this returns, every fill is done and every upload is enqueued: work that

@@ -8,7 +8,7 @@ use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
 use crate::copy::{Copies, Engine, Hand};
-use crate::cu::{BesideCaptures, Current, Stream};
+use crate::cu::{BesideCaptures, Current, Owner, Stream};
 use crate::driver::{Driver, check};
 use crate::error::Error;
 use crate::host::{HostSlots, Hosts, Thread};
@@ -25,6 +25,10 @@ use crate::time::{Clock, Copied, OnCopied};
 /// a batch, so keep an uploader for many epochs. The host slots are on the NUMA node of the thread that calls `build`,
 /// unless a policy (`numactl`) chooses another. On a machine with several nodes, call `build` on a thread bound near
 /// the device.
+///
+/// A device that other code resets (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) takes the slots' memory and events
+/// with it. Drop all uploaders, leases and stagers before: afterwards their calls return errors, and on the CPU the host
+/// slots are no longer mapped.
 ///
 /// In a forked child process neither CUDA nor the copy thread works. Forget both sides there (`mem::forget`), because
 /// dropping them joins that thread. (`twinbuf`'s loader does this.)
@@ -52,7 +56,7 @@ use crate::time::{Clock, Copied, OnCopied};
 /// ```
 #[must_use = "a builder does nothing until `build`"]
 pub struct Uploader {
-    ctx: Arc<CudaContext>,
+    ctx: Owner<Arc<CudaContext>>,
     slot_bytes: usize,
     chunk_bytes: Option<usize>,
     host_depth: Option<usize>,
@@ -69,7 +73,7 @@ impl Uploader {
     /// least 1. Defaults: two host slots, two device slots, a copy thread, one chunk per slot, no timing.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
-            ctx: ctx.clone(),
+            ctx: Owner::new(ctx.clone()),
             slot_bytes,
             chunk_bytes: None,
             host_depth: None,
@@ -114,8 +118,8 @@ impl Uploader {
     }
 
     /// Sets whether the host slots are write-combined. Write-combined memory is not cached: copies may be faster,
-    /// but reading the slots on the host is very slow. Default: `false`. It has no effect on slots from
-    /// [`host_slots`](Uploader::host_slots).
+    /// but reading the slots on the host is very slow. Default: `false`. On Tegra devices before compute capability 7.2,
+    /// all page-locked memory is uncached. This has no effect on slots from [`host_slots`](Uploader::host_slots).
     pub fn write_combined(mut self, write_combined: bool) -> Self {
         self.write_combined = write_combined;
         self

@@ -109,6 +109,49 @@ fn a_library_that_is_no_driver_is_an_error() {
     assert!(found.contains(r#"NotADriver { library: "libcuda.so", function: "cuInit" }"#), "{found}");
 }
 
+/// The toolkit's stub is found first, as with a folder of stubs in the path; behind it is a driver.
+#[test]
+fn a_stub_does_not_end_the_search_and_what_is_loaded_comes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    // A driver, as far as this crate calls it: each function returns the code.
+    let library = |path: &str, name: &str, code: u32| {
+        let at = folder.path().join(path);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        let source = folder.path().join("driver.c");
+        let functions = ["cuInit", "cuDeviceGetCount", "cuEventElapsedTime", "cuGetErrorName"];
+        let body: String =
+            functions.iter().map(|function| format!("int {function}() {{ return {code}; }}\n")).collect();
+        std::fs::write(&source, body).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC"]).arg(format!("-Wl,-soname,{name}")).arg("-o").arg(&at).arg(&source);
+        cc.status().is_ok_and(|status| status.success()).then_some(at)
+    };
+    let Some(_stub) = library("stubs/libcuda.so", "libcuda.so.1", 34) else {
+        println!("not tested: no C compiler");
+        return;
+    };
+    library("drivers/libcuda.so.1", "libcuda.so.1", 100).unwrap();
+    let path = |folders: &[&str]| {
+        let folders = folders.iter().map(|name| folder.path().join(name));
+        std::env::join_paths(folders).unwrap()
+    };
+    let behind = run("a driver behind a stub", |child| {
+        child.env("LD_LIBRARY_PATH", path(&["stubs", "drivers"]));
+    });
+    assert!(behind.contains(r#"NoDevice { library: "libcuda.so.1" }"#), "{behind}");
+    let alone = run("a stub alone", |child| {
+        child.env("LD_LIBRARY_PATH", path(&["stubs"]));
+    });
+    assert!(alone.contains(r#"StubDriver { library: "libcuda.so" }"#) || has_driver(), "{alone}");
+    // A program that is linked to the driver, as with cudarc's feature `dynamic-linking`, and another one in the path.
+    library("others/libcuda.so", "libcuda.so", 999).unwrap();
+    let loaded = run("a driver that is loaded", |child| {
+        child.env("LD_PRELOAD", folder.path().join("drivers/libcuda.so.1"));
+        child.env("LD_LIBRARY_PATH", path(&["others"]));
+    });
+    assert!(loaded.contains(r#"NoDevice { library: "libcuda.so.1" }"#), "{loaded}");
+}
+
 #[test]
 fn the_errors_read_as_sentences() {
     let tried =

@@ -10,7 +10,7 @@ use std::thread;
 use common::{BYTES, bytes, commit, copy_threads, must_end, start, uploader};
 use cudarc::driver::sys;
 use twinbuf_cuda::{Error, Uploader};
-use twinbuf_cuda_sim::{Options, Sim};
+use twinbuf_cuda_sim::{Control, Options, Sim};
 
 #[test]
 fn one_lease_on_several_streams_and_again_on_the_same() {
@@ -279,4 +279,32 @@ fn a_use_is_waited_for_once() {
     assert!(waited == 1 || sim.is_real());
     drop(second);
     assert_eq!(waits().1, 0, "the second batch was not used");
+}
+
+/// The value of a batch is the caller's code, and may own what the batch's last use needs.
+#[test]
+fn the_value_of_a_batch_is_dropped_after_its_use_has_ended_and_its_slot_is_free() {
+    struct Value(Control, Arc<Mutex<Vec<u64>>>);
+    impl Drop for Value {
+        fn drop(&mut self) {
+            self.1.lock().unwrap().push(self.0.own_calls_of("cuEventRecord"));
+        }
+    }
+    must_end(|| {
+        let (sim, ctx) = start(1, false);
+        if sim.is_real() {
+            return;
+        }
+        let stream = ctx.new_stream().unwrap();
+        let seen = Arc::default();
+        let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).build::<Value>().unwrap();
+        for _ in 0..3 {
+            let before = sim.own_calls_of("cuEventRecord");
+            slots.acquire().unwrap().commit(BYTES, Value(sim.control(), Arc::clone(&seen))).unwrap();
+            let batch = batches.recv().unwrap().unwrap();
+            batch.on::<u8>(&stream).unwrap();
+            drop(batch);
+            assert_eq!(seen.lock().unwrap().pop(), Some(before + 1), "recorded before the value is gone");
+        }
+    });
 }

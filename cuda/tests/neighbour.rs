@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{must_end, start};
 use cudarc::driver::{CudaContext, DeviceSlice, result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const BYTES: usize = 1024;
@@ -423,5 +423,68 @@ fn into_owned_costs_one_copy_on_the_device_and_no_wait() {
             assert!(!made.iter().any(|(name, _)| name.contains("Synchronize")), "{made:?}");
         }
         assert_eq!(stream.clone_dtoh(&owned).unwrap(), [f32::from_ne_bytes([7; 4]); BYTES / 4]);
+    });
+}
+
+/// Whoever is the last owner of a context, cudarc makes it current in its drop, and then destroys it.
+#[test]
+fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
+    must_end(|| {
+        type Owner = fn(Arc<CudaContext>) -> Box<dyn std::any::Any>;
+        let owners: [(&str, Owner); 6] = [
+            ("lease", |ctx| {
+                let (mut slots, mut batches) = uploader(&ctx, false);
+                commit(&mut slots, 1).unwrap();
+                Box::new(batches.recv().unwrap().unwrap())
+            }),
+            ("batches", |ctx| Box::new(uploader(&ctx, true).1)),
+            ("slots", |ctx| Box::new(uploader(&ctx, true).0)),
+            ("reserved slot", |ctx| Box::new(uploader(&ctx, true).0.acquire().unwrap().reserve())),
+            ("stager", |ctx| Box::new(Stager::new(&ctx).slot_bytes(64).fill_threads(1).build().unwrap())),
+            ("builders", |ctx| Box::new((Uploader::new(&ctx, 1), Stager::new(&ctx)))),
+        ];
+        let sim = Sim::start(Options { devices: 2, ..Options::default() });
+        if sim.is_real() {
+            return;
+        }
+        let other = twinbuf_cuda::context(1).unwrap();
+        for round in 0..200 {
+            let (name, owner) = owners[round % owners.len()];
+            let owner = owner(twinbuf_cuda::context(0).unwrap());
+            let wanted = (round / owners.len()).is_multiple_of(2).then(|| other.cu_ctx());
+            // SAFETY: the context is alive, or none.
+            unsafe { result::ctx::set_current(wanted.unwrap_or(std::ptr::null_mut())) }.unwrap();
+            drop(owner);
+            assert_eq!(result::ctx::get_current(), Ok(wanted), "{name}, round {round}");
+        }
+    });
+}
+
+/// A thread that waits for a copy sleeps: a wait for an event without `BLOCKING_SYNC` takes a whole processor.
+#[test]
+fn waits_for_copies_sleep() {
+    must_end(|| {
+        for (overlap, times) in [(true, false), (true, true), (false, false), (false, true)] {
+            let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
+            if sim.is_real() {
+                return;
+            }
+            let ctx = twinbuf_cuda::context(0).unwrap();
+            let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times).host_depth(1);
+            let (mut slots, mut batches) = build.build::<u64>().unwrap();
+            for value in 0..20 {
+                commit(&mut slots, value).unwrap();
+                batches.recv().unwrap().unwrap().wait_copied().unwrap();
+            }
+            // With one slot, the second batch waits for the first on the host.
+            commit(&mut slots, 1).unwrap();
+            drop((slots, batches));
+            let stream = ctx.new_stream().unwrap();
+            let mut memory = stream.alloc_zeros::<u8>(640).unwrap();
+            let mut stager = Stager::new(&ctx).slot_bytes(64).depth(1).fill_threads(1).build().unwrap();
+            stager.scope(&stream, |to| to.upload(&[1; 640], memory.as_view_mut())).unwrap();
+            assert!(sim.calls_of("cuEventSynchronize") > 1, "nothing was waited for");
+            assert_eq!(sim.calls_of("cuEventSynchronize, spinning"), 0, "overlap {overlap}, times {times}");
+        }
     });
 }

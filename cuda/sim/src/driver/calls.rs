@@ -248,6 +248,7 @@ calls! {
     };
     fn cuEventSynchronize(event: usize) Health |mut core| {
         let mark = core.last_record(event)?;
+        core.count_spinning(event);
         synchronize(core, mark.as_slice())
     };
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) Health |mut core| {

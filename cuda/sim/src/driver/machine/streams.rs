@@ -225,6 +225,13 @@ impl State {
         Ok(id)
     }
 
+    /// Counts a wait for an event without `BLOCKING_SYNC`: a real driver spins in it.
+    pub(in crate::driver) fn count_spinning(&mut self, handle: usize) {
+        if self.events.get(&(handle as u64)).is_some_and(|event| event.flags & 1 == 0) {
+            super::count(self, "cuEventSynchronize, spinning");
+        }
+    }
+
     pub(in crate::driver) fn destroy_event(&mut self, handle: usize) -> Result<(), Code> {
         self.events.remove(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         self.live.events -= 1;
