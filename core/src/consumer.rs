@@ -52,7 +52,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     ///
     /// # Errors
     ///
-    /// - [`Empty`](TryRecvError::Empty): the slot is not filled.
+    /// - [`Empty`](TryRecvError::Empty): the slot is not filled, also if it was reserved before `finish`.
     /// - [`Held`](TryRecvError::Held): an earlier [`KeptSlot`] still holds the slot.
     /// - [`Abandoned`](TryRecvError::Abandoned), [`Cancelled`](TryRecvError::Cancelled), as for
     ///   [`recv`](Consumer::recv).
@@ -81,12 +81,12 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     }
 
     /// Waits until the next slot is filled, and returns it. Returns `None` at the end of the data: after the last
-    /// slot that the producer committed before [`finish`](crate::Producer::finish), and in every later call.
+    /// slot that the producer committed or reserved before [`finish`](crate::Producer::finish), and in every later call.
     ///
     /// # Errors
     ///
-    /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped, and the next slot is neither filled nor the
-    ///   end. Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed at this
+    /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped without `finish`, and the next slot is not filled.
+    ///   Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed at this
     ///   position in the meantime.
     /// - [`Cancelled`](RecvError::Cancelled): the next slot was reserved and dropped without a commit. Returned once
     ///   per slot.

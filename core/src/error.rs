@@ -25,9 +25,7 @@ pub enum TryAcquireError {
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The producer has been dropped before the end of the data: it was dropped without
-    /// [`finish`](crate::Producer::finish), or the next slot was reserved and is still open or leaked. The data may
-    /// be incomplete.
+    /// The producer has been dropped without [`finish`](crate::Producer::finish). The data may be incomplete.
     Abandoned,
     /// The producer reserved this slot and dropped the guard without a commit. The consumer receives this error
     /// once, at the position of the slot. The next call continues with the next slot.

@@ -233,19 +233,27 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Ok(result)
     }
 
-    /// Marks the end of the data. The consumer receives all committed slots, then `None`.
+    /// Marks the end of the data: nothing more will be acquired. The consumer receives all slots that were committed or
+    /// reserved, then `None`.
     ///
-    /// Call it after the last commit. If a [`ReservedSlot`] is still open, the consumer receives
-    /// [`Abandoned`](crate::RecvError::Abandoned) at its position, because the ring cannot distinguish an open guard
-    /// from a leaked one. If the guard is committed later, the consumer receives the slot in its next call.
+    /// A [`ReservedSlot`] may still be open, on any thread. The consumer waits for it, in every kind of receive call, as
+    /// if the producer still existed. The ring cannot distinguish an open guard from a leaked one: at the position of a
+    /// leaked guard, a blocking call waits forever, a call with a time limit returns
+    /// [`Empty`](crate::TryRecvError::Empty), and no call reports the end.
     ///
     /// # Examples
     ///
     /// ```
-    /// let mut ring = twinbuf_core::DoubleBuffer::new([0; 2]);
-    /// let (tx, mut rx) = ring.split();
+    /// use twinbuf_core::{DoubleBuffer, TryRecvError};
+    /// let mut ring = DoubleBuffer::new([0; 2]);
+    /// let (mut tx, mut rx) = ring.split();
+    /// let slot = tx.acquire()?.reserve();
     /// tx.finish();
+    /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty); // the slot is open
+    /// slot.commit()?;
+    /// assert!(matches!(rx.try_recv(), Ok(Some(_))));
     /// assert!(matches!(rx.try_recv(), Ok(None)));
+    /// # Ok::<(), twinbuf_core::Closed>(())
     /// ```
     pub fn finish(mut self) {
         self.finished = true;
@@ -380,15 +388,8 @@ impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
         // The waker is dropped after the consumer has been told: dropping a waker runs foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Producer);
-        let (finished, at) = (self.finished, self.at);
-        let bits = |index| {
-            if finished && index == at.index {
-                State::finish(at.lap)
-            } else {
-                State::abandon(at.lap_at(index))
-            }
-        };
-        self.ring.end(bits, Side::Consumer);
+        let (end, at) = (if self.finished { State::finish } else { State::abandon }, self.at);
+        self.ring.end(|index| end(at.lap_at(index)), Side::Consumer);
     }
 }
 
@@ -547,17 +548,17 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
 /// * **Leaked** (`mem::forget`): the ring never reuses the slot, and a ring on the heap is never freed. A DMA engine
 ///   or a driver that may still write to the slot can rely on this. The owner of a borrowed [`Ring`](crate::Ring)
 ///   can free its memory: give engines and drivers only a `ReservedSlot<'static, ..>`. The consumer waits at this
-///   position. When the producer is dropped, with or without `finish`, the consumer receives
-///   [`Abandoned`](crate::RecvError::Abandoned).
+///   position, also after [`finish`](Producer::finish). When the producer is dropped without `finish`, the consumer
+///   receives [`Abandoned`](crate::RecvError::Abandoned).
 ///
 /// ```
 /// use twinbuf_core::{HeapRing, RecvError};
 /// let (mut tx, mut rx) = HeapRing::new([0; 3]).into_handles();
 /// let first = tx.acquire()?.reserve();
 /// let second = tx.acquire()?.reserve();
-/// std::thread::spawn(move || second.commit()).join().unwrap()?;
+/// tx.finish(); // nothing more will be acquired
+/// std::thread::spawn(move || second.commit());
 /// drop(first);
-/// tx.finish(); // after the last of them
 /// assert_eq!(rx.recv().unwrap_err(), RecvError::Cancelled);
 /// assert!(rx.recv().unwrap().is_some());
 /// assert!(rx.recv().unwrap().is_none()); // the end

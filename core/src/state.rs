@@ -31,8 +31,7 @@
 //!
 //! `TX_GONE`, `TX_ODD`, `TX_DONE`, `RX_GONE` and `RX_ODD` are *sticky*: they are set once, when a handle is dropped,
 //! and every hand-off keeps them. `TX_GONE` and `RX_GONE` are set on all words. `TX_ODD` and `RX_ODD` are set with them
-//! on the words whose next visit by that handle is in an odd lap. `TX_DONE` is set on one word: that of the slot that
-//! `finish` leaves unfilled.
+//! on the words whose next visit by that handle is in an odd lap. `finish` sets `TX_DONE` as well, on all words.
 //!
 //! | bits | producer, on its lap | consumer, on its lap |
 //! | --- | --- | --- |
@@ -41,7 +40,9 @@
 //! | `FULL`, this lap | must wait | may read; skips it if `CANCELLED` |
 //! | `FULL`, other lap | must wait | must wait: its own guard of the lap before is alive |
 //! | `FULL`, this lap, `TX_GONE` | | as without: the data comes before the end |
-//! | otherwise, `TX_GONE` | | finished with `TX_DONE` if `TX_ODD` is of this lap, otherwise abandoned |
+//! | otherwise, `TX_GONE` | | abandoned |
+//! | otherwise, `TX_DONE`, `TX_ODD` of this lap | | finished |
+//! | otherwise, `TX_DONE`, `TX_ODD` of the other lap | | must wait: the slot is reserved and still open |
 //! | `RX_GONE` | closed | |
 //!
 //! # Why one lap bit is enough
@@ -59,12 +60,13 @@
 //! without a commit is free for a lap other than `TX_ODD`; a slot that the consumer passed without a release is `FULL`
 //! of a lap other than `RX_ODD`. After a leak the ring never hands out a slot again.
 //!
-//! # Why `Finished` is bound to one place
+//! # Why an open slot is not the end
 //!
-//! A producer may finish while a slot that it reserved is still open, or leaked. If every free slot could mean the end,
-//! the consumer would see the end at the open slot and miss the slots committed behind it. So it reads `Finished` only
-//! at the place after the last reservation; at an open place it reads `Abandoned`. An even later commit is still
-//! delivered, because `FULL` wins.
+//! A producer may finish while slots that it reserved are still open. At an open slot, the producer has passed this lap,
+//! so its next visit is in the other one: `TX_ODD` tells an open slot from the end. The consumer waits there, as if the
+//! producer still existed, and the guard's commit or drop wakes it. A leaked guard leaves the same word as an open one:
+//! the consumer waits for it and never reads the end. Without `TX_DONE`, the consumer reads `Abandoned` at an open slot;
+//! a later commit is still delivered, because `FULL` wins.
 
 use core::fmt;
 
@@ -117,11 +119,11 @@ pub enum ConsumerView {
     Full,
     /// The producer reserved the slot and dropped it without a commit: release it and take the next one.
     Cancelled,
-    /// Not filled yet.
+    /// Not filled yet; the producer exists, or a slot that it reserved before `finish` is still open.
     Empty,
     /// The producer called `finish` and everything before it has been received.
     Finished,
-    /// The producer is gone, and this place was neither committed nor marked as the end by `finish`.
+    /// The producer is gone without `finish`, and this place was not committed.
     Abandoned,
     /// The slot is still held by the consumer's own guard of the previous lap.
     Held,
@@ -150,10 +152,10 @@ impl State {
         State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })
     }
 
-    /// Returns the bits that `finish` sets on the word of the slot that it leaves unfilled, on lap `lap`.
+    /// Returns the bits that `finish` sets in a slot's word. `next`: the lap of the producer's next visit to the slot.
     #[must_use]
-    pub const fn finish(lap: Lap) -> State {
-        State(Self::abandon(lap).0 | Self::TX_DONE)
+    pub const fn finish(next: Lap) -> State {
+        State(Self::abandon(next).0 | Self::TX_DONE)
     }
 
     /// Returns the bits that a dropped consumer sets in a slot's word. `next`: the lap of its next visit to the slot.
@@ -207,11 +209,14 @@ impl State {
             if self.0 & Self::CANCELLED != 0 { ConsumerView::Cancelled } else { ConsumerView::Full }
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
-        } else if self.0 & (Self::TX_DONE | Self::TX_ODD) == Self::finish(lap).0 & !Self::TX_GONE {
+        } else if self.0 & (Self::TX_DONE | Self::RX_GONE) != Self::TX_DONE {
+            // A consumer that asks is not gone: with `RX_GONE` the ring is `DEAD`.
+            ConsumerView::Abandoned
+        } else if (self.0 & Self::TX_ODD != 0) == (lap.0 != 0) {
             // Also if the slot is held: a producer that is gone cannot have refilled it, so no data follows.
             ConsumerView::Finished
         } else {
-            ConsumerView::Abandoned
+            ConsumerView::Empty
         }
     }
 
@@ -329,6 +334,11 @@ mod tests {
         let word = word.release(lap);
         assert_eq!(word.for_consumer(lap.next()), ConsumerView::Finished);
         assert_eq!(std::format!("{word:?}"), "free|LAP|TX_GONE|TX_ODD|TX_DONE");
+        let open = State::NEW.with(State::finish(lap.next())); // reserved before `finish`
+        assert_eq!(open.for_consumer(lap), ConsumerView::Empty);
+        assert_eq!(open.cancel(lap).for_consumer(lap), ConsumerView::Cancelled);
+        assert_eq!(open.commit(lap).release(lap).for_consumer(lap.next()), ConsumerView::Finished);
+        assert_eq!(State::DEAD.with(State::finish(lap)).for_consumer(lap), ConsumerView::Abandoned);
         assert!(word.is_leaked(), "the consumer is not gone");
         assert!(!word.with(State::close(lap.next())).is_leaked());
         assert!(State::DEAD.is_leaked());

@@ -1,8 +1,11 @@
 //! Requests of users of other in-place channels.
 
 use std::cell::Cell;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use twinbuf_core::{
     Closed, DoubleBuffer, HeapRing, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError,
@@ -65,28 +68,61 @@ fn the_ring_is_closed_while_a_slot_is_borrowed() {
     assert!(rx.recv().unwrap().is_none());
     assert_eq!(*slot, 7);
 
-    // The producer goes while a reserved slot is being filled: its place is not the end, and a later commit
+    // The producer is dropped while a reserved slot is being filled: its place is not the end, and a later commit
     // is received.
     let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
     let slot = tx.acquire().unwrap().reserve();
-    tx.finish();
+    drop(tx);
     assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
+    slot.commit().unwrap();
+    assert!(rx.recv().unwrap().is_some());
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
+
+    // The producer finishes while a reserved slot is being filled: the consumer waits for it, then reads the end.
+    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+    let slot = tx.acquire().unwrap().reserve();
+    tx.finish();
+    assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
     slot.commit().unwrap();
     assert!(rx.recv().unwrap().is_some());
     assert!(rx.recv().unwrap().is_none());
 }
 
-/// A leaked reservation is never taken for the end, and its slot is never handed out again.
+/// A leaked reservation is never taken for the end, by any call, and its slot is never handed out again. A producer
+/// that is dropped ends the wait; one that has finished does not, since its guards may still be at work.
 #[test]
 fn a_leaked_reservation_hides_nothing() {
-    let mut ring = DoubleBuffer::new([0, 0]);
-    let (mut tx, mut rx) = ring.split();
-    std::mem::forget(tx.acquire().unwrap().reserve());
-    tx.fill(|slot| *slot = 1).unwrap();
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(tx.poll_acquire(&mut cx).is_pending(), "the slot of the leaked guard is not free");
-    tx.finish();
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "a slot was committed behind it");
+    for (finish, leaked) in [true, false].into_iter().flat_map(|finish| (0..4).map(move |at| (finish, at))) {
+        let mut ring = DoubleBuffer::new([0, 0]);
+        let (mut tx, mut rx) = ring.split();
+        for _ in 0..leaked {
+            tx.fill(|slot| *slot = 1).unwrap();
+            rx.recv().unwrap().unwrap();
+        }
+        std::mem::forget(tx.acquire().unwrap().reserve());
+        tx.fill(|slot| *slot = 1).unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(tx.poll_acquire(&mut cx).is_pending(), "the slot of the leaked guard is not free");
+        let expected = if finish {
+            tx.finish();
+            TryRecvError::Empty
+        } else {
+            drop(tx);
+            assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "a slot was committed behind it");
+            TryRecvError::Abandoned
+        };
+        for _again in 0..2 {
+            assert!(!rx.is_held());
+            assert_eq!(rx.try_recv().unwrap_err(), expected);
+            assert_eq!(rx.recv_timeout(Duration::from_micros(1)).unwrap_err(), expected);
+            let polled = [
+                rx.poll_recv(&mut cx).map(|got| got.map(drop)),
+                pin!(rx.recv_async()).poll(&mut cx).map(|got| got.map(drop)),
+            ];
+            let abandoned = Poll::Ready(Err(RecvError::Abandoned));
+            assert_eq!(polled, [if finish { Poll::Pending } else { abandoned }; 2]);
+        }
+    }
 }
 
 /// A device may still write to the slot of a leaked guard: its memory is never handed out again, by any call.

@@ -395,13 +395,13 @@ test(
 
 test(
     'end-late-commit-finish',
-    'As `end-late-commit`, with `Finished` at the next slot: the value arrives, then what was left before the end.',
+    'As `end-late-commit`, by `finish`, which leaves the next slot: the value arrives, then what was left before the end.',
     {'w0': 0, 'w1': 0, 'v': 0, 'e': 0},
-    [Write('e', 1), end('g0', TX_GONE, 'w0'), end('g1', TX_GONE | TX_DONE, 'w1')],
-    [Write('v', 1), commit(EVEN, TX_GONE, word='w0')],
+    [Write('e', 1), end('g0', TX_GONE | TX_DONE, 'w0'), end('g1', TX_GONE | TX_DONE, 'w1')],
+    [Write('v', 1), commit(EVEN, TX_GONE | TX_DONE, word='w0')],
     [
         look('r0', 'w0'),
-        when('r0', FULL | TX_GONE, Read('x', 'v'), Read('y', 'e')),
+        when('r0', FULL | TX_GONE | TX_DONE, Read('x', 'v'), Read('y', 'e')),
         when('r0', FULL, Read('x', 'v'), look('r1', 'w1'), when('r1', TX_GONE | TX_DONE, Read('y', 'e'))),
     ],
     bad='2:x=0 \\/ 2:y=0',

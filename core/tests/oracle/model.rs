@@ -135,9 +135,10 @@ impl Model {
             (Some(Place::Committed(_)), _) => (Ok(Some(slot)), ConsumerView::Full),
             (Some(Place::Cancelled), _) => (Err(TryRecvError::Cancelled), ConsumerView::Cancelled),
             (None, None) if self.lent[slot] => (Err(TryRecvError::Held), ConsumerView::Held),
-            (_, None) => (Err(TryRecvError::Empty), ConsumerView::Empty),
             (None, Some(End::Finished)) => (Ok(None), ConsumerView::Finished),
-            (_, Some(_)) => (Err(TryRecvError::Abandoned), ConsumerView::Abandoned),
+            (_, Some(End::Abandoned)) => (Err(TryRecvError::Abandoned), ConsumerView::Abandoned),
+            // Not filled yet: the producer exists, or it has finished and this slot is still open.
+            (_, None | Some(End::Finished)) => (Err(TryRecvError::Empty), ConsumerView::Empty),
         };
         assert_eq!(self.words[slot].for_consumer(lap), view, "queue and words disagree: {:?}", self.words);
         expected
@@ -246,11 +247,10 @@ impl Model {
     pub(super) fn drop_producer(&mut self, end: End) {
         self.end.get_or_insert(end); // a ring that has ended stays abandoned
         self.producer.registered = None;
-        let (last, lap) = self.place(self.producer.handoffs);
         let laps: Vec<_> =
             (0..self.depth()).map(|slot| self.next_lap(self.producer.handoffs, slot)).collect();
-        let finishes = |slot| end == End::Finished && slot == last;
-        if self.mark(|slot| if finishes(slot) { State::finish(lap) } else { State::abandon(laps[slot]) }) {
+        let bits = if end == End::Finished { State::finish } else { State::abandon };
+        if self.mark(|slot| bits(laps[slot])) {
             self.wake_consumer();
         }
         self.drop_owner();

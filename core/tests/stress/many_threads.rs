@@ -42,7 +42,7 @@ struct Round<'a> {
 enum Ending {
     /// The producer finishes when every slot is filled.
     Joined,
-    /// The producer finishes while slots are still being filled: these come late.
+    /// The producer finishes while slots are still being filled: the consumer waits for them.
     Early,
     /// The consumer is dropped on the way.
     Close,
@@ -64,8 +64,8 @@ impl Round<'_> {
         let slots: Vec<_> = (0..DEPTH).map(|_| Payload { words: [0; 16], drops: self.drops }).collect();
         let (tx, rx) = HeapRing::with_wait(slots, wait).into_handles();
         let received = thread::scope(|scope| {
-            let producing = scope.spawn(move || self.produce(tx));
-            self.consume(rx, close_at, || producing.is_finished())
+            scope.spawn(move || self.produce(tx));
+            self.consume(rx, close_at)
         });
         assert_eq!(received, if self.ending == Ending::Close { close_at } else { self.handoffs }, "{self:?}");
         assert_eq!(self.drops.load(Relaxed), DEPTH, "{self:?}");
@@ -140,13 +140,8 @@ impl Round<'_> {
         }
     }
 
-    /// Returns the number of received slots. `all_filled` is whether no slot is being filled any more.
-    fn consume<W: WaitUntil + Sync>(
-        self,
-        mut rx: Consumer<'_, Payload<'_>, W>,
-        close_at: u64,
-        all_filled: impl Fn() -> bool,
-    ) -> u64 {
+    /// Returns the number of received slots.
+    fn consume<W: WaitUntil + Sync>(self, mut rx: Consumer<'_, Payload<'_>, W>, close_at: u64) -> u64 {
         let mut random = Random(self.seed.rotate_left(32));
         thread::scope(|scope| {
             let releasers: Vec<_> = (0..self.releasers)
@@ -162,7 +157,6 @@ impl Round<'_> {
                 .collect();
             let mut seq = 0;
             while self.ending != Ending::Close || seq < close_at {
-                let all_filled = all_filled();
                 match receive(&mut rx, &mut random) {
                     Ok(mut slot) => {
                         let stamp = self.stamp(seq);
@@ -182,8 +176,6 @@ impl Round<'_> {
                     }
                     Err(No::NotYet) => spin_loop(),
                     Err(No::Held) => assert_ne!(self.releasers, 0, "nobody holds anything, {self:?}"),
-                    // The slot is still being filled: a later call returns it.
-                    Err(No::Abandoned) if self.ending != Ending::Joined && !all_filled => thread::yield_now(),
                     Err(no) => {
                         assert_eq!(no, No::Finished, "{self:?}");
                         break;

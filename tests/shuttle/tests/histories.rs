@@ -142,8 +142,8 @@ fn consume<'r>(
             }
             Err(TryRecvError::Cancelled) => seq += 1,
             Err(TryRecvError::Empty | TryRecvError::Held) => thread::yield_now(),
-            // A reserved slot is still open: its commit comes late.
-            Err(_abandoned) if seq < HANDOFFS => thread::yield_now(),
+            // A reserved slot is still open: its commit comes late. After `finish` the call would have waited.
+            Err(_abandoned) if seq < HANDOFFS && !finish => thread::yield_now(),
             end => break end.map(|slot| slot.is_none()),
         }
         if held.len() > 1 {

@@ -1,6 +1,9 @@
 //! Slots that are reserved: several at once, committed in any order, on any thread, late, or never.
 
-use twinbuf_core::Closed;
+use std::task::Waker;
+use std::time::Duration;
+
+use twinbuf_core::{Closed, TryRecvError};
 
 use crate::common::*;
 
@@ -166,13 +169,13 @@ fn timed_acquire_of_a_reserved_slot<P: Parker>() {
 
 check! {
     /// `finish` (or the loss of the producer) with a reserved slot still open: the consumer takes its place for the
-    /// end of the data, sleeps there, or never gets what is committed late.
+    /// end of the data, or for a loss that `finish` excludes, sleeps there, or never gets what is committed late.
     end_before_commit over [
         (true, Try), (true, Block), (true, Timed), (true, Async), (false, Block), (false, Async)
     ], 2, deep 3
 }
 fn end_before_commit<P: Parker>((finish, mode): (bool, Mode)) {
-    let (park, mut tx, mut rx) = ring::<3, P>(); // the end is on another word, of the same lap
+    let (park, mut tx, mut rx) = ring::<3, P>(); // the end is at another place, of the same lap
     let (first, second) = (reserve(&mut tx, 1), reserve(&mut tx, 2));
     clock(&park, mode);
     let producer = spawn(move || {
@@ -184,7 +187,7 @@ fn end_before_commit<P: Parker>((finish, mode): (bool, Mode)) {
     match recv(&mut rx, mode) {
         Ok(slot) => assert_eq!(*slot, 1),
         Err(end) => {
-            assert_eq!(end, End::Abandoned, "not finished: a slot is open");
+            assert_eq!((finish, end), (false, End::Abandoned), "not finished: a slot is open");
             producer.take().unwrap().join().unwrap();
             take(&mut rx, Block, 1); // late
         }
@@ -198,38 +201,30 @@ fn end_before_commit<P: Parker>((finish, mode): (bool, Mode)) {
 }
 
 check! {
-    /// Reserved slots that are open on two threads as the producer finishes: the end is read before the last value.
-    end_before_two_commits over [Block, Async], 1, deep 2
+    /// Reserved slots that are open on two threads as the producer finishes, one of them dropped: the end is read
+    /// before the last value, or the consumer takes the wake of `finish` for that of the slot, and sleeps on.
+    end_before_two_commits over [(true, Block), (true, Async), (false, Block), (false, Async)], 1, deep 2
 }
-fn end_before_two_commits<P: Parker>(mode: Mode) {
+fn end_before_two_commits<P: Parker>((commit, mode): (bool, Mode)) {
     let (_, mut tx, mut rx) = ring::<2, P>();
     let (first, second) = (reserve(&mut tx, 1), reserve(&mut tx, 2));
-    let filler = spawn(move || first.commit().unwrap());
+    let filler = spawn(move || end(first, commit).unwrap());
     let producer = spawn(move || {
         tx.finish();
         second.commit().unwrap();
     });
-    let mut early = Vec::new();
-    for _ in 0..3 {
-        match recv(&mut rx, mode) {
-            Ok(slot) => early.push(*slot),
-            Err(End::Finished) => assert_eq!(early, [1, 2], "finished"),
-            Err(end) => assert_eq!(end, End::Abandoned),
-        }
-    }
+    let first = recv(&mut rx, mode).map(|slot| *slot);
+    assert_eq!(first, if commit { Ok(1) } else { Err(End::Cancelled) });
+    take(&mut rx, mode, 2);
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
     filler.join().unwrap();
     producer.join().unwrap();
-    for late in early.len()..2 {
-        take(&mut rx, Block, late + 1);
-    }
-    assert_eq!(early, [1, 2][..early.len()]);
-    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Finished);
 }
 
 check! {
     /// The end that `finish` sets is on the word of a slot that is still reserved for the lap before: the consumer
     /// takes it for its own lap's, and misses the value.
-    end_of_the_next_lap over [Block, Async], exhaustive
+    end_of_the_next_lap over [Block, Async], 2, deep 3
 }
 fn end_of_the_next_lap<P: Parker>(mode: Mode) {
     let (_, mut tx, mut rx) = ring::<1, P>();
@@ -245,23 +240,17 @@ fn end_of_the_next_lap<P: Parker>(mode: Mode) {
         tx.finish();
         slot.commit().unwrap();
     });
-    match recv(&mut rx, mode) {
-        Ok(slot) => assert_eq!(*slot, 2),
-        Err(end) => {
-            assert_eq!(end, End::Abandoned);
-            producer.join().unwrap();
-            take(&mut rx, Block, 2);
-            return assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Finished);
-        }
-    }
+    take(&mut rx, mode, 2);
     assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
     producer.join().unwrap();
 }
 
 check! {
-    /// A reserved slot that is leaked: it is handed out again, or the consumer is told that all data has come, or
-    /// sleeps through the end.
-    leaked over [(true, Try), (true, Block), (true, Timed), (true, Async), (false, Block)], 2, deep 3
+    /// A reserved slot that is leaked: it is handed out again, or the consumer is told that all data has come, or that
+    /// a producer that has finished is lost, or sleeps through a loss.
+    leaked over [
+        (true, Try), (true, Timed), (true, Async), (false, Try), (false, Block), (false, Timed), (false, Async)
+    ], 2, deep 3
 }
 fn leaked<P: Parker>((finish, mode): (bool, Mode)) {
     let (park, mut tx, mut rx) = ring::<2, P>();
@@ -272,6 +261,17 @@ fn leaked<P: Parker>((finish, mode): (bool, Mode)) {
         assert!(tx.try_acquire().is_err(), "the leaked slot is next");
         stop(tx, finish);
     });
+    if finish {
+        // As if it were open.
+        let mut empty = || match mode {
+            Try => assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty),
+            Timed => assert_eq!(rx.recv_timeout(Duration::ZERO).unwrap_err(), TryRecvError::Empty),
+            Block | Async => assert!(poll_recv(&mut rx, Waker::noop()).is_none()),
+        };
+        empty();
+        producer.join().unwrap();
+        return empty();
+    }
     assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
     assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Abandoned, "what follows is beyond it");
     producer.join().unwrap();
