@@ -337,7 +337,7 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
     // An earlier version has not counted them.
     let mut old = serde_json::to_value(&checkpoint).unwrap();
     (old["version"], old["trained"]) = (2.into(), serde_json::Value::Null);
-    assert_eq!(serde_json::from_value::<Checkpoint>(old).unwrap(), checkpoint);
+    assert_eq!(renewed(old), checkpoint);
 }
 
 #[test]
@@ -420,5 +420,13 @@ fn a_past_that_cannot_be_is_refused() {
     let mut old = good.clone();
     old.as_object_mut().unwrap().remove("before");
     old["version"] = 1.into();
-    assert_eq!(serde_json::from_value::<Checkpoint>(old).unwrap(), loader.checkpoint());
+    assert_eq!(renewed(old), loader.checkpoint());
+}
+
+/// A checkpoint of an earlier version, as this version writes all but its fingerprint.
+fn renewed(old: serde_json::Value) -> Checkpoint {
+    let mut read = serde_json::to_value(serde_json::from_value::<Checkpoint>(old.clone()).unwrap()).unwrap();
+    assert_eq!(read["version"], old["version"]);
+    read["version"] = 4.into();
+    serde_json::from_value(read).unwrap()
 }

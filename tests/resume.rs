@@ -1,5 +1,7 @@
 //! A loader that continues from a saved state delivers what the first loader would have delivered, byte for byte.
 
+use std::path::PathBuf;
+
 mod common;
 
 use common::{Fault, Faulty, RECORD, batches, files, open};
@@ -136,7 +138,7 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
         "",
         "{}",
         "[1]",
-        r#"{"version":4,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
+        r#"{"version":5,"epoch":0,"step":0,"plan":null,"record_bytes":null,"fingerprint":null}"#,
     ] {
         std::fs::write(&path, text).unwrap();
         let error = Checkpoint::load_or_start(&path).unwrap_err();
@@ -243,6 +245,46 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     );
     assert_eq!(loader.checkpoint(), before);
     assert_eq!(loader.epoch(7).count(), 6);
+}
+
+/// Files of the same length that were swapped, replaced or changed at an end, in the middle of many.
+#[test]
+fn a_checkpoint_does_not_resume_over_other_files() {
+    let (_dir, mut paths) = files(&[3000; 40]);
+    let plan = Plan::builder(40 * 3000).batch(100).build().unwrap();
+    let load = |paths: &[PathBuf]| Loader::builder(open(paths), plan).build().unwrap();
+    let mut loader = load(&paths);
+    let checkpoint = loader.epoch(0).nth(4).unwrap().unwrap().checkpoint();
+    let refused = |paths: &[PathBuf], what: &str| {
+        let error = load(paths).epochs_from(&checkpoint, 1).expect_err(what).to_string();
+        assert!(error.contains("the checkpoint has another data set fingerprint"), "{what}: {error}");
+    };
+    paths.swap(3, 4);
+    refused(&paths, "two swapped");
+    paths.swap(3, 4);
+    let bytes = std::fs::read(&paths[9]).unwrap();
+    std::fs::copy(&paths[20], &paths[9]).unwrap();
+    refused(&paths, "one replaced");
+    for at in [5000, bytes.len() - 8000] {
+        let mut other = bytes.clone();
+        other[at] ^= 1;
+        std::fs::write(&paths[9], other).unwrap();
+        refused(&paths, "one changed");
+    }
+    std::fs::write(&paths[9], bytes).unwrap();
+    assert!(load(&paths).epochs_from(&checkpoint, 1).is_ok());
+
+    // An earlier version's fingerprint of the same files is another number.
+    let mut old = serde_json::to_value(&checkpoint).unwrap();
+    (old["version"], old["fingerprint"]) = (3.into(), 7.into());
+    let old: Checkpoint = serde_json::from_value(old).unwrap();
+    for old in [saved(&old), saved(&old.next_epoch())] {
+        let error = load(&paths).epochs_from(&old, 9).unwrap_err().to_string();
+        assert!(
+            error.contains("found 0000000000000007, of a checkpoint of version 3, whose fingerprint"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! A data set keeps its fingerprint when it is copied, and any other has another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use twinbuf_mmap::{Cut, DType, Error, Records};
+use twinbuf_mmap::{Cut, DType, Error, RaggedRecords, Records};
 
 /// Files of `lens` bytes; each byte depends on its place.
 fn write(folder: &Path, lens: &[usize]) -> Vec<PathBuf> {
@@ -24,20 +24,27 @@ fn headerless(paths: &[PathBuf], dtype: DType, cut: Cut) -> u64 {
 /// The numbers come from a separate implementation in Python:
 ///
 /// ```python
-/// def fnv(b, h=0xcbf29ce484222325):
-///     for x in b: h = (h ^ x) * 0x100000001b3 % 2**64
+/// def step(lane, word):
+///     lane = (lane ^ word) * 0x9E3779B97F4A7C15 % 2**64
+///     return lane >> 32 | lane << 32 & (2**64 - 1)
+/// def add(lanes, b):
+///     for at in range(0, len(b), 8):
+///         lanes[at // 8 % 8] = step(lanes[at // 8 % 8], int.from_bytes(b[at : at + 8], "little"))
+/// def end(*parts):
+///     lanes, h = list(range(8)), 8
+///     for part in parts: add(lanes, part)
+///     for lane in lanes: h = step(h, lane)
 ///     return h
-/// def ends(b): return b if len(b) <= 8192 else b[:4096] + b[-4096:]
 /// n = lambda *v: b"".join(x.to_bytes(8, "little") for x in v)
+/// ends = lambda b: (b[:8192], b[max(8192, len(b) - 8192):])
 /// data = b"".join((w * 2654435761 % 2**32).to_bytes(4, "little") for w in range(10_000))
 /// files = data[:6000], data[6000:6040], data[6040:36040]
 /// # Records::open(files, 20)
-/// fnv(b"u8      " + n(1, 20) + n(20) + n(3, 0, 300, 0, 2, 0, 1500)
-///     + b"".join(map(ends, files)))
+/// print(hex(end(b"u8      " + n(1, 20, 20, 3, *(end(n(0, len(f) // 20), *ends(f)) for f in files)))))
 /// # windows of 9 u16, one every 4: their last bytes are not the files' last
 /// count = lambda f: (len(f) // 2 - 9) // 4 + 1
-/// fnv(b"u16     " + n(1, 9) + n(8) + n(3) + b"".join(n(0, count(f)) for f in files)
-///     + b"".join(ends(f[:(count(f) - 1) * 8 + 18]) for f in files))
+/// cut = lambda f: f[:(count(f) - 1) * 8 + 18]
+/// print(hex(end(b"u16     " + n(1, 9, 8, 3, *(end(n(0, count(f)), *ends(cut(f))) for f in files)))))
 /// ```
 #[test]
 fn golden() {
@@ -45,7 +52,7 @@ fn golden() {
     let paths = write(folder.path(), &[6000, 40, 30_000]);
     let plain = Records::open(&paths, 20).unwrap().fingerprint().unwrap();
     let windows = headerless(&paths, DType::U16, Cut::Windows { rows: 9, stride: 4 });
-    assert_eq!((plain, windows), (0x2273_c3d2_07eb_bba9, 0x43c5_74d7_c47b_70f5), "{plain:#x} {windows:#x}");
+    assert_eq!((plain, windows), (0x891d_98a0_f46f_ff1c, 0x0d5c_935b_1ece_ed77), "{plain:#x} {windows:#x}");
 }
 
 #[test]
@@ -89,7 +96,7 @@ fn any_other_is_another() {
     add("one file", Records::open(&joined, 2).unwrap().fingerprint().unwrap());
 
     // One byte of the many that are looked at.
-    for (at, flip) in [(0, 1), (0, 2), (4095, 1), (12_000 - 4096, 1), (11_999, 1), (11_999, 0x80)] {
+    for (at, flip) in [(0, 1), (0, 2), (4095, 1), (6000, 1), (11_999, 1), (11_999, 0x80)] {
         for file in [0, 1] {
             let paths = named("flipped", &[12_000, 12_000]);
             let mut bytes = fs::read(&paths[file]).unwrap();
@@ -101,25 +108,79 @@ fn any_other_is_another() {
     }
 }
 
-/// 16 of 40 shards are looked at: the first, the last, and others evenly between.
+/// Of 40 files of the same length: two swapped, one replaced, one with a byte changed at an end. Every file counts.
 #[test]
-fn shards_are_looked_at_from_the_first_to_the_last() {
+fn every_shard_is_looked_at() {
     let folder = tempfile::tempdir().unwrap();
-    let paths = write(folder.path(), &[100; 40]);
-    let fingerprint = || Records::open(&paths, 4).unwrap().fingerprint().unwrap();
-    let before = fingerprint();
-    let looked_at: Vec<usize> = (0..40)
-        .filter(|&file| {
-            let bytes = fs::read(&paths[file]).unwrap();
+    let mut paths = write(folder.path(), &[40_000; 40]);
+    let print = |paths: &[PathBuf]| Records::open(paths, 40).unwrap().fingerprint().unwrap();
+    let before = print(&paths);
+    let mut seen = BTreeSet::from([before]);
+    for (one, other) in [(3, 4), (0, 39), (17, 31)] {
+        paths.swap(one, other);
+        assert!(seen.insert(print(&paths)), "{one} and {other} swapped");
+        paths.swap(one, other);
+    }
+    for file in 0..40 {
+        let bytes = fs::read(&paths[file]).unwrap();
+        fs::write(&paths[file], vec![7; 40_000]).unwrap();
+        assert!(seen.insert(print(&paths)), "{file} replaced");
+        for at in [0, 8191, 40_000 - 8192, 39_999] {
             let mut other = bytes.clone();
-            other[50] ^= 1;
+            other[at] ^= 0x80;
             fs::write(&paths[file], other).unwrap();
-            let differs = fingerprint() != before;
-            fs::write(&paths[file], bytes).unwrap();
-            differs
-        })
-        .collect();
-    assert_eq!(looked_at, [0, 2, 5, 7, 10, 13, 15, 18, 20, 23, 26, 28, 31, 33, 36, 39]);
+            assert!(seen.insert(print(&paths)), "byte {at} of {file}");
+        }
+        fs::write(&paths[file], bytes).unwrap();
+    }
+    assert_eq!(print(&paths), before);
+}
+
+/// As many files as several threads read: in any order of reading it is the same number, and an error is the first.
+#[test]
+fn many_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut paths = write(folder.path(), &[40; 300]);
+    let print = |paths: &[PathBuf]| Records::open(paths, 40).unwrap().fingerprint().unwrap();
+    let before = print(&paths);
+    for (one, other) in [(0, 1), (0, 299), (100, 200)] {
+        paths.swap(one, other);
+        assert_ne!(print(&paths), before, "{one} and {other}");
+        paths.swap(one, other);
+    }
+    assert_eq!(print(&paths), before);
+    let records = Records::open(&paths, 40).unwrap();
+    for file in [299, 170, 80] {
+        fs::OpenOptions::new().write(true).open(&paths[file]).unwrap().set_len(0).unwrap();
+        let error = records.fingerprint().unwrap_err();
+        assert!(matches!(&error, Error::Truncated { path, .. } if *path == paths[file]), "{error}");
+    }
+}
+
+/// Two records of other lengths in the middle of many, and the same bytes.
+#[test]
+fn every_length_of_a_record_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let [data, index] = ["data", "index.npy"].map(|name| folder.path().join(name));
+    fs::write(&data, vec![1; 50_000]).unwrap();
+    let print = |lens: &[i64]| {
+        let offsets = std::iter::once(0).chain(lens.iter().scan(0, |end, len| {
+            Some({
+                *end += len;
+                *end
+            })
+        }));
+        let header = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", lens.len() + 1);
+        let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+        file.extend(format!("{header:117}\n").bytes());
+        file.extend(offsets.flat_map(i64::to_le_bytes));
+        fs::write(&index, file).unwrap();
+        RaggedRecords::open_indexed([(&data, &index)]).unwrap().fingerprint().unwrap()
+    };
+    let mut lens = vec![10; 5000];
+    let before = print(&lens);
+    (lens[2501], lens[2502]) = (9, 11);
+    assert_ne!(print(&lens), before);
 }
 
 #[test]
@@ -129,7 +190,7 @@ fn a_file_cut_off_after_it_was_opened() {
     let records = Records::open(&paths, 4).unwrap();
     fs::OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(19_000).unwrap();
     let error = records.fingerprint().unwrap_err();
-    let Error::Truncated { path, offset: 19_000, wanted: 4096, found: 3096 } = error else {
+    let Error::Truncated { path, offset: 19_000, wanted: 8192, found: 7192 } = error else {
         panic!("{error:?}")
     };
     assert_eq!(path, paths[0]);

@@ -50,12 +50,13 @@ use crate::error::Error;
 ///
 /// # Saved checkpoints
 ///
-/// The JSON of version 3 has the following fields. Version 2 has no `trained`, version 1 has no `before`; both can also be
-/// loaded.
+/// The JSON of version 4 has the following fields. Earlier versions can also be loaded: version 2 has no `trained`,
+/// version 1 has no `before`. Up to version 3, the fingerprint of files depends on at most 16 of them, so it cannot
+/// confirm the others: such a checkpoint resumes only with a [`Dataset`](crate::Dataset) that has its own fingerprint.
 ///
 /// | field | content |
 /// | --- | --- |
-/// | `version` | 3 |
+/// | `version` | 4 |
 /// | `epoch`, `step` | the epoch and the step of the next batch |
 /// | `trained` | the number of steps of the training before this epoch |
 /// | `before` | the completed steps of this epoch with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
@@ -86,7 +87,13 @@ pub(crate) struct Identity {
     pub(crate) before: Vec<PartialEpoch>,
     /// An epoch, and the steps of the training before it. For a checkpoint it is the checkpoint's epoch.
     pub(crate) trained: (u64, u64),
+    /// The version of the saved checkpoint that the fingerprint is from.
+    pub(crate) version: u32,
 }
+
+/// The version of the format that is written. Version 1 had no `before`, version 2 no `trained`, and version 3 a
+/// fingerprint of at most 16 files.
+pub(crate) const VERSION: u32 = 4;
 
 /// Where a loader continues.
 #[derive(Debug)]
@@ -244,7 +251,8 @@ impl Identity {
         let Ok(plan) = plan.with_rank(0, plan.world()) else {
             unreachable!("there is a plan of another rank")
         };
-        Self { plan, record_bytes: record_bytes as u64, fingerprint, before: Vec::new(), trained: (0, 0) }
+        let record_bytes = record_bytes as u64;
+        Self { plan, record_bytes, fingerprint, before: Vec::new(), trained: (0, 0), version: VERSION }
     }
 
     /// Returns the steps of the training before an epoch. The epoch is not before that of `trained`.
@@ -279,7 +287,15 @@ impl Identity {
         same("record size", &self.record_bytes, &other.record_bytes)?;
         let print = |print: u64| format!("{print:016x}");
         if self.fingerprint != other.fingerprint {
-            let (wanted, found) = (print(self.fingerprint), print(other.fingerprint));
+            let (wanted, mut found) = (print(self.fingerprint), print(other.fingerprint));
+            if other.version < VERSION {
+                let version = other.version;
+                found += &format!(
+                    ", of a checkpoint of version {version}, whose fingerprint depends on at most 16 files and does \
+                     not show whether the others are the same: resume it with the release that saved it, or start \
+                     at an epoch"
+                );
+            }
             return Err(Error::Checkpoint { field: "data set fingerprint", wanted, found });
         }
         // Both describe the past of the checkpoint, so what is wrong with them is wrong with it.

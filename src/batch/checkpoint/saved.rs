@@ -7,11 +7,8 @@ use std::path::Path;
 use twinbuf_mmap::{PartialEpoch, Plan};
 
 use super::replace::replace;
-use super::{Checkpoint, Identity};
+use super::{Checkpoint, Identity, VERSION};
 use crate::error::{BoxError, Error};
-
-/// The version of the format that is written. Version 1 had no `before`, version 2 no `trained`.
-const VERSION: u32 = 3;
 
 /// The fields of a [`Checkpoint`]. The fields for its plan and data set are `null` in one that marks the start.
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -31,13 +28,13 @@ pub(super) struct Saved {
 impl From<Checkpoint> for Saved {
     fn from(checkpoint: Checkpoint) -> Self {
         let Checkpoint { identity, epoch, step } = checkpoint;
-        let (plan, record_bytes, fingerprint, before, trained) = match identity {
-            Some(Identity { plan, record_bytes, fingerprint, before, trained: (_, trained) }) => {
-                (Some(plan), Some(record_bytes), Some(fingerprint), before, Some(trained))
+        let (plan, record_bytes, fingerprint, before, trained, version) = match identity {
+            Some(Identity { plan, record_bytes, fingerprint, before, trained: (_, trained), version }) => {
+                (Some(plan), Some(record_bytes), Some(fingerprint), before, Some(trained), version)
             }
-            None => (None, None, None, Vec::new(), None),
+            None => (None, None, None, Vec::new(), None, VERSION),
         };
-        Self { version: VERSION, epoch, step, trained, before, plan, record_bytes, fingerprint }
+        Self { version, epoch, step, trained, before, plan, record_bytes, fingerprint }
     }
 }
 
@@ -55,7 +52,7 @@ impl TryFrom<Saved> for Checkpoint {
                     return Err("field `before`: wanted fewer than 2^64 steps".into());
                 }
                 let trained = (epoch, trained.unwrap_or_else(|| plan.steps_between(0..epoch, 0)));
-                Some(Identity { plan, record_bytes, fingerprint, before, trained })
+                Some(Identity { plan, record_bytes, fingerprint, before, trained, version })
             }
             (None, None, None) if epoch == 0 && before.is_empty() => None,
             _ => {
