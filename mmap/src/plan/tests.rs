@@ -125,6 +125,35 @@ fn the_largest_numbers() {
     assert!(records(shuffled.batch(all, all - 1).unwrap()).all(|record| record < all));
 }
 
+/// Nothing overflows, whatever the order: the first, a middle and the last step of an epoch of nearly 2^64 records.
+#[test]
+fn no_order_of_the_largest_sizes_overflows() {
+    let sizes = [1, 3, u64::MAX - 1, u64::MAX];
+    for records in [u64::MAX - 3, u64::MAX - 2, u64::MAX - 1, u64::MAX] {
+        let windows = sizes.iter().flat_map(|&chunk_records| {
+            sizes.map(|window_chunks| Shuffle::Window { chunk_records, window_chunks })
+        });
+        let chunks = sizes.map(|records| Shuffle::Chunks { records });
+        for shuffle in windows.chain(chunks).chain([Shuffle::None, Shuffle::Full]) {
+            for (batch, last_batch) in [(1, LastBatch::Drop), (1 << 40, LastBatch::Wrap)] {
+                let plan = Plan::builder(records).batch(batch).shuffle(shuffle).last_batch(last_batch);
+                let Ok(plan) = plan.rank(1, 2).build() else { continue };
+                let end = plan.steps(0);
+                for step in [0, end / 2, end - 1] {
+                    let batch = plan.batch(1, step).unwrap();
+                    assert!(
+                        batch.runs().take(3).all(|run| run.start < run.end && run.end <= records),
+                        "{plan:?}"
+                    );
+                    if batch.window_records() < 1000 {
+                        let _ = (batch.chunks(false), batch.chunks(true));
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_ranks_walk_through_the_epoch_together() {
     let steps = |rank| {

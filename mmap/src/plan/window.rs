@@ -340,7 +340,7 @@ impl Share {
         } else if at < end {
             let block = (at - self.start) / tape.chunk;
             let start = self.start + block * tape.chunk;
-            (Place::Block(block), start..start + tape.chunk, Role::Blocks as u64 + block)
+            (Place::Block(block), start..start + tape.chunk, (Role::Blocks as u64).wrapping_add(block))
         } else {
             (Place::End, end..end + self.end, Role::End as u64)
         };
