@@ -9,8 +9,8 @@ use crate::DType;
 /// The error type of this crate: why files could not be opened, read or queried.
 ///
 /// `Display` prints one line without the [`source`](std::error::Error::source), because error reporters print the
-/// source separately. `Debug` prints the message and the source; `main` uses `Debug` for a returned error. Offsets
-/// and lengths are in bytes. Offsets count from the start of the file.
+/// source separately. `Debug` prints the name of the variant, the message and the source; `main` uses `Debug` for a
+/// returned error. Offsets and lengths are in bytes. Offsets count from the start of the file.
 #[non_exhaustive]
 pub enum Error {
     /// The list of paths is empty.
@@ -184,11 +184,17 @@ impl fmt::Display for Error {
             Self::NoFiles { path } => {
                 write!(f, "{path:?}: no files: name a folder with files, or another pattern")
             }
+            Self::NotFound { path } if path.to_string_lossy().contains(['*', '?', '[']) => {
+                write!(f, "{path:?}: no such file: if it is a pattern, expand it with `files()`")
+            }
             Self::NotFound { path } => write!(f, "{path:?}: no such file"),
             Self::PermissionDenied { path } => {
                 write!(f, "{path:?}: permission denied: check the file's mode and those of its folders")
             }
-            Self::NotAFile { path, found } => write!(f, "{path:?}: wanted a regular file, found a {found}"),
+            Self::NotAFile { path, found } => {
+                let advice = if *found == "directory" { ": list its files with `files()`" } else { "" };
+                write!(f, "{path:?}: wanted a regular file, found a {found}{advice}")
+            }
             Self::Replaced { path } => {
                 write!(f, "{path:?}: replaced since it was first opened: do not replace data files in use")
             }
@@ -233,9 +239,18 @@ impl fmt::Display for Error {
     }
 }
 
+/// The name of a variant, out of these.
+macro_rules! name {
+    ($error:expr, $($variant:ident)*) => {
+        match $error { $(Self::$variant { .. } => stringify!($variant),)* }
+    };
+}
+
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)?;
+        let name = name!(self, NoPaths ZeroRecord ZeroStride NoFiles NotFound PermissionDenied NotAFile Replaced Open
+            TooShort Ragged TooLarge Format Mixed NoSuchRecord BufferTooSmall Truncated Read System Unsupported);
+        write!(f, "{name}: {self}")?;
         match std::error::Error::source(self) {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
@@ -269,6 +284,22 @@ pub enum FormatError {
         found: &'static str,
         /// How to open such a file.
         advice: &'static str,
+    },
+    /// The file is a pointer of Git LFS: a few lines of text in place of a large file that was not downloaded.
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is a part of a model in several files, and not all of them were given.
+    #[cfg(feature = "safetensors")]
+    MissingParts {
+        /// The first part that was given.
+        path: PathBuf,
+        /// The number of parts.
+        wanted: u64,
+        /// The missing parts: the paths of their files by the name of the first, or `part 2 of 3` if that has
+        /// another form.
+        missing: Vec<PathBuf>,
     },
     /// The file ends inside its header.
     HeaderCutOff {
@@ -331,6 +362,8 @@ pub enum FormatError {
         offset: u64,
         /// The type in the notation of the format.
         found: String,
+        /// How to save such data.
+        advice: &'static str,
     },
     /// The elements are big-endian.
     BigEndian {
@@ -396,6 +429,16 @@ impl fmt::Display for FormatError {
             Self::NotHeaderless { path, found, advice } => {
                 write!(f, "{path:?}: wanted numbers without a header, found {found}: {advice}")
             }
+            Self::LfsPointer { path } => write!(
+                f,
+                "{path:?}: wanted the file itself, found a pointer of Git LFS: download it with `git lfs pull`"
+            ),
+            #[cfg(feature = "safetensors")]
+            Self::MissingParts { path, wanted, missing } => write!(
+                f,
+                "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
+                few(missing)
+            ),
             Self::HeaderCutOff { path, wanted, found } => {
                 write!(f, "{path:?}: ends inside its header: wanted at least {wanted} bytes, found {found}")
             }
@@ -414,8 +457,8 @@ impl fmt::Display for FormatError {
             Self::BadHeader { path, offset, wanted, found } => {
                 write!(f, "{path:?}: bad header at byte {offset}: wanted {wanted}, found {found}")
             }
-            Self::UnsupportedType { path, offset, found } => {
-                write!(f, "{path:?}: unsupported type at byte {offset}: found {found}: {}", way_out(found))
+            Self::UnsupportedType { path, offset, found, advice } => {
+                write!(f, "{path:?}: unsupported type at byte {offset}: found {found}: {advice}")
             }
             Self::BigEndian { path, offset, found } => write!(
                 f,
@@ -443,37 +486,17 @@ impl fmt::Display for FormatError {
             ),
             #[cfg(any(feature = "safetensors", feature = "npz"))]
             Self::NoTensor { path, wanted, found } => {
-                // A model may have thousands.
-                let (shown, more) = found.split_at(found.len().min(16));
-                write!(f, "{path:?}: no such tensor or array: wanted {wanted:?}, found {shown:?}")?;
-                if more.is_empty() { Ok(()) } else { write!(f, " and {} more", more.len()) }
+                write!(f, "{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))
             }
         }
     }
 }
 
-/// What to do with an array `x` of a type that is not supported, by the type's name in its format.
-fn way_out(found: &str) -> &'static str {
-    match found {
-        "<V2" | "|V2" => "if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",
-        "<V1" | "|V1" => {
-            "if it is an 8-bit float, save its bits with `numpy.save(path, x.view(numpy.uint8))`"
-        }
-        "|O" => "it holds Python objects: save numbers of one type, such as `x.astype('<f4')`",
-        "<f16" | "<f12" => "save it with `numpy.save(path, x.astype('<f8'))`",
-        _ if found.starts_with("[(") => "save each field separately with `numpy.save(path, x[name])`",
-        _ if found.starts_with("<M8") || found.starts_with("<m8") => {
-            "save it with `numpy.save(path, x.view(numpy.int64))`"
-        }
-        _ if found.contains('U') || found.contains('S') => {
-            "text has no fixed meaning as numbers: save token ids"
-        }
-        _ if found.starts_with("offsets of ") => {
-            "wanted integers of 64 bits: save it with `numpy.save(path, x.astype('<i8'))`"
-        }
-        _ if found.starts_with('F') => "elements of less than 8 bits and scales cannot be read",
-        _ => "wanted bool, integers of 8 to 64 bits, floats of 8 to 64 bits, or complex numbers",
-    }
+/// The first of a list of names: a model may have thousands.
+#[cfg(any(feature = "safetensors", feature = "npz"))]
+fn few(names: &[impl fmt::Debug]) -> String {
+    let (shown, more) = names.split_at(names.len().min(16));
+    if more.is_empty() { format!("{shown:?}") } else { format!("{shown:?} and {} more", more.len()) }
 }
 
 impl std::error::Error for FormatError {}

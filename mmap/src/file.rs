@@ -63,7 +63,7 @@ impl DataFile {
     /// Opens a regular file and keeps it open.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let (file, metadata) = open(path)?;
-        Ok(Self {
+        let file = Self {
             path: path.to_owned(),
             id: id(&metadata),
             len: metadata.len(),
@@ -72,7 +72,13 @@ impl DataFile {
             map: Err(io::ErrorKind::OutOfMemory.into()),
             hints_wait: false,
             handle: Handle::Kept(file),
-        })
+        };
+        // What Git LFS leaves where a file was not downloaded (`docs/spec.md` of git-lfs): fewer than 1024 bytes.
+        const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
+        if (POINTER.len() as u64..1024).contains(&file.len) && file.header(0, POINTER.len())? == POINTER {
+            return Err(FormatError::LfsPointer { path: file.path }.into());
+        }
+        Ok(file)
     }
 
     /// Maps the first `bytes` bytes without touching them. Returns `false` if the system has no room for them.

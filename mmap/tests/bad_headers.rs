@@ -62,7 +62,7 @@ fn llm_c() {
             shard(&[20_240_801, 7, i32::MAX], 6),
             "DataLength { path: P, offset: 1024, wanted: 8589934588, found: 6 }",
         ),
-        (shard(&[20_240_520, 1, 0], 0), "P: holds no record: wanted at least 2 bytes, found 0"),
+        (shard(&[20_240_520, 1, 0], 0), "TooShort: P: holds no record: wanted at least 2 bytes, found 0"),
         (shard(&[20_240_520, 1, 0], 6), "DataLength { path: P, offset: 1024, wanted: 0, found: 6 }"),
         (
             shard(&[20_240_520, 1, -3], 6),
@@ -164,7 +164,7 @@ fn npy() {
             array("'<i2'", "(0, 9223372036854775808)", 0),
             shape("fewer than 2^64 bytes", "[0, 9223372036854775808]"),
         ),
-        (array("'<i2'", "(0, 3)", 0), "P: holds no record: wanted at least 6 bytes, found 0"),
+        (array("'<i2'", "(0, 3)", 0), "TooShort: P: holds no record: wanted at least 6 bytes, found 0"),
         // The dictionary.
         (file("", 0), bad(10, "a dictionary", "")),
         (file("[]", 0), bad(10, "a dictionary", "[]")),
@@ -191,16 +191,16 @@ fn npy() {
         // Types.
         (array("'>i2'", "(3,)", 6), "BigEndian { path: P, offset: 20, found: \">i2\" }"),
         (array("'>c16'", "(3,)", 48), "BigEndian { path: P, offset: 20, found: \">c16\" }"),
-        (array("'|i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|i2\" }"),
-        (array("'=i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"=i2\" }"),
-        (array("'<f1'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<f1\" }"),
-        (array("'<V2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<V2\" }"),
-        (array("'|O'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|O\" }"),
-        (array("''", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\" }"),
-        (array("'\n'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\\\\n\" }"),
+        (array("'|i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|i2\", .."),
+        (array("'=i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"=i2\", .."),
+        (array("'<f1'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<f1\", .."),
+        (array("'<V2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<V2\", .."),
+        (array("'|O'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|O\", .."),
+        (array("''", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\", .."),
+        (array("'\n'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\\\\n\", .."),
         (
             file("{'descr': [('a', '<i2')]}", 6),
-            r#"UnsupportedType { path: P, offset: 20, found: "[('a', '<i2')]" }"#,
+            r#"UnsupportedType { path: P, offset: 20, found: "[('a', '<i2')]", .."#,
         ),
         (
             file("{'descr': '<i2', 'fortran_order': True, 'shape': (3, 2)}", 12),
@@ -326,10 +326,10 @@ fn safetensors() {
         ([&[2, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFE][..]].concat(), bad),
         (tensor("I24", "[3,2]", "12", 12), bad),
         (tensor("F4", "[3]", "1", 1), bad),
-        (tensor("F8_E8M0", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E8M0\" }"),
+        (tensor("F8_E8M0", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E8M0\", .."),
         (tensor("F32", "[]", "4", 4), "BadShape { path: P, wanted: \"at least one axis\", found: [] }"),
         (tensor("F32", "[3,0]", "0", 0), "BadShape { path: P, wanted: \"no empty rows\", found: [3, 0] }"),
-        (tensor("F32", "[0,3]", "0", 0), "P: holds no record: wanted at least 12 bytes, found 0"),
+        (tensor("F32", "[0,3]", "0", 0), "TooShort: P: holds no record: wanted at least 12 bytes, found 0"),
         (
             file(
                 r#"{"b\n":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},
@@ -379,6 +379,11 @@ fn npy_messages_tell_what_to_do() {
         ("'<f16'", "False", "`numpy.save(path, x.astype('<f8'))`"),
         ("'<M8[D]'", "False", "`numpy.save(path, x.view(numpy.int64))`"),
         ("'|O'", "False", "Python objects"),
+        ("'|O8'", "False", "Python objects"),
+        ("'|S5'", "False", "text"),
+        ("'<m8[ns]'", "False", "`numpy.save(path, x.view(numpy.int64))`"),
+        ("'<f12'", "False", "`numpy.save(path, x.astype('<f8'))`"),
+        ("'SUSE'", "False", "wanted bool, integers of 8 to 64 bits"),
         ("'<U2'", "False", "text"),
         (
             "[('a', '<f4'), ('b', '<i8', (2,))]",
@@ -403,6 +408,54 @@ fn npy_messages_tell_what_to_do() {
     }
 }
 
+/// The fronts of files of other formats, and the advice for each.
+fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let number =
+        |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let at = |place: usize, magic: &[u8]| [&vec![b'a'; place], magic].concat();
+    let idx: Vec<u8> = [0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 18].into();
+    let lines = "{\"text\": \"A caf\u{e9} at the end of the street.\"}\n".repeat(30).into_bytes();
+    vec![
+        ("numpy's .npy", b"\x93NUMPY\x01\x00".to_vec(), "`Records::open_npy`"),
+        ("llm.c's tokens", number(&[20_240_520, 1, 3]), "`Records::open_llm_c`"),
+        ("llm.c's tokens", number(&[20_240_801, 7, 3]), "`Records::open_llm_c`"),
+        ("llm.c's evaluation data", number(&[20_240_522, 1]), "many lengths"),
+        ("safetensors", b"\x10\0\0\0\0\0\0\0{\"x\":{".to_vec(), "`Records::open_safetensors`"),
+        ("GGUF", b"GGUF\x03\0\0\0".to_vec(), "`Tensors::open`"),
+        ("Megatron-LM's index", b"MMIDIDX\0\0\x01\0".to_vec(), "`RaggedRecords::open_megatron`"),
+        ("IDX (MNIST)", idx, "header(16)"),
+        ("zip", b"PK\x03\x04\x14\0".to_vec(), "numpy.load"),
+        ("gzip", b"\x1f\x8b\x08\0\0\0\0\0\x02\x03".to_vec(), "decompress"),
+        ("zstd", b"\x28\xb5\x2f\xfd\x04".to_vec(), "decompress"),
+        ("xz", b"\xfd7zXZ\0\0\x04".to_vec(), "decompress"),
+        ("bzip2", b"BZh91AY&SY\x05".to_vec(), "decompress"),
+        ("LZ4", b"\x04\x22\x4d\x18\x64".to_vec(), "decompress"),
+        ("7z", b"7z\xbc\xaf\x27\x1c\0\x04".to_vec(), "unpack"),
+        ("tar", at(257, b"ustar\0"), "unpack"),
+        ("HDF5", b"\x89HDF\r\n\x1a\n".to_vec(), "h5py"),
+        ("Parquet", b"PAR1\x15".to_vec(), "read_table"),
+        ("Arrow IPC", b"ARROW1\0\0".to_vec(), "to_numpy"),
+        ("Arrow IPC", number(&[-1, 120, 16, 0x0A_0000]), "to_numpy"),
+        ("TFRecord", b"\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x22\x0a\x16".to_vec(), "numpy.save"),
+        ("pickle", b"\x80\x04\x95\x10".to_vec(), "numpy.save"),
+        ("pickle", b"\x80\x02}q\0(X\x05\0\0\0".to_vec(), "numpy.save"),
+        ("SQLite", b"SQLite format 3\0\x10\0".to_vec(), "numpy.save"),
+        ("LMDB", [&[0; 16][..], &0xBEEF_C0DE_u32.to_le_bytes()].concat(), "numpy.save"),
+        ("PNG", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec(), "decode"),
+        ("JPEG", b"\xff\xd8\xff\xe0\0\x10JFIF".to_vec(), "decode"),
+        ("GIF", b"GIF89a\x01\0".to_vec(), "decode"),
+        ("RIFF", b"RIFF\x24\0\0\0WEBPVP8 ".to_vec(), "decode"),
+        ("MP4", b"\0\0\0\x18ftypisom".to_vec(), "decode"),
+        ("Ogg", b"OggS\0\x02\0\0".to_vec(), "decode"),
+        ("FLAC", b"fLaC\0\0\0\x22".to_vec(), "decode"),
+        ("PDF", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n".to_vec(), "no records"),
+        ("ELF", b"\x7fELF\x02\x01\x01\0".to_vec(), "no records"),
+        ("JSON", lines, "tokenize"),
+        ("text", "Once upon a time, in a caf\u{e9},\n\tthere was.\r\n".repeat(40).into_bytes(), "tokenize"),
+        ("text", "1,2,3\n".repeat(200).into_bytes(), "tokenize"),
+    ]
+}
+
 /// Files that begin as those of other formats do are refused as bare numbers, with the opener to use; bytes that come
 /// near are not.
 #[test]
@@ -417,30 +470,28 @@ fn known_formats_are_no_bare_numbers() {
     let tar = |magic: &[u8]| [&[b'a'; 257][..], magic].concat();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("train.bin");
-    let open = |file: &[u8]| {
+    let open_as = |file: &[u8], dtype| {
         std::fs::write(&path, front(file)).unwrap();
-        Records::open_headerless([&path], DType::U16, Cut::Rows)
+        Records::open_headerless([&path], dtype, Cut::Rows)
     };
-    for (file, found, advice) in [
-        (b"\x93NUMPY\x01\x00".to_vec(), "numpy's .npy", "`Records::open_npy`"),
-        (number(&[20_240_520, 1, 3]), "llm.c's tokens", "`Records::open_llm_c`"),
-        (number(&[20_240_801, 7, 3]), "llm.c's tokens", "`Records::open_llm_c`"),
-        (number(&[20_240_522, 1]), "llm.c's evaluation data", "many lengths"),
-        (b"\x10\0\0\0\0\0\0\0{\"x\":{".to_vec(), "safetensors", "`Records::open_safetensors`"),
-        (b"PK\x03\x04\x14\0".to_vec(), "zip", "numpy.load"),
-        (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03".to_vec(), "gzip", "decompress"),
-        (b"\x28\xb5\x2f\xfd\x04".to_vec(), "zstd", "decompress"),
-        (b"\x89HDF\r\n\x1a\n".to_vec(), "HDF5", "h5py"),
-        (b"PAR1\x15".to_vec(), "Parquet", "read_table"),
-        (b"ARROW1\0\0".to_vec(), "Arrow IPC", "to_numpy"),
-        (tar(b"ustar\0"), "tar", "unpack"),
-        (b"\x80\x04\x95\x10".to_vec(), "pickle", "numpy.save"),
-    ] {
-        let error = open(&file).unwrap_err();
-        let message = error.to_string();
-        assert!(matches!(error, Error::Format(FormatError::NotHeaderless { .. })), "{message}");
-        assert!(message.contains(found) && message.contains(advice), "{message}");
+    let open = |file: &[u8]| open_as(file, DType::U16);
+    let mut taken = Vec::new();
+    for (name, file, advice) in foreign() {
+        match open(&file) {
+            Ok(_) => taken.push(name),
+            Err(error) => {
+                let message = error.to_string();
+                assert!(matches!(error, Error::Format(FormatError::NotHeaderless { .. })), "{message}");
+                assert!(message.contains(name) && message.contains(advice), "{name}: {message}");
+            }
+        }
     }
+    assert!(taken.is_empty(), "taken for tokens: {taken:?}");
+    // Models of bytes are trained on text.
+    for (name, file, _) in foreign() {
+        assert_eq!(open_as(&file, DType::U8).is_ok(), ["JSON", "text"].contains(&name), "{name}");
+    }
+    let text = "Once upon a time".repeat(10);
     for near in [
         b"\x93NUMPX\x01\x00".to_vec(),
         number(&[20_240_520, 2, 3]),
@@ -452,6 +503,13 @@ fn known_formats_are_no_bare_numbers() {
         b"\x1f\x8b\x08\0\0\0\0\0\x02\x7f".to_vec(),
         b"PAR2".to_vec(),
         tar(b"ustax"),
+        b"GGUF\x04\x05\0\0".to_vec(),
+        // Axes that do not give the file's size, another checksum, and text with a 0 in it.
+        vec![0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 19],
+        b"\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x23\x0a\x16".to_vec(),
+        number(&[-1, -1, -1]),
+        [text.as_bytes(), &[0], text.as_bytes()].concat(),
+        (0..512_u16).flat_map(|token| (token * 97 % 50_257).to_le_bytes()).collect(),
         Vec::new(),
     ] {
         assert_eq!(open(&near).unwrap().len(), 512, "{near:?}");
@@ -459,4 +517,53 @@ fn known_formats_are_no_bare_numbers() {
     // Shorter than any header.
     std::fs::write(&path, [0x1f, 0x8b]).unwrap();
     assert_eq!(Records::open_headerless([&path], DType::U16, Cut::Rows).unwrap().len(), 1);
+}
+
+/// What a clone without Git LFS has in place of a large file, at every door.
+#[test]
+fn a_pointer_of_git_lfs_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let pointer = format!(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 988097824\n",
+        "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
+    );
+    std::fs::write(&path, &pointer).unwrap();
+    std::fs::write(path.with_extension("idx"), &pointer).unwrap();
+    let data = folder.path().join("data.bin");
+    std::fs::write(&data, [7; 400]).unwrap();
+    std::fs::write(data.with_extension("idx"), &pointer).unwrap();
+    for result in [
+        Records::open([&path], 1).map(drop),
+        Records::open_headerless([&path], DType::U8, Cut::Rows).map(drop),
+        Records::open_npy([&path], Cut::Rows).map(drop),
+        Records::open_llm_c([&path], Cut::Rows).map(drop),
+        #[cfg(feature = "safetensors")]
+        Records::open_safetensors([&path], "x", Cut::Rows).map(drop),
+        #[cfg(feature = "safetensors")]
+        Records::open_safetensors_each(&path, Cut::Rows).map(drop),
+        #[cfg(feature = "safetensors")]
+        twinbuf_mmap::Tensors::open([&path]).map(drop),
+        #[cfg(feature = "npz")]
+        Records::open_npz([&path], "x", Cut::Rows).map(drop),
+        twinbuf_mmap::RaggedRecords::open_indexed([(&path, &path)]).map(drop),
+        twinbuf_mmap::RaggedRecords::open_megatron([&data]).map(drop),
+    ] {
+        let message = result.expect_err("a pointer").to_string();
+        assert!(message.contains("Git LFS") && message.contains("`git lfs pull`"), "{message}");
+    }
+}
+
+/// A pattern and a folder in place of files: the message names the function that expands them.
+#[test]
+fn what_names_several_files_is_expanded_by_a_function() {
+    let folder = tempfile::tempdir().unwrap();
+    for source in
+        [folder.path().join("*.bin"), folder.path().join("shard-[0-9].bin"), folder.path().to_owned()]
+    {
+        let message = Records::open_llm_c([&source], Cut::Rows).unwrap_err().to_string();
+        assert!(message.contains("`files()`"), "{message}");
+    }
+    let missing = Records::open_llm_c([folder.path().join("0.bin")], Cut::Rows).unwrap_err();
+    assert!(!missing.to_string().contains("files()"), "{missing}");
 }

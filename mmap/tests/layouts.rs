@@ -355,3 +355,59 @@ fn every_tensor_is_opened_as_by_its_name() {
     let error = Records::open_safetensors_each(&path, Cut::Rows).map(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Format(FormatError::DataLength { .. })), "{error:?}");
 }
+
+/// The four files of MNIST have 16 and 8 bytes in front of the pixels and the labels.
+#[test]
+fn the_files_of_mnist() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, count) in [("train", 60), ("t10k", 10)] {
+        let [images, labels] =
+            ["images-idx3-ubyte", "labels-idx1-ubyte"].map(|of| folder.path().join(format!("{name}-{of}")));
+        let pixels: Vec<u8> = (0..count * 784).map(|at| (at % 251) as u8).collect();
+        let numbers = |numbers: &[u32]| numbers.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>();
+        std::fs::write(&images, [numbers(&[2051, count, 28, 28]), pixels.clone()].concat()).unwrap();
+        let classes: Vec<u8> = (0..count).map(|at| (at % 10) as u8).collect();
+        std::fs::write(&labels, [numbers(&[2049, count]), classes.clone()].concat()).unwrap();
+
+        // In six lines.
+        let images = Records::options().header(16).open([&images], 28 * 28).unwrap();
+        let labels = Records::options().header(8).open_headerless([&labels], DType::U8, Cut::Rows).unwrap();
+        let batch = Plan::builder(images.len()).batch(images.len()).build().unwrap().batch(0, 0).unwrap();
+        let (mut pixels_read, mut classes_read) = (vec![0; pixels.len()], vec![0; classes.len()]);
+        images.read(&batch, &mut pixels_read).unwrap();
+        labels.read(&batch, &mut classes_read).unwrap();
+
+        assert_eq!((images.len(), labels.len()), (u64::from(count), u64::from(count)));
+        assert!(pixels_read == pixels && classes_read == classes);
+    }
+}
+
+#[test]
+fn a_header_that_is_not_whole_or_leaves_no_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    std::fs::write(&path, [7; 20]).unwrap();
+    let open = |header, bytes| Records::options().header(header).open([&path], bytes);
+    let typed = |header| Records::options().header(header).open_headerless([&path], DType::U16, Cut::Rows);
+    assert_eq!((open(8, 4).unwrap().len(), typed(8).unwrap().len()), (3, 6));
+    assert_eq!(open(8, 4).unwrap().locate(1).unwrap().offset, 12);
+    assert!(matches!(open(8, 5), Err(Error::Ragged { offset: 18, wanted: 5, found: 2, .. })));
+    assert!(matches!(typed(9), Err(Error::Ragged { offset: 19, wanted: 2, found: 1, .. })));
+    assert!(matches!(open(20, 4), Err(Error::TooShort { wanted: 4, found: 0, .. })));
+    for header in [21, u64::MAX] {
+        for error in [open(header, 4).unwrap_err(), typed(header).unwrap_err()] {
+            let FormatError::HeaderCutOff { wanted, found: 20, .. } = format_error(error) else { panic!() };
+            assert_eq!(wanted, header);
+        }
+    }
+    // Another format is another format, with a header or without.
+    std::fs::write(&path, b"\x1f\x8b\x08\0\0\0\0\0\x02\x03 of an archive").unwrap();
+    assert!(matches!(format_error(typed(8).unwrap_err()), FormatError::NotHeaderless { found: "gzip", .. }));
+}
+
+fn format_error(error: Error) -> FormatError {
+    match error {
+        Error::Format(error) => error,
+        error => panic!("{error}"),
+    }
+}

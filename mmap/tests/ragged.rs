@@ -321,6 +321,22 @@ fn indexes_of_megatron_that_are_wrong() {
     );
 }
 
+/// Megatron's own programs take the path without an ending; a dot in it is a part of the name.
+#[test]
+fn a_prefix_of_megatron() {
+    let folder = tempfile::tempdir().unwrap();
+    for prefix in ["corpus", "corpus_v1.5_text"] {
+        let data = write(folder.path(), &format!("{prefix}.bin"), &bytes(100, 0));
+        write(folder.path(), &format!("{prefix}.idx"), &idx(4, 4, &[10, 15], &[]));
+        let found = RaggedRecords::open_megatron([folder.path().join(prefix)]).unwrap();
+        assert_eq!((found.len(), found.shards()[0].path()), (2, &*data));
+        assert_eq!(RaggedRecords::open_megatron([&data]).unwrap().len(), 2);
+    }
+    let gone = folder.path().join("gone");
+    let error = RaggedRecords::open_megatron([&gone]).unwrap_err();
+    assert!(matches!(&error, Error::NotFound { path } if *path == folder.path().join("gone.bin")), "{error}");
+}
+
 #[test]
 fn a_file_that_is_cut_off_while_it_is_open() {
     let folder = tempfile::tempdir().unwrap();

@@ -243,6 +243,74 @@ fn faults_of_gguf_are_typed() {
     assert!(matches!(open(&with(24, &[0xFF; 8])), FormatError::HeaderTooLong { offset: 24, .. }));
 }
 
+/// Type numbers that no version has: nothing is said about text.
+#[test]
+fn an_unknown_type_of_gguf_is_not_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "x.gguf", &gguf(&[("a", &[4], 99, 0)], 64));
+    let message = Tensors::open([&path]).unwrap_err().to_string();
+    assert!(message.contains("GGUF type 99") && !message.contains("text"), "{message}");
+}
+
+/// One name twice: in one file, and in two.
+#[test]
+fn names_are_there_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = write(folder.path(), "one.gguf", &gguf(&[("w", &[4], 24, 0), ("w", &[4], 24, 32)], 64));
+    let message = Tensors::open([&one]).unwrap_err().to_string();
+    assert!(message.contains("wanted each name once, found \"w\" twice"), "{message}");
+    let two = ["a", "b"].map(|name| write(folder.path(), name, &gguf(&[("w", &[4], 24, 0)], 64)));
+    let message = Tensors::open(&two).unwrap_err().to_string();
+    assert!(
+        message.contains("wanted each name once, found \"w\", as in") && message.contains("/a\""),
+        "{message}"
+    );
+}
+
+/// A part of a model in several files is refused, with the names of the others; all of them, in any order, are the model.
+#[test]
+fn a_split_gguf_is_complete_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |no: u16, count: u16| {
+        let mut file = b"GGUF\x03\0\0\0".to_vec();
+        file.extend(1_u64.to_le_bytes());
+        file.extend(3_u64.to_le_bytes());
+        let mut key = |name: &str, kind: u32, value: &[u8]| {
+            file.extend((name.len() as u64).to_le_bytes());
+            file.extend(name.bytes());
+            file.extend(kind.to_le_bytes());
+            file.extend(value);
+        };
+        key("split.no", 2, &no.to_le_bytes());
+        key("split.count", 2, &count.to_le_bytes());
+        key("split.tensors.count", 5, &i32::from(count).to_le_bytes());
+        let tensor = gguf(&[(&format!("w{no}"), &[4], 24, 0)], 0);
+        file.extend(&tensor[24..24 + 8 + 2 + 4 + 8 + 4 + 8]);
+        file.resize(file.len().next_multiple_of(32) + 32, 1);
+        write(folder.path(), &format!("m-{:05}-of-{count:05}.gguf", no + 1), &file)
+    };
+    let parts: Vec<PathBuf> = (0..3).map(|no| part(no, 3)).collect();
+    let whole = Tensors::open([&parts[2], &parts[0], &parts[1]]).unwrap();
+    assert_eq!(whole.all().len(), 3);
+    for (given, missing) in [
+        (vec![0], vec!["m-00002-of-00003.gguf", "m-00003-of-00003.gguf"]),
+        (vec![1], vec!["m-00001-of-00003.gguf", "m-00003-of-00003.gguf"]),
+        (vec![0, 2], vec!["m-00002-of-00003.gguf"]),
+    ] {
+        let error = format_error(Tensors::open(given.iter().map(|&at: &usize| &parts[at])));
+        let FormatError::MissingParts { path, wanted, missing: found } = &error else { panic!("{error}") };
+        let missing: Vec<PathBuf> = missing.into_iter().map(|name| folder.path().join(name)).collect();
+        assert_eq!((path, *wanted, found), (&parts[given[0]], 3, &missing));
+        assert!(error.to_string().contains("m-0000"), "{error}");
+    }
+    // Alone it is a whole model; and under another name its parts cannot be named as files.
+    assert_eq!(Tensors::open([part(0, 1)]).unwrap().all().len(), 1);
+    let renamed = folder.path().join("first.gguf");
+    std::fs::copy(&parts[0], &renamed).unwrap();
+    let message = Tensors::open([&renamed]).unwrap_err().to_string();
+    assert!(message.contains("part 2 of 3") && message.contains("part 3 of 3"), "{message}");
+}
+
 /// Past the page cache and through it, with runs that are short and long and at odd places.
 #[test]
 fn all_ways_to_read_give_the_same_bytes() {

@@ -93,6 +93,8 @@ fn place_in_header(error: &mmap::FormatError) -> (Option<PathBuf>, Option<u64>) 
     use mmap::FormatError as F;
     match error {
         F::NotHeaderless { path, .. }
+        | F::LfsPointer { path }
+        | F::MissingParts { path, .. }
         | F::HeaderCutOff { path, .. }
         | F::BadShape { path, .. }
         | F::Compressed { path, .. }

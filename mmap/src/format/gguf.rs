@@ -1,6 +1,6 @@
 //! The header of GGUF files, of versions 2 and 3 (`docs/gguf.md` of ggml): which tensors a file has, and where.
 //!
-//! Metadata are skipped but for the alignment. No crate was found that checks what it reads, keeps nothing else and has few
+//! Metadata are skipped but for the alignment and the parts of a model in several files. No crate was found that checks what it reads, keeps nothing else and has few
 //! dependencies.
 
 use std::borrow::Cow;
@@ -65,8 +65,14 @@ const TYPES: [Row; 33] = [
     (41, "Q1_0", 128, 18, None),
 ];
 
-/// The tensors of file number `index` of the model.
-pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Error> {
+/// Which part of a model in several files a file is, from 0, and of how many.
+pub(super) struct Part {
+    pub(super) number: u64,
+    pub(super) of: u64,
+}
+
+/// The tensors of file number `index` of the model, and which part of it the file is.
+pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Part), Error> {
     let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
     let version = header.u32()?;
     if !(2..=3).contains(&version) {
@@ -75,7 +81,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Erro
         return Err(FormatError::BadVersion { path, offset, wanted, found }.into());
     }
     let (count, keys) = (header.u64()?, header.u64()?);
-    let mut align = 32;
+    let (mut align, mut part) = (32, Part { number: 0, of: 1 });
     for _ in 0..keys {
         let key = header.name()?;
         let kind = header.u32()?;
@@ -85,6 +91,10 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Erro
             if !align.is_power_of_two() {
                 return Err(header.bad(at, "a power of two as `general.alignment`", &align.to_string()));
             }
+        } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
+            // `LLM_KV_SPLIT_NO` and `LLM_KV_SPLIT_COUNT` of llama.cpp: 16 bits.
+            let field = if key == "split.no" { &mut part.number } else { &mut part.of };
+            *field = header.take(size)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
         } else {
             header.skip_value(kind, NESTED)?;
         }
@@ -118,7 +128,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Erro
             }
         }
     }
-    Ok(all.into_iter().map(|(tensor, _)| tensor).collect())
+    Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), part))
 }
 
 /// A header as far as it has been parsed.
@@ -233,8 +243,9 @@ impl Header<'_> {
         let kind = self.u32()?;
         let offset = self.u64()?;
         let Some(&(_, format, block, block_bytes, dtype)) = TYPES.iter().find(|row| row.0 == kind) else {
-            let (path, found) = (self.file.path.clone(), format!("GGUF type {kind}"));
-            return Err(FormatError::UnsupportedType { path, offset: at_type, found }.into());
+            let (path, offset, found) = (self.file.path.clone(), at_type, format!("GGUF type {kind}"));
+            let advice = "its size is not known: convert it to a type that llama.cpp still writes";
+            return Err(FormatError::UnsupportedType { path, offset, found, advice }.into());
         };
         // ggml lists the axis that varies fastest first; blocks are along it.
         let first = ne.first().copied().unwrap_or(1);

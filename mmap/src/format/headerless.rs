@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::{Array, known, open};
+use crate::records::behind;
 use crate::{Cut, DType, Error, Options, Records};
 
 impl Records {
@@ -11,8 +12,10 @@ impl Records {
     /// elements become records; a row is one element.
     ///
     /// Without a header, the call can check only the size of the files. It also refuses files that start like
-    /// another format, because their headers would be read as elements: `.npy`, llm.c tokens, `safetensors`, zip
-    /// (`.npz`, `.pt`), gzip, zstd, HDF5, Parquet, Arrow, tar and pickle.
+    /// another format, because their headers would be read as elements: the formats that this crate opens, archives
+    /// and compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures,
+    /// sound, documents, programs, and, unless the elements have one byte, JSON lines and other text.
+    /// [`Options::header`] skips a header.
     ///
     /// # Errors
     ///
@@ -44,19 +47,16 @@ impl Options {
         dtype: DType,
         cut: Cut,
     ) -> Result<Records, Error> {
+        let Self { header, .. } = self;
         open(self, paths, cut, |file| {
-            known::refuse(file)?;
-            let wanted = dtype.size() as u64;
-            let found = file.len % wanted;
-            if found > 0 {
-                return Err(Error::Ragged {
-                    path: file.path.clone(),
-                    offset: file.len - found,
-                    wanted,
-                    found,
-                });
+            known::refuse(file, dtype, header)?;
+            let (len, wanted) = (behind(file, header)?, dtype.size() as u64);
+            match len % wanted {
+                0 => Ok(Array { offset: header, dtype, shape: vec![len / wanted] }),
+                found => {
+                    Err(Error::Ragged { path: file.path.clone(), offset: file.len - found, wanted, found })
+                }
             }
-            Ok(Array { offset: 0, dtype, shape: vec![file.len / wanted] })
         })
     }
 }

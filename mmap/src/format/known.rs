@@ -1,122 +1,160 @@
 //! Formats that files of bare numbers are mistaken for.
 
 use crate::file::DataFile;
-use crate::{Error, FormatError};
+use crate::{DType, Error, FormatError};
 
-/// A format, how it begins, and what to do with such a file.
-struct Known {
-    name: &'static str,
-    begins: fn(&Front<'_>) -> bool,
-    advice: &'static str,
-}
+/// Bytes that are looked at: past tar's magic, and enough to tell text from numbers.
+const FRONT: usize = 512;
 
-/// The beginning of a file.
-struct Front<'a> {
-    bytes: &'a [u8],
-    /// Bytes in the whole file.
-    len: u64,
-}
+/// The least text that is told from numbers.
+const TEXT: usize = 64;
 
-impl Front<'_> {
-    fn starts(&self, magic: &[u8]) -> bool {
-        self.bytes.starts_with(magic)
-    }
+const DECOMPRESS: &str = "decompress it first";
+const UNPACK: &str = "unpack it first";
+const DECODE: &str = "decode it first, and save the arrays as .npy";
+const PARSE: &str = "parse it first, and save the arrays with `numpy.save(path, x)`";
+const COLUMNS: &str = "save its columns as .npy: `numpy.save(path, table[name].to_numpy())`";
+const NOTHING: &str = "it has no records";
+const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
 
-    /// A 32-bit number at `4 * index`.
-    fn number(&self, index: usize) -> Option<i32> {
-        let bytes = self.bytes.get(4 * index..4 * index + 4)?;
-        Some(bytes.iter().rev().fold(0, |number, &byte| number << 8 | i32::from(byte)))
-    }
-}
-
-/// Bytes that are looked at: as far as tar's magic.
-const FRONT: u64 = 263;
-
-/// Short magics are joined by more of the header, since two bytes may well be a token.
-const KNOWN: [Known; 12] = [
-    Known {
-        name: "numpy's .npy",
-        begins: |front| front.starts(b"\x93NUMPY"),
-        advice: "open it with `Records::open_npy`",
-    },
-    Known {
-        name: "llm.c's tokens",
-        // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`.
-        begins: |front| {
-            matches!(
-                (front.number(0), front.number(1)),
-                (Some(20_240_520), Some(1)) | (Some(20_240_801), Some(7))
-            )
-        },
-        advice: "open it with `Records::open_llm_c`",
-    },
-    Known {
-        name: "llm.c's evaluation data",
-        begins: |front| front.number(0) == Some(20_240_522),
-        advice: "its records have many lengths and cannot be opened",
-    },
-    Known {
-        name: "safetensors",
-        begins: |front| {
-            let length =
-                front.bytes.iter().take(8).rev().fold(0_u64, |length, &byte| length << 8 | u64::from(byte));
-            front.bytes.get(8..10) == Some(b"{\"") && length <= front.len.saturating_sub(8)
-        },
-        advice: "open it with `Records::open_safetensors`",
-    },
-    Known {
-        name: "zip (.npz, .pt)",
-        begins: |front| front.starts(b"PK\x03\x04"),
-        advice: "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
-                 numpy.load(path).items(): numpy.save(name, x)`",
-    },
-    Known {
-        name: "gzip",
-        // RFC 1952: method 8, reserved flags 0, a known operating system.
-        begins: |front| {
-            front.starts(b"\x1f\x8b\x08")
-                && front.bytes.get(3).is_some_and(|flags| flags & 0xe0 == 0)
-                && front.bytes.get(9).is_some_and(|&system| system <= 13 || system == 255)
-        },
-        advice: "decompress it first",
-    },
-    Known { name: "zstd", begins: |front| front.starts(b"\x28\xb5\x2f\xfd"), advice: "decompress it first" },
-    Known {
-        name: "HDF5",
-        begins: |front| front.starts(b"\x89HDF\r\n\x1a\n"),
-        advice: "save its data sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`",
-    },
-    Known {
-        name: "Parquet",
-        begins: |front| front.starts(b"PAR1") && front.len >= 12,
-        advice: "save its columns as .npy: `numpy.save(path, pyarrow.parquet.read_table(file)[name].to_numpy())`",
-    },
-    Known {
-        name: "Arrow IPC",
-        begins: |front| front.starts(b"ARROW1\0\0"),
-        advice: "save its columns as .npy: `numpy.save(path, table[name].to_numpy())`",
-    },
-    Known {
-        name: "tar",
-        begins: |front| front.bytes.get(257..262) == Some(b"ustar"),
-        advice: "unpack it first",
-    },
-    Known {
-        name: "a Python pickle",
-        // Protocols 4 and 5, with the frame that every pickler writes.
-        begins: |front| front.starts(b"\x80\x04\x95") || front.starts(b"\x80\x05\x95"),
-        advice: "save its arrays as .npy: `numpy.save(path, x)`",
-    },
+/// What a file of a format has at a place, the format, and what to do with such a file. Fewer than four bytes may well be
+/// tokens, so short magics are joined by more of the header.
+const MAGICS: [(usize, &[u8], &str, &str); 35] = [
+    (0, b"\x93NUMPY", "numpy's .npy", "open it with `Records::open_npy`"),
+    // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`: magic and version.
+    (0, b"\x88\xd8\x34\x01\x01\0\0\0", "llm.c's tokens", "open it with `Records::open_llm_c`"),
+    (0, b"\xa1\xd9\x34\x01\x07\0\0\0", "llm.c's tokens", "open it with `Records::open_llm_c`"),
+    (0, b"\x8a\xd8\x34\x01", "llm.c's evaluation data", "its records have many lengths and cannot be opened"),
+    (0, b"GGUF\x01\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"GGUF\x02\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"GGUF\x03\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"MMIDIDX\0\0", "Megatron-LM's index", "open its `.bin` with `RaggedRecords::open_megatron`"),
+    (
+        0,
+        b"PK\x03\x04",
+        "zip (.npz, .pt)",
+        "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
+         numpy.load(path).items(): numpy.save(name, x)`",
+    ),
+    (0, b"\x28\xb5\x2f\xfd", "zstd", DECOMPRESS),
+    (0, b"\xfd7zXZ\0", "xz", DECOMPRESS),
+    (4, b"1AY&SY", "bzip2", DECOMPRESS),
+    (0, b"\x04\x22\x4d\x18", "LZ4", DECOMPRESS),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z", UNPACK),
+    (257, b"ustar", "tar", UNPACK),
+    (
+        0,
+        b"\x89HDF\r\n\x1a\n",
+        "HDF5",
+        "save its data sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`",
+    ),
+    (
+        0,
+        b"PAR1",
+        "Parquet",
+        "save its columns as .npy: `numpy.save(path, pyarrow.parquet.read_table(file)[name].to_numpy())`",
+    ),
+    (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
+    // Protocols 4 and 5, with the frame that every pickler writes, and 2 and 3 of a map, a list or torch.save.
+    (0, b"\x80\x04\x95", "a Python pickle", PARSE),
+    (0, b"\x80\x05\x95", "a Python pickle", PARSE),
+    (0, b"\x80\x02}q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x02]q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x03}q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x02\x8a\nl\xfc\x9cF", "a Python pickle", PARSE),
+    (0, b"SQLite format 3\0", "SQLite", PARSE),
+    (16, b"\xde\xc0\xef\xbe", "LMDB", PARSE),
+    (0, b"\x89PNG\r\n\x1a\n", "PNG", DECODE),
+    (0, b"GIF87a", "GIF", DECODE),
+    (0, b"GIF89a", "GIF", DECODE),
+    (4, b"ftyp", "MP4", DECODE),
+    (0, b"OggS\0", "Ogg", DECODE),
+    (0, b"fLaC\0\0\0\x22", "FLAC", DECODE),
+    (0, b"%PDF-", "PDF", NOTHING),
+    (0, b"\x7fELF\x01\x01\x01", "ELF", NOTHING),
+    (0, b"\x7fELF\x02\x01\x01", "ELF", NOTHING),
 ];
 
-/// Refuses a file that begins as another format does.
-pub(super) fn refuse(file: &DataFile) -> Result<(), Error> {
-    let front = file.header(0, usize::try_from(file.len.min(FRONT)).unwrap_or(0))?;
-    let front = Front { bytes: &front, len: file.len };
-    match KNOWN.iter().find(|known| (known.begins)(&front)) {
-        None => Ok(()),
-        Some(Known { name, advice, .. }) => {
-            Err(FormatError::NotHeaderless { path: file.path.clone(), found: name, advice }.into())
+/// Formats that more than a magic tells. `len` is the length of the file, and `skipped` that of a header that the caller
+/// skips.
+fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'static str)> {
+    let bytes = |at: usize, count: usize| front.get(at..at.checked_add(count)?);
+    let little =
+        |at, count| Some(bytes(at, count)?.iter().rev().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
+    let big = |at, count| Some(bytes(at, count)?.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
+    let length = little(0, 8)?;
+    if bytes(8, 2)? == b"{\"" && length <= len.saturating_sub(8) {
+        return Some(("safetensors", "open it with `Records::open_safetensors`"));
+    }
+    // RFC 1952: method 8, reserved flags 0, a known operating system.
+    if front.starts_with(b"\x1f\x8b\x08") && front[3] & 0xe0 == 0 && (front[9] <= 13 || front[9] == 255) {
+        return Some(("gzip", DECOMPRESS));
+    }
+    // Yann LeCun's format of MNIST: two zeros, the type, the number of axes, their lengths.
+    if let [0, 0, kind @ (8 | 9 | 11..=14), axes @ 1..=4, ..] = *front {
+        let size = [1, 1, 0, 2, 4, 4, 8][usize::from(kind - 8)];
+        let axes = usize::from(axes);
+        let data = (1..=axes).try_fold(size, |bytes: u64, axis| bytes.checked_mul(big(4 * axis, 4)?));
+        let header = 4 + 4 * axes as u64;
+        if header != skipped && data.and_then(|data| data.checked_add(header)) == Some(len) {
+            const ADVICE: [&str; 4] = [
+                "skip its header with `Options::header(8)`",
+                "skip its header with `Options::header(12)`",
+                "skip its header with `Options::header(16)`",
+                "skip its header with `Options::header(20)`",
+            ];
+            return Some(("IDX (MNIST)", ADVICE[axes - 1]));
         }
     }
+    if front.starts_with(b"\xff\xd8\xff") && front[3] >= 0xc0 {
+        return Some(("JPEG", DECODE));
+    }
+    // A stream: the mark, the length of the schema in whole words, and its root table.
+    let schema = little(4, 4)?;
+    if little(0, 4)? == u64::from(u32::MAX)
+        && schema % 8 == 0
+        && (8..len).contains(&schema)
+        && little(8, 4)? < 64
+    {
+        return Some(("Arrow IPC", COLUMNS));
+    }
+    if front.starts_with(b"RIFF") && matches!(bytes(8, 4)?, b"WEBP" | b"WAVE" | b"AVI ") {
+        return Some(("RIFF (WebP, WAV, AVI)", DECODE));
+    }
+    // The length of a record and its masked CRC-32C (`record_writer.cc` of TensorFlow).
+    let crc = !front[..8].iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ (crc & 1).wrapping_mul(0x82f6_3b78))
+    });
+    let masked = crc.rotate_right(15).wrapping_add(0xa282_ead8);
+    (length < len && little(8, 4)? == u64::from(masked)).then_some(("TFRecord", PARSE))
+}
+
+/// Text in UTF-8 without control characters.
+fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
+    let text = match std::str::from_utf8(front) {
+        // Cut in a character.
+        Err(error) if error.error_len().is_none() => {
+            std::str::from_utf8(&front[..error.valid_up_to()]).ok()?
+        }
+        text => text.ok()?,
+    };
+    if text.len() < TEXT
+        || text.contains(|c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c'))
+    {
+        return None;
+    }
+    Some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
+}
+
+/// Refuses a file that begins as another format does. Text may be meant as elements of one byte.
+pub(super) fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
+    let front = file.header(0, usize::try_from(file.len).map_or(FRONT, |len| len.min(FRONT)))?;
+    let magic =
+        MAGICS.iter().find(|(at, magic, ..)| front.get(*at..).is_some_and(|from| from.starts_with(magic)));
+    let found = magic.map(|&(_, _, name, advice)| (name, advice));
+    let found = found.or_else(|| by_header(&front, file.len, skipped));
+    let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front))?);
+    found.map_or(Ok(()), |(found, advice)| {
+        Err(FormatError::NotHeaderless { path: file.path.clone(), found, advice }.into())
+    })
 }

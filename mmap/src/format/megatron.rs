@@ -36,7 +36,8 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
         8 => DType::U16,
         code => {
             let found = format!("the code {code}");
-            return Err(FormatError::UnsupportedType { path: path(), offset: 17, found }.into());
+            let advice = "wanted a code from 1 to 8: integers of 8 to 64 bits or floats of 32 or 64 bits";
+            return Err(FormatError::UnsupportedType { path: path(), offset: 17, found, advice }.into());
         }
     };
     let (sequences, documents) = (number(18), number(26));

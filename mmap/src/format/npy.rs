@@ -323,7 +323,27 @@ impl<'a> Parser<'a> {
     }
 
     fn unsupported(&self, name: &[u8], at: usize) -> Error {
-        let found = excerpt(name);
-        FormatError::UnsupportedType { path: self.file.path.clone(), offset: self.offset(at), found }.into()
+        let (path, offset, found) = (self.file.path.clone(), self.offset(at), excerpt(name));
+        FormatError::UnsupportedType { path, offset, found, advice: advice(name) }.into()
+    }
+}
+
+/// What to do with an array `x` of a type that is not supported, by numpy's name of it: byte order, kind and bytes.
+const fn advice(name: &[u8]) -> &'static str {
+    match name {
+        [_, b'V', b'2'] => "if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",
+        [_, b'V', b'1'] => {
+            "if it is an 8-bit float, save its bits with `numpy.save(path, x.view(numpy.uint8))`"
+        }
+        [b'<' | b'>', b'f', b'1', ..] => "save it with `numpy.save(path, x.astype('<f8'))`",
+        [b'[', ..] => "save each field separately with `numpy.save(path, x[name])`",
+        [b'<' | b'>', b'M' | b'm', b'8', ..] => "save it with `numpy.save(path, x.view(numpy.int64))`",
+        [b'|', b'O'] | [b'|', b'O', b'8'] => {
+            "it holds Python objects: save numbers of one type, such as `x.astype('<f4')`"
+        }
+        [b'<' | b'>' | b'|', b'U' | b'S' | b'a', b'0'..=b'9', ..] => {
+            "text has no fixed meaning as numbers: save token ids"
+        }
+        _ => "wanted bool, integers of 8 to 64 bits, floats of 16 to 64 bits, or complex numbers",
     }
 }

@@ -1,7 +1,7 @@
 //! Records of varying length.
 
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Array, megatron, npy, numbers};
@@ -78,8 +78,9 @@ impl RaggedRecords {
         })
     }
 
-    /// Opens token files written by Megatron-LM (`IndexedDataset`). `paths` are the `.bin` files; the index is the
-    /// `.idx` file with the same name. A record is a sequence of tokens.
+    /// Opens token files written by Megatron-LM (`IndexedDataset`). `paths` are the `.bin` files, or prefixes as
+    /// Megatron-LM takes them: `corpus` for `corpus.bin`. The index is the `.idx` file with the same name. A record is
+    /// a sequence of tokens.
     ///
     /// The index is little-endian: the magic `MMIDIDX\0\0`, the version 1 (`u64`), the token type (`u8`), the number
     /// of sequences and the number of document index entries (`u64` each), the number of tokens of each sequence
@@ -96,7 +97,16 @@ impl RaggedRecords {
     /// - [`Error::Mixed`]: the files have different token types.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
-        Self::assemble(paths, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
+        // A prefix may have a dot in it, so the ending is appended.
+        let data = paths.into_iter().map(|path| match path.as_ref() {
+            path if path.extension().is_some_and(|end| end == "bin") || path.is_file() => path.to_owned(),
+            prefix => {
+                let mut path = prefix.as_os_str().to_owned();
+                path.push(".bin");
+                PathBuf::from(path)
+            }
+        });
+        Self::assemble(data, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
     }
 
     /// Opens data files with the offsets that `index` finds for each.
@@ -153,7 +163,8 @@ fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
     let Array { offset, dtype, shape } = npy::parse(file, &(0..file.len))?;
     if !matches!(dtype, DType::I64 | DType::U64) {
         let found = format!("offsets of {dtype}");
-        return Err(FormatError::UnsupportedType { path: file.path.clone(), offset: 0, found }.into());
+        let advice = "wanted integers of 64 bits: save it with `numpy.save(path, x.astype('<i8'))`";
+        return Err(FormatError::UnsupportedType { path: file.path.clone(), offset: 0, found, advice }.into());
     }
     let count = match shape[..] {
         [count] if count >= 2 => count,

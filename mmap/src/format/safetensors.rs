@@ -182,7 +182,8 @@ impl Header {
         };
         let Some(dtype) = dtype(info.dtype) else {
             let (path, offset, found) = (path(), PREFIX as u64, info.dtype.to_string());
-            return Err(FormatError::UnsupportedType { path, offset, found }.into());
+            let advice = "elements of less than 8 bits and scales cannot be read as records";
+            return Err(FormatError::UnsupportedType { path, offset, found, advice }.into());
         };
         let shape = info.shape.iter().map(|&axis| axis as u64).collect();
         Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })

@@ -68,11 +68,12 @@ impl Tensors {
     ///   file, or a file named by an index, could not be opened or read.
     /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadMagic`],
     ///   [`FormatError::BadVersion`]: a header is invalid.
-    /// - [`FormatError::BadHeader`]: a header or an index cannot be parsed, tensors overlap, or two files have a
-    ///   tensor with the same name.
+    /// - [`FormatError::BadHeader`]: a header or an index cannot be parsed, tensors overlap, or two tensors have the
+    ///   same name.
     /// - [`FormatError::BadShape`]: a GGUF tensor does not consist of whole blocks.
     /// - [`FormatError::DataLength`]: the size of the tensors does not match the size of the file.
     /// - [`FormatError::UnsupportedType`]: the size of a GGUF type is unknown.
+    /// - [`FormatError::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`FormatError::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
@@ -89,10 +90,17 @@ impl Tensors {
         let path = first.ok_or(Error::NoPaths)?;
         let mut model = Model { path, shards: Vec::new(), tensors: Vec::new() };
         let kept = limit::kept(files.len());
-        let mut before = 0_u64;
+        let (mut before, mut parts) = (0_u64, Vec::new());
         for (path, names) in files {
             let mut file = DataFile::open(&path)?;
-            let found = tensors_of(&file, model.shards.len())?;
+            let found = match &*file.header(0, 4.min(usize::try_from(file.len).unwrap_or(4)))? {
+                gguf::MAGIC => {
+                    let (found, part) = gguf::tensors(&file, model.shards.len())?;
+                    parts.push((path, part));
+                    found
+                }
+                _ => Header::read(&file)?.all(model.shards.len()),
+            };
             match names {
                 Some(names) => model.tensors.extend(listed(&file, found, names)?),
                 None => model.tensors.extend(found),
@@ -107,14 +115,15 @@ impl Tensors {
             model.shards.push(Shard { file, at: Places::Strided(0), bytes, first: 0, records: 0, before });
             before = before.saturating_add(model.shards.last().map_or(0, |shard| shard.bytes.end));
         }
-        model.tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        whole(&parts)?;
+        model.tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some([first, twice]) = model.tensors.windows(2).find(|two| two[0].name == two[1].name) {
-            let path = |tensor: &Tensor| model.shards[tensor.range.file].file.path.clone();
-            let found = format!("{:?}, as in {:?}", twice.name, path(first));
-            let (path, wanted) = (path(twice), "names that no other file has");
-            return Err(
-                FormatError::BadHeader { path, offset: 0, wanted, found: excerpt(found.as_bytes()) }.into()
-            );
+            let [first, path] = [first, twice].map(|tensor| &model.shards[tensor.range.file].file.path);
+            let place = if first == path { "twice".to_owned() } else { format!("as in {first:?}") };
+            let comma = if first == path { "" } else { "," };
+            let found = excerpt(format!("{:?}{comma} {place}", twice.name).as_bytes());
+            let (path, wanted) = (path.clone(), "each name once");
+            return Err(FormatError::BadHeader { path, offset: 0, wanted, found }.into());
         }
         Ok(Self(Arc::new(model)))
     }
@@ -164,10 +173,26 @@ impl fmt::Debug for Tensors {
     }
 }
 
-/// The tensors of one file.
-fn tensors_of(file: &DataFile, index: usize) -> Result<Vec<Tensor>, Error> {
-    let start = file.header(0, 4.min(usize::try_from(file.len).unwrap_or(4)))?;
-    if start == gguf::MAGIC { gguf::tensors(file, index) } else { Ok(Header::read(file)?.all(index)) }
+/// Checks that all parts of each model in several files are there.
+fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
+    let Some((path, &gguf::Part { number, of })) =
+        parts.iter().map(|(path, part)| (path, part)).find(|(_, part)| part.of > 1)
+    else {
+        return Ok(());
+    };
+    // As llama.cpp names them (`llama_split_path`).
+    let end = |number: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
+    let name = path.to_string_lossy();
+    let file = |other: u64| match name.strip_suffix(&end(number)) {
+        Some(front) => PathBuf::from(front.to_owned() + &end(other)),
+        None => PathBuf::from(format!("part {} of {of}", other + 1)),
+    };
+    let absent = |other: &u64| !parts.iter().any(|(_, part)| (part.number, part.of) == (*other, of));
+    let missing: Vec<PathBuf> = (0..of).filter(absent).map(file).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(FormatError::MissingParts { path: path.clone(), wanted: of, missing }.into())
 }
 
 /// Those of a file's tensors that an index lists for it.
