@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, lints, docs, import circles between the files of a crate, the names at the crates' roots, and the actions of
-# hosted CI.
+# Formatting, lints, docs, import circles between the files of a crate, the names at the crates' roots, the words about
+# features, and the actions of hosted CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo fmt --all --check
@@ -13,6 +13,7 @@ python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/
   bench/loaders/src bench/cudarc/src bench/weights/src adapters/{burn,candle,ranks}/src \
   python/src
 python3 ci/names.py
+python3 ci/features.py
 if grep -n 'uses:' .github/workflows/*.yml | grep -vE '@[0-9a-f]{40} # v[0-9.]+$'; then
   echo "these actions are not pinned by hash" >&2
   exit 1

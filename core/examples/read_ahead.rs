@@ -1,35 +1,33 @@
-//! `impl Read` over a thread that reads ahead: one buffer is filled while the caller uses the other.
+//! `impl Read` over a thread that reads ahead: it fills one block while the caller uses the other.
 //!
 //! `cargo run --example read_ahead`
 
-use std::io::{self, Read};
+use std::io::{self, Cursor, Read};
 use std::thread;
 
 use twinbuf_core::{Closed, Consumer, HeapRing, KeptSlot};
 
-struct Block {
-    bytes: Vec<u8>,
-    /// How many bytes the thread read, or why it could not. An error comes after everything read before it.
-    read: io::Result<usize>,
-}
+/// Bytes, and then the error that followed them.
+type Block = (Cursor<Vec<u8>>, Option<io::Error>);
 
-struct ReadAhead {
+pub(crate) struct ReadAhead {
     rx: Consumer<'static, Block>,
-    /// The block in use, and how much of it the caller has.
-    block: Option<(KeptSlot<'static, Block>, usize)>,
+    /// The block in use.
+    block: Option<KeptSlot<'static, Block>>,
 }
 
 impl ReadAhead {
-    fn new(mut file: impl Read + Send + 'static, size: usize) -> Self {
-        let block = |_| Block { bytes: vec![0; size], read: Ok(0) };
-        let (mut tx, rx) = HeapRing::from_fn(2, block).into_handles();
+    pub(crate) fn new(mut file: impl Read + Send + 'static, block_size: u64) -> Self {
+        let (mut tx, rx) = HeapRing::from_fn(2, |_| Block::default()).into_handles();
         thread::spawn(move || {
-            while tx.fill(|block| {
-                block.read = file.read(&mut block.bytes);
-                !matches!(block.read, Ok(0) | Err(_))
+            while tx.fill(|(bytes, error)| {
+                bytes.set_position(0);
+                bytes.get_mut().clear();
+                *error = file.by_ref().take(block_size).read_to_end(bytes.get_mut()).err();
+                error.is_some() || !bytes.get_ref().is_empty() // not yet the end
             })? {}
             tx.finish();
-            Ok::<(), Closed>(()) // `Closed`: the caller gave up, and the file is closed
+            Ok::<(), Closed>(()) // `Closed`: the caller gave up
         });
         Self { rx, block: None }
     }
@@ -38,24 +36,24 @@ impl ReadAhead {
 impl Read for ReadAhead {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         loop {
-            if let Some((block, used)) = &mut self.block {
-                let len = block.read.as_ref().map_or(0, |&len| len);
-                let copied = (&block.bytes[*used..len]).read(to)?;
-                *used += copied;
-                if copied > 0 || to.is_empty() {
-                    return Ok(copied);
+            if let Some((bytes, error)) = self.block.as_deref_mut() {
+                let len = bytes.read(to)?;
+                if len > 0 || to.is_empty() {
+                    return Ok(len);
                 }
+                error.take().map_or(Ok(()), Err)?;
             }
-            self.block = None; // gives the buffer back
-            let Some(mut block) = self.rx.recv().map_err(io::Error::other)? else { return Ok(0) };
-            std::mem::replace(&mut block.read, Ok(0)).map(|len| block.read = Ok(len))?;
-            self.block = Some((block.keep(), 0));
+            self.block = None; // to be filled again
+            match self.rx.recv().map_err(io::Error::other)? {
+                Some(block) => self.block = Some(block.keep()),
+                None => return Ok(0),
+            }
         }
     }
 }
 
 fn main() -> io::Result<()> {
-    let source = io::repeat(7).take(1 << 20);
-    println!("{} bytes", io::copy(&mut ReadAhead::new(source, 1 << 16), &mut io::sink())?);
+    let file = std::fs::File::open(std::env::args().nth(1).unwrap_or("Cargo.toml".into()))?;
+    println!("{} bytes", io::copy(&mut ReadAhead::new(file, 1 << 20), &mut io::sink())?);
     Ok(())
 }

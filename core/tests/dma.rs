@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use embedded_dma::{ReadBuffer, WriteBuffer};
+use embedded_dma::{ReadBuffer, WriteBuffer, WriteTarget};
 use twinbuf_core::{Consumer, DoubleBuffer, HeapRing, Producer, ReservedSlot, Ring, TryAcquireError};
 
 type Block = [u16; 8];
@@ -67,6 +67,47 @@ fn a_leaked_target_is_never_handed_out(tx: Producer<'static, Block>, rx: Consume
     assert_eq!(tx.try_acquire().unwrap_err(), TryAcquireError::Full);
     drop((tx, rx));
     engine_writes(target, 9); // not freed either: an address sanitizer would report it
+}
+
+/// As the README advises for engines behind a cache: no line holds bytes of a slot and of anything else.
+#[test]
+fn aligned_slots_share_no_cache_line() {
+    const LINE: usize = 32;
+
+    #[repr(C, align(32))]
+    struct Aligned([u16; 64]);
+    // SAFETY: integers without padding.
+    unsafe impl WriteTarget for Aligned {
+        type Word = u16;
+    }
+
+    fn lines<T: WriteTarget>(tx: &mut Producer<'static, T>) -> Vec<std::ops::Range<usize>> {
+        let buffers = [(); 3].map(|()| {
+            // SAFETY: nothing reads or writes through the pointer.
+            unsafe { tx.acquire().unwrap().reserve().write_buffer() }
+        });
+        let lines = buffers.map(|(at, words)| {
+            let (first, last) = (at.addr(), at.addr() + words * size_of::<T::Word>() - 1);
+            first / LINE..last / LINE + 1
+        });
+        lines.into()
+    }
+    fn own(lines: &[std::ops::Range<usize>], ring: usize) -> bool {
+        // The words are where the ring begins.
+        lines[0].start > ring / LINE && lines.windows(2).all(|two| two[0].end <= two[1].start)
+    }
+
+    static RING: Ring<Aligned, 3> = Ring::new([const { Aligned([0; 64]) }; 3]);
+    let (mut tx, _rx) = RING.try_split_static().unwrap();
+    assert!(own(&lines(&mut tx), (&raw const RING).addr()));
+    let slots: Vec<_> = (0..3).map(|_| Aligned([0; 64])).collect();
+    let (mut tx, _rx) = HeapRing::new(slots).into_handles();
+    assert!(own(&lines(&mut tx), 0));
+
+    // Without the alignment they do share.
+    static SHARED: Ring<[u16; 64], 3> = Ring::new([[0; 64]; 3]);
+    let (mut tx, _rx) = SHARED.try_split_static().unwrap();
+    assert!(!own(&lines(&mut tx), (&raw const SHARED).addr()));
 }
 
 #[test]
