@@ -57,11 +57,12 @@ says "$real" "the CUDA driver found no device"
 [ "${1-}" != stub ] || says "$stub" "found the toolkit's stub"
 
 # The software driver has every function that the tests and programs call. NVIDIA's library, here that of CUDA 12.2,
-# has them too, but for one of CUDA 12.8 that cudarc's `elapsed_ms` calls, which only the software driver's own tests use.
+# has them too, but for newer ones: of 12.5, and of 12.8, which cudarc's `elapsed_ms` calls. Only the software driver's own
+# tests use them.
 cargo build --quiet --package twinbuf-cuda-sim
 functions() { nm -D --defined-only "$1" | awk '$3 ~ /^cu[A-Z]/ { print $3 }' | sort; }
 missing=$(comm -23 <(functions "$target/debug/libtwinbuf_cuda_sim.so") <(functions "$real/libcuda.so.1"))
-newer=cuEventElapsedTime_v2
+newer=$(printf '%s\n' cuCtxCreate_v4 cuEventElapsedTime_v2)
 if [ "$missing" != "$newer" ]; then
   printf 'wanted every function but\n%s\nin %s, found these missing:\n%s\n' "$newer" "$real" "$missing" >&2
   exit 1

@@ -17,6 +17,10 @@ pub(crate) struct RawOptions {
     pub(crate) host_threads_apart: u32,
 }
 
+/// What a violation in a report begins with, and a program's last line.
+pub(crate) const VIOLATION: &str = "violation: ";
+pub(crate) const END: &str = "end: ";
+
 /// Calls of one name fail.
 pub(crate) const TARGET_API: u32 = 0;
 /// Calls of any name.

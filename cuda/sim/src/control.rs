@@ -84,7 +84,7 @@ fn symbols() -> Option<&'static Symbols> {
 /// # Panics
 ///
 /// If it is not found; the message lists every path that was tried.
-fn library_path() -> PathBuf {
+pub(crate) fn library_path() -> PathBuf {
     const FILE: &str = "libtwinbuf_cuda_sim.so";
     let program = std::env::current_exe().expect("the path of the running program");
     let folder = program.parent().expect("a program lies in a folder");
@@ -400,17 +400,7 @@ impl Sim {
         let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let control = Control::get();
         if let Some(sim) = control.symbols {
-            let raw = RawOptions {
-                seed: options.seed,
-                device_bytes: options.device_bytes,
-                host_bytes: options.host_bytes,
-                delay_us: options.delay_us,
-                pieces: options.pieces.max(1),
-                pools: u32::from(options.pools),
-                kind: options.installed as u32,
-                devices: options.devices.clamp(1, 2),
-                host_threads_apart: u32::from(options.host_threads_apart),
-            };
+            let raw = RawOptions::from(options);
             // SAFETY: the pointer is valid for the call.
             unsafe { (sim.start)(&raw const raw) };
         }

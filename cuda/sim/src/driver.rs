@@ -10,9 +10,11 @@ mod capture;
 mod clock;
 mod codes;
 mod failures;
+mod faults;
 mod guard;
 mod hooks;
 mod machine;
+mod stack;
 mod violation;
 
 /// Whether a number is a `CUresult` that this driver can return as an error.

@@ -17,10 +17,15 @@ mod control;
 #[allow(non_snake_case, reason = "the names of the CUDA driver API")]
 mod driver;
 mod options;
+mod tool;
 
 pub use abi::Live;
 pub use control::{Control, DRIVER_VARIABLE, Held, Kernel, Sim, checksum_of};
+#[doc(hidden)]
+pub use options::Settings;
 pub use options::{Failure, Installed, Options};
+#[doc(hidden)]
+pub use tool::{Outcome, install, run};
 
 /// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
 pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;

@@ -1,6 +1,8 @@
 //! The settings of a test: the simulated machine, and the errors to inject.
 
-use crate::abi::{RawFailure, TARGET_API, TARGET_CALL, TARGET_WORK};
+use std::str::FromStr;
+
+use crate::abi::{KINDS, RawFailure, RawOptions, TARGET_API, TARGET_CALL, TARGET_WORK};
 use crate::driver::is_error;
 
 /// What is installed in the simulated machine.
@@ -65,6 +67,67 @@ impl Options {
     }
 }
 
+impl From<Options> for RawOptions {
+    fn from(options: Options) -> Self {
+        Self {
+            seed: options.seed,
+            device_bytes: options.device_bytes,
+            host_bytes: options.host_bytes,
+            delay_us: options.delay_us,
+            pieces: options.pieces.max(1),
+            pools: u32::from(options.pools),
+            kind: options.installed as u32,
+            devices: options.devices.clamp(1, 2),
+            host_threads_apart: u32::from(options.host_threads_apart),
+        }
+    }
+}
+
+/// What the command line says, and the driver reads from [`Settings::VARIABLE`] in a program that is not a test of this
+/// package: `NAME=VALUE`, with commas between.
+#[derive(Debug, Default)]
+#[doc(hidden)]
+pub struct Settings {
+    pub(crate) options: Options,
+    pub(crate) failures: Vec<Failure>,
+    /// The file that the report is appended to. Default: standard error.
+    pub(crate) report: Option<String>,
+}
+
+impl Settings {
+    /// The environment variable.
+    pub const VARIABLE: &str = "TWINBUF_SIM";
+}
+
+impl FromStr for Settings {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut settings = Self::default();
+        let options = &mut settings.options;
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| format!("{part}: wanted NAME=VALUE"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("{part}: wanted a number"));
+            let small = || value.parse::<u32>().map_err(|_| format!("{part}: wanted a number"));
+            match name {
+                "seed" => options.seed = number()?,
+                "delay" => options.delay_us = small()?,
+                "pieces" => options.pieces = small()?,
+                "pools" => options.pools = small()? != 0,
+                "devices" => options.devices = small()?,
+                "device-bytes" => options.device_bytes = number()?,
+                "host-bytes" => options.host_bytes = number()?,
+                "fail" => settings.failures.push(Failure::parse(value).ok_or_else(|| {
+                    format!("{part}: wanted fail=WHAT:N:CODE; WHAT is a call's name, `call` for any, or one of {KINDS:?}")
+                })?),
+                "report" => settings.report = Some(value.to_owned()),
+                _ => return Err(format!("{part}: no such setting")),
+            }
+        }
+        Ok(settings)
+    }
+}
+
 /// An error to inject: the call or operation that fails, counted from [`Control::inject`](crate::Control::inject), and
 /// its code.
 ///
@@ -82,6 +145,17 @@ impl Failure {
         // cudarc converts the number to its enum unchecked.
         assert!(is_error(code), "{code} is not an error code of this driver");
         Self { raw: RawFailure { target, code, nth, times: 1, effect: 0 }, name: name.to_owned() }
+    }
+
+    /// `WHAT:N:CODE`.
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        let (what, nth, code) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        (nth > 0 && is_error(code)).then(|| match what {
+            "call" => Self::call(nth, code),
+            kind if KINDS.contains(&kind) => Self::op(kind, nth, code),
+            name => Self::api(name, nth, code),
+        })
     }
 
     /// Fails the `nth` call (from 1) of this exported name, such as `cuMemcpyHtoDAsync_v2`. The launch of a simulated

@@ -11,13 +11,14 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use self::bodies::{copy, download, elapsed, function, launch_function, set, settle, upload};
+use self::bodies::{copy, copy_any, download, elapsed, function, launch_function, set, settle, upload};
 use self::entry::{Needs, Out, current, enter, stream, target, waitable};
 use super::capture::exchange;
 use super::codes::{
     CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
-    INVALID_VALUE, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS, describe,
+    INVALID_VALUE, NOT_FOUND, NOT_READY, NOT_SUPPORTED, STUB_LIBRARY, SUCCESS, describe,
 };
+use super::faults::handle;
 use super::machine::memory::Space;
 use super::machine::work::{HostFunction, Work, synchronize};
 use super::machine::{Core, State, lock};
@@ -49,7 +50,8 @@ fn device(core: &Core, ordinal: c_int) -> Result<usize, Code> {
 
 /// `fn name(arguments) needs |core| body`: an exported function.
 macro_rules! calls {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) $needs:ident |$core:pat_param| $body:expr;)*) => {$(
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $needs:ident |$core:pat_param| $body:expr;)*) => {
+    $(
         /// See the CUDA driver API's function of this name.
         ///
         /// # Safety
@@ -59,15 +61,83 @@ macro_rules! calls {
         unsafe extern "C" fn $name($($argument: $type),*) -> Code {
             enter(stringify!($name), Needs::$needs, |$core| $body)
         }
-    )*};
+    )*
+
+        /// The address of an exported function.
+        fn address(name: &str) -> Option<*const c_void> {
+            match name {
+                $(stringify!($name) => Some($name as *const c_void),)*
+                "cuGetErrorName" => Some(cuGetErrorName as *const c_void),
+                "cuGetErrorString" => Some(cuGetErrorString as *const c_void),
+                _ => None,
+            }
+        }
+    };
+}
+
+/// Functions with more than one signature: the version of CUDA that has each. `cuda.h` gives a program's calls the newest
+/// that its own version has. Those that are missing here are listed too, so that no program gets an older one in its
+/// place. All others have one signature since CUDA 3.2 or 4.0.
+const VERSIONS: [(&str, c_int); 13] = [
+    ("cuCtxCreate_v4", 12050),
+    ("cuCtxCreate_v3", 11040),
+    ("cuCtxGetDevice_v2", 13000),
+    ("cuCtxSynchronize_v2", 13000),
+    ("cuDeviceGetUuid_v2", 11040),
+    ("cuEventElapsedTime_v2", 12080),
+    ("cuGetProcAddress_v2", 12000),
+    ("cuGraphInstantiate_v2", 11000),
+    ("cuMemAdvise_v2", 12020),
+    ("cuMemPrefetchAsync_v2", 12020),
+    ("cuStreamBeginCapture_v2", 10010),
+    ("cuStreamGetCtx_v2", 12050),
+    ("cuThreadExchangeStreamCaptureMode", 10010),
+];
+
+/// The function that a program of this CUDA version calls by this name.
+fn newest(name: &str, version: c_int) -> Option<*const c_void> {
+    let since = |name: &String| VERSIONS.iter().find(|(known, _)| known == name).map(|(_, since)| *since);
+    let names = ["_v4", "_v3", "_v2", ""].map(|suffix| format!("{name}{suffix}"));
+    let mut has =
+        names.iter().filter(|name| since(name).map_or(address(name).is_some(), |since| since <= version));
+    address(has.next()?)
+}
+
+/// `cuGetProcAddress`, without and with the status that its second version has.
+fn proc_address(
+    symbol: *const c_char,
+    found: &Out<*const c_void>,
+    version: c_int,
+    flags: u64,
+    status: &Out<c_uint>,
+) -> Result<(), Code> {
+    /// Each thread its own default stream: those functions are not here.
+    const PER_THREAD_DEFAULT_STREAM: u64 = 2;
+    if symbol.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller gives a C string.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_string_lossy();
+    let address = newest(&name, version).filter(|_| flags & PER_THREAD_DEFAULT_STREAM == 0);
+    found.set(address.unwrap_or(std::ptr::null()))?;
+    // CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND.
+    let _ = status.set(c_uint::from(address.is_none()));
+    address.map(drop).ok_or(NOT_FOUND)
 }
 
 calls! {
     // Driver, device.
     fn cuInit(flags: c_uint) Nothing |mut core| {
+        handle();
         core.initialized = flags == 0;
         if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
     };
+    fn cuGetProcAddress(symbol: *const c_char, found: Out<*const c_void>, version: c_int, flags: u64) Nothing |_| {
+        proc_address(symbol, &found, version, flags, &Out(std::ptr::null_mut()))
+    };
+    fn cuGetProcAddress_v2(
+        symbol: *const c_char, found: Out<*const c_void>, version: c_int, flags: u64, status: Out<c_uint>
+    ) Nothing |_| proc_address(symbol, &found, version, flags, &status);
     fn cuDriverGetVersion(version: Out<c_int>) Nothing |_| version.set(13_000);
     fn cuDeviceGetCount(count: Out<c_int>) Driver |core| {
         count.set(if core.options.kind == 0 { core.options.devices as c_int } else { 0 })
@@ -114,6 +184,34 @@ calls! {
         core.retains[device] = core.retains[device].checked_sub(1).ok_or(INVALID_CONTEXT)?;
         core.live.contexts -= 1;
         Ok(())
+    };
+    fn cuCtxCreate_v2(created: Out<usize>, _flags: c_uint, ordinal: c_int) Driver |mut core| {
+        let device = device(&core, ordinal)?;
+        let context = core.create_context(device);
+        created.set(context)
+    };
+    fn cuCtxCreate_v3(
+        created: Out<usize>, _affinity: *const c_void, _affinities: c_int, _flags: c_uint, ordinal: c_int
+    ) Driver |mut core| {
+        let device = device(&core, ordinal)?;
+        let context = core.create_context(device);
+        created.set(context)
+    };
+    fn cuCtxCreate_v4(
+        created: Out<usize>, _parameters: *const c_void, _flags: c_uint, ordinal: c_int
+    ) Driver |mut core| {
+        let device = device(&core, ordinal)?;
+        let context = core.create_context(device);
+        created.set(context)
+    };
+    fn cuCtxDestroy_v2(context: usize) Release |mut core| core.destroy_context(context);
+    fn cuCtxPushCurrent_v2(context: usize) Driver |core| core.push_current(context);
+    fn cuCtxPopCurrent_v2(popped: Out<usize>) Driver |core| {
+        let context = core.current();
+        core.set_current(0)?;
+        // The caller may not want to know it.
+        let _ = popped.set(context);
+        if context == 0 { Err(INVALID_CONTEXT) } else { Ok(()) }
     };
     fn cuCtxGetCurrent(context: Out<usize>) Driver |core| context.set(core.current());
     fn cuCtxSetCurrent(context: usize) Driver |core| core.set_current(context);
@@ -349,6 +447,10 @@ calls! {
     };
     fn cuMemcpyPeerAsync(to: u64, _to_in: usize, from: u64, _from_in: usize, bytes: usize, handle: usize) Context |core| {
         copy(core, to, from, bytes, handle)
+    };
+    fn cuMemcpy(to: u64, from: u64, bytes: usize) Context |core| copy_any(core, (to, from, bytes), 0, true);
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
+        copy_any(core, (to, from, bytes), handle, false)
     };
     fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |core| set(core, to, value, bytes, 0);
     fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| {

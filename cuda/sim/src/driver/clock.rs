@@ -5,11 +5,11 @@
 //! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
 //! happens when work is *enqueued*, so the workers' timing does not matter.
 
-use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::guard::{Closed, PAGE};
+use super::stack::Stack;
 
 /// A stream's handle, or a host thread's number.
 pub(super) type Agent = u64;
@@ -55,7 +55,7 @@ pub(super) struct Access {
     /// The operation: `h2d`, `host write`, ...
     pub(super) what: &'static str,
     /// The call that made it.
-    pub(super) stack: Arc<Backtrace>,
+    pub(super) stack: Arc<Stack>,
     /// It was part of a violation: the guard lets the program do what it wants with these bytes.
     pub(super) reported: bool,
 }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn access(agent: Agent, step: u64, (from, to): (u64, u64), write: bool) -> Access {
-        let stack = Arc::new(Backtrace::disabled());
+        let stack = Arc::new(Stack::none());
         Access { agent, step, from, to, write, what: "test", stack, reported: false }
     }
 

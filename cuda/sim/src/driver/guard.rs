@@ -2,16 +2,13 @@
 //! its pages are closed while a copy may use them, so that an access which no synchronization orders stops at its
 //! instruction, with its call stack.
 //!
-//! Pages are coarser than copies. If a closed page is touched at a byte that no copy uses, the handler opens the page for
-//! one instruction (the processor's trap flag), and closes it again.
+//! Pages are coarser than copies. If a closed page is touched at a byte that no copy uses, it is opened for one
+//! instruction, and closed again (`faults`).
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
-
-use super::machine::{lock, stopped};
 
 /// The size of a page on x86-64.
 pub(super) const PAGE: u64 = 4096;
@@ -35,8 +32,6 @@ pub(super) struct Mapping {
 impl Mapping {
     /// `None` if there is no memory.
     pub(super) fn new(bytes: u64) -> Option<Self> {
-        static HANDLERS: OnceLock<()> = OnceLock::new();
-        HANDLERS.get_or_init(handle_signals);
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let length = usize::try_from(bytes).ok()?;
         // SAFETY: the name is a C string.
@@ -80,7 +75,7 @@ impl Mapping {
     }
 
     /// Closes the page again.
-    fn close_again(&self, page: u64) {
+    pub(super) fn close_again(&self, page: u64) {
         for &(from, to, prot) in &self.closed {
             if from <= page && page < to {
                 self.protect(page, page + PAGE, prot);
@@ -116,71 +111,9 @@ thread_local! {
     static STEPPED: RefCell<Vec<(u64, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The handlers that were there before, of SIGSEGV and of SIGTRAP.
-static BEFORE: [OnceLock<libc::sigaction>; 2] = [const { OnceLock::new() }; 2];
-
-type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-
-fn handle_signals() {
-    let handlers: [(c_int, Handler); 2] = [(libc::SIGSEGV, on_fault), (libc::SIGTRAP, on_step)];
-    for ((signal, handler), before) in handlers.into_iter().zip(&BEFORE) {
-        // SAFETY: all zero is a value of this type.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = handler as usize;
-        // On the thread's own stack: to take the call stack needs more than an alternate one has.
-        action.sa_flags = libc::SA_SIGINFO;
-        // SAFETY: as above.
-        let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: both are valid. The handlers run where an instruction of the program has stopped: never inside this
-        // driver, which touches the program's mapping nowhere, and so never under its lock or an allocator's.
-        unsafe { libc::sigaction(signal, &raw const action, &raw mut old) };
-        let _ = before.set(old);
-    }
-}
-
-/// Gives a signal that is not the guard's to whoever had it before.
-fn pass_on(
-    signal: c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut c_void,
-    before: &OnceLock<libc::sigaction>,
-) {
-    let Some(before) = before.get() else { return };
-    if before.sa_sigaction == libc::SIG_DFL || before.sa_sigaction == libc::SIG_IGN {
-        // It ends the process when the instruction runs again.
-        // SAFETY: the action is the one that the process had.
-        unsafe { libc::sigaction(signal, before, null_mut()) };
-        return;
-    }
-    // SAFETY: a handler that was installed for this signal; those without SA_SIGINFO ignore the rest.
-    let handler = unsafe { std::mem::transmute::<usize, Handler>(before.sa_sigaction) };
-    handler(signal, info, context);
-}
-
-/// The processor's trap flag, in the saved flags.
-#[cfg(target_arch = "x86_64")]
-fn trap_after_this(context: *mut c_void, on: bool) {
-    const TRAP: i64 = 0x100;
-    // SAFETY: the kernel gives the handler the context of the stopped thread.
-    let flags =
-        unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_EFL as usize] };
-    *flags = if on { *flags | TRAP } else { *flags & !TRAP };
-}
-
-/// Whether the access that faulted was a write: bit 1 of the page fault's error code.
-#[cfg(target_arch = "x86_64")]
-fn was_write(context: *const c_void) -> bool {
-    // SAFETY: as in `trap_after_this`.
-    let code = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
-    code & 2 != 0
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn trap_after_this(_context: *mut c_void, _on: bool) {}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn was_write(_context: *const c_void) -> bool {
-    false
+/// The pages that are open for this thread's one instruction, no longer.
+pub(super) fn stepped() -> Vec<(u64, u64)> {
+    STEPPED.take()
 }
 
 /// What becomes of an access that a closed page stopped.
@@ -191,30 +124,4 @@ pub(super) enum Verdict {
     Opened,
     /// No copy uses the byte: the page is open for one instruction.
     Step,
-}
-
-extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives the handler a valid one.
-    let info_of = unsafe { &*info };
-    // SAFETY: it is that of SIGSEGV, which has an address.
-    let address = unsafe { info_of.si_addr() } as u64;
-    match stopped(address, was_write(context)) {
-        Verdict::Foreign => pass_on(signal, info, context, &BEFORE[0]),
-        Verdict::Opened => {}
-        Verdict::Step => trap_after_this(context, true),
-    }
-}
-
-extern "C" fn on_step(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let pages = STEPPED.take();
-    if pages.is_empty() {
-        return pass_on(signal, info, context, &BEFORE[1]);
-    }
-    trap_after_this(context, false);
-    let core = lock();
-    for (program, page) in pages {
-        if let Some(mapping) = core.mapping(program) {
-            mapping.close_again(page);
-        }
-    }
 }

@@ -3,7 +3,6 @@
 //! Host calls that wait for work and workers that wait for events share one condition variable. Every change notifies
 //! it. This is simple, and fast enough for a few streams.
 
-use std::backtrace::Backtrace;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -17,8 +16,10 @@ use super::clock::{Agent, Clock};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
 use super::failures::Failures;
 use super::guard::Verdict;
-use super::violation::Violation;
+use super::stack::Stack;
+use super::violation::{Report, Violation};
 use crate::abi::{Live, RawOptions};
+use crate::options::Settings;
 
 mod host;
 pub(super) mod memory;
@@ -46,12 +47,12 @@ pub(super) struct Actor {
     step: u64,
     clock: Clock,
     /// The call's stack, once it was asked for.
-    stack: OnceCell<Arc<Backtrace>>,
+    stack: OnceCell<Arc<Stack>>,
 }
 
 impl Actor {
-    fn stack(&self) -> Arc<Backtrace> {
-        self.stack.get_or_init(|| Arc::new(Backtrace::force_capture())).clone()
+    fn stack(&self) -> Arc<Stack> {
+        self.stack.get_or_init(|| Arc::new(Stack::here())).clone()
     }
 }
 
@@ -62,6 +63,8 @@ pub(super) struct State {
     pub(super) initialized: bool,
     /// Retains of each device's primary context.
     pub(super) retains: [u64; 2],
+    /// The contexts of `cuCtxCreate`, with their devices.
+    created: BTreeMap<u64, usize>,
     /// The sticky error, or `SUCCESS`.
     pub(super) lost: Code,
     pub(super) streams: BTreeMap<u64, Stream>,
@@ -79,6 +82,10 @@ pub(super) struct State {
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) violations: Vec<Violation>,
+    /// All violations so far.
+    found: usize,
+    /// Where violations are written when they are found; `None` in a test, which asks for them.
+    report: Option<Report>,
     next_handle: u64,
     next_address: u64,
     pub(super) live: Live,
@@ -90,22 +97,32 @@ pub(super) struct State {
     workers: Vec<JoinHandle<()>>,
 }
 
+/// What the environment says; a test's options replace it.
+fn settings() -> Settings {
+    let text = std::env::var(Settings::VARIABLE).unwrap_or_default();
+    text.parse().unwrap_or_else(|error| panic!("{}: {error}", Settings::VARIABLE))
+}
+
+extern "C" fn at_exit() {
+    let core = lock();
+    if let Some(report) = &core.report {
+        report.end(core.found, &core.live);
+    }
+}
+
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
+    let mut settings = settings();
+    let mut failures = Failures::default();
+    settings.failures.drain(..).for_each(|failure| failures.arm(failure.name, failure.raw));
+    // SAFETY: takes nothing, and is there until the process ends: this library is never unloaded before (`dlclose` of it
+    // would also end its threads' code).
+    unsafe { libc::atexit(at_exit) };
     Mutex::new(State {
-        options: RawOptions {
-            seed: 1,
-            device_bytes: 1 << 30,
-            host_bytes: 1 << 30,
-            delay_us: 0,
-            pieces: 1,
-            pools: 1,
-            kind: 0,
-            devices: 1,
-            host_threads_apart: 0,
-        },
+        options: settings.options.into(),
         run: 1, // not 0: that is the initial value in threads
         initialized: false,
         retains: [0; 2],
+        created: BTreeMap::new(),
         lost: SUCCESS,
         streams: BTreeMap::new(),
         events: BTreeMap::new(),
@@ -117,9 +134,11 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         captures: Captures::default(),
         modules: BTreeMap::new(),
         functions: BTreeMap::new(),
-        failures: Failures::default(),
+        failures,
         calls: BTreeMap::new(),
         violations: Vec::new(),
+        found: 0,
+        report: Some(Report::to(settings.report.as_deref())),
         next_handle: FIRST_HANDLE,
         next_address: FIRST_DEVICE_ADDRESS,
         live: Live::default(),
@@ -132,8 +151,8 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
 static CHANGED: Condvar = Condvar::new();
 
 thread_local! {
-    /// The run in which this thread made a context current, and the device. Run 0: never.
-    static CURRENT_IN: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
+    /// The contexts that this thread made current, with their devices, and the run. The last is the current one.
+    static CURRENT: RefCell<(u64, Vec<(usize, usize)>)> = const { RefCell::new((0, Vec::new())) };
     /// This thread's default streams, with their runs.
     static OWN_STREAM: Cell<[(u64, u64); 2]> = const { Cell::new([(0, 0); 2]) };
     /// This thread's agent, if host threads are separate.
@@ -211,6 +230,7 @@ pub(super) fn start(options: RawOptions) {
     core.options = options;
     core.initialized = false;
     core.retains = [0; 2];
+    core.created.clear();
     core.lost = SUCCESS;
     core.streams.clear();
     core.events.clear();
@@ -224,6 +244,7 @@ pub(super) fn start(options: RawOptions) {
     core.failures = Failures::default();
     core.calls.clear();
     core.violations.clear();
+    core.report = None;
     core.live = Live::default();
     core.allowed = u64::MAX;
     core.held = 0;
@@ -244,26 +265,76 @@ impl State {
         0xC0_0000 + usize::try_from(self.run).unwrap_or(0) * 32 + device * 16
     }
 
+    /// The device of a context that is alive.
+    fn alive(&self, context: usize) -> Option<usize> {
+        let primary = |&device: &usize| context == self.context(device) && self.retains[device] > 0;
+        self.created.get(&(context as u64)).copied().or_else(|| (0..2).find(primary))
+    }
+
     /// The device whose context is current on this thread.
     pub(super) fn device(&self) -> Option<usize> {
-        let (run, device) = CURRENT_IN.get();
-        (run == self.run).then_some(device)
+        CURRENT
+            .with_borrow(|(run, stack)| stack.last().filter(|_| *run == self.run).map(|(_, device)| *device))
     }
 
     /// The context that is current on this thread, or 0.
     pub(super) fn current(&self) -> usize {
-        self.device().map_or(0, |device| self.context(device))
+        CURRENT.with_borrow(|(run, stack)| {
+            stack.last().filter(|_| *run == self.run).map_or(0, |(context, _)| *context)
+        })
     }
 
+    /// Whether the context that is current on this thread has not been destroyed.
+    pub(super) fn current_is_alive(&self) -> bool {
+        self.alive(self.current()).is_some()
+    }
+
+    /// Replaces the top of this thread's contexts; 0 removes it.
     pub(super) fn set_current(&self, context: usize) -> Result<(), Code> {
-        match context {
-            0 => CURRENT_IN.set((0, 0)),
-            context => {
-                let known = |&device: &usize| context == self.context(device) && self.retains[device] > 0;
-                CURRENT_IN.set((self.run, (0..2).find(known).ok_or(INVALID_CONTEXT)?));
+        let device = (context != 0).then(|| self.alive(context).ok_or(INVALID_CONTEXT)).transpose()?;
+        CURRENT.with_borrow_mut(|(run, stack)| {
+            if *run != self.run {
+                stack.clear();
             }
-        }
+            *run = self.run;
+            stack.pop();
+            stack.extend(device.map(|device| (context, device)));
+        });
         Ok(())
+    }
+
+    pub(super) fn push_current(&self, context: usize) -> Result<(), Code> {
+        let device = self.alive(context).ok_or(INVALID_CONTEXT)?;
+        CURRENT.with_borrow_mut(|(run, stack)| {
+            if *run != self.run {
+                stack.clear();
+            }
+            *run = self.run;
+            stack.push((context, device));
+        });
+        Ok(())
+    }
+
+    /// A further context of a device, current on this thread. It shares the default streams of the primary one.
+    pub(super) fn create_context(&mut self, device: usize) -> usize {
+        let context = self.handle();
+        self.created.insert(context, device);
+        self.live.contexts += 1;
+        let context = usize::try_from(context).unwrap_or(0);
+        let _ = self.push_current(context);
+        context
+    }
+
+    /// Destroys a context that was created. If it is current on this thread, it is so no longer.
+    pub(super) fn destroy_context(&mut self, context: usize) -> Result<(), Code> {
+        self.created.remove(&(context as u64)).ok_or(INVALID_CONTEXT)?;
+        self.live.contexts -= 1;
+        if self.current() == context { self.set_current(0) } else { Ok(()) }
+    }
+
+    /// Whether an address is one of the device.
+    pub(super) fn is_device(address: u64) -> bool {
+        address >= FIRST_DEVICE_ADDRESS
     }
 
     fn handle(&mut self) -> u64 {

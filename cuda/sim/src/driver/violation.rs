@@ -1,21 +1,22 @@
-//! A violation: its sentence, and the call stacks of what it names.
+//! A violation: its sentence, and the call stacks of what it names; and the report of a program that is no test.
 
-use std::backtrace::Backtrace;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write;
 use std::sync::{Arc, OnceLock};
 
-/// Frames of a stack that are shown.
-const MOST_FRAMES: usize = 12;
+use super::stack::Stack;
+use crate::abi::{END, Live, VIOLATION};
 
 pub(super) struct Violation {
     pub(super) sentence: String,
-    stacks: Vec<(&'static str, Arc<Backtrace>)>,
+    stacks: Vec<(&'static str, Arc<Stack>)>,
     /// To find names takes long: it is done when somebody asks, and once.
     text: OnceLock<String>,
 }
 
 impl Violation {
-    pub(super) fn new(sentence: String, stacks: Vec<(&'static str, Arc<Backtrace>)>) -> Self {
+    pub(super) fn new(sentence: String, stacks: Vec<(&'static str, Arc<Stack>)>) -> Self {
         Self { sentence, stacks, text: OnceLock::new() }
     }
 
@@ -25,7 +26,7 @@ impl Violation {
             let mut text = self.sentence.clone();
             for (what, stack) in &self.stacks {
                 let _ = write!(text, "\n  {what} at:");
-                for frame in frames(&stack.to_string()) {
+                for frame in stack.frames() {
                     let _ = write!(text, "\n    {frame}");
                 }
             }
@@ -34,30 +35,35 @@ impl Violation {
     }
 }
 
-/// The program's frames, innermost first: without those of the driver below the exported function, nor of the handler,
-/// nor of what starts a thread. One line each.
-fn frames(stack: &str) -> Vec<String> {
-    let mut frames: Vec<String> = Vec::new();
-    for line in stack.lines().map(str::trim) {
-        // The number of a frame and its function, or the place of the frame before.
-        match (line.split_once(": "), frames.last_mut()) {
-            (Some((number, function)), _) if number.bytes().all(|digit| digit.is_ascii_digit()) => {
-                frames.push(function.to_owned());
-            }
-            (_, Some(frame)) => {
-                frame.push(' ');
-                frame.push_str(line);
-            }
-            _ => {}
-        }
+/// A report, written as it comes: the process may be killed.
+pub(super) struct Report(Option<File>);
+
+impl Report {
+    /// Appends to a file, or writes to standard error.
+    pub(super) fn to(path: Option<&str>) -> Self {
+        let open = |path| File::options().append(true).create(true).open(path);
+        Self(path.map(|path| open(path).unwrap_or_else(|error| panic!("{path}: {error}"))))
     }
-    let of_driver = |frame: &String| frame.contains("twinbuf_cuda_sim::driver::");
-    let inside = frames.iter().rposition(of_driver).map_or(0, |last| {
-        // Between the handler and the access is the frame that the kernel returns through.
-        last + 1 + usize::from(frames[last].contains("on_fault"))
-    });
-    let starts =
-        |frame: &String| frame.contains("__rust_begin_short_backtrace") || frame.contains("__libc_start");
-    let shown = frames.into_iter().skip(inside).take_while(|frame| !starts(frame));
-    shown.take(MOST_FRAMES).collect()
+
+    /// One write, so that the lines of several processes do not mix.
+    fn write(&self, text: &str) {
+        // There is nobody to tell of an error.
+        let _ = match &self.0 {
+            Some(file) => (&*file).write_all(text.as_bytes()),
+            None => std::io::stderr().write_all(text.as_bytes()),
+        };
+    }
+
+    pub(super) fn violation(&self, violation: &Violation) {
+        self.write(&format!("{VIOLATION}{}\n", violation.text()));
+    }
+
+    /// What the program left, if it is something.
+    pub(super) fn end(&self, found: usize, live: &Live) {
+        let Live { streams, events, host_allocations, device_allocations, .. } = live;
+        self.write(&format!(
+            "{END}{found} violations; not freed: {streams} streams, {events} events, \
+             {host_allocations} host and {device_allocations} device allocations\n"
+        ));
+    }
 }

@@ -3,10 +3,12 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use super::entry::{Needs, Out, enter, target};
-use crate::driver::codes::{CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND};
+use crate::driver::codes::{
+    CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
+};
 use crate::driver::machine::memory::Space;
 use crate::driver::machine::work::{Entry, Source, Work, synchronize, wait_passed};
-use crate::driver::machine::{Core, lock};
+use crate::driver::machine::{Core, State, lock};
 
 /// Enqueues checked work, and waits for it if `wait` is set.
 fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
@@ -94,6 +96,21 @@ pub(super) fn copy(mut core: Core, to: u64, from: u64, bytes: usize, handle: usi
     core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
     core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
     submit(core, stream, Work::Copy { to, from, bytes }, false)
+}
+
+/// A copy whose direction the addresses say. From host to host there is none here.
+pub(super) fn copy_any(
+    core: Core,
+    (to, from, bytes): (u64, u64, usize),
+    handle: usize,
+    wait: bool,
+) -> Result<(), Code> {
+    match (State::is_device(to), State::is_device(from)) {
+        (true, true) => copy(core, to, from, bytes, handle),
+        (true, false) => upload(core, to, from as *const c_void, bytes, handle, wait),
+        (false, true) => download(core, to as *mut c_void, from, bytes, handle, wait),
+        (false, false) => Err(NOT_SUPPORTED),
+    }
 }
 
 pub(super) fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {

@@ -87,7 +87,7 @@ pub(super) fn current(core: &Core) -> Result<(), Code> {
     if core.current() == 0 {
         return Err(INVALID_CONTEXT);
     }
-    if core.device().is_none_or(|device| core.retains[device] == 0) {
+    if !core.current_is_alive() {
         return Err(CONTEXT_IS_DESTROYED);
     }
     Ok(())

@@ -1,6 +1,5 @@
 //! Page-locked and device memory: allocations, and the check of every access.
 
-use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,6 +7,7 @@ use super::{Actor, HOST, LEGACY, State};
 use crate::driver::clock::{Access, Clock, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::driver::guard::{Mapping, Verdict};
+use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
 
 /// Violations kept until they are read. One broken edge may show in every batch.
@@ -25,6 +25,9 @@ pub(in crate::driver) struct Allocation {
     mapping: Option<Mapping>,
     /// Whether its free was called.
     freed: bool,
+    /// Whether a race was found: the contents then outlive the free, as those of a pool do. To find no memory would be an
+    /// error that the real driver does not return.
+    raced: bool,
     history: History,
 }
 
@@ -163,10 +166,15 @@ impl State {
     }
 
     /// Adds a violation, with the stacks of what it names.
-    fn report(&mut self, sentence: String, stacks: Vec<(&'static str, Arc<Backtrace>)>) {
+    fn report(&mut self, sentence: String, stacks: Vec<(&'static str, Arc<Stack>)>) {
         let known = self.violations.iter().any(|violation| violation.sentence == sentence);
         if self.violations.len() < MOST_VIOLATIONS && !known {
-            self.violations.push(Violation::new(sentence, stacks));
+            let violation = Violation::new(sentence, stacks);
+            if let Some(report) = &self.report {
+                report.violation(&violation);
+            }
+            self.found += 1;
+            self.violations.push(violation);
         }
     }
 
@@ -209,6 +217,7 @@ impl State {
         let (agent, step, stack) = (actor.agent, actor.step, actor.stack());
         let new = Access { agent, step, from, to, write, what, stack, reported: false };
         let races = allocation.history.add(new.clone(), &actor.clock);
+        allocation.raced |= !races.is_empty();
         self.report_races(space, &new, &races);
         if space == Space::Host {
             self.guard(Some(base));
@@ -249,8 +258,10 @@ impl State {
         let base = self.reserve_device(bytes);
         let data = Some(vec![0xCD; bytes]);
         let history = History::default();
-        self.device
-            .insert(base, Allocation { base, bytes, flags: 0, data, mapping: None, freed: false, history });
+        self.device.insert(
+            base,
+            Allocation { base, bytes, flags: 0, data, mapping: None, freed: false, raced: false, history },
+        );
         self.live.device_allocations += 1;
         self.live.device_bytes += bytes as u64;
         self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
@@ -273,7 +284,10 @@ impl State {
         unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
         let (base, history) = (mapping.program, History::default());
         let mapping = Some(mapping);
-        self.host.insert(base, Allocation { base, bytes, flags, data: None, mapping, freed: false, history });
+        self.host.insert(
+            base,
+            Allocation { base, bytes, flags, data: None, mapping, freed: false, raced: false, history },
+        );
         self.live.host_allocations += 1;
         self.live.host_bytes = total;
         self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);
@@ -318,7 +332,7 @@ impl State {
 
     /// Drops a device allocation's contents.
     pub(in crate::driver) fn forget(&mut self, base: u64) {
-        if let Some(allocation) = self.device.get_mut(&base) {
+        if let Some(allocation) = self.device.get_mut(&base).filter(|allocation| !allocation.raced) {
             allocation.data = None;
         }
     }

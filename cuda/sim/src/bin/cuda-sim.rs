@@ -1,0 +1,118 @@
+//! `cuda-sim run [OPTION]... -- PROGRAM [ARGUMENT]...`: runs a program that uses the CUDA driver API on the software driver.
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::process::{Command, ExitCode};
+
+    use twinbuf_cuda_sim::{install, run};
+
+    const USAGE: &str = "\
+usage: cuda-sim run [--seeds N] [--set NAME=VALUE]... -- PROGRAM [ARGUMENT]...
+       cuda-sim library FOLDER
+
+run      runs the program N times (1), each with another seed of the delays, and reports what the checker found, with call
+         stacks. Exits with 1 if that is something, else with the program's first code that is not 0.
+library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=FOLDER: the report goes to standard error
+
+  --set seed=1            the first seed
+  --set delay=40          the longest delay of an operation, in microseconds
+  --set pieces=4          the pieces of a copy
+  --set pools=1           whether the device has memory pools
+  --set devices=1         1 or 2
+  --set device-bytes=N    the size of the device's memory; host-bytes=N that of page-locked memory
+  --set fail=WHAT:N:CODE  the Nth call of a function (cuEventRecord:2:719), of any (call:17:2), or the Nth operation on the
+                          device (h2d, d2h, d2d, memset, kernel, host, any) fails with this CUresult";
+
+    /// What the command line asks for.
+    struct Asked {
+        seeds: u64,
+        first: u64,
+        settings: String,
+        program: Vec<String>,
+    }
+
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
+        let mut asked = Asked { seeds: 1, first: 1, settings: String::new(), program: Vec::new() };
+        let number = |text: &str| text.parse().map_err(|_| format!("{text}: wanted a number"));
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{argument}: wanted a value"));
+            match argument.as_str() {
+                "--seeds" => asked.seeds = number(&value()?)?,
+                "--set" => match value()? {
+                    seed if seed.starts_with("seed=") => asked.first = number(&seed["seed=".len()..])?,
+                    setting => asked.settings += &format!("{setting},"),
+                },
+                "--" => asked.program = arguments.by_ref().collect(),
+                other => return Err(format!("{other}: not known; a program comes after --")),
+            }
+        }
+        if asked.program.is_empty() { Err("no program".to_owned()) } else { Ok(asked) }
+    }
+
+    fn run_all(asked: &Asked, folder: &Path) -> Result<u8, String> {
+        install(folder).map_err(|error| error.to_string())?;
+        // What was found, and with which seeds: the same race often shows with every one.
+        let mut found = BTreeMap::<String, Vec<u64>>::new();
+        let mut code = 0;
+        for seed in asked.first..asked.first.saturating_add(asked.seeds) {
+            let mut program = Command::new(&asked.program[0]);
+            program.args(&asked.program[1..]);
+            let outcome = run(folder, &format!("{}seed={seed}", asked.settings), &mut program)
+                .map_err(|error| format!("{}: {error}", asked.program[0]))?;
+            if code == 0 {
+                code = outcome.code;
+            }
+            outcome
+                .violations
+                .into_iter()
+                .for_each(|violation| found.entry(violation).or_default().push(seed));
+            let end =
+                outcome.end.as_deref().unwrap_or("no driver was loaded, or the program did not end itself");
+            eprintln!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code);
+        }
+        for (violation, seeds) in &found {
+            eprintln!(
+                "cuda-sim: {} of {} seeds, the first {}: {violation}",
+                seeds.len(),
+                asked.seeds,
+                seeds[0]
+            );
+        }
+        Ok(if found.is_empty() { u8::try_from(code).unwrap_or(1) } else { 1 })
+    }
+
+    pub(crate) fn main() -> ExitCode {
+        let mut arguments = std::env::args().skip(1);
+        let result = match (arguments.next().as_deref(), arguments.next()) {
+            (Some("library"), Some(folder)) => {
+                install(Path::new(&folder)).map(|()| 0).map_err(|error| error.to_string())
+            }
+            (Some("run"), first) => parse(first.into_iter().chain(arguments)).and_then(|asked| {
+                let folder = std::env::temp_dir().join(format!("cuda-sim-{}", std::process::id()));
+                let code = run_all(&asked, &folder);
+                let _ = std::fs::remove_dir_all(&folder);
+                code
+            }),
+            _ => Err(USAGE.to_owned()),
+        };
+        result.map_or_else(
+            |error| {
+                eprintln!("{error}");
+                ExitCode::from(2)
+            },
+            ExitCode::from,
+        )
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    linux::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    eprintln!("cuda-sim runs on Linux");
+}

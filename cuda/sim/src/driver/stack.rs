@@ -1,0 +1,107 @@
+//! Call stacks of the program: of its machine code, or of its Python.
+
+use std::backtrace::Backtrace;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::LazyLock;
+
+use libloading::os::unix::Library;
+
+/// Frames that are shown.
+const MOST_FRAMES: usize = 12;
+
+/// The stack of a thread. To find the names of machine code takes long: it is done when somebody asks.
+#[derive(Debug)]
+pub(super) struct Stack {
+    native: Backtrace,
+    python: Option<String>,
+}
+
+impl Stack {
+    /// That of the calling thread.
+    pub(super) fn here() -> Self {
+        Self { native: Backtrace::force_capture(), python: python() }
+    }
+
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
+        Self { native: Backtrace::disabled(), python: None }
+    }
+
+    /// Its frames, innermost first, one line each. In a Python program those of Python, below that of the driver's function.
+    pub(super) fn frames(&self) -> Vec<String> {
+        let mut frames = native(&self.native.to_string());
+        if let Some(python) = &self.python {
+            frames.truncate(1);
+            frames.extend(python.lines().skip(1).map(|line| line.trim().to_owned()));
+        }
+        frames.truncate(MOST_FRAMES);
+        frames
+    }
+}
+
+/// The stack of this thread's Python, if it runs some: written by the function that `faulthandler` uses, which takes no lock
+/// and allocates nothing. It is private up to Python 3.12, public from 3.15, and not to be had in between.
+fn python() -> Option<String> {
+    type State = unsafe extern "C" fn() -> *mut c_void;
+    type Dump = unsafe extern "C" fn(c_int, *mut c_void) -> *const c_void;
+    static PYTHON: LazyLock<Option<(State, Dump)>> = LazyLock::new(|| {
+        let process = Library::this();
+        // SAFETY: CPython has these functions with these signatures; one returns nothing up to 3.12, which is not looked at.
+        let state =
+            unsafe { process.get::<State>(c"PyGILState_GetThisThreadState".to_bytes_with_nul()) }.ok()?;
+        let dump = [c"_Py_DumpTraceback", c"PyUnstable_DumpTraceback"].into_iter().find_map(|name| {
+            // SAFETY: as above.
+            unsafe { process.get::<Dump>(name.to_bytes_with_nul()) }.ok()
+        })?;
+        Some((*state, *dump))
+    });
+    let (state, dump) = (*PYTHON)?;
+    // SAFETY: takes nothing.
+    let thread = unsafe { state() };
+    if thread.is_null() {
+        return None;
+    }
+    // SAFETY: the name is a C string.
+    let file = unsafe { libc::memfd_create(c"python".as_ptr(), libc::MFD_CLOEXEC) };
+    if file < 0 {
+        return None;
+    }
+    // SAFETY: just opened, and owned by nothing else.
+    let mut file = unsafe { File::from_raw_fd(file) };
+    // SAFETY: the state of this thread, whose frames stay as they are while it is here.
+    unsafe { dump(file.as_raw_fd(), thread) };
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// The program's frames, innermost first: without those of the driver below the exported function, nor of the handler,
+/// nor of what starts a thread. One line each.
+fn native(stack: &str) -> Vec<String> {
+    let mut frames: Vec<String> = Vec::new();
+    for line in stack.lines().map(str::trim) {
+        // The number of a frame and its function, or the place of the frame before.
+        match (line.split_once(": "), frames.last_mut()) {
+            (Some((number, function)), _) if number.bytes().all(|digit| digit.is_ascii_digit()) => {
+                frames.push(function.to_owned());
+            }
+            (_, Some(frame)) => {
+                frame.push(' ');
+                frame.push_str(line);
+            }
+            _ => {}
+        }
+    }
+    let of_driver = |frame: &String| frame.contains("twinbuf_cuda_sim::driver::");
+    let inside = frames.iter().rposition(of_driver).map_or(0, |last| {
+        // Between the handler and the access is the frame that the kernel returns through.
+        last + 1 + usize::from(frames[last].contains("on_fault"))
+    });
+    let starts =
+        |frame: &String| frame.contains("__rust_begin_short_backtrace") || frame.contains("__libc_start");
+    frames.into_iter().skip(inside).take_while(|frame| !starts(frame)).collect()
+}

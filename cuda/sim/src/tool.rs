@@ -1,0 +1,116 @@
+//! The driver for any program: a folder with a `libcuda.so.1`, and a run of a program that finds it there.
+
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs, io};
+
+use crate::abi::{END, VIOLATION};
+use crate::control::library_path;
+use crate::options::Settings;
+
+/// The name that programs load the driver by. The exported symbol of this name is there for its name alone: [`install`]
+/// makes it the library's SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one process.
+const NAME: &str = "libcuda.so.1";
+
+#[unsafe(export_name = "libcuda.so.1")]
+static SONAME: u8 = 0;
+
+/// Puts the driver into a folder of its own, as `libcuda.so.1` and `libcuda.so`. Nothing else gives it these names, so it
+/// takes a real driver's place only for a program that is told to look there.
+///
+/// # Errors
+///
+/// Whatever the file system says; `InvalidData` if the library is not one that this package builds.
+pub fn install(folder: &Path) -> io::Result<()> {
+    let mut library = fs::read(library_path())?;
+    name(&mut library).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not a driver of this package"))?;
+    fs::create_dir_all(folder)?;
+    let (file, link) = (folder.join(NAME), folder.join("libcuda.so"));
+    for old in [&file, &link] {
+        match fs::remove_file(old) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::write(&file, library)?;
+    symlink(NAME, link)
+}
+
+/// Makes `libcuda.so.1` the SONAME of a 64-bit ELF file that has a symbol of this name: `DT_SONAME` is an offset into
+/// the table of names (elf(5)).
+fn name(library: &mut [u8]) -> Option<()> {
+    const LOAD: usize = 1;
+    const DYNAMIC: usize = 2;
+    const STRTAB: usize = 5;
+    const STRSZ: usize = 10;
+    const SONAME: usize = 14;
+    let number = |at: usize, bytes: usize| {
+        let number = library.get(at..at + bytes)?.iter().rev();
+        usize::try_from(number.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))).ok()
+    };
+    let (headers, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
+    // Of each program header: its type, the offset, the address and the size.
+    let header = |i| {
+        let at = headers + i * size;
+        Some((number(at, 4)?, number(at + 8, 8)?, number(at + 16, 8)?, number(at + 32, 8)?))
+    };
+    let all: Vec<_> = (0..count).map(header).collect::<Option<_>>()?;
+    let (_, dynamic, _, bytes) = *all.iter().find(|header| header.0 == DYNAMIC)?;
+    let entry = |tag| (dynamic..dynamic + bytes).step_by(16).find(|at| number(*at, 8) == Some(tag));
+    let (start, length) = (number(entry(STRTAB)? + 8, 8)?, number(entry(STRSZ)? + 8, 8)?);
+    let holds = |(kind, _, address, bytes): &&(usize, usize, usize, usize)| {
+        *kind == LOAD && (*address..*address + *bytes).contains(&start)
+    };
+    let (_, offset, address, _) = *all.iter().find(holds)?;
+    let names = offset + start - address;
+    let wanted = [b"\0", NAME.as_bytes(), b"\0"].concat();
+    let found =
+        library.get(names..names + length)?.windows(wanted.len()).position(|name| name == wanted)? + 1;
+    let at = entry(SONAME)? + 8;
+    library[at..at + 8].copy_from_slice(&(found as u64).to_le_bytes());
+    Some(())
+}
+
+/// The end of a program.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its exit code; 128 and the signal's number if a signal ended it.
+    pub code: i32,
+    /// What the checker found: a sentence each, and in further lines the call stacks.
+    pub violations: Vec<String>,
+    /// How many were found and what was not freed. `None` if the program did not get to its end, or has no driver.
+    pub end: Option<String>,
+}
+
+/// Runs a program with these settings ([`Settings`]) on the driver in `folder`.
+///
+/// # Errors
+///
+/// Whatever the file system says; `InvalidInput` if a setting is wrong.
+pub fn run(folder: &Path, settings: &str, program: &mut Command) -> io::Result<Outcome> {
+    settings.parse::<Settings>().map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
+    let report = folder.join("report");
+    fs::write(&report, "")?;
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(more) = env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(more);
+    }
+    let settings = format!("{settings},report={}", report.display());
+    let status = program.env("LD_LIBRARY_PATH", path).env(Settings::VARIABLE, settings).status()?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let (mut violations, mut end) = (Vec::new(), None);
+    for line in fs::read_to_string(&report)?.lines() {
+        if let Some(violation) = line.strip_prefix(VIOLATION) {
+            violations.push(violation.to_owned());
+        } else if let Some(line) = line.strip_prefix(END) {
+            end = Some(line.to_owned());
+        } else if let Some(violation) = violations.last_mut() {
+            *violation = format!("{violation}\n{line}");
+        }
+    }
+    Ok(Outcome { code, violations, end })
+}

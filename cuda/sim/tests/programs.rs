@@ -1,0 +1,230 @@
+//! Programs in C on the stand-alone `libcuda.so.1`: what NVIDIA documents, a zoo of races that real projects had, each with
+//! its right form, and the command line.
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use twinbuf_cuda_sim::{Outcome, install, run};
+
+const NONE: [&str; 0] = [];
+
+/// A folder with the driver, removed when this is dropped, and programs linked with it.
+struct Workshop(PathBuf);
+
+impl Workshop {
+    fn new(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        install(&folder).unwrap();
+        Self(folder)
+    }
+
+    /// Compiles a file of `tests/programs`.
+    fn compile(&self, source: &str) -> PathBuf {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+        let to = self.0.join(from.file_stem().unwrap());
+        let flags =
+            ["-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-O0", "-g", "-lcuda"];
+        let mut cc = Command::new("cc");
+        cc.arg(&from).arg("-o").arg(&to).arg("-L").arg(&self.0).args(flags);
+        assert!(cc.status().unwrap().success(), "{cc:?}");
+        to
+    }
+
+    fn run(&self, seed: u64, program: &Path, argument: &str) -> Outcome {
+        run(&self.0, &format!("seed={seed}"), Command::new(program).arg(argument)).unwrap()
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a documented program does: a violation that begins so and has these stacks, or the codes of the call and of the
+/// capture's end.
+enum Does {
+    Race(&'static str),
+    Refusal(&'static str),
+}
+
+const UNSAFE: &str = "If the local thread has an ongoing capture sequence that was not initiated with \
+    CU_STREAM_CAPTURE_MODE_RELAXED at cuStreamBeginCapture, [..] this thread is prohibited from potentially unsafe API calls";
+
+/// Name, what it does, and the sentence of NVIDIA's documentation that it stands on.
+const DOCUMENTED: [(&str, Does, &str); 11] = [
+    (
+        "pageable_copy_then_another_stream",
+        Does::Race("device memory +0x0..+0x100: memset (write, stream"),
+        "API synchronization behavior, synchronous 1: the function will return once the pageable buffer has been copied to \
+         the staging memory for DMA transfer to device memory, but the DMA to final destination may not have completed",
+    ),
+    (
+        "download_read_before_a_wait",
+        Does::Race("page-locked memory +0x0..+0x1: host read (read, the host) is not ordered after d2h"),
+        "API synchronization behavior, asynchronous 4: for all other transfers, the function should be fully asynchronous",
+    ),
+    (
+        "source_written_under_its_copy_and_back",
+        Does::Race(
+            "page-locked memory +0x8000..+0x8001: host write (write, the host) is not ordered after h2d",
+        ),
+        "API synchronization behavior, asynchronous 4: for all other transfers, the function should be fully asynchronous",
+    ),
+    (
+        "non_blocking_stream_beside_the_default_one",
+        Does::Race("device memory +0x0..+0x10000: memset (write, stream"),
+        "cuStreamCreate: work running in the created stream may run concurrently with work in stream 0 (the NULL stream), \
+         and the created stream should perform no implicit synchronization with stream 0",
+    ),
+    (
+        "wait_for_an_event_before_its_record",
+        Does::Race("device memory +0x0..+0x10000: memset (write, stream"),
+        "cuEventRecord: before the first call to cuEventRecord(), an event represents an empty set of work",
+    ),
+    (
+        "record_after_the_wait",
+        Does::Race("device memory +0x0..+0x10000: memset (write, stream"),
+        "cuEventRecord: other APIs such as cuStreamWaitEvent() use the most recently captured state at the time of the API \
+         call, and are not affected by later calls to cuEventRecord()",
+    ),
+    (
+        "use_after_a_free_in_stream_order",
+        Does::Race("device memory +0x0..+0x10000: free (write, stream"),
+        "cuMemFreeAsync: the allocation must not be accessed after stream execution reaches the free",
+    ),
+    ("synchronous_copy", Does::Refusal("900 901\n"), UNSAFE),
+    ("module_load", Does::Refusal("900 901\n"), UNSAFE),
+    (
+        "pageable_download",
+        Does::Refusal("900 901\n"),
+        "API synchronization behavior, asynchronous 1: for transfers between device memory and pageable host memory, the \
+         function might be synchronous with respect to host; and the sentence above",
+    ),
+    (
+        "captured_event",
+        Does::Refusal("907 901\n"),
+        "CUDA_ERROR_CAPTURED_EVENT: the operation is not permitted on an event which was last recorded in a capturing stream",
+    ),
+];
+
+#[test]
+fn documented_races_and_refusals_are_as_documented() {
+    let workshop = Workshop::new("documented");
+    let program = workshop.compile("documented.c");
+    for (name, does, sentence) in DOCUMENTED {
+        let out = workshop.0.join("out");
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$0\" \"$1\" >\"$2\""]).arg(&program).arg(name).arg(&out);
+        let Outcome { code, violations, .. } = run(&workshop.0, "", &mut command).unwrap();
+        assert_eq!(code, 0, "{name}");
+        match does {
+            Does::Race(wanted) => {
+                let found = violations.iter().find(|found| found.starts_with(wanted));
+                let found = found.unwrap_or_else(|| panic!("{name}: {violations:#?}; {sentence}"));
+                assert_eq!(found.matches(&format!("{name} at ")).count(), 2, "the two stacks in {found}");
+            }
+            Does::Refusal(wanted) => {
+                assert_eq!(fs::read_to_string(&out).unwrap(), wanted, "{name}: {sentence}");
+                assert_eq!(violations, NONE, "{name}");
+            }
+        }
+        println!("as documented: {name}");
+    }
+}
+
+/// Each program of the zoo, and what the first violation of its wrong form says.
+const ZOO: [(&str, &str); 12] = [
+    ("chunks", "host write (write, the host) is not ordered after h2d (read"),
+    ("default_stream", "d2d (read"),
+    ("early_record", "d2d (read"),
+    ("free_on_other_stream", "free (write"),
+    ("freed_under_copy", "host free (write, the host) is not ordered after h2d (read"),
+    ("no_last_use", "h2d (write"),
+    ("no_wait", "d2d (read"),
+    ("offload", "the host) is not ordered after d2h (write"),
+    ("pageable", "d2d (read"),
+    ("read_early", "host read (read, the host) is not ordered after d2h (write"),
+    ("refill", "host write (write, the host) is not ordered after h2d (read"),
+    ("rotation", "host write (write, the host) is not ordered after h2d (read"),
+];
+
+#[test]
+fn every_race_of_the_zoo_is_found_in_every_seed_and_no_right_form() {
+    const SEEDS: u64 = 20;
+    let workshop = Workshop::new("zoo");
+    for (name, wanted) in ZOO {
+        let program = workshop.compile(&format!("zoo/{name}.c"));
+        for seed in 0..SEEDS {
+            let wrong = workshop.run(seed, &program, "wrong");
+            let first = wrong.violations.first().map_or("", String::as_str);
+            let found = first.contains(wanted) && first.contains(&format!("/{name}.c:"));
+            assert!(found, "{name}, wrong, seed {seed}: {wrong:#?}");
+            let right = workshop.run(seed, &program, "right");
+            assert!(right.violations.is_empty() && right.code == 0, "{name}, right, seed {seed}: {right:#?}");
+        }
+        println!("{name}: the wrong form found in {SEEDS} of {SEEDS} seeds, the right one clean in all");
+    }
+    let listed = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/zoo")).unwrap();
+    assert_eq!(listed.count(), ZOO.len());
+}
+
+/// The command line: its exit codes, the report, an injected error.
+#[test]
+fn the_command_finds_the_faults_of_a_double_buffer() {
+    let workshop = Workshop::new("command");
+    let program = workshop.compile("double_buffer.c");
+    let ends = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+        let output = command.args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let run = |options: &[&str], fault: &str| {
+        ends(&[&["run"], options, &["--", program.to_str().unwrap(), fault]].concat())
+    };
+    let (code, said) = run(&["--seeds", "3"], "");
+    assert_eq!(
+        (code, said.matches("exit code 0, 0 violations; not freed: 2 streams").count()),
+        (Some(0), 3),
+        "{said}"
+    );
+    for (fault, race) in [
+        ("host", "host write (write, the host) is not ordered after h2d (read"),
+        ("stream", "d2d (read"),
+        ("use", "h2d (write"),
+        ("early", "host read (read, the host) is not ordered after d2h (write"),
+    ] {
+        let (code, said) = run(&["--seeds", "20"], fault);
+        let (_, found) = said.split_once("cuda-sim: 20 of 20 seeds, the first 1: ").unwrap_or(("", ""));
+        assert!(
+            code == Some(1) && found.contains(race) && found.contains("double_buffer.c:"),
+            "{fault}: {said}"
+        );
+    }
+    // The second record fails: the program ends with its own code.
+    let (code, said) = run(&["--set", "seed=7", "--set", "fail=cuEventRecord:2:719"], "");
+    assert!(code == Some(3) && said.contains("error 719") && said.contains("seed 7: exit code 3"), "{said}");
+    for wrong in [
+        &["run"][..],
+        &["run", "--seeds", "x", "--", "true"],
+        &["run", "--set", "speed=1", "--", "true"],
+        &[],
+    ] {
+        assert_eq!(ends(wrong).0, Some(2), "{wrong:?}");
+    }
+    assert_eq!(ends(&["run", "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
+}
+
+/// A program finds the driver only in the folder that was made for it: under no name that a real driver has is one built.
+#[test]
+fn nothing_that_cargo_builds_has_a_drivers_name() {
+    let program = std::env::current_exe().unwrap();
+    let deps = program.parent().unwrap();
+    for folder in [deps, deps.parent().unwrap()] {
+        let names =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert_eq!(names.filter(|name| name.starts_with("libcuda.so")).collect::<Vec<_>>(), NONE);
+    }
+}
