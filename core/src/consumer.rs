@@ -333,8 +333,7 @@ impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
         // The waker is dropped after the producer has been told: dropping a waker runs foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Consumer);
-        let at = self.at;
-        self.ring.end(|index| State::close(at.lap_at(index)), Side::Producer);
+        self.ring.end(self.at, State::close, Side::Producer);
     }
 }
 
@@ -395,6 +394,12 @@ impl<'r, T, W: Wait> ReadSlot<'_, 'r, T, W> {
         let share = consumer.share.share();
         consumer.advance();
         KeptSlot { slot, seen, lap, seq, share }
+    }
+
+    /// Leaves the slot unreleased, with what was written to it: the next receive call returns it again. If the consumer
+    /// is dropped first, the producer finds it with [`unread`](crate::Producer::unread).
+    pub fn put_back(self) {
+        core::mem::forget(self);
     }
 
     /// Returns the sequence number of the data in this slot, starting at 0. It equals the

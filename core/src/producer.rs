@@ -273,6 +273,40 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.slot().state().is_closed()
     }
 
+    /// Returns the oldest committed slot that the consumer did not pass before it was dropped. Returns `None` if there
+    /// is none, or while the consumer exists. Never waits.
+    ///
+    /// A consumer that gives up can say why in the slot that it reads, with
+    /// [`put_back`](crate::ReadSlot::put_back). As soon as a call returns [`Closed`], the producer finds the reason
+    /// here. A producer that gives up needs no such call: it commits the reason as its last slot.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let (mut tx, mut rx) = twinbuf_core::HeapRing::new([const { Ok(vec![]) }; 2]).into_handles();
+    /// tx.fill(|slot| *slot = Ok(vec![1; 512])).unwrap();
+    /// let mut slot = rx.recv()?.unwrap();
+    /// *slot = Err("the disk is full"); // instead of the bytes
+    /// slot.put_back();
+    /// drop(rx);
+    /// assert!(tx.acquire().is_err());
+    /// assert_eq!(tx.unread(), Some(&mut Err("the disk is full")));
+    /// # Ok::<(), twinbuf_core::RecvError>(())
+    /// ```
+    pub fn unread(&mut self) -> Option<&mut T> {
+        let (depth, mut oldest) = (self.depth(), None);
+        // The newest first: the consumer ends at the oldest first, so whoever sees its end anywhere sees it there.
+        for back in 1..=depth {
+            let slot = self.ring.slot(Cursor { index: (self.at.index + depth - back) % depth, ..self.at });
+            if slot.state().is_unread() {
+                oldest = Some(slot);
+            }
+        }
+        // SAFETY: the slot was committed, and the consumer is gone: no guard of it exists, nor will there be one. The
+        // reference borrows the producer.
+        oldest.map(|slot| unsafe { slot.value_mut() })
+    }
+
     /// Returns the number of slots in the ring.
     #[must_use]
     pub fn depth(&self) -> usize {
@@ -388,8 +422,7 @@ impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
         // The waker is dropped after the consumer has been told: dropping a waker runs foreign code, which may panic.
         let _waker = self.ring.unregister(Side::Producer);
-        let (end, at) = (if self.finished { State::finish } else { State::abandon }, self.at);
-        self.ring.end(|index| end(at.lap_at(index)), Side::Consumer);
+        self.ring.end(self.at, if self.finished { State::finish } else { State::abandon }, Side::Consumer);
     }
 }
 
@@ -434,7 +467,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot.
+    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot. [`unread`](Producer::unread) may tell why.
     ///
     /// # Panics
     ///

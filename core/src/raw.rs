@@ -169,10 +169,10 @@ impl<T> Memory<T> {
 #[cfg(feature = "alloc")]
 impl<T> Drop for Line<T> {
     fn drop(&mut self) {
-        for slot in &mut self.slots[..self.len] {
-            // SAFETY: the first `len` are initialized, and dropped only here.
-            unsafe { slot.assume_init_drop() };
-        }
+        let slots = self.slots.as_mut_ptr().cast::<UnsafeCell<T>>();
+        // As a slice: if one value panics in its drop, the others are dropped too.
+        // SAFETY: the first `len` are initialized, and dropped only here.
+        unsafe { core::ptr::slice_from_raw_parts_mut(slots, self.len).drop_in_place() };
     }
 }
 
@@ -379,15 +379,22 @@ impl<'r, T, W> RingRef<'r, T, W> {
 }
 
 impl<T, W: Wait> RingRef<'_, T, W> {
-    /// Ends one side: sets the `bits` of each index on its word, then wakes the other `side` if it waits.
-    pub(crate) fn end(self, bits: impl Fn(usize) -> State, side: Side) {
+    /// Ends one side: sets on each word the `bits` of the lap of this side's next visit, then wakes the other `side` if
+    /// it waits. `at` is where this side ends.
+    ///
+    /// The words are visited in the order of the ring. Whoever reads the end from one of them finds it on those before,
+    /// such as the slot that a consumer put back.
+    pub(crate) fn end(self, mut at: Cursor, bits: impl Fn(Lap) -> State, side: Side) {
         let waiting = self.waiting();
         let mut any_waiter = false;
-        for (index, word) in self.words().iter().enumerate() {
+        for _ in 0..self.len() {
+            let slot = self.slot(at);
+            let word = slot.word();
             // A read-modify-write on every word, free or full: a waiter that arrives later finds the bits when it
             // announces itself. Release: whatever this side did before its end, such as storing an error for the other
             // side, is visible to the side that reads the bits.
-            let old = State::from_bits(word.fetch_or(bits(index).bits(), Ordering::Release));
+            let old = State::from_bits(word.fetch_or(bits(at.lap).bits(), Ordering::Release));
+            at = at.next(self.len());
             if old.has_waiter() {
                 any_waiter = true;
                 waiting.strategy.wake(Word::new(word));
@@ -410,11 +417,6 @@ pub(crate) struct Cursor {
 
 impl Cursor {
     pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
-
-    /// The lap in which the handle visits slot `index` next.
-    pub(crate) fn lap_at(self, index: usize) -> Lap {
-        if index < self.index { self.lap.next() } else { self.lap }
-    }
 
     /// The same handle one hand-off later, in a ring of `len` slots.
     #[inline]

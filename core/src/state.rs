@@ -263,6 +263,13 @@ impl State {
         self.0 & Self::RX_GONE != 0
     }
 
+    /// Whether the slot is filled and the consumer was dropped before it passed it: no guard of it can be alive.
+    #[must_use]
+    pub const fn is_unread(self) -> bool {
+        let next = Lap(if self.0 & Self::RX_ODD == 0 { 0 } else { Self::LAP });
+        self.is_closed() && matches!(self.for_consumer(next), ConsumerView::Full)
+    }
+
     /// Whether a handle or the guard of this slot was leaked. Meaningful only when none of them can be alive: see the
     /// module.
     #[must_use]
@@ -331,6 +338,8 @@ mod tests {
         assert_eq!(word.for_consumer(lap.next()), ConsumerView::Finished);
         assert!(word.with(State::close(lap.next())).is_leaked(), "received and not released");
         assert!(!word.with(State::close(lap)).is_leaked(), "never received");
+        assert!(word.with(State::close(lap)).is_unread());
+        assert!(!word.with(State::close(lap.next())).is_unread(), "received");
         let word = word.release(lap);
         assert_eq!(word.for_consumer(lap.next()), ConsumerView::Finished);
         assert_eq!(std::format!("{word:?}"), "free|LAP|TX_GONE|TX_ODD|TX_DONE");

@@ -88,6 +88,53 @@ fn the_ring_is_closed_while_a_slot_is_borrowed() {
     assert!(rx.recv().unwrap().is_none());
 }
 
+/// A consumer that gives up says why in the slot that it reads: the producer finds it, whatever is in flight.
+#[test]
+fn a_consumer_says_why_it_goes() {
+    for before in 0..4 {
+        let (mut tx, mut rx) = HeapRing::new([const { Ok::<u32, &str>(0) }; 3]).into_handles();
+        for value in 0..before {
+            tx.fill(|slot| *slot = Ok(value)).unwrap();
+            rx.recv().unwrap().unwrap();
+        }
+        tx.fill(|slot| *slot = Ok(10)).unwrap();
+        tx.fill(|slot| *slot = Ok(11)).unwrap();
+        let kept = rx.recv().unwrap().unwrap().keep();
+        let mut open = tx.acquire().unwrap().reserve();
+        *open = Ok(12);
+        let mut slot = rx.recv().unwrap().unwrap();
+        *slot = Err("the disk is full");
+        slot.put_back();
+        assert_eq!(*rx.recv().unwrap().unwrap(), Err("the disk is full"), "the same slot again");
+        assert_eq!(tx.unread(), None, "the consumer exists");
+        drop(rx);
+        assert_eq!(tx.unread(), None, "it was released after all");
+        assert_eq!(open.commit(), Err(Closed));
+        assert_eq!(tx.unread(), Some(&mut Ok(12)), "committed, and never received");
+        assert_eq!(*kept, Ok(10));
+    }
+    let (mut tx, mut rx) = HeapRing::new([const { Ok::<u32, &str>(0) }; 3]).into_handles();
+    drop(tx.acquire().unwrap().reserve()); // cancelled
+    tx.fill(|slot| *slot = Ok(1)).unwrap();
+    tx.fill(|slot| *slot = Ok(2)).unwrap();
+    assert_eq!(rx.recv().unwrap_err(), RecvError::Cancelled);
+    let mut slot = rx.recv().unwrap().unwrap();
+    *slot = Err("the disk is full");
+    slot.put_back();
+    drop(rx); // two slots are unread
+    let (mut unread, mut closed) = (tx.unread().map(|reason| *reason), tx.try_acquire().map(drop));
+    for _again in 0..2 {
+        assert_eq!((unread, closed), (Some(Err("the disk is full")), Err(TryAcquireError::Closed)));
+        (unread, closed) = (tx.unread().map(|reason| *reason), tx.acquire().map(drop).map_err(Into::into));
+    }
+
+    let (mut tx, rx) = HeapRing::new([0; 3]).into_handles();
+    drop(tx.acquire().unwrap().reserve());
+    tx.fill(|slot| *slot = 1).unwrap();
+    drop(rx);
+    assert_eq!(tx.unread(), Some(&mut 1), "cancelled slots are passed over");
+}
+
 /// A leaked reservation is never taken for the end, by any call, and its slot is never handed out again. A producer
 /// that is dropped ends the wait; one that has finished does not, since its guards may still be at work.
 #[test]

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::task::{Context, Waker};
 use std::thread;
@@ -124,6 +125,53 @@ fn waited_for(tx: &impl std::fmt::Debug) -> bool {
     let mut find = Find(false);
     write!(find, "{tx:?}").unwrap();
     find.0
+}
+
+/// Four slots of a few bytes move to the line of their words. More or larger ones stay where they were.
+#[test]
+fn small_slots_share_a_line() {
+    fn moves<T: Send + 'static>(slots: Vec<T>) -> bool {
+        let (depth, first) = (slots.len(), &raw const slots[0]);
+        let (mut tx, mut rx) = HeapRing::new(slots).into_handles();
+        let addresses = (0..depth).map(|_| {
+            tx.fill(|_| ()).unwrap();
+            (&raw const *rx.recv().unwrap().unwrap()).addr()
+        });
+        let addresses: Vec<_> = addresses.collect();
+        assert!(addresses.iter().copied().eq((0..depth).map(|slot| addresses[0] + slot * size_of::<T>())));
+        let moved = addresses[0] != first.addr();
+        assert!(!moved || addresses.iter().all(|address| address / 128 == addresses[0] / 128), "one line");
+        moved
+    }
+    assert_eq!([1, 2, 3, 4, 5].map(|depth| moves(vec![0u64; depth])), [true, true, true, true, false]);
+    assert_eq!([moves(vec![[0u64; 3]; 4]), moves(vec![[0u64; 4]; 4])], [true, false]);
+}
+
+/// The slots have the order and the number that they were made in, and all of them are dropped, on a line and off it,
+/// also if the drop of one panics.
+#[test]
+fn slots_are_numbered_from_zero_and_dropped() {
+    struct Slot<'a>(usize, &'a Cell<u32>);
+    impl Drop for Slot<'_> {
+        fn drop(&mut self) {
+            self.1.set(self.1.get() + 1);
+            if self.0 == 0 && !thread::panicking() {
+                resume_unwind(Box::new("no message"));
+            }
+        }
+    }
+    // SAFETY: each ring stays on its thread.
+    unsafe impl Send for Slot<'_> {}
+    for depth in 1..=5 {
+        let drops = Cell::new(0);
+        let (mut tx, mut rx) = HeapRing::from_fn(depth, |slot| Slot(slot, &drops)).into_handles();
+        for slot in (0..depth).chain(0..depth) {
+            tx.fill(|_| ()).unwrap();
+            assert_eq!(rx.recv().unwrap().unwrap().0, slot);
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| drop((tx, rx)))).is_err());
+        assert_eq!(drops.get() as usize, depth);
+    }
 }
 
 /// The words of a ring share cache lines with nothing else, whatever their number, and all of them work.

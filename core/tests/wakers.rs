@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 
-use twinbuf_core::{Consumer, HeapRing, TryAcquireError, TryRecvError, Wait};
+use twinbuf_core::{Consumer, HeapRing, KeptSlot, TryAcquireError, TryRecvError, Wait};
 
 /// A waker that counts.
 #[derive(Default)]
@@ -107,8 +107,6 @@ fn wakers_that_differ_by_their_functions_differ() {
 /// A task that polls within its wake, as an executor in an interrupt does, registers for the next hand-off.
 #[test]
 fn a_task_polls_within_the_wake() {
-    use std::sync::Mutex;
-
     struct Inline {
         rx: Mutex<Option<Consumer<'static, u64>>>,
         received: Mutex<Vec<u64>>,
@@ -207,6 +205,32 @@ fn a_waker_is_cloned_once_a_registration() {
         assert_eq!(WAKES.load(Relaxed), round);
         assert!(poll(&mut rx, &waker).is_ready());
     }
+}
+
+/// A commit wakes the consumer alone: not the producer's own task, even if its waker is still registered.
+#[test]
+fn a_commit_does_not_wake_the_task_that_commits() {
+    static KEPT: Mutex<Option<KeptSlot<'static, u64>>> = Mutex::new(None);
+    static WAKES: AtomicU32 = AtomicU32::new(0);
+    static TABLE: RawWakerVTable = RawWakerVTable::new(
+        |_| {
+            drop(KEPT.lock().unwrap().take()); // the slot is free before the poll looks again: ready, and registered
+            RawWaker::new(ptr::null(), &TABLE)
+        },
+        |_| _ = WAKES.fetch_add(1, Relaxed),
+        |_| _ = WAKES.fetch_add(1, Relaxed),
+        |_| (),
+    );
+    // SAFETY: the functions do not use the data.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(ptr::null(), &TABLE)) };
+    let (mut tx, mut rx) = HeapRing::new([0]).into_handles();
+    tx.fill(|slot| *slot = 1).unwrap();
+    *KEPT.lock().unwrap() = Some(rx.recv().unwrap().unwrap().keep());
+    let Poll::Ready(Ok(slot)) = tx.poll_acquire(&mut Context::from_waker(&waker)) else { panic!("released") };
+    let consumer = Arc::new(Count::default());
+    assert!(poll(&mut rx, &consumer.clone().into()).is_pending());
+    slot.commit().unwrap();
+    assert_eq!((WAKES.load(Relaxed), consumer.0.load(Relaxed)), (0, 1));
 }
 
 /// The release of a kept slot wakes both the consumer and the producer that wait for it.

@@ -141,7 +141,11 @@ impl<'w> Check<'w, '_> {
             }
             // Nothing happened: the next receive returns it again.
             Use::Leak => {
-                mem::forget(slot);
+                if self.written % 2 == 0 {
+                    slot.put_back();
+                } else {
+                    mem::forget(slot);
+                }
                 None
             }
         }

@@ -144,6 +144,13 @@ impl Model {
         expected
     }
 
+    /// The slot that the producer gets as unread.
+    pub(super) fn unread(&self) -> Option<usize> {
+        let is_committed = |place: &Place| matches!(place, Place::Committed(_));
+        let first = self.queue.iter().position(is_committed).filter(|_| self.closed)?;
+        Some(self.place(self.consumer.handoffs + first as u64).0)
+    }
+
     /// Records that the producer asked. `found`: it did not have to wait.
     pub(super) fn producer_asked(&mut self, call: Call, found: bool) {
         let (slot, _) = self.place(self.producer.handoffs);

@@ -38,6 +38,8 @@ pub(crate) enum Operation {
     Reunite,
     /// Drop both handles and all guards. Split a borrowed ring again; replace an owned one with a new one.
     Restart,
+    /// Ask the producer for what the consumer left unread, and write to it.
+    Unread,
 }
 
 /// How a slot is asked for.
@@ -126,6 +128,7 @@ impl Operation {
         );
         all.extend([Self::LeakKept(0), Self::LeakReserved(0), Self::LeakReserved(1), Self::ReuniteOther]);
         all.extend(Self::ENDINGS);
+        all.push(Self::Unread); // behind the others, whose bytes the corpus has
         all
     }
 

@@ -33,6 +33,20 @@ impl<'w> Check<'w, '_> {
                 return;
             }
             Operation::Fill(filling) => return self.fill(handle, filling),
+            Operation::Unread => {
+                let expected = self.model.unread();
+                let found = handle.unread();
+                assert_eq!(found.as_ref().map(|slot| slot.slot), expected, "what the consumer left unread");
+                if let Some(slot) = found {
+                    assert_eq!(
+                        slot.value, self.model.values[slot.slot],
+                        "the value that was left in the slot"
+                    );
+                    slot.value = self.fresh();
+                    self.model.values[slot.slot] = slot.value;
+                }
+                return;
+            }
             Operation::ReuniteOther => return self.reunite_other(tx),
             Operation::LeakProducer => return self.leak(tx.take(), round),
             Operation::Finish => End::Finished,

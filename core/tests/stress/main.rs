@@ -8,6 +8,7 @@
 //! ```
 
 mod many_threads;
+mod pool;
 mod two_threads;
 
 use std::env;
@@ -49,6 +50,14 @@ fn many_threads_park() {
 #[test]
 fn many_threads_auto() {
     stress("many threads, Auto", 25_000, |random, at_most| many_threads::round(Auto::new(), random, at_most));
+}
+
+#[test]
+fn pools_that_finish() {
+    let mut random = Random(variable("TWINBUF_STRESS_SEED").unwrap_or(1));
+    for _ in 0..10_000 {
+        pool::history(&mut random);
+    }
 }
 
 /// Hands over at least `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets

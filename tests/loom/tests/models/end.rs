@@ -123,6 +123,34 @@ fn release_meets_end<P: Parker>(mode: Mode) {
 }
 
 check! {
+    /// A consumer that gives up says why in its slot, and goes: the producer that is told at another slot finds what was
+    /// there before, or what follows, or nothing.
+    consumer_says_why over [(0, Try), (0, Block), (1, Timed), (1, Async), (2, Block), (2, Async)], 2, deep 3
+}
+fn consumer_says_why<P: Parker>((at, mode): (usize, Mode)) {
+    let (park, mut tx, mut rx) = ring::<3, P>();
+    for i in 0..at {
+        put(&mut tx, i);
+        take(&mut rx, Block, i);
+    }
+    put(&mut tx, 1);
+    put(&mut tx, 2);
+    clock(&park, mode);
+    let producer = spawn(move || {
+        while send(&mut tx, mode, 3).is_ok() {
+            assert!(tx.unread().is_none_or(|why| *why == 99), "the consumer exists, or has just gone");
+        }
+        assert_eq!(tx.unread(), Some(&mut 99));
+    });
+    let mut slot = rx.recv().unwrap().unwrap();
+    assert_eq!(*slot, 1);
+    *slot = 99;
+    slot.put_back();
+    drop(rx);
+    producer.join().unwrap();
+}
+
+check! {
     /// The end of either side overwrites the state of a slot, or the end of the other.
     both_end, exhaustive
 }
