@@ -188,7 +188,7 @@ PROMISES = [
     (WAIT, "a timed sleep below a second does not sleep", "tv_nsec: left.subsec_nanos().into(),", "tv_nsec: 0,"),
     (WAIT, "`Auto` never looks", "if round == 0 && !self.looks()", "if round == 0"),
     (WAIT, "`Auto` never sleeps", "self.looked_in_vain();\n            false", "self.looked_in_vain();\n            true"),
-    (WAIT, "`Auto` looks 30 times longer", "LOOKS: u32 = 100", "LOOKS: u32 = 3000"),
+    (WAIT, "`Auto` looks 30 times longer", "LOOKS: u32 = 30;", "LOOKS: u32 = 900;"),
     (WAIT, "`Auto` does not learn that looking is in vain", "            self.looked_in_vain();\n", ""),
     (WAIT, "`Auto` does not learn that looking pays", "(last / 2) << 16", "last << 16"),
     (WAIT, "`Park` spins", "fn relax(&self, _round: u32) -> bool {\n            false\n        }", "fn relax(&self, round: u32) -> bool {\n            round < 1000\n        }"),

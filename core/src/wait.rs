@@ -204,7 +204,7 @@ impl Wait for Spin {
     fn wake(&self, _word: Word<'_>) {}
 }
 
-/// The default strategy. With the feature `std`, a waiting side looks at the word for a few microseconds, yields its
+/// The default strategy. With the feature `std`, a waiting side looks at the word for about a microsecond, yields its
 /// processor a few times, then sleeps as `Park` does. Without `std`, it polls in a loop as [`Spin`] does.
 ///
 /// A wait in which looking was in vain makes the next waits sleep at once: first 2, then 4, at most 256. So a ring with
@@ -255,10 +255,13 @@ impl Wait for Auto {
 
 #[cfg(feature = "std")]
 impl Auto {
-    /// How often a wait looks at the word before it yields: 2 to 5 µs, as a pause of the processor takes 20 to 50 ns.
-    const LOOKS: u32 = 100;
-    /// How often it yields, and looks after it. If both sides share a processor, one yield is enough.
-    const YIELDS: u32 = 8;
+    /// How often a wait looks at the word before it yields: about 1 µs, as a pause of the processor takes 20 to 50 ns.
+    /// More is wasted wherever the other side needs this processor: with 100, a round trip on one processor takes twice the
+    /// CPU time of `Park`.
+    const LOOKS: u32 = 30;
+    /// How often it yields, and looks after it: about 5 µs if no other thread wants the processor. If the other side does,
+    /// one yield is enough, and cheaper than a sleep and a wake.
+    const YIELDS: u32 = 16;
     /// The most waits that a look in vain can leave out.
     const LONGEST_PAUSE: u32 = 256;
 
