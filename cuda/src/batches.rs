@@ -1,6 +1,5 @@
 //! The training side of an uploader: receives batches in device memory.
 
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
@@ -183,12 +182,4 @@ impl<M: 'static> DeviceBatches<M> {
     }
 }
 
-impl<M: 'static> fmt::Debug for DeviceBatches<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceBatches")
-            .field("depth", &self.ring.depth())
-            .field("overlap", &self.hand.is_none())
-            .field("error", &self.fate.get())
-            .finish_non_exhaustive()
-    }
-}
+debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.fate.get());

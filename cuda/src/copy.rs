@@ -54,15 +54,6 @@ struct Running {
 // SAFETY: the events are handles of the driver, which is thread-safe.
 unsafe impl Send for Running {}
 
-/// Whether to wait for the oldest copy.
-#[derive(Clone, Copy, PartialEq)]
-enum Patience {
-    /// Query it only.
-    Look,
-    /// Query it, and block until it is done if it is not.
-    Wait,
-}
-
 impl<M> Copies<M> {
     pub(crate) fn new(
         stream: Arc<Stream>,
@@ -139,18 +130,17 @@ impl<M> Copies<M> {
         Ok((Current::enter(self.stream.context())?, BesideCaptures::enter()))
     }
 
-    /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if the copy still runs.
-    fn retire(&mut self, patience: Patience) -> Result<bool, Error> {
-        let Some(oldest) = self.running.front() else { return Ok(true) };
-        if let Some(copied) = oldest.copied {
+    /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if no copy runs or, unless it is to
+    /// `wait`, if the oldest still runs.
+    fn retire(&mut self, wait: bool) -> Result<bool, Error> {
+        if let Some(copied) = self.running.front().and_then(|oldest| oldest.copied) {
             // SAFETY: the event is in a device slot, which lives as long as the ring.
-            let done = unsafe { edge::refill_after_copy(copied, patience == Patience::Wait) }?;
-            if !done {
+            if !unsafe { edge::refill_after_copy(copied, wait) }? {
                 return Ok(false);
             }
         }
         let Some(Running { seq, bytes, start, copied, issued, source }) = self.running.pop_front() else {
-            return Ok(true);
+            return Ok(false);
         };
         // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
         drop(source);
@@ -172,23 +162,16 @@ impl<M> Copies<M> {
 
     /// Waits until another copy may be issued.
     fn make_room(&mut self) -> Result<(), Error> {
-        self.retire_done()?;
+        self.retire_all(false)?;
         while self.is_full() {
-            self.retire(Patience::Wait)?;
+            self.retire(true)?;
         }
         Ok(())
     }
 
-    /// Releases the host slots of all copies that are done.
-    fn retire_done(&mut self) -> Result<(), Error> {
-        while !self.running.is_empty() && self.retire(Patience::Look)? {}
-        Ok(())
-    }
-
-    fn retire_all(&mut self) -> Result<(), Error> {
-        while !self.running.is_empty() {
-            self.retire(Patience::Wait)?;
-        }
+    /// Releases the host slots of all copies, or of those that are done.
+    fn retire_all(&mut self, wait: bool) -> Result<(), Error> {
+        while self.retire(wait)? {}
         Ok(())
     }
 
@@ -277,7 +260,7 @@ impl<M: 'static> Engine<M> {
         let _beside = BesideCaptures::enter();
         loop {
             let needs = self.advance()?;
-            self.copies.retire_done()?;
+            self.copies.retire_all(false)?;
             // No call waits for both a ring and an event, so the events are polled while copies run. A batch that
             // arrives in the meantime is queued behind them without a gap.
             let pause = self.copies.pause();
@@ -302,7 +285,7 @@ impl<M: 'static> Engine<M> {
                     None => drop(self.device.acquire()),
                 },
                 Needs::End(finished) => {
-                    self.copies.retire_all()?;
+                    self.copies.retire_all(true)?;
                     return Ok(finished);
                 }
                 Needs::Closed => return Ok(false),
@@ -426,10 +409,11 @@ pub(crate) struct Hand<M: 'static> {
     shared: Arc<Shared<M>>,
 }
 
-/// How to wait for a device slot by hand.
+/// How to wait for a host slot.
 pub(crate) enum Waiting<'a, 'c> {
     No,
     Until(Instant),
+    Forever,
     Task(&'a mut Context<'c>),
 }
 
@@ -461,7 +445,7 @@ impl<M: 'static> Hand<M> {
             let end = engine.pump()?;
             if end == Some(true) {
                 let _apart = engine.copies.apart()?;
-                engine.copies.retire_all()?;
+                engine.copies.retire_all(true)?;
             }
             Ok(end)
         })?;
@@ -471,8 +455,13 @@ impl<M: 'static> Hand<M> {
         Ok(())
     }
 
-    /// Waits for the next device slot, and until another copy may be issued.
-    pub(crate) fn wait(&self, mut waiting: Waiting<'_, '_>) -> Poll<Result<(), Error>> {
+    /// Waits for the next device slot, for as long as only the caller can release it, and for the copy from the next
+    /// host slot.
+    pub(crate) fn wait(
+        &self,
+        hosts: &mut Producer<'static, usize>,
+        mut waiting: Waiting<'_, '_>,
+    ) -> Poll<Result<(), Error>> {
         let waited = self.with(|engine| {
             loop {
                 let captured = self.shared.release_captured(None);
@@ -485,7 +474,7 @@ impl<M: 'static> Hand<M> {
                         Poll::Ready(acquired) => acquired.map_err(TryAcquireError::from),
                         Poll::Pending => return Ok(Poll::Pending),
                     },
-                    Waiting::No | Waiting::Task(_) => engine.device.try_acquire(),
+                    _ => engine.device.try_acquire(),
                 };
                 match (acquired.map(drop), &waiting) {
                     (Ok(()), _) => break,
@@ -502,16 +491,14 @@ impl<M: 'static> Hand<M> {
             if engine.copies.is_full() {
                 engine.make_room()?;
             }
+            while matches!(hosts.try_acquire(), Err(TryAcquireError::Full)) {
+                let _apart = engine.copies.apart()?;
+                if !engine.copies.retire(true)? {
+                    break; // a reserved slot, which the caller finds
+                }
+            }
             Ok(Poll::Ready(Ok(())))
         });
         waited.unwrap_or_else(|error| Poll::Ready(Err(error)))
-    }
-
-    /// Waits for the oldest copy. Returns `false` if none runs.
-    pub(crate) fn retire(&self) -> Result<bool, Error> {
-        self.with(|engine| {
-            let _apart = engine.copies.apart()?;
-            Ok(!engine.copies.running.is_empty() && engine.copies.retire(Patience::Wait)?)
-        })
     }
 }

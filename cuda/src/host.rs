@@ -1,10 +1,9 @@
 //! The filling side: fills page-locked host slots in turn, by any number of threads.
 
-use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -178,11 +177,7 @@ impl<M: 'static> HostSlots<M> {
     ///
     /// See [`HostSlots`]. With `overlap(false)`, also [`Error::Full`] as for [`try_acquire`](HostSlots::try_acquire).
     pub fn acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
-        let Self { ring, end, .. } = self;
-        if end.hand.is_some() {
-            return end.by_hand(ring, Waiting::No);
-        }
-        end.slot(ring.acquire().map_err(TryAcquireError::from))
+        now(self.slot(Waiting::Forever))
     }
 
     /// Returns the next slot if it is free. Does not wait for another thread.
@@ -193,11 +188,7 @@ impl<M: 'static> HostSlots<M> {
     ///   it. With `overlap(false)`, the call waits for the copy.
     /// - The errors of [`HostSlots`].
     pub fn try_acquire(&mut self) -> Result<HostSlot<'_, M>, Error> {
-        let Self { ring, end, .. } = self;
-        if end.hand.is_some() {
-            return end.by_hand(ring, Waiting::No);
-        }
-        end.slot(ring.try_acquire())
+        now(self.slot(Waiting::No))
     }
 
     /// Waits until the next slot is free or `deadline` passes, and returns the slot. With `overlap(false)` it waits for
@@ -208,11 +199,7 @@ impl<M: 'static> HostSlots<M> {
     /// - [`Error::Full`]: the slot is still in use at the deadline.
     /// - The errors of [`HostSlots`].
     pub fn acquire_deadline(&mut self, deadline: Instant) -> Result<HostSlot<'_, M>, Error> {
-        let Self { ring, end, .. } = self;
-        if end.hand.is_some() {
-            return end.by_hand(ring, Waiting::Until(deadline));
-        }
-        end.slot(ring.acquire_deadline(deadline))
+        now(self.slot(Waiting::Until(deadline)))
     }
 
     /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when it is. With
@@ -222,15 +209,28 @@ impl<M: 'static> HostSlots<M> {
     ///
     /// See [`HostSlots`]. [`Error::SlotHeld`] only if a capture holds the slot: nothing wakes the task then.
     pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
+        self.slot(Waiting::Task(cx))
+    }
+
+    fn slot(&mut self, waiting: Waiting<'_, '_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
         let Self { ring, end, .. } = self;
-        if let Some(hand) = &end.hand {
-            return match hand.wait(Waiting::Task(cx)) {
-                Poll::Ready(Ok(())) => Poll::Ready(end.by_hand(ring, Waiting::No)),
-                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-                Poll::Pending => Poll::Pending,
-            };
-        }
-        ring.poll_acquire(cx).map(|slot| end.slot(slot.map_err(TryAcquireError::from)))
+        let acquired = match (&end.hand, waiting) {
+            (Some(hand), waiting) => {
+                if let Err(error) = ready!(hand.wait(ring, waiting)) {
+                    return Poll::Ready(Err(error));
+                }
+                ring.try_acquire()
+            }
+            (None, Waiting::No) => ring.try_acquire(),
+            (None, Waiting::Until(deadline)) => ring.acquire_deadline(deadline),
+            (None, Waiting::Forever) => ring.acquire().map_err(TryAcquireError::from),
+            (None, Waiting::Task(cx)) => ready!(ring.poll_acquire(cx)).map_err(TryAcquireError::from),
+        };
+        Poll::Ready(match acquired {
+            Ok(slot) => Ok(HostSlot { slot, end }),
+            Err(TryAcquireError::Full) => Err(Error::Full),
+            Err(_closed) => Err(end.hosts.ended()),
+        })
     }
 
     /// Returns the number of host slots.
@@ -245,31 +245,6 @@ impl<M: 'static> HostSlots<M> {
     /// [`Error::Abandoned`] in its place.
     pub fn finish(self) {
         self.ring.finish();
-    }
-}
-
-type Acquired<'p> = Result<WriteSlot<'p, 'static, usize>, TryAcquireError>;
-
-impl<M: 'static> End<M> {
-    fn slot<'p>(&'p self, acquired: Acquired<'p>) -> Result<HostSlot<'p, M>, Error> {
-        match acquired {
-            Ok(slot) => Ok(HostSlot { slot, end: self }),
-            Err(TryAcquireError::Full) => Err(Error::Full),
-            Err(_closed) => Err(self.hosts.ended()),
-        }
-    }
-
-    fn by_hand<'p>(
-        &'p self,
-        ring: &'p mut Producer<'static, usize>,
-        waiting: Waiting<'_, '_>,
-    ) -> Result<HostSlot<'p, M>, Error> {
-        if let Some(hand) = &self.hand {
-            let Poll::Ready(ready) = hand.wait(waiting) else { unreachable!("not a task") };
-            ready?;
-            while matches!(ring.try_acquire(), Err(TryAcquireError::Full)) && hand.retire()? {}
-        }
-        self.slot(ring.try_acquire())
     }
 }
 
@@ -316,6 +291,12 @@ impl<M: 'static> HostSlot<'_, M> {
     pub fn seq(&self) -> u64 {
         self.slot.seq()
     }
+}
+
+/// The result of a call that is not a task's.
+fn now<T>(poll: Poll<T>) -> T {
+    let Poll::Ready(value) = poll else { unreachable!("only a task is pending") };
+    value
 }
 
 impl<M> Hosts<M> {
@@ -478,27 +459,8 @@ impl<M: 'static> DerefMut for ReservedSlot<M> {
     }
 }
 
-impl<M: 'static> fmt::Debug for HostSlots<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostSlots")
-            .field("depth", &self.depth())
-            .field("overlap", &self.end.hand.is_none())
-            .field("error", &self.end.hosts.fate.get())
-            .finish_non_exhaustive()
-    }
-}
+debug!([M: 'static] HostSlots<M>, this, depth: this.depth(), overlap: this.end.hand.is_none(), error: this.end.hosts.fate.get());
 
-impl<M: 'static> fmt::Debug for HostSlot<'_, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostSlot").field("bytes", &self.len()).finish_non_exhaustive()
-    }
-}
+debug!([M: 'static] HostSlot<'_, M>, this, bytes: this.len());
 
-impl<M: 'static> fmt::Debug for ReservedSlot<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReservedSlot")
-            .field("seq", &self.seq)
-            .field("bytes", &self.len())
-            .finish_non_exhaustive()
-    }
-}
+debug!([M: 'static] ReservedSlot<M>, this, seq: this.seq, bytes: this.len());

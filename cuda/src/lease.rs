@@ -1,6 +1,5 @@
 //! A batch in device memory, leased from its slot.
 
-use std::fmt;
 use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -325,8 +324,4 @@ impl<M: 'static> Drop for Lease<M> {
     }
 }
 
-impl<M: 'static> fmt::Debug for Lease<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("seq", &self.seq()).field("bytes", &self.len()).finish_non_exhaustive()
-    }
-}
+debug!([M: 'static] Lease<M>, this, seq: this.seq(), bytes: this.len());

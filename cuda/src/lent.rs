@@ -1,6 +1,5 @@
 //! Host slots in memory that the caller allocated: the memory of a tensor library, or pages that the caller registered.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use crate::memory::Lender;
@@ -31,8 +30,4 @@ impl Host {
 // SAFETY: memory that only the uploader accesses, and a `Send` lender.
 unsafe impl Send for Host {}
 
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
-    }
-}
+debug!([] Host, this, start: this.start, len: this.len);

@@ -70,6 +70,20 @@
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// Implements `Debug` with some fields: `debug!([generics] Type, this, name: value, ..)`.
+macro_rules! debug {
+    ([$($generics:tt)*] $type:ty, $this:ident, $($name:ident: $value:expr),*) => {
+        impl<$($generics)*> std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let ($this, name) = (self, stringify!($type));
+                let mut fields = f.debug_struct(name.split('<').next().unwrap_or(name));
+                $(fields.field(stringify!($name), &$value);)*
+                fields.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod batches;
 mod context;
 mod copy;

@@ -2,7 +2,7 @@
 //! that is moved off the device and back.
 //!
 //! ```text
-//! caller          upload, upload, upload ──── one slot's worth of pieces ────┐ ring, one a thread
+//! caller          upload, upload, upload ──── one slot's worth of pieces ────┐ ring
 //! fill thread     wait for copied (1) ─ fill the slot ─ issue its copies ◄───┘
 //! copy stream     ─ wait for ready (3) ─ copy ─ copy ─ record copied ─ ...   record done
 //! caller's stream ─ record ready ─                                           wait for done (2) ─
@@ -11,10 +11,9 @@
 //! The three edges are those of an uploader: host memory is refilled after its copy (1), memory is used after its copy
 //! (2), and a copy comes after the uses before it (3).
 
-use std::fmt;
 use std::mem;
 use std::panic::resume_unwind;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use cudarc::driver::sys::CUevent_flags;
@@ -27,10 +26,10 @@ use crate::edge;
 use crate::error::{Error, Fate};
 use crate::memory::HostBytes;
 
-mod lane;
+mod order;
 mod staging;
 
-use lane::{Order, Slot};
+use order::{Order, Slot};
 pub use staging::Staging;
 
 /// Builds a [`Stager`]; made by [`Stager::new`].
@@ -52,7 +51,7 @@ impl StagerBuilder {
         self
     }
 
-    /// Sets the number of slots of each thread, 1 to 8. Default: 2, one being filled while the other one is copied.
+    /// Sets the number of slots for each thread, 1 to 65536. Default: 2, one being filled while the other one is copied.
     pub fn depth(mut self, slots: usize) -> Self {
         self.depth = slots;
         self
@@ -74,7 +73,7 @@ impl StagerBuilder {
         let Self { ctx, slot_bytes, depth, fill_threads } = self;
         for (option, range, found) in [
             ("slot_bytes", 1..=isize::MAX as usize, slot_bytes),
-            ("depth", 1..=8, depth),
+            ("depth", 1..=1 << 16, depth),
             ("fill_threads", 1..=64, fill_threads),
         ] {
             if !range.contains(&found) {
@@ -98,10 +97,9 @@ impl StagerBuilder {
                 copying: false,
             })
         };
-        let lane = |_| (0..depth).map(slot).collect();
-        let lanes = (0..fill_threads).map(lane).collect::<Result<_, Error>>()?;
+        let slots = (0..depth * fill_threads).map(slot).collect::<Result<_, Error>>()?;
         let done = Event::new(&ctx, untimed)?;
-        Ok(Stager { lanes, stream, done, lost: None })
+        Ok(Stager { slots, fill_threads, stream, done, lost: None })
     }
 }
 
@@ -157,8 +155,8 @@ impl StagerBuilder {
 /// # Ok::<(), Error>(())
 /// ```
 pub struct Stager {
-    /// The slots of each thread.
-    lanes: Vec<Vec<Slot>>,
+    slots: Vec<Slot>,
+    fill_threads: usize,
     stream: Stream,
     /// Recorded after the last copy of a scope.
     done: Event,
@@ -197,23 +195,23 @@ impl Stager {
         work: impl FnOnce(&mut Staging<'_, 'env>) -> Result<R, E>,
     ) -> Result<R, E> {
         self.begin(stream)?;
-        let Self { lanes, stream: copies, done, lost } = self;
+        let Self { slots, fill_threads, stream: copies, done, lost } = self;
         let (copies, fate) = (&*copies, Fate::new());
         let mut drain = Drain { copies, lost, needed: true };
         let ended = thread::scope(|threads| {
-            let (mut producers, mut running) = (Vec::new(), Vec::new());
-            for slots in lanes {
-                let orders: Vec<_> = slots.iter_mut().map(Order::new).collect();
-                let (producer, consumer) = HeapRing::new(orders).into_handles();
-                let fate = &fate;
+            let slots: Vec<_> = slots.iter_mut().map(Order::new).collect();
+            let (producer, consumer) = HeapRing::new(slots).into_handles();
+            let orders = Arc::new(Mutex::new(Some(consumer)));
+            let mut running = Vec::new();
+            for _ in 0..*fill_threads {
+                let (fate, orders) = (&fate, orders.clone());
                 let thread = thread::Builder::new()
                     .name("twinbuf-stage".to_string())
-                    .spawn_scoped(threads, move || lane::run(consumer, copies, fate))
+                    .spawn_scoped(threads, move || order::run(&orders, copies, fate))
                     .map_err(|error| Error::Spawn { kind: error.kind() })?;
-                producers.push(producer);
                 running.push(thread);
             }
-            let mut staging = Staging::new(copies, stream, producers, &fate);
+            let mut staging = Staging::new(copies, stream, producer, &fate);
             let worked = work(&mut staging);
             let used = staging.finish(worked.is_ok());
             for thread in running {
@@ -274,27 +272,11 @@ impl Drop for Stager {
     fn drop(&mut self) {
         if self.lost.is_some() || self.stream.settle().is_err() {
             // A copy may still use them.
-            mem::forget(mem::take(&mut self.lanes));
+            mem::forget(mem::take(&mut self.slots));
         }
     }
 }
 
-impl fmt::Debug for StagerBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StagerBuilder")
-            .field("slot_bytes", &self.slot_bytes)
-            .field("depth", &self.depth)
-            .field("fill_threads", &self.fill_threads)
-            .finish_non_exhaustive()
-    }
-}
+debug!([] StagerBuilder, this, slot_bytes: this.slot_bytes, depth: this.depth, fill_threads: this.fill_threads);
 
-impl fmt::Debug for Stager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stager")
-            .field("depth", &self.lanes.first().map_or(0, Vec::len))
-            .field("fill_threads", &self.lanes.len())
-            .field("error", &self.lost)
-            .finish_non_exhaustive()
-    }
-}
+debug!([] Stager, this, slots: this.slots.len(), fill_threads: this.fill_threads, error: this.lost);

@@ -1,6 +1,5 @@
 //! The builder: allocates the slots, and connects the two sides.
 
-use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
@@ -234,16 +233,5 @@ impl Uploader {
     }
 }
 
-impl fmt::Debug for Uploader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { slot_bytes, chunk_bytes, host_depth, device_depth, write_combined, overlap, .. } = self;
-        f.debug_struct("Uploader")
-            .field("slot_bytes", slot_bytes)
-            .field("chunk_bytes", chunk_bytes)
-            .field("host_depth", host_depth)
-            .field("device_depth", device_depth)
-            .field("write_combined", write_combined)
-            .field("overlap", overlap)
-            .finish_non_exhaustive()
-    }
-}
+debug!([] Uploader, this, slot_bytes: this.slot_bytes, chunk_bytes: this.chunk_bytes, host_depth: this.host_depth,
+    device_depth: this.device_depth, write_combined: this.write_combined, overlap: this.overlap);

@@ -270,7 +270,7 @@ fn options_and_lengths_out_of_range_are_refused() {
     for (option, builder) in [
         ("slot_bytes", Stager::new(&ctx).slot_bytes(0)),
         ("depth", Stager::new(&ctx).depth(0)),
-        ("depth", Stager::new(&ctx).depth(9)),
+        ("depth", Stager::new(&ctx).depth((1 << 16) + 1)),
         ("fill_threads", Stager::new(&ctx).fill_threads(0)),
         ("fill_threads", Stager::new(&ctx).fill_threads(65)),
     ] {

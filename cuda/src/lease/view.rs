@@ -1,6 +1,5 @@
 //! A typed view of a batch on one stream. Every read through cudarc is ordered.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -151,8 +150,4 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b View<'_, T>> for LaunchArgs<'a> {
     }
 }
 
-impl<T> fmt::Debug for View<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("len", &self.len).field("stream", &self.stream).finish_non_exhaustive()
-    }
-}
+debug!([T] View<'_, T>, this, len: this.len, stream: this.stream);

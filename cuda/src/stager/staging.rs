@@ -1,16 +1,16 @@
 //! The caller's side of a scope: packs pieces into slots, and hands full slots to the fill threads.
 
-use std::fmt;
 use std::io;
 use std::mem;
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
-use twinbuf_core::{Producer, ReservedSlot, TryAcquireError};
+use twinbuf_core::{Producer, ReservedSlot};
 
-use super::lane::{Fill, Host, Order, Piece, Take, Way};
+use super::order::{Host, Order, Piece, Way};
 use crate::cu::{self, Current, Stream};
 use crate::driver::check;
 use crate::error::{Error, Fate};
@@ -32,10 +32,7 @@ use crate::lease::Element;
 pub struct Staging<'s, 'env: 's> {
     copies: &'s Stream,
     used: Used<'env>,
-    /// One for each fill thread.
-    lanes: Vec<Producer<'s, Order<'s, 'env>>>,
-    /// The next thread in turn.
-    turn: usize,
+    orders: Producer<'s, Order<'s, 'env>>,
     /// The slot that is being packed.
     open: Option<ReservedSlot<'s, Order<'s, 'env>>>,
     /// The allocation that the last piece is in, as far as it was asked for.
@@ -47,11 +44,11 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub(super) fn new(
         copies: &'s Stream,
         stream: &'env Arc<CudaStream>,
-        lanes: Vec<Producer<'s, Order<'s, 'env>>>,
+        orders: Producer<'s, Order<'s, 'env>>,
         fate: &'s Fate,
     ) -> Self {
         let used = Used { stream, guards: Vec::new() };
-        Self { copies, used, lanes, turn: 0, open: None, allocation: 0..0, fate }
+        Self { copies, used, orders, open: None, allocation: 0..0, fate }
     }
 
     /// Copies `bytes` to device memory of the same length.
@@ -62,7 +59,11 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub fn upload<T: Element>(&mut self, bytes: &'env [u8], dst: CudaViewMut<'env, T>) -> Result<(), Error> {
         let len = same(bytes.len(), dst.num_bytes())?;
         let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.add(device, len, Way::Upload, |range| Host::From(&bytes[range]))
+        let from = move |at: usize, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[at..][..out.len()]);
+            Ok(())
+        };
+        self.add(device, len, Way::Upload, Arc::new(from))
     }
 
     /// Copies what `fill` writes to device memory.
@@ -81,7 +82,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let len = dst.num_bytes();
         let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.fill(fill, device, len)
+        self.add(device, len, Way::Upload, Arc::new(fill))
     }
 
     /// Copies what `fill` writes to `len` bytes of device memory at `device`, for memory that cudarc does not own;
@@ -103,7 +104,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         len: usize,
     ) -> Result<(), Error> {
         drop(self.usable()?);
-        self.fill(fill, device, len)
+        self.add(device, len, Way::Upload, Arc::new(fill))
     }
 
     /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
@@ -115,10 +116,12 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub fn offload<T: Element>(&mut self, src: CudaView<'env, T>, out: &'env mut [u8]) -> Result<(), Error> {
         let len = same(out.len(), src.num_bytes())?;
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
-        let mut rest = out;
-        self.add(device, len, Way::Offload, |range| {
-            Host::To(rest.split_off_mut(..range.len()).unwrap_or_default())
-        })
+        let out = Out(out.as_mut_ptr());
+        let to = move |at, bytes: &mut [u8]| {
+            out.put(at, bytes);
+            Ok(())
+        };
+        self.add(device, len, Way::Offload, Arc::new(to))
     }
 
     /// Passes device memory to `take` in parts: `take(at, bytes)` gets the bytes from byte `at` on, and writes them to a
@@ -134,7 +137,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let len = src.num_bytes();
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
-        self.take(device, len, take)
+        self.add(device, len, Way::Offload, Arc::new(move |at, bytes: &mut [u8]| take(at, bytes)))
     }
 
     /// Passes `len` bytes of device memory at `device` to `take`, for memory that cudarc does not own; otherwise same as
@@ -154,27 +157,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
     ) -> Result<(), Error> {
         drop(self.usable()?);
-        self.take(device, len, take)
-    }
-
-    fn fill(
-        &mut self,
-        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
-        device: CUdeviceptr,
-        len: usize,
-    ) -> Result<(), Error> {
-        let fill: Arc<Fill<'env>> = Arc::new(fill);
-        self.add(device, len, Way::Upload, |range| Host::Fill(fill.clone(), range.start))
-    }
-
-    fn take(
-        &mut self,
-        device: CUdeviceptr,
-        len: usize,
-        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
-    ) -> Result<(), Error> {
-        let take: Arc<Take<'env>> = Arc::new(take);
-        self.add(device, len, Way::Offload, |range| Host::Take(take.clone(), range.start))
+        self.add(device, len, Way::Offload, Arc::new(move |at, bytes: &mut [u8]| take(at, bytes)))
     }
 
     /// The address of memory that `view` is in, to be used on the scope's stream.
@@ -220,36 +203,36 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// Packs `len` bytes from `device` on; `host` makes the host's end of each piece.
-    fn add(
-        &mut self,
-        device: CUdeviceptr,
-        len: usize,
-        way: Way,
-        mut host: impl FnMut(Range<usize>) -> Host<'env>,
-    ) -> Result<(), Error> {
+    /// Packs the `len` bytes from `device` on into slots.
+    fn add(&mut self, device: CUdeviceptr, len: usize, way: Way, host: Arc<Host<'env>>) -> Result<(), Error> {
         let mut at = 0;
         while at < len {
+            if self.open.as_ref().is_some_and(|order| order.way != way) {
+                self.dispatch()?;
+            }
             let mut order = match self.open.take() {
-                Some(order) if order.way() == way => order,
-                other => {
-                    self.open = other;
-                    self.dispatch()?;
-                    let mut order = self.acquire()?;
-                    order.begin(way);
+                Some(order) => order,
+                None => {
+                    let mut order = match self.orders.acquire() {
+                        Ok(slot) => slot.reserve(),
+                        Err(_closed) => return Err(self.ended()),
+                    };
+                    (order.way, order.filled) = (way, 0);
+                    order.pieces.clear();
                     order
                 }
             };
-            let end = len.min(at + order.room());
-            let device = device + at as u64;
-            let follows = order.end() == Some(device) && self.is_in_one_allocation(device - 1..device + 1);
-            order.push(Piece { device, len: end - at, host: host(at..end), follows });
+            let (device, len) = (device + at as u64, order.room().min(len - at));
+            let end = order.pieces.last().map(|last| last.device + last.len as u64);
+            let follows = end == Some(device) && self.is_in_one_allocation(device - 1..device + 1);
+            order.pieces.push(Piece { device, len, host: host.clone(), at, follows });
+            order.filled += len;
+            at += len;
             let full = order.room() == 0;
             self.open = Some(order);
             if full {
                 self.dispatch()?;
             }
-            at = end;
         }
         Ok(())
     }
@@ -266,27 +249,6 @@ impl<'s, 'env> Staging<'s, 'env> {
         within(&self.allocation)
     }
 
-    /// The next free slot: that of a thread that is free, or else of the next thread in turn.
-    fn acquire(&mut self) -> Result<ReservedSlot<'s, Order<'s, 'env>>, Error> {
-        let lanes = self.lanes.len();
-        for lane in (self.turn..self.turn + lanes).map(|lane| lane % lanes) {
-            match self.lanes[lane].try_acquire() {
-                Ok(slot) => {
-                    self.turn = lane + 1;
-                    return Ok(slot.reserve());
-                }
-                Err(TryAcquireError::Full) => {}
-                Err(_closed) => return Err(self.ended()),
-            }
-        }
-        let lane = self.turn % lanes;
-        self.turn = lane + 1;
-        match self.lanes[lane].acquire() {
-            Ok(slot) => Ok(slot.reserve()),
-            Err(_closed) => Err(self.ended()),
-        }
-    }
-
     /// Why a thread has ended. After a panic, the scope does not return the error but panics too.
     fn ended(&self) -> Error {
         self.fate.get().cloned().unwrap_or(Error::Closed)
@@ -297,7 +259,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         let Some(order) = self.open.take() else { return Ok(()) };
         let _current = self.usable()?;
         // SAFETY: both exist. The waits for the event's last record are enqueued: the slot was free.
-        self.fail(unsafe { cu::record(order.ready().raw(), self.used.stream.cu_stream()) })?;
+        self.fail(unsafe { cu::record(order.slot.ready.raw(), self.used.stream.cu_stream()) })?;
         order.commit().map_err(|_closed| self.ended())
     }
 
@@ -306,7 +268,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         // An error is in `fate` too, or that of a thread that has ended.
         let _ = if worked { self.dispatch() } else { Ok(()) };
         drop(self.open);
-        self.lanes.into_iter().for_each(Producer::finish);
+        self.orders.finish();
         self.used
     }
 }
@@ -342,6 +304,22 @@ impl Drop for Used<'_> {
     }
 }
 
+/// The host's end of an offload: memory that the scope borrows for its copies alone.
+struct Out(*mut u8);
+
+// SAFETY: plain bytes; each is written once, by the thread that has its piece (`put`).
+unsafe impl Send for Out {}
+// SAFETY: as above.
+unsafe impl Sync for Out {}
+
+impl Out {
+    /// Called for each piece once. Pieces do not overlap, and lie within the memory, whose size is checked (`same`).
+    fn put(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: see above. The scope borrows the memory until its threads have ended.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.add(at), bytes.len()) };
+    }
+}
+
 /// Both ends of a copy have the same length.
 fn same(host: usize, device: usize) -> Result<usize, Error> {
     if host == device {
@@ -351,8 +329,4 @@ fn same(host: usize, device: usize) -> Result<usize, Error> {
     Err(Error::Option { option: "bytes", wanted, found: host.to_string() })
 }
 
-impl fmt::Debug for Staging<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Staging").field("fill_threads", &self.lanes.len()).finish_non_exhaustive()
-    }
-}
+debug!([] Staging<'_, '_>, this, slots: this.orders.depth());

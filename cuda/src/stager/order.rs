@@ -1,0 +1,185 @@
+//! A slot on its way: filled by a fill thread, which issues its copies, and refilled after they are done.
+
+use std::io;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::CUdeviceptr;
+use twinbuf_core::{Consumer, KeptSlot, ReadSlot, TryRecvError};
+
+use crate::cu::{self, BesideCaptures, Event, Stream};
+use crate::edge;
+use crate::error::{Error, Fate};
+use crate::memory::HostBytes;
+
+/// A slot of page-locked memory.
+pub(super) struct Slot {
+    pub(super) memory: HostBytes,
+    pub(super) len: usize,
+    /// Recorded on the caller's stream when the slot is handed over. Its copies wait for it.
+    pub(super) ready: Event,
+    /// Recorded on the copy stream after its copies. The thread blocks on it.
+    pub(super) copied: Event,
+    /// Whether copies were issued that the host has not waited for.
+    pub(super) copying: bool,
+}
+
+impl Slot {
+    /// Waits for the slot's last copies, and returns its bytes.
+    fn bytes(&mut self) -> Result<&mut [u8], Error> {
+        if mem::take(&mut self.copying) {
+            // SAFETY: the event exists.
+            unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;
+        }
+        // SAFETY: `len` initialized bytes that no copy uses; `&mut self` excludes other references.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.len) })
+    }
+}
+
+/// A slot and what goes through it.
+pub(super) struct Order<'s, 'env> {
+    pub(super) slot: &'s mut Slot,
+    pub(super) way: Way,
+    /// Their bytes follow each other in the slot.
+    pub(super) pieces: Vec<Piece<'env>>,
+    pub(super) filled: usize,
+}
+
+/// The direction of copies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Way {
+    Upload,
+    Offload,
+}
+
+/// Bytes of the device, and the host's end of their copy.
+pub(super) struct Piece<'env> {
+    pub(super) device: CUdeviceptr,
+    pub(super) len: usize,
+    pub(super) host: Arc<Host<'env>>,
+    /// The number of the piece's first byte in its copy.
+    pub(super) at: usize,
+    /// Whether it follows the piece before it in the same allocation: one copy for both.
+    pub(super) follows: bool,
+}
+
+/// Fills the bytes of a copy from this one on, or takes them.
+pub(super) type Host<'env> = dyn Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env;
+
+impl<'s> Order<'s, '_> {
+    pub(super) fn new(slot: &'s mut Slot) -> Self {
+        Self { slot, way: Way::Upload, pieces: Vec::new(), filled: 0 }
+    }
+
+    /// Bytes that still fit.
+    pub(super) fn room(&self) -> usize {
+        self.slot.len - self.filled
+    }
+
+    /// Has the host's end of each piece fill the bytes in the slot, or take them.
+    fn serve(&mut self) -> Result<(), Error> {
+        let mut rest = self.slot.bytes()?;
+        for piece in &self.pieces {
+            let bytes = rest.split_off_mut(..piece.len).unwrap_or_default();
+            (piece.host)(piece.at, bytes).map_err(|error| Error::fill(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the slot, if that is its direction, and issues its copies.
+    fn start(&mut self, copies: &Stream) -> Result<(), Error> {
+        match self.way {
+            Way::Upload => self.serve()?,
+            Way::Offload => drop(self.slot.bytes()?),
+        }
+        // A fill is the caller's code, which may make another context current.
+        cu::bind(copies.context())?;
+        let Self { slot, pieces, way, .. } = self;
+        // SAFETY: both exist.
+        unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;
+        // Before the first copy: if a later call fails, the end of the scope waits for the copy stream.
+        slot.copying = true;
+        let mut host = slot.memory.start();
+        for run in pieces.chunk_by(|_, next| next.follows) {
+            let (device, len) = (run[0].device, run.iter().map(|piece| piece.len).sum());
+            match way {
+                // SAFETY: the pieces fit in the slot, which is not touched until `copied` is complete. The device memory
+                // is there until the end of the scope, which waits for the copies or makes the caller's stream wait. A
+                // run is in one allocation.
+                Way::Upload => unsafe { cu::copy_to_device(device, host.as_ptr(), len, copies.raw()) },
+                // SAFETY: as above.
+                Way::Offload => unsafe { cu::copy_to_host(host.as_ptr(), device, len, copies.raw()) },
+            }?;
+            // SAFETY: within the slot, or at its end.
+            host = unsafe { host.add(len) };
+        }
+        // SAFETY: both exist.
+        unsafe { cu::record(slot.copied.raw(), copies.raw()) }
+    }
+}
+
+/// Where the fill threads receive orders. `None` after the end, or after an error of one of them.
+pub(super) type Orders<'s, 'env> = Mutex<Option<Consumer<'s, Order<'s, 'env>>>>;
+
+/// The body of a fill thread.
+pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate: &Fate) {
+    /// Ends the ring, also by a panic: the caller must not wait for a slot.
+    struct End<'o, 's, 'env>(&'o Orders<'s, 'env>);
+    impl Drop for End<'_, '_, '_> {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+    let _end = End(orders);
+    if let Err(error) = all(orders, copies) {
+        // Set before the ring ends, because the caller looks here when it sees the end. The first error counts.
+        let _ = fate.set(error);
+    }
+}
+
+fn all<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream) -> Result<(), Error> {
+    cu::bind(copies.context())?;
+    let _beside = BesideCaptures::enter();
+    // An offload whose copies run. The next one is issued before this one is waited for.
+    let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
+    loop {
+        let next = if last.is_none() {
+            let mut orders = orders.lock().unwrap_or_else(PoisonError::into_inner);
+            receive(&mut orders, |orders| orders.recv().map_err(TryRecvError::from))
+        } else if let Ok(mut orders) = orders.try_lock() {
+            receive(&mut orders, Consumer::try_recv)
+        } else {
+            // Another thread waits for the next order.
+            Err(TryRecvError::Empty)
+        };
+        match next {
+            Ok(Some(mut order)) => {
+                order.start(copies)?;
+                let offload = (order.way == Way::Offload).then_some(order);
+                if let Some(mut before) = mem::replace(&mut last, offload) {
+                    before.serve()?;
+                }
+            }
+            // The caller's work has failed; its order was given up.
+            Err(TryRecvError::Cancelled) => {}
+            Err(TryRecvError::Empty | TryRecvError::Held) => {
+                if let Some(mut order) = last.take() {
+                    order.serve()?;
+                }
+            }
+            Ok(None) | Err(_) => return last.map_or(Ok(()), |mut order| order.serve()),
+        }
+    }
+}
+
+type Received<'s, 'env> = Result<Option<KeptSlot<'s, Order<'s, 'env>>>, TryRecvError>;
+
+/// The next order. None after the end.
+fn receive<'s, 'env: 's>(
+    orders: &mut Option<Consumer<'s, Order<'s, 'env>>>,
+    how: impl for<'c> FnOnce(
+        &'c mut Consumer<'s, Order<'s, 'env>>,
+    ) -> Result<Option<ReadSlot<'c, 's, Order<'s, 'env>>>, TryRecvError>,
+) -> Received<'s, 'env> {
+    orders.as_mut().map_or(Ok(None), |orders| Ok(how(orders)?.map(ReadSlot::keep)))
+}
