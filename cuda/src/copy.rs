@@ -488,9 +488,6 @@ impl<M: 'static> Hand<M> {
                     (Err(_closed), _) => return Err(Error::Closed),
                 }
             }
-            if engine.copies.is_full() {
-                engine.make_room()?;
-            }
             while matches!(hosts.try_acquire(), Err(TryAcquireError::Full)) {
                 let _apart = engine.copies.apart()?;
                 if !engine.copies.retire(true)? {

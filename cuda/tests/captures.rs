@@ -6,7 +6,9 @@
 mod common;
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use common::{BYTES, bytes, commit, must_end, start};
 use cudarc::driver::sys::CUstreamCaptureMode::{
@@ -227,6 +229,66 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
             }
             drop((slots, batches));
             assert_eq!(sim.violations(), [""; 0]);
+        }
+    });
+}
+
+/// Nothing wakes a wait for a slot that a capture holds: a call with a deadline looks again, the others say so.
+#[test]
+fn a_deadline_waits_for_the_end_of_a_capture_and_a_task_is_told() {
+    must_end(|| {
+        for (overlap, cancelled) in [(true, false), (true, true), (false, false), (false, true)] {
+            let (sim, ctx) = start(1, false);
+            if sim.is_real() {
+                return;
+            }
+            let (captured, control) = (ctx.new_stream().unwrap(), sim.control());
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
+            if cancelled {
+                drop(slots.acquire().unwrap().reserve());
+                assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
+            }
+            commit(&mut slots, BYTES, 1).unwrap();
+            let lease = batches.recv().unwrap().unwrap();
+            lease.on::<u8>(&captured).unwrap();
+            captured.begin_capture(RELAXED).unwrap();
+            drop(lease);
+            commit(&mut slots, BYTES, 2).unwrap();
+            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
+            assert!(batches.is_held());
+            let mut cx = Context::from_waker(Waker::noop());
+            let soon = Instant::now() + Duration::from_millis(5);
+            if overlap {
+                commit(&mut slots, BYTES, 3).unwrap();
+                assert!(matches!(batches.poll_recv(&mut cx), Poll::Ready(Err(HELD))));
+                assert_eq!(batches.recv_deadline(soon).unwrap_err(), HELD);
+            } else {
+                assert!(matches!(slots.poll_acquire(&mut cx), Poll::Ready(Err(HELD))));
+                assert_eq!(slots.acquire_deadline(soon).unwrap_err(), HELD);
+            }
+            let looks = control.calls_of("cuStreamIsCapturing");
+            let given_up = AtomicBool::new(false);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // The call waits, and has looked again.
+                    while control.calls_of("cuStreamIsCapturing") < looks + 2
+                        && !given_up.load(Ordering::Relaxed)
+                    {
+                        std::thread::yield_now();
+                    }
+                    ctx.bind_to_thread().unwrap();
+                    end(captured.cu_stream());
+                });
+                if !overlap {
+                    let slot = slots.acquire_deadline(deadline);
+                    given_up.store(true, Ordering::Relaxed);
+                    slot.unwrap().commit(BYTES, 3).unwrap();
+                }
+                let batch = batches.recv_deadline(deadline);
+                given_up.store(true, Ordering::Relaxed);
+                assert_eq!(*batch.unwrap().unwrap().meta(), 3, "overlap {overlap}, cancelled {cancelled}");
+            });
         }
     });
 }

@@ -118,9 +118,10 @@ fn a_stub_does_not_end_the_search_and_what_is_loaded_comes_first() {
         let at = folder.path().join(path);
         std::fs::create_dir_all(at.parent().unwrap()).unwrap();
         let source = folder.path().join("driver.c");
-        let functions = ["cuInit", "cuDeviceGetCount", "cuEventElapsedTime", "cuGetErrorName"];
-        let body: String =
+        let functions = ["cuInit", "cuEventElapsedTime", "cuGetErrorName", "cuCtxGetCurrent"];
+        let mut body: String =
             functions.iter().map(|function| format!("int {function}() {{ return {code}; }}\n")).collect();
+        body += &format!("int cuDeviceGetCount(int *count) {{ *count = 1; return {code}; }}\n");
         std::fs::write(&source, body).unwrap();
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC"]).arg(format!("-Wl,-soname,{name}")).arg("-o").arg(&at).arg(&source);
@@ -139,6 +140,12 @@ fn a_stub_does_not_end_the_search_and_what_is_loaded_comes_first() {
         child.env("LD_LIBRARY_PATH", path(&["stubs", "drivers"]));
     });
     assert!(behind.contains(r#"NoDevice { library: "libcuda.so.1" }"#), "{behind}");
+    // cudarc, which loads the first name itself, has the stub: that is said, and nothing panics.
+    library("working/libcuda.so.1", "libcuda.so.1", 0).unwrap();
+    let working = run("a working driver behind a stub", |child| {
+        child.env("LD_LIBRARY_PATH", path(&["stubs", "working"]));
+    });
+    assert!(working.contains(r#"StubDriver { library: "libcuda.so" }"#), "{working}");
     let alone = run("a stub alone", |child| {
         child.env("LD_LIBRARY_PATH", path(&["stubs"]));
     });

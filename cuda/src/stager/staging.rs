@@ -316,7 +316,9 @@ impl Out {
     /// Called for each piece once. Pieces do not overlap, and lie within the memory, whose size is checked (`same`).
     fn put(&self, at: usize, bytes: &[u8]) {
         // SAFETY: see above. The scope borrows the memory until its threads have ended.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.add(at), bytes.len()) };
+        let to = unsafe { self.0.add(at) };
+        // SAFETY: as above.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }
 
