@@ -63,7 +63,7 @@ impl<'s, 'env> Staging<'s, 'env> {
             out.copy_from_slice(&bytes[at..][..out.len()]);
             Ok(())
         };
-        self.add(device, len, Way::Upload, Arc::new(from))
+        self.add(device, len, Way::Upload, from)
     }
 
     /// Copies what `fill` writes to device memory.
@@ -82,7 +82,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let len = dst.num_bytes();
         let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.add(device, len, Way::Upload, Arc::new(fill))
+        self.add(device, len, Way::Upload, fill)
     }
 
     /// Copies what `fill` writes to `len` bytes of device memory at `device`, for memory that cudarc does not own;
@@ -104,7 +104,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         len: usize,
     ) -> Result<(), Error> {
         drop(self.usable()?);
-        self.add(device, len, Way::Upload, Arc::new(fill))
+        self.add(device, len, Way::Upload, fill)
     }
 
     /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
@@ -121,7 +121,7 @@ impl<'s, 'env> Staging<'s, 'env> {
             out.put(at, bytes);
             Ok(())
         };
-        self.add(device, len, Way::Offload, Arc::new(to))
+        self.add(device, len, Way::Offload, to)
     }
 
     /// Passes device memory to `take` in parts: `take(at, bytes)` gets the bytes from byte `at` on, and writes them to a
@@ -137,7 +137,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let len = src.num_bytes();
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
-        self.add(device, len, Way::Offload, Arc::new(move |at, bytes: &mut [u8]| take(at, bytes)))
+        self.add(device, len, Way::Offload, move |at, bytes: &mut [u8]| take(at, bytes))
     }
 
     /// Passes `len` bytes of device memory at `device` to `take`, for memory that cudarc does not own; otherwise same as
@@ -157,7 +157,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
     ) -> Result<(), Error> {
         drop(self.usable()?);
-        self.add(device, len, Way::Offload, Arc::new(move |at, bytes: &mut [u8]| take(at, bytes)))
+        self.add(device, len, Way::Offload, move |at, bytes: &mut [u8]| take(at, bytes))
     }
 
     /// The address of memory that `view` is in, to be used on the scope's stream.
@@ -204,7 +204,14 @@ impl<'s, 'env> Staging<'s, 'env> {
     }
 
     /// Packs the `len` bytes from `device` on into slots.
-    fn add(&mut self, device: CUdeviceptr, len: usize, way: Way, host: Arc<Host<'env>>) -> Result<(), Error> {
+    fn add(
+        &mut self,
+        device: CUdeviceptr,
+        len: usize,
+        way: Way,
+        host: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+    ) -> Result<(), Error> {
+        let host: Arc<Host<'env>> = Arc::new(host);
         let mut at = 0;
         while at < len {
             if self.open.as_ref().is_some_and(|order| order.way != way) {
