@@ -10,7 +10,7 @@ use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 
 use crate::copy::Hand;
 use crate::error::{Error, Fate};
-use crate::host::Thread;
+use crate::host::{Hosts, Thread};
 use crate::lease::{Lease, Shared, look_again};
 use crate::slot::DeviceBuf;
 
@@ -33,10 +33,19 @@ pub struct DeviceBatches<M: 'static> {
     /// The number of the next batch.
     next: u64,
     shared: Arc<Shared<M>>,
-    fate: Arc<Fate>,
+    end: End<M>,
     /// `None` with a copy thread.
     hand: Option<Arc<Hand<M>>>,
     thread: Option<Arc<Thread>>,
+}
+
+/// Wakes the copy thread when the ring is gone: no one receives.
+struct End<M>(Arc<Hosts<M>>);
+
+impl<M> Drop for End<M> {
+    fn drop(&mut self) {
+        self.0.tell();
+    }
 }
 
 type Received<'b, M> = Result<Option<ReadSlot<'b, 'static, DeviceBuf<M>>>, TryRecvError>;
@@ -45,11 +54,11 @@ impl<M: 'static> DeviceBatches<M> {
     pub(crate) fn new(
         ring: Consumer<'static, DeviceBuf<M>>,
         shared: Arc<Shared<M>>,
-        fate: Arc<Fate>,
+        hosts: Arc<Hosts<M>>,
         hand: Option<Arc<Hand<M>>>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, next: 0, shared, fate, hand, thread }
+        Self { ring, next: 0, shared, end: End(hosts), hand, thread }
     }
 
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
@@ -70,7 +79,7 @@ impl<M: 'static> DeviceBatches<M> {
             Err(Error::Empty) if self.hand.is_none() => {
                 // Nothing has held the slot since.
                 let received = self.ring.recv().map_err(TryRecvError::from);
-                Self::lease(received, &mut self.next, &self.shared, &self.fate)
+                Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate)
             }
             received => received,
         }
@@ -88,7 +97,7 @@ impl<M: 'static> DeviceBatches<M> {
             // Its error is this side's too.
             let _ = hand.pump();
         }
-        Self::lease(self.ring.try_recv(), &mut self.next, &self.shared, &self.fate)
+        Self::lease(self.ring.try_recv(), &mut self.next, &self.shared, &self.end.0.fate)
     }
 
     /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
@@ -108,7 +117,7 @@ impl<M: 'static> DeviceBatches<M> {
             let captured = self.held_by_a_capture();
             let received = self.ring.recv_deadline(look_again(captured, deadline));
             if !captured || !matches!(received, Err(TryRecvError::Held)) || Instant::now() >= deadline {
-                return Self::lease(received, &mut self.next, &self.shared, &self.fate);
+                return Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate);
             }
         }
     }
@@ -126,7 +135,7 @@ impl<M: 'static> DeviceBatches<M> {
             return Poll::Ready(self.try_recv());
         }
         let received = self.ring.poll_recv(cx).map_err(TryRecvError::from);
-        received.map(|received| Self::lease(received, &mut self.next, &self.shared, &self.fate))
+        received.map(|received| Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate))
     }
 
     /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease
@@ -182,4 +191,4 @@ impl<M: 'static> DeviceBatches<M> {
     }
 }
 
-debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.fate.get());
+debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.end.0.fate.get());

@@ -199,7 +199,6 @@ impl<M> Copies<M> {
 impl<M> Drop for Copies<M> {
     fn drop(&mut self) {
         self.settle();
-        self.hosts.close();
     }
 }
 
@@ -210,6 +209,17 @@ pub(crate) struct Engine<M: 'static> {
     next: Option<Next>,
     host: Consumer<'static, usize>,
     device: Producer<'static, DeviceBuf<M>>,
+    /// Last: who is told of the end by a commit is told by the next acquire too.
+    _end: End<M>,
+}
+
+/// Refuses further commits.
+struct End<M>(Arc<Hosts<M>>);
+
+impl<M> Drop for End<M> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// The batch that is next in the device ring.
@@ -228,9 +238,8 @@ enum Next {
 enum Needs {
     /// The end of the oldest copy.
     Room,
+    /// A batch, or more of the open one.
     Batch,
-    /// More of the open batch.
-    Part,
     DeviceSlot,
     /// Nothing follows. `false` if the data may be incomplete.
     End(bool),
@@ -244,7 +253,8 @@ impl<M: 'static> Engine<M> {
         host: Consumer<'static, usize>,
         device: Producer<'static, DeviceBuf<M>>,
     ) -> Self {
-        Self { copies, next: None, host, device }
+        let end = End(copies.hosts.clone());
+        Self { copies, next: None, host, device, _end: end }
     }
 
     /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
@@ -259,26 +269,17 @@ impl<M: 'static> Engine<M> {
         cu::bind(self.copies.stream.context())?;
         let _beside = BesideCaptures::enter();
         loop {
+            let seen = self.copies.hosts.changes();
             let needs = self.advance()?;
             self.copies.retire_all(false)?;
-            // No call waits for both a ring and an event, so the events are polled while copies run. A batch that
+            // No call waits for both a slot and an event, so the events are polled while copies run. A batch that
             // arrives in the meantime is queued behind them without a gap.
             let pause = self.copies.pause();
             match needs {
                 Needs::Room => self.copies.make_room()?,
-                Needs::Batch => {
-                    let received = match pause {
-                        Some(pause) => self.host.recv_timeout(pause),
-                        None => self.host.recv().map_err(TryRecvError::from),
-                    };
-                    let received = received.map(|slot| slot.map(ReadSlot::keep));
-                    self.accept(received);
-                }
-                Needs::Part => {
-                    if let (Some(source), Some(Next::Open { copied, .. })) = (&self.copies.open, &self.next) {
-                        self.copies.hosts.wait(**source, *copied, pause);
-                    }
-                }
+                // The rest may be in the hands of a thread that was left behind.
+                Needs::Batch if self.device.is_closed() => return Ok(false),
+                Needs::Batch => self.copies.hosts.wait(seen, pause),
                 // Dropped without a commit, the slot is returned again.
                 Needs::DeviceSlot => match pause {
                     Some(pause) => drop(self.device.acquire_timeout(pause)),
@@ -325,7 +326,7 @@ impl<M: 'static> Engine<M> {
             }
             let (piece, end) = match handed {
                 Handed::Part(until) if until > *copied => (*copied..until, None),
-                Handed::Part(_) => return Ok(Needs::Part),
+                Handed::Part(_) => return Ok(Needs::Batch),
                 Handed::All(len, meta) => ((*copied).min(len)..len, Some((len, meta))),
                 Handed::Cancelled => {
                     self.copies.abandon()?;
@@ -375,7 +376,7 @@ impl<M: 'static> Engine<M> {
                 Needs::Room => self.make_room()?,
                 Needs::Closed => return Err(Error::Closed),
                 Needs::End(finished) => return Ok(Some(finished)),
-                Needs::Batch | Needs::Part | Needs::DeviceSlot => return Ok(None),
+                Needs::Batch | Needs::DeviceSlot => return Ok(None),
             }
         }
     }

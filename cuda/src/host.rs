@@ -37,16 +37,21 @@ pub struct HostSlots<M: 'static> {
     _thread: Option<Arc<Thread>>,
 }
 
-/// Tells the copies that the filling side is gone: a reserved slot that is open may stay so.
+/// Tells the copies that the filling side is gone.
 struct End<M: 'static> {
     hosts: Arc<Hosts<M>>,
+    finished: bool,
     /// `None` with a copy thread.
     hand: Option<Arc<Hand<M>>>,
 }
 
 impl<M: 'static> Drop for End<M> {
     fn drop(&mut self) {
-        self.hosts.close();
+        if !self.finished {
+            // A reserved slot that is open is not waited for.
+            self.hosts.close();
+        }
+        self.hosts.tell();
         // An error is the other side's too.
         let _ = self.hand.as_ref().map(|hand| hand.pump());
     }
@@ -84,8 +89,10 @@ pub(crate) struct Hosts<M> {
 struct State<M> {
     /// One for each slot.
     handed: Vec<Handed<M>>,
-    /// The copies or the filling side have ended.
+    /// The copies have ended, or the filling side has without `finish`.
     closed: bool,
+    /// How often something was handed over, or a side has ended.
+    changes: u64,
 }
 
 /// How much of a slot the copies may read.
@@ -103,7 +110,7 @@ pub(crate) enum Handed<M> {
 impl<M> Hosts<M> {
     pub(crate) fn new(memory: Vec<HostBytes>, bytes: usize, chunk: usize) -> Self {
         let handed = memory.iter().map(|_| Handed::Part(0)).collect();
-        let state = Mutex::new(State { handed, closed: false });
+        let state = Mutex::new(State { handed, closed: false, changes: 0 });
         Self { memory, bytes, chunk, fate: Arc::default(), state, changed: Condvar::new() }
     }
 
@@ -141,11 +148,13 @@ impl<M> Hosts<M> {
         }
     }
 
-    /// Waits up to `timeout` until more than `copied` bytes of slot `index` were handed over, or its end.
-    pub(crate) fn wait(&self, index: usize, copied: usize, timeout: Option<Duration>) {
-        let same = |state: &mut State<M>| {
-            !state.closed && matches!(state.handed[index], Handed::Part(until) if until <= copied)
-        };
+    pub(crate) fn changes(&self) -> u64 {
+        self.lock().changes
+    }
+
+    /// Waits up to `timeout` for a change after the number `seen`.
+    pub(crate) fn wait(&self, seen: u64, timeout: Option<Duration>) {
+        let same = |state: &mut State<M>| state.changes == seen;
         let state = self.lock();
         match timeout {
             Some(timeout) => drop(self.changed.wait_timeout_while(state, timeout, same)),
@@ -153,10 +162,15 @@ impl<M> Hosts<M> {
         }
     }
 
-    /// The copies or the filling side end.
+    /// Wakes the copy thread: there is something new to it.
+    pub(crate) fn tell(&self) {
+        self.lock().changes += 1;
+        self.changed.notify_one();
+    }
+
+    /// Nothing more is copied, or none of what is still open.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.changed.notify_one();
     }
 }
 
@@ -167,7 +181,7 @@ impl<M: 'static> HostSlots<M> {
         hand: Option<Arc<Hand<M>>>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, end: End { hosts, hand }, _thread: thread }
+        Self { ring, end: End { hosts, finished: false, hand }, _thread: thread }
     }
 
     /// Waits until the previous copy from the next host slot is complete, and returns the slot. Do not wait for a
@@ -239,11 +253,12 @@ impl<M: 'static> HostSlots<M> {
         self.ring.depth()
     }
 
-    /// Marks the end of the data. The training side receives all committed batches, then `None`.
+    /// Marks the end of the data: nothing more will be acquired. The training side receives all batches that were
+    /// committed or reserved, then `None`.
     ///
-    /// Call it after the last commit. If a [`ReservedSlot`] is still open, the training side receives
-    /// [`Error::Abandoned`] in its place.
-    pub fn finish(self) {
+    /// A [`ReservedSlot`] may still be open, on any thread. The training side waits for it.
+    pub fn finish(mut self) {
+        self.end.finished = true;
         self.ring.finish();
     }
 }
@@ -264,7 +279,7 @@ pub struct HostSlot<'p, M: 'static> {
 impl<M: 'static> HostSlot<'_, M> {
     /// Converts this guard to one that does not borrow the [`HostSlots`], which can then hand out the next slot.
     pub fn reserve(self) -> ReservedSlot<M> {
-        let (index, End { hosts, hand }) = (*self.slot, self.end);
+        let (index, End { hosts, hand, .. }) = (*self.slot, self.end);
         ReservedSlot {
             seq: self.slot.seq(),
             slot: Some(self.slot.reserve()),
@@ -336,11 +351,12 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
 /// bytes, without those that were [flushed](ReservedSlot::flush).
 ///
 /// Several may exist at the same time, on any threads, and may be committed in any order. It may outlive the
-/// [`HostSlots`]: the uploader then does not wait for it.
+/// [`HostSlots`]. If both sides of the uploader are dropped, nothing waits for it.
 ///
 /// * **Dropped** without a commit: the training side receives [`Error::Cancelled`] at its position, once.
-/// * **Leaked** (`mem::forget`): the slot is never reused, and the training side waits at its position until the
-///   [`HostSlots`] are dropped.
+/// * **Leaked** (`mem::forget`): the slot is never reused, and the training side waits at its position, also after
+///   [`finish`](HostSlots::finish). If the [`HostSlots`] are dropped without it, the training side receives
+///   [`Error::Abandoned`].
 #[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
 pub struct ReservedSlot<M: 'static> {
     /// `None` once a part was handed over.
@@ -364,7 +380,7 @@ impl<M: 'static> ReservedSlot<M> {
     ///
     /// - [`Error::Option`]: `len` exceeds the size of the slot.
     /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or all [`HostSlots`] were.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the [`HostSlots`] were without `finish`.
     ///
     /// In all cases the batch is not committed.
     pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
@@ -416,11 +432,15 @@ impl<M: 'static> ReservedSlot<M> {
 
     fn hand_over(&mut self, handed: Handed<M>) -> Result<(), Error> {
         self.hosts.hand_over(self.index, handed)?;
-        match self.slot.take() {
-            Some(slot) => slot.commit().map_err(|Closed| self.hosts.ended())?,
-            // The copies have the slot already, and may wait for its rest.
-            None => self.hosts.changed.notify_one(),
+        if let Some(slot) = self.slot.take() {
+            slot.commit().map_err(|Closed| self.hosts.ended())?;
         }
+        self.told()
+    }
+
+    /// The copies go on: on their thread, or here.
+    fn told(&self) -> Result<(), Error> {
+        self.hosts.tell();
         self.hand.as_ref().map_or(Ok(()), |hand| hand.pump())
     }
 }
@@ -435,7 +455,7 @@ impl<M: 'static> Drop for ReservedSlot<M> {
             let _ = self.hand_over(Handed::Cancelled);
         } else {
             drop(self.slot.take());
-            let _ = self.hand.as_ref().map(|hand| hand.pump());
+            let _ = self.told();
         }
     }
 }

@@ -209,7 +209,6 @@ impl Uploader {
             .collect::<Result<Vec<DeviceBuf<M>>, Error>>()?;
         let clock = timed.then(|| Clock::new(driver, &stream).map(Arc::new)).transpose()?;
         let hosts = Arc::new(Hosts::new(memory, slot_bytes, chunk));
-        let fate = hosts.fate.clone();
         let shared = Arc::new(Shared::new(ctx, device_depth, clock.clone()));
 
         let (host_tx, host_rx) = HeapRing::from_fn(host_depth, |index| index).into_handles();
@@ -219,7 +218,7 @@ impl Uploader {
         let engine = Engine::new(copies, host_rx, device_tx);
         let (mut hand, mut thread) = (None, None);
         if overlap {
-            let fate = fate.clone();
+            let fate = hosts.fate.clone();
             let spawned = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
                 .spawn(move || engine.run(&fate))
@@ -228,8 +227,8 @@ impl Uploader {
         } else {
             hand = Some(Arc::new(Hand::new(engine, hosts.clone(), shared.clone())));
         }
-        let slots = HostSlots::new(host_tx, hosts, hand.clone(), thread.clone());
-        Ok((slots, DeviceBatches::new(device_rx, shared, fate, hand, thread)))
+        let slots = HostSlots::new(host_tx, hosts.clone(), hand.clone(), thread.clone());
+        Ok((slots, DeviceBatches::new(device_rx, shared, hosts, hand, thread)))
     }
 }
 

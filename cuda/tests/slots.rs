@@ -294,23 +294,32 @@ fn a_reserved_slot_that_does_not_come_holds_up_no_end() {
             .into_iter()
             .flat_map(|o| [(o, 0, false), (o, CHUNK, false), (o, 0, true), (o, CHUNK, true)])
         {
-            for batches_first in [true, false] {
+            for (batches_first, finish) in [(true, false), (true, true), (false, false), (false, true)] {
                 let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
                 let ctx = twinbuf_cuda::context(0).unwrap();
                 let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).overlap(overlap).host_depth(3);
-                let (mut slots, mut batches) = build.build::<u8>().unwrap();
+                let (mut slots, batches) = build.build::<u8>().unwrap();
                 slots.acquire().unwrap().commit(BYTES, 1).unwrap();
                 let mut left = slots.acquire().unwrap().reserve();
                 left.flush(flushed).unwrap();
                 slots.acquire().unwrap().commit(BYTES, 2).unwrap();
+                let mut batches = Some(batches);
                 if batches_first {
-                    drop((batches, slots));
+                    drop(batches.take());
+                }
+                if finish {
+                    slots.finish();
                 } else {
                     drop(slots);
+                }
+                if let Some(mut batches) = batches {
                     assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
-                    assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-                    assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-                    drop(batches);
+                    if finish {
+                        assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
+                    } else {
+                        assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+                        assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
+                    }
                 }
                 assert_eq!(copy_threads(), 0);
                 if forget {
