@@ -41,8 +41,9 @@ pub enum Error {
         /// The kind of the path: `directory`, `FIFO`, `socket` or `device`.
         found: &'static str,
     },
-    /// Another file now has the path of this file. If there are too many files to keep open, the crate reopens each
-    /// file for use and compares device and inode.
+    /// The file was written to since it was opened, or another file now has its path. A [`Reader`](crate::Reader) looks
+    /// at the length and the time of the last change once an epoch. If there are too many files to keep open, the crate
+    /// reopens each file for use and compares device and inode too.
     Replaced {
         /// The file.
         path: PathBuf,
@@ -196,7 +197,10 @@ impl fmt::Display for Error {
                 write!(f, "{path:?}: wanted a regular file, found a {found}{advice}")
             }
             Self::Replaced { path } => {
-                write!(f, "{path:?}: replaced since it was first opened: do not replace data files in use")
+                write!(
+                    f,
+                    "{path:?}: replaced or written to since it was opened: do not change data files in use"
+                )
             }
             Self::Open { path, source } if too_many(source) => {
                 write!(f, "{path:?}: cannot be opened: too many open files: raise the limit (`ulimit -n`)")

@@ -119,9 +119,17 @@ impl DataFile {
     /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
     /// unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
-        let Some(file) = self.kept() else { return false };
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
-        self.modified.is_some() && file.metadata().is_ok_and(same)
+        self.modified.is_some() && self.kept().is_some_and(|file| file.metadata().is_ok_and(same))
+    }
+
+    /// Fails if the file was written to since it was opened: its header may be another one. A file that is not kept open is
+    /// checked whenever it is opened.
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
+        self.kept().map_or(Ok(()), |file| match file.metadata() {
+            Ok(metadata) => self.check(&metadata),
+            Err(source) => Err(Error::opening(&self.path, source)),
+        })
     }
 
     /// Closes the file until it is used, if files can be told apart then.
@@ -164,10 +172,14 @@ impl DataFile {
         self.id
     }
 
-    /// Whether this is the file that was opened.
-    #[cfg(unix)]
+    /// Fails unless this is the file that was opened, as it was then. One that is shorter fails when it is read.
     fn check(&self, found: &Metadata) -> Result<(), Error> {
-        if id(found) == self.id { Ok(()) } else { Err(Error::Replaced { path: self.path.clone() }) }
+        let written = found.len() >= self.len && found.modified().ok() != self.modified;
+        if id(found) == self.id && !written {
+            Ok(())
+        } else {
+            Err(Error::Replaced { path: self.path.clone() })
+        }
     }
 
     /// The same file, opened a second time by its path.

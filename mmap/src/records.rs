@@ -116,8 +116,9 @@ impl Options {
 /// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets and share no file
 /// cursor, and several threads can read at the same time.
 ///
-/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`]. If the
-/// content changes, reads return the present content. On Unix, a file that stays open keeps its content when its
+/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`]. A
+/// [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the epoch on in which it finds that a file was written
+/// to; until then, and with [`Ranges::read`], reads return the present content. On Unix, a file that stays open keeps its content when its
 /// name is deleted or given to another file, as `mv` does. [`Options::open`] documents how many files stay open.
 ///
 /// ```

@@ -90,7 +90,7 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
                     }
                     counts[0] += 1;
                 }
-                Err(Error::Truncated { .. }) => counts[1] += 1,
+                Err(Error::Truncated { .. } | Error::Replaced { .. }) => counts[1] += 1,
                 Err(error) => panic!("{error}"),
             }
         }

@@ -278,6 +278,11 @@ impl Around {
         self.words as u64 * 8
     }
 
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> u64 {
+        self.asked.len() as u64 * 8
+    }
+
     /// Whether reading around pays for records at every `stride` bytes if an epoch reads one of `share` records.
     pub(super) const fn pays(stride: u64, share: u64) -> bool {
         STRETCH / stride >= WORTH.saturating_mul(share)

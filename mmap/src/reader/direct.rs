@@ -185,6 +185,29 @@ impl Direct {
     }
 }
 
+/// Fills `out` with bytes of a file by `read_at`. One bad block may fail all of a read: then it is read block by block, and
+/// the error has the place of the block.
+pub(super) fn read_exact(
+    data: &DataFile,
+    out: &mut [u8],
+    start: u64,
+    block: u64,
+    mut read_at: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+) -> Result<(), Error> {
+    match data.read_exact_by(out, start, &mut read_at) {
+        Err(Error::Read { .. }) => {}
+        read => return read,
+    }
+    let (block, mut done) = (block.max(4096), 0);
+    while done < out.len() {
+        let at = start + done as u64;
+        let len = usize::try_from(block - at % block).unwrap_or(usize::MAX).min(out.len() - done);
+        data.read_exact_by(&mut out[done..done + len], at, &mut read_at)?;
+        done += len;
+    }
+    Ok(())
+}
+
 /// How a read is cut at the blocks of the disk.
 #[derive(Debug, PartialEq, Eq)]
 struct Alignment {
@@ -243,6 +266,9 @@ fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usi
         match read(&mut blocks[block..2 * block]) {
             Ok(_) => return Ok(block),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The disk was asked: the block is damaged.
+            #[cfg(unix)]
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(block),
             Err(error) => block = larger(block, &error).ok_or(error)?,
         }
     }
@@ -386,8 +412,44 @@ mod tests {
             }
         });
         assert_eq!((block.unwrap(), asked), (1024, vec![512, 512, 1024, 1024]));
-        let failed = probe(|_| Err(io::Error::from_raw_os_error(libc::EIO)));
-        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EIO));
+        let failed = probe(|_| Err(io::Error::from_raw_os_error(libc::EBADF)));
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(probe(|_| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap(), 512);
+    }
+
+    /// Some file systems fail all of a read that has a bad block, others return what is before it.
+    #[cfg(unix)]
+    #[test]
+    fn a_bad_block_has_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data");
+        let bytes: Vec<u8> = (0..=250).cycle().take(50_000).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let data = DataFile::open(&path).unwrap();
+        let mut out = vec![0; 30_000];
+        for bad in [3000, 8192, 20_000, 32_999] {
+            let read = |out: &mut [u8], at: u64| {
+                if (at..at + out.len() as u64).contains(&bad) {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
+                crate::file::read_at(&data.file().unwrap(), out, at)
+            };
+            let Err(Error::Read { offset, .. }) = read_exact(&data, &mut out, 3000, 512, read) else {
+                panic!("wanted an error")
+            };
+            assert_eq!(offset, (bad / 4096 * 4096).max(3000), "{bad}");
+        }
+        // Once is no damage.
+        let mut calls = 0;
+        let read = |out: &mut [u8], at| {
+            calls += 1;
+            if calls == 1 {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            crate::file::read_at(&data.file().unwrap(), out, at)
+        };
+        read_exact(&data, &mut out, 3000, 512, read).unwrap();
+        assert!(out == bytes[3000..33_000]);
     }
 
     #[test]

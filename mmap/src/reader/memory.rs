@@ -124,10 +124,11 @@ impl Others {
         others
     }
 
-    /// How many of these bytes are kept for another reader.
-    fn shared(&self, id: Id, bytes: &Range<u64>) -> u64 {
+    /// The parts of these bytes that are kept for another reader.
+    fn shared(&self, id: Id, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let kept = self.kept.get(&id).into_iter().flatten();
-        kept.map(|kept| kept.end.min(bytes.end).saturating_sub(kept.start.max(bytes.start))).sum()
+        let parts = kept.map(|kept| kept.start.max(bytes.start)..kept.end.min(bytes.end));
+        parts.filter(|part| !part.is_empty())
     }
 }
 
@@ -153,7 +154,9 @@ impl Wish<'_> {
         // A sixteenth of the memory stays free, whoever takes the rest.
         let most = left.saturating_sub((left + taken) / 16).saturating_sub(self.own.saturating_mul(ranks));
         let lanes = self.lanes.map(|lane| lane.min((most + taken) / 16 / ranks));
-        let shared: u64 = self.files(self.extent.end).map(|(id, bytes)| others.shared(id, &bytes)).sum();
+        let len = |bytes: Range<u64>| bytes.end - bytes.start;
+        let files = self.files(self.extent.end);
+        let shared = files.map(|(id, bytes)| others.shared(id, &bytes).map(len).sum::<u64>()).sum();
         let new = self.data.saturating_sub(shared);
         if new <= most || lanes[1] < LEAST {
             return Share::all(self.data);
@@ -192,12 +195,16 @@ impl Wish<'_> {
     fn front(&self, mut kept: u64, others: &Others) -> u64 {
         let mut front = 0;
         for (id, bytes) in self.files(self.extent.end) {
-            let new = bytes.end - bytes.start - others.shared(id, &bytes);
-            if new > kept {
-                return front + kept;
+            let mut at = bytes.start;
+            for shared in others.shared(id, &bytes).chain(std::iter::once(bytes.end..bytes.end)) {
+                let new = shared.start - at;
+                if new > kept {
+                    return front + (at - bytes.start) + kept;
+                }
+                kept -= new;
+                at = shared.end;
             }
-            kept -= new;
-            front += bytes.end - bytes.start;
+            front += at - bytes.start;
         }
         front
     }

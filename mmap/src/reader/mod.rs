@@ -154,6 +154,8 @@ struct Window<U> {
     /// Bytes of hints since something came from a disk, and whether something did.
     quiet: u64,
     missing: bool,
+    /// The last epoch in which the files were looked at, and one that had changed by then.
+    checked: Option<(u64, Option<usize>)>,
 }
 
 impl Reader {
@@ -365,6 +367,7 @@ impl<D: Units> Reader<D> {
     pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
+        self.check(unit)?;
         self.advance(bytes, true, &mut stats);
         let read = self.read_now(unit, bytes, (out, 0), &mut stats);
         self.advance(bytes, false, &mut stats);
@@ -424,6 +427,23 @@ impl<D: Units> Reader<D> {
     /// A panic leaves a window that is still one.
     fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails if a file was written to since it was opened. Looks once an epoch; where there are none, at the files of each
+    /// unit.
+    fn check(&self, unit: &D::Unit) -> Result<(), Error> {
+        let shards = self.data.shards();
+        let Some(epoch) = D::epoch(unit) else {
+            let mut files = self.data.extents(unit);
+            return files.try_for_each(|extent| shards[extent?.file].file.check_unchanged());
+        };
+        let checked = &mut self.lock().checked;
+        if checked.is_none_or(|(last, _)| epoch > last) {
+            let changed = shards.iter().position(|shard| shard.file.check_unchanged().is_err());
+            *checked = Some((epoch, changed));
+        }
+        let changed = checked.and_then(|(_, changed)| changed);
+        changed.map_or(Ok(()), |file| shards[file].file.check_unchanged())
     }
 
     /// Whether it pays to ask for what is around the records.
@@ -589,6 +609,7 @@ impl<U> Default for Window<U> {
             hints: Vec::new(),
             quiet: 0,
             missing: false,
+            checked: None,
         }
     }
 }

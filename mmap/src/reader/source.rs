@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::cached::{self, Copied};
-use super::direct::BounceBuffer;
+use super::direct::{self, BounceBuffer};
 use super::stats::ReadStats;
 use super::stream::{Copy, Stream};
 use crate::Error;
@@ -214,8 +214,10 @@ impl Source {
         if !self.straight {
             return data.read_exact(out, start);
         }
-        let (direct, mut bounce) = (stream.file(extent.file), BounceBuffer::new());
-        let file = direct.opened(data)?;
-        data.read_exact_by(out, start, |out, offset| direct.read_at(&file, out, offset, &mut bounce))
+        let (opened, mut bounce) = (stream.file(extent.file), BounceBuffer::new());
+        let file = opened.opened(data)?;
+        direct::read_exact(data, out, start, opened.block(), |out, offset| {
+            opened.read_at(&file, out, offset, &mut bounce)
+        })
     }
 }

@@ -189,6 +189,11 @@ impl Stream {
         &mut self.files[file]
     }
 
+    #[cfg(test)]
+    pub(super) fn set_queue(&self, queue: Queue) {
+        self.state.lock().unwrap().queue = queue;
+    }
+
     /// Bytes of memory.
     pub(super) const fn memory(&self) -> u64 {
         self.room[AHEAD] + self.room[NOW]

@@ -271,6 +271,201 @@ fn threads_share_what_is_ahead() {
     }
 }
 
+/// A request has bytes of many records. If it fails, those are read alone.
+#[test]
+fn a_failed_request_fails_no_record_that_can_be_read() {
+    let folder = folder();
+    let records = open(&files(&folder, &[24 << 20]), 4096);
+    let orders = [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 3 }];
+    for shuffle in orders {
+        let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).build().unwrap();
+        let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
+        for reader in [direct, limited(&records, &plan, 20 << 20)] {
+            let stream = reader.source.stream.as_ref().expect("more data than memory");
+            // The requests of one byte fail, and all others of more than a record.
+            stream.set_queue(queue::Queue::by(|file, out, at| {
+                let bad = (3 << 20) + 5 * 4096 + 77;
+                if out.len() > 4096 || (at..at + out.len() as u64).contains(&bad) {
+                    return Err(std::io::ErrorKind::Other.into());
+                }
+                crate::file::read_at(file, out, at)
+            }));
+            for number in 0..2 {
+                check(&reader, plan, number);
+            }
+        }
+    }
+}
+
+/// What a file of that many bytes is when it is not there.
+fn sparse(folder: &tempfile::TempDir, lens: &[u64]) -> Vec<PathBuf> {
+    let file = |(number, len): (usize, &u64)| {
+        let path = folder.path().join(format!("sparse-{number}"));
+        File::create(&path).unwrap().set_len(*len).unwrap();
+        path
+    };
+    lens.iter().enumerate().map(file).collect()
+}
+
+#[test]
+fn readers_of_a_process_share_its_memory() {
+    const GIB: u64 = 1 << 30;
+    let folder = folder();
+    let readers = Readers::default();
+    let memory = (&readers, Some(24 * GIB));
+    let halves = sparse(&folder, &[14 * GIB, 14 * GIB]);
+    let plan = |data: &Ranges| Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).build().unwrap();
+    let reader = |paths: &[PathBuf]| {
+        let data = open(paths, 1 << 20);
+        let plan = plan(&data);
+        Reader::with_memory(data, &plan, ReadOptions::new(), memory).unwrap()
+    };
+    let one = reader(&halves);
+    if one.source.stream.is_none() {
+        return eprintln!("not checked: no direct I/O");
+    }
+    let (cached, room) = (one.choice().cached, one.memory());
+    assert_eq!(cached, 24 * GIB / 16 * 15 - (32 << 20));
+    // The same data again takes no more memory, but for what is past the page cache.
+    let again = reader(&halves);
+    assert!((cached - room..=cached).contains(&again.choice().cached), "{again:?}");
+    drop((one, again));
+    let both = [reader(&halves[..1]), reader(&halves[1..])];
+    let found = both.each_ref().map(|reader| reader.choice().cached);
+    println!("28 GiB, 24 GiB left: one {cached}, two {found:?}");
+    assert_eq!((found[0], found.iter().sum()), (14 * GIB, cached));
+    assert_eq!(both[1].choice().left, Some(10 * GIB));
+    // A third gets nothing. What is given back is there again.
+    let third = sparse(&folder, &[14 * GIB, 14 * GIB, GIB]);
+    assert_eq!(reader(&third[2..]).choice().cached, 0);
+    drop(both);
+    assert_eq!(reader(&third[2..]).choice().cached, GIB);
+}
+
+/// A model of one and a half times the memory keeps a part of it.
+#[cfg(feature = "safetensors")]
+#[test]
+fn a_model_keeps_a_part() {
+    const GIB: u64 = 1 << 30;
+    let folder = folder();
+    let path = folder.path().join("model.safetensors");
+    let tensor = |at: u64| {
+        format!(
+            r#""t{at}":{{"dtype":"U8","shape":[{GIB}],"data_offsets":[{},{}]}}"#,
+            at * GIB,
+            (at + 1) * GIB
+        )
+    };
+    let header = format!("{{{}}}", (0..36).map(tensor).collect::<Vec<_>>().join(","));
+    let mut front = (header.len() as u64).to_le_bytes().to_vec();
+    front.extend(header.bytes());
+    std::fs::write(&path, &front).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(front.len() as u64 + 36 * GIB).unwrap();
+    let groups = crate::Tensors::open([&path]).unwrap().groups_by(|name| Some(name.to_owned())).unwrap();
+    let reader = |memory| Reader::of_groups_with(groups.clone(), ReadMode::Auto, 2 * GIB, memory).unwrap();
+    let readers = Readers::default();
+    let model = reader((&readers, Some(24 * GIB)));
+    if model.source.stream.is_none() {
+        return eprintln!("not checked: no direct I/O");
+    }
+    let cached = model.choice().cached;
+    assert!((20 * GIB..21 * GIB).contains(&cached), "{cached}");
+    assert_eq!(model.memory(), Reader::<crate::Groups>::MEMORY);
+    // A loader beside it knows.
+    let data = open(&sparse(&folder, &[8 * GIB]), 1 << 20);
+    let plan = Plan::builder(data.len()).batch(64).build().unwrap();
+    let loader = Reader::with_memory(data, &plan, ReadOptions::new(), (&readers, Some(24 * GIB))).unwrap();
+    assert!(loader.choice().cached < 3 * GIB, "{:?}", loader.choice());
+}
+
+#[test]
+fn a_readers_memory_does_not_grow_with_the_data() {
+    const TIB: u64 = 1 << 40;
+    let folder = folder();
+    // A file of ext4 has at most 16 TiB.
+    for (files, most) in [(vec![TIB], 33 << 20), (vec![8 * TIB; 128], 37 << 20)] {
+        let paths = sparse(&folder, &files);
+        let data = open(&paths, 4096);
+        let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).build().unwrap();
+        for mode in [ReadMode::Auto, ReadMode::Direct, ReadMode::Pread] {
+            let memory = (&Readers::default(), Some(24 << 30));
+            let reader = match Reader::with_memory(data.clone(), &plan, ReadOptions::new().mode(mode), memory)
+            {
+                Err(error) => return eprintln!("not checked: {error}"),
+                Ok(reader) => reader,
+            };
+            reader.begin(epoch(plan, 0));
+            let mut out = vec![1; 64 * 4096];
+            for step in 0..20 {
+                assert_eq!(reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap(), out.len());
+            }
+            assert!(out.iter().all(|&byte| byte == 0));
+            let around = reader.lock().around.allocated();
+            let tib = files.iter().sum::<u64>() >> 40;
+            println!("{tib} TiB, {mode:?}: {} bytes, {around} of them a list", reader.memory());
+            assert!(reader.memory() <= most && around <= 4 << 20, "{mode:?}: {} {around}", reader.memory());
+            assert!(around == 0 || around < 4096 || reader.memory() >= around, "{mode:?}: {around}");
+        }
+    }
+}
+
+/// As `numpy.save` does over a file that is open: the old header would be taken for the new numbers.
+#[test]
+fn a_file_that_is_written_again_in_place_is_an_error() {
+    let folder = folder();
+    let paths = files(&folder, &[1 << 20, 1 << 20]);
+    let data = open(&paths, 4096);
+    let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).build().unwrap();
+    let modes = [ReadMode::Pread, ReadMode::Direct];
+    let reader = |&mode: &ReadMode| Reader::new(data.clone(), &plan, ReadOptions::new().mode(mode)).ok();
+    let readers: Vec<Reader> = modes.iter().filter_map(reader).collect();
+    readers.iter().for_each(|reader| check(reader, plan, 0));
+    let file = File::options().write(true).open(&paths[1]).unwrap();
+    file.set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
+    let mut out = vec![0; 64 * 4096];
+    for reader in &readers {
+        // Also without a new order, and in each batch of the epoch.
+        for (number, step) in [(1, 0), (1, 1), (2, 3)] {
+            let error = reader.read(&plan.batch(number, step).unwrap(), &mut out).unwrap_err();
+            assert!(matches!(&error, Error::Replaced { path } if *path == paths[1]), "{error}");
+        }
+    }
+}
+
+/// A disk whose blocks have 16 KiB, and one whose blocks have 64: places, lengths and memory are multiples of them.
+#[test]
+fn blocks_of_any_size_are_read() {
+    let folder = folder();
+    let paths = files(&folder, &[3_000_001]);
+    for (record, block) in [(1000, 8 << 10), (1000, 16 << 10), (70_000, 16 << 10), (9000, 64 << 10)] {
+        let data = Records::options().partial(true).open(&paths, record).unwrap().ranges();
+        for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 9, window_chunks: 3 }]
+        {
+            let plan = Plan::builder(data.len()).batch(20.min(data.len())).shuffle(shuffle).build().unwrap();
+            let Some(mut reader) = direct(&data, &plan, ReadOptions::new()) else { return };
+            let stream = reader.source.stream.as_mut().unwrap();
+            stream.file_mut(0).set_block(block);
+            let wanted = block;
+            assert_eq!(stream.file(0).block(), wanted as u64);
+            // The disk refuses what fits no block, and pieces of 512 bytes of memory.
+            let queue = match block >> 10 {
+                8 => queue::Queue::by(aligned::<{ 8 << 10 }>),
+                16 => queue::Queue::by(aligned::<{ 16 << 10 }>),
+                _ => queue::Queue::by(aligned::<{ 64 << 10 }>),
+            };
+            stream.set_queue(queue);
+            check(&reader, plan, 0);
+            assert_eq!(reader.source.stats().failed, 0);
+        }
+    }
+}
+
+fn aligned<const BLOCK: u64>(file: &File, out: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let [len, memory] = [out.len(), out.as_ptr().addr()].map(|number| number as u64);
+    assert!([at, len, memory].iter().all(|number| number % BLOCK == 0), "{at} {len} {memory:x}");
+    crate::file::read_at(file, out, at)
+}
+
 /// A read that fails is an error with its place; it is not tried again in silence.
 #[test]
 fn a_read_ahead_that_fails_is_an_error_with_its_place() {

@@ -34,8 +34,8 @@ pub trait Sealed: Debug + Send + Sync {
     /// Cuts about so many bytes, or more, off the front of a unit. Returns them, and what is left.
     fn split(&self, unit: Self::Unit, bytes: u64) -> (Self::Unit, Option<Self::Unit>);
 
-    /// Units of one epoch have one number.
-    fn epoch(unit: &Self::Unit) -> u64;
+    /// Units of one epoch have one number. `None`: there are no epochs.
+    fn epoch(unit: &Self::Unit) -> Option<u64>;
 
     /// Gives the extents to ask for before a unit is read that comes after `last`. `windows`: whether whole windows of a
     /// shuffle are asked for, and whether those of `last` were.
@@ -84,8 +84,8 @@ impl Sealed for Arc<Ranges> {
         (batch.part(0..records).unwrap_or(batch), rest)
     }
 
-    fn epoch(batch: &BatchIndices) -> u64 {
-        batch.epoch()
+    fn epoch(batch: &BatchIndices) -> Option<u64> {
+        Some(batch.epoch())
     }
 
     fn ahead(
@@ -135,8 +135,8 @@ impl Sealed for crate::Groups {
         (group, None)
     }
 
-    fn epoch(_: &usize) -> u64 {
-        0
+    fn epoch(_: &usize) -> Option<u64> {
+        None
     }
 
     fn ahead(

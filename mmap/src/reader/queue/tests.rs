@@ -15,6 +15,11 @@ fn each(read_at: threads::ReadAt, test: impl Fn(Queue)) {
 }
 
 impl Queue {
+    /// Whose threads read by `read_at`.
+    pub(in crate::reader) fn by(read_at: threads::ReadAt) -> Self {
+        Self::on(Box::new(Threads::new(read_at)))
+    }
+
     fn on(engine: Box<dyn Engine>) -> Self {
         Self { running: Some(Running::new(engine)), reads: Reads::default() }
     }

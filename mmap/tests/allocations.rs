@@ -1,0 +1,106 @@
+//! How often a reader allocates for a batch, once its first epoch has passed: at most twice, and four times for records of
+//! varying length.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, ReadOptions, Reader, Records, Shuffle};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.with(|all| all.set(all.get() + 1));
+}
+
+// SAFETY: the system's allocator, with each call passed on as it is; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations for a batch in the third epoch, the mean. `None` where the system has no such reads.
+fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode) -> Option<f64> {
+    let plan = Plan::builder(ranges.len()).batch(64).shuffle(shuffle).build().unwrap();
+    let reader = Reader::new(ranges.clone(), &plan, ReadOptions::new().mode(mode))
+        .inspect_err(|error| eprintln!("not checked: {error}"))
+        .ok()?;
+    let mut slot = vec![0; usize::try_from(ranges.most_bytes(64)).unwrap()];
+    let mut allocations = 0;
+    for number in 0..3 {
+        reader.begin((0..).map_while(move |step| plan.batch(number, step)));
+        let first = plan.batch(number, 0).unwrap();
+        reader.read(&first, &mut slot).unwrap();
+        let before = ALLOCATIONS.get();
+        for step in 1..plan.steps(number) {
+            reader.read(&plan.batch(number, step).unwrap(), &mut slot).unwrap();
+        }
+        allocations = ALLOCATIONS.get() - before;
+    }
+    Some(allocations as f64 / (plan.steps(2) - 1) as f64)
+}
+
+#[test]
+fn a_batch_is_read_without_new_lists() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, index) = (folder.path().join("data"), folder.path().join("index.npy"));
+    let bytes: Vec<u8> = (0..=250).cycle().take(8 << 20).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let ends = (0_u64..).scan(0, |end, record| {
+        *end += 100 + record * 31 % 1900;
+        Some(*end)
+    });
+    let data = bytes.len() as u64;
+    let ends = ends.take_while(|&end| end < data);
+    let offsets: Vec<u64> = [0].into_iter().chain(ends).chain([data]).collect();
+    let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
+    let mut npy = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    npy.extend(format!("{header:117}\n").bytes());
+    npy.extend(offsets.into_iter().flat_map(u64::to_le_bytes));
+    std::fs::write(&index, npy).unwrap();
+    let equal = Records::open([&path], 512).unwrap().ranges();
+    assert_eq!(equal.bytes(), data);
+    let window = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
+    for (shuffle, mode, most) in [
+        (Shuffle::None, ReadMode::Pread, 2.0),
+        (Shuffle::Full, ReadMode::Pread, 2.0),
+        (Shuffle::None, ReadMode::Direct, 2.0),
+        (Shuffle::Full, ReadMode::Direct, 2.0),
+        (window, ReadMode::Pread, 2.0),
+        (window, ReadMode::Direct, 2.0),
+    ] {
+        let Some(found) = for_a_batch(&equal, shuffle, mode) else { continue };
+        println!("{shuffle:?}, {mode:?}: {found:.2}");
+        assert!(found <= most, "{shuffle:?} {mode:?}: {found}");
+    }
+    let ragged = RaggedRecords::open_indexed([(&path, &index)]).unwrap();
+    for (shuffle, mode) in [
+        (Shuffle::None, ReadMode::Pread),
+        (Shuffle::Full, ReadMode::Pread),
+        (Shuffle::Full, ReadMode::Direct),
+    ] {
+        let Some(found) = for_a_batch(&ragged.ranges(), shuffle, mode) else { continue };
+        println!("records of varying length, {shuffle:?}, {mode:?}: {found:.2}");
+        assert!(found <= 4.0, "{shuffle:?} {mode:?}: {found}");
+    }
+}
