@@ -28,19 +28,16 @@ use crate::lease::{Lease, Part};
 /// on it does the same without a wait.
 ///
 /// A batch of a loader with a ``device`` has left its slot: it consists of tensors on the device, and can be kept.
-///
-/// Attributes
-/// ----------
-/// epoch, step
-///     The epoch and the step of the batch, from 0.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
     content: Mutex<Content>,
     /// Whether a view of the batch itself was taken and released. Its taker may use the memory as long as it has this
     /// object, as `torch.frombuffer(batch)` does.
     exported: AtomicBool,
+    /// The epoch of the batch, from 0.
     #[pyo3(get)]
     pub(crate) epoch: u64,
+    /// The step of the batch within its epoch, from 0.
     #[pyo3(get)]
     pub(crate) step: u64,
 }

@@ -1,11 +1,11 @@
 //! `_Items`: what a thread makes ahead of a loop, handed over by the crate's ring. `prefetch`, `generate` and the
 //! batches of a `Loader` with a device are made of it.
 //!
-//! An item is in the ring, or kept in [`State::put_back`], or returned: an exception in `next()`, such as that of Ctrl-C,
-//! finds it in one of these places.
+//! An item is in [`Iterable::made`] or returned: an exception in `next()`, such as that of Ctrl-C, puts it back there.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{iter, mem};
@@ -27,9 +27,6 @@ use crate::report::{Kind, Report};
 /// The longest time before a signal is handled.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What the thread hands over: `None` once it was taken out.
-type Made = Option<Item>;
-
 struct Item {
     item: Py<PyAny>,
     /// The state of the iterable after it.
@@ -49,6 +46,9 @@ impl Item {
 /// What both sides have of the iterable: one reference to each object, which the loop's iterator reports to the garbage
 /// collector.
 struct Iterable {
+    /// Items that the loop does not have yet, in order. The ring counts them. They are here because the collector cannot
+    /// look into the ring. Locked with the GIL only, and for a few instructions.
+    made: Mutex<VecDeque<Item>>,
     iterator: Object,
     /// Replaces an item by what is handed over.
     send: Option<Object>,
@@ -77,6 +77,16 @@ impl Iterable {
 
     fn objects(&self) -> impl Iterator<Item = &Object> {
         iter::once(&self.iterator).chain(&self.send).chain(&self.states)
+    }
+
+    fn made(&self) -> MutexGuard<'_, VecDeque<Item>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops what was made for nobody. That may run Python code, so the lock is free again.
+    fn drop_made(&self) {
+        let made = mem::take(&mut *self.made());
+        drop(made);
     }
 }
 
@@ -141,13 +151,16 @@ impl Turn {
 // Relaxed, for each of these flags: what they tell of is behind the GIL, the lock of `State` or the ring.
 
 impl Source {
-    fn make(&self, py: Python<'_>) -> PyResult<Made> {
+    /// Makes the next item. Returns whether there was one.
+    fn make(&self, py: Python<'_>) -> PyResult<bool> {
         if self.shared.stop.load(Ordering::Relaxed) {
-            return Ok(None);
+            return Ok(false);
         }
-        let Some(item) = self.iterable.next(py)? else { return Ok(None) };
+        let Some(item) = self.iterable.next(py)? else { return Ok(false) };
         let item = self.iterable.send(py, item)?;
-        Ok(Some(Item::new(item, self.iterable.state(py)?, false)))
+        let item = Item::new(item, self.iterable.state(py)?, false);
+        self.iterable.made().push_back(item);
+        Ok(true)
     }
 
     /// Closes a generator that was left early, in the thread that ran it.
@@ -169,10 +182,10 @@ impl Source {
     }
 }
 
-impl pipe::Source<Made> for Source {
+impl pipe::Source<()> for Source {
     type Unit = ();
 
-    fn fill(&mut self, (): &mut (), slot: &mut Made, at: &mut Filling<'_>) -> Result<Content, Error> {
+    fn fill(&mut self, (): &mut (), (): &mut (), at: &mut Filling<'_>) -> Result<Content, Error> {
         // The interpreter may be about to exit: nothing requests this item then.
         Python::try_attach(|py| {
             // The interpreter takes the GIL away from Python code alone.
@@ -180,8 +193,8 @@ impl pipe::Source<Made> for Source {
                 py.detach(|| ());
                 self.since = Instant::now();
             }
-            *slot = self.make(py).map_err(|error| at.failed(error))?;
-            Ok(if slot.is_some() { Content::Bytes(0) } else { Content::End })
+            let made = self.make(py).map_err(|error| at.failed(error))?;
+            Ok(if made { Content::Bytes(0) } else { Content::End })
         })
         .unwrap_or_else(|| Err(at.failed("the interpreter is shutting down")))
     }
@@ -218,6 +231,9 @@ impl Drop for Source {
         Python::try_attach(|py| {
             if let Err(error) = self.close(py) {
                 error.write_unraisable(py, None);
+            }
+            if self.shared.stop.load(Ordering::Relaxed) {
+                self.iterable.drop_made();
             }
         });
         self.shared.running.store(false, Ordering::Release);
@@ -265,14 +281,16 @@ impl Loop {
 
 struct State {
     /// `None` at the end, or if the loop makes its items itself.
-    run: Option<pipe::Items<'static, Pipe<Slots<Made, ()>>>>,
+    run: Option<pipe::Items<'static, Pipe<Slots<(), ()>>>>,
     /// Rounds that the pipe may start.
     granted: u64,
-    /// An item that an exception withheld from the loop.
-    put_back: Option<Item>,
+    /// How many of the items were received before an exception withheld them from the loop.
+    put_back: usize,
     /// Rounds that may be started, and received ones.
     asked: u64,
     received: u64,
+    /// The round that the loop has, if `after` has not run for it.
+    used: Option<u64>,
     /// What `before` raised: it takes the place of the next round.
     failed: Option<PyErr>,
     total: Arc<Mutex<twinbuf::Report>>,
@@ -302,31 +320,26 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Lets the thread end as soon as it is out of the iterable.
+    /// Lets the thread end as soon as it is out of the iterable. It drops what it makes meanwhile.
     fn stop(&self, py: Option<Python<'_>>) {
         self.making.stop.store(true, Ordering::Relaxed);
-        let end = |state: &mut State| {
-            state.end();
-            state.put_back.take()
-        };
-        // What is left is dropped without the lock: that may run Python code.
-        drop(match py {
-            Some(py) => self.state.with(py, end),
-            None => end(&mut self.state.lock()),
-        });
+        match py {
+            Some(py) => self.state.with(py, State::end),
+            None => self.state.lock().end(),
+        }
     }
 }
 
 impl State {
-    /// The next item, waited for as long as `timeout`.
-    fn next(&mut self, timeout: Duration) -> Poll<Result<Made, Error>> {
+    /// Whether there is another item, waited for as long as `timeout`.
+    fn next(&mut self, timeout: Duration) -> Poll<Result<bool, Error>> {
         self.grant();
-        let Some(items) = &mut self.run else { return Poll::Ready(Ok(None)) };
+        let Some(items) = &mut self.run else { return Poll::Ready(Ok(false)) };
         let found = if timeout.is_zero() { items.try_next() } else { items.next_timeout(timeout) };
         match found {
             Poll::Pending => Poll::Pending,
-            Poll::Ready(None) => Poll::Ready(Ok(None)),
-            Poll::Ready(Some(Ok(mut slot))) => Poll::Ready(Ok(slot.take())),
+            Poll::Ready(None) => Poll::Ready(Ok(false)),
+            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(true)),
             Poll::Ready(Some(Err(error))) => {
                 // The iterable goes on after an error, if the loop does.
                 self.granted = 0;
@@ -345,6 +358,7 @@ impl State {
 
     /// Ends the iteration.
     fn end(&mut self) {
+        self.put_back = 0;
         if let Some(pipe) = self.run.take().and_then(pipe::Items::into_front) {
             let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
             *total = total.then(pipe.report());
@@ -377,6 +391,8 @@ pub(crate) struct Items {
     iterable: Arc<Iterable>,
     /// Called with the number of a round before it is started.
     before: Option<Py<PyAny>>,
+    /// Called with the number of a round when the loop is done with it.
+    after: Option<Py<PyAny>>,
     /// The number of rounds, if an error ends them.
     rounds: Option<u64>,
     /// The state after the item that the loop has; empty at the end, where it is the iterable's own.
@@ -394,7 +410,7 @@ impl Items {
     #[new]
     #[pyo3(signature = (
         iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, around=None, thread=None,
-        before=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
+        before=None, after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -409,6 +425,7 @@ impl Items {
         around: Option<Py<PyAny>>,
         thread: Option<&Bound<'_, Thread>>,
         before: Option<Py<PyAny>>,
+        after: Option<Py<PyAny>>,
         rounds: Option<u64>,
         recorder: Option<Py<Recorder>>,
         overlap: bool,
@@ -418,17 +435,16 @@ impl Items {
         total: Option<&Bound<'_, Total>>,
     ) -> PyResult<Self> {
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
-        making.running.store(true, Ordering::Relaxed);
+        making.running.store(overlap, Ordering::Relaxed);
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
-        let iterable = Arc::new(Iterable { iterator, send, states });
+        let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
         let lockstep = before.is_some();
         let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
         let run = if overlap {
-            let slots: Vec<Made> = (0..depth).map(|_| None).collect();
             let (shared, since) = (making.clone(), Instant::now());
             let source = Source { iterable: iterable.clone(), shared, since, around };
-            let builder = pipe::builder(slots).worker(source);
+            let builder = pipe::builder(vec![(); depth]).worker(source);
             let builder = if rounds.is_some() { builder.rounds() } else { builder };
             let builder = if name.is_empty() { builder } else { builder.name(name) };
             let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
@@ -439,7 +455,8 @@ impl Items {
             None
         };
         let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
-        let state = State { run, granted: 0, put_back: None, asked, received: 0, failed: None, total };
+        let state =
+            State { run, granted: 0, put_back: 0, asked, received: 0, used: None, failed: None, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
         iterations.retain(|(_, making)| making.running.load(Ordering::Relaxed));
@@ -447,7 +464,20 @@ impl Items {
         drop(iterations);
         let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
         let name = name.to_string();
-        Ok(Self { shared, receive, map, iterable, before, rounds, place, recorder, overlap, kind, name })
+        Ok(Self {
+            shared,
+            receive,
+            map,
+            iterable,
+            before,
+            after,
+            rounds,
+            place,
+            recorder,
+            overlap,
+            kind,
+            name,
+        })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -475,14 +505,14 @@ impl Items {
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
     fn close(&self, py: Python<'_>) {
         if !self.shared.state.is_forked() {
-            self.shared.stop(Some(py));
+            self.stop(py);
         }
     }
 
     /// Whether there are no more items.
     #[getter]
     fn ended(&self, py: Python<'_>) -> bool {
-        self.shared.state.with(py, |state| state.run.is_none() && state.put_back.is_none())
+        self.shared.state.with(py, |state| state.run.is_none() && state.put_back == 0)
     }
 
     /// Where the time went so far.
@@ -496,29 +526,38 @@ impl Items {
         visit.call(&self.receive)?;
         visit.call(&self.map)?;
         visit.call(&self.before)?;
-        visit.call(&self.place)
+        visit.call(&self.after)?;
+        visit.call(&self.place)?;
+        // The collector runs with the GIL, so nobody has the lock.
+        self.iterable.made.try_lock().map_or(Ok(()), |made| {
+            made.iter().try_for_each(|Item { item, state, .. }| {
+                visit.call(item)?;
+                visit.call(state)
+            })
+        })
     }
 
     /// Nothing else reaches the iterator: no further item is wanted.
     fn __clear__(&self) {
         self.shared.making.stop.store(true, Ordering::Relaxed);
         self.iterable.objects().for_each(Object::clear);
+        self.iterable.drop_made();
     }
 }
 
 impl Items {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.after(py)?;
         if self.before.is_some() && self.shared.state.with(py, |state| state.asked == 0) {
             self.ask(py)?;
         }
-        let put_back = self.shared.state.with(py, |state| state.put_back.take());
-        let mut item = match put_back {
-            Some(item) => item,
-            None => match self.take(py)? {
-                Some(item) => item,
-                None => return Ok(None),
-            },
-        };
+        let put_back = self.shared.state.with(py, |state| {
+            let before = state.put_back;
+            state.put_back = before.saturating_sub(1);
+            before
+        });
+        let item = if put_back > 0 { self.iterable.made().pop_front() } else { self.take(py)? };
+        let Some(mut item) = item else { return Ok(None) };
         // From here on an exception puts the item back, unless its own `map` has failed.
         let mut again = true;
         let received = self.receive(py, &mut item).and_then(|found| py.check_signals().map(|()| found));
@@ -536,11 +575,15 @@ impl Items {
                 if let (Some(place), Some(state)) = (&self.place, item.state) {
                     place.bind(py).set_item(0, state)?;
                 }
+                if self.after.is_some() {
+                    self.shared.state.with(py, |state| state.used = state.received.checked_sub(1));
+                }
                 Ok(Some(found))
             }
             Err(raised) => {
                 if again && !self.is_stopped() {
-                    self.shared.state.with(py, |state| state.put_back = Some(item));
+                    self.iterable.made().push_front(item);
+                    self.shared.state.with(py, |state| state.put_back += 1);
                 }
                 Err(raised)
             }
@@ -550,7 +593,7 @@ impl Items {
     /// The next item out of the ring, or in turn; `None` at the end.
     fn take(&self, py: Python<'_>) -> PyResult<Option<Item>> {
         if let Some(error) = self.shared.state.with(py, |state| state.failed.take()) {
-            self.shared.stop(Some(py));
+            self.stop(py);
             return Err(error);
         }
         let ended = self.shared.state.with(py, |state| self.rounds == Some(state.received));
@@ -579,11 +622,11 @@ impl Items {
                 }
             };
             match made {
-                Ok(Some(item)) => {
+                Ok(true) => {
                     self.shared.state.with(py, |state| state.received += 1);
-                    return Ok(Some(item));
+                    return Ok(self.iterable.made().pop_front());
                 }
-                Ok(None) => {
+                Ok(false) => {
                     self.at_the_end(py)?;
                     self.shared.state.with(py, State::end);
                     return Ok(None);
@@ -600,6 +643,12 @@ impl Items {
         place.del_slice(0, place.len())
     }
 
+    /// Ends the thread as soon as it is out of the iterable.
+    fn stop(&self, py: Python<'_>) {
+        self.shared.stop(Some(py));
+        self.iterable.drop_made();
+    }
+
     fn is_stopped(&self) -> bool {
         self.shared.making.stop.load(Ordering::Relaxed)
     }
@@ -607,7 +656,7 @@ impl Items {
     fn failed(&self, py: Python<'_>, error: Error) -> PyErr {
         let begun = self.shared.making.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         if self.rounds.is_some() || begun.is_some() {
-            self.shared.stop(Some(py));
+            self.stop(py);
         }
         match (begun, error) {
             (Some(error), _) => error,
@@ -633,6 +682,19 @@ impl Items {
             self.ask(py)?;
         }
         Ok(found)
+    }
+
+    /// Runs `after` for the round that the loop had. An error of it ends the rounds.
+    fn after(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(after) = &self.after else { return Ok(()) };
+        let Some(used) = self.shared.state.with(py, |state| state.used.take()) else { return Ok(()) };
+        let Err(raised) = after.call1(py, (used,)) else { return Ok(()) };
+        if !raised.is_instance_of::<PyException>(py) {
+            self.shared.state.with(py, |state| state.used = Some(used));
+            return Err(raised);
+        }
+        self.stop(py);
+        Err(errors::not_the_end(py, "after", raised))
     }
 
     /// Lets the next round be started, after `before`. An error of it takes the place of that round.
@@ -665,7 +727,7 @@ impl Drop for Items {
             if let Some(recorder) = &self.recorder {
                 recorder.get().ended();
             }
-            Python::try_attach(|py| self.shared.stop(Some(py))).unwrap_or_else(|| self.shared.stop(None));
+            Python::try_attach(|py| self.stop(py)).unwrap_or_else(|| self.shared.stop(None));
         }
     }
 }

@@ -28,6 +28,8 @@ mod switches;
 mod tensors;
 mod transform;
 
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// No part relies on the GIL: shared state is behind locks.
@@ -58,6 +60,14 @@ mod _twinbuf {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // SAFETY: this thread is attached to an interpreter.
+        let interpreter = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+        if interpreter != 0 {
+            // A thread of Rust attaches to the main interpreter, whatever interpreter started it.
+            return Err(PyImportError::new_err(
+                "twinbuf does not work in a subinterpreter: use a thread or a process",
+            ));
+        }
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyRange};
+use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::ReadMode;
 use twinbuf::{Breakdown, Checkpoint, Dataset, LastBatch};
@@ -541,6 +541,15 @@ impl Loader {
     /// Nothing else reaches the loader or its iterators: no further batch is requested.
     fn __clear__(&self) {
         self.objects.iter().for_each(|object| object.clear());
+    }
+
+    /// ``Loader[Batch]``: the type of what the loop gets.
+    #[classmethod]
+    fn __class_getitem__<'py>(
+        class: &Bound<'py, PyType>,
+        item: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        class.py().import("types")?.getattr("GenericAlias")?.call1((class, item))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -53,8 +53,10 @@ pub(crate) struct Plan {
 #[pyclass(frozen, eq, hash, module = "twinbuf", name = "Window")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Window {
+    /// The number of chunks in memory.
     #[pyo3(get)]
     chunks: u64,
+    /// The records of a chunk; None for 1 MiB of them.
     #[pyo3(get)]
     records: Option<u64>,
 }
@@ -83,6 +85,7 @@ impl Window {
 #[pyclass(frozen, eq, hash, module = "twinbuf", name = "Chunks")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Chunks {
+    /// The records of a chunk.
     #[pyo3(get)]
     records: u64,
 }
@@ -123,7 +126,10 @@ impl Plan {
         let records = records_of(data)?;
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
         let builder = match (rank, world) {
-            (None, None) => twinbuf::Plan::builder(records),
+            (None, None) => {
+                warn_of_ranks(py, records)?;
+                twinbuf::Plan::builder(records)
+            }
             (Some(rank), None) if rank.extract::<&str>().is_ok_and(|word| word == "env") => {
                 twinbuf::Plan::from_env(records).map_err(|error| errors::option(py, error))?
             }
@@ -170,16 +176,25 @@ impl Plan {
         self.inner.batch_records()
     }
 
+    /// The number of records of an epoch, of all ranks.
+    #[getter]
+    fn records(&self) -> u64 {
+        self.inner.records()
+    }
+
+    /// The seed of the shuffle.
     #[getter]
     fn seed(&self) -> u64 {
         self.inner.seed()
     }
 
+    /// The number of this process.
     #[getter]
     fn rank(&self) -> u64 {
         self.inner.rank()
     }
 
+    /// The number of processes.
     #[getter]
     fn world(&self) -> u64 {
         self.inner.world()
@@ -240,6 +255,21 @@ impl Plan {
             plan.seed(),
             if plan.last_batch() == LastBatch::Drop { "True" } else { "False" },
         )
+    }
+}
+
+/// Warns where a launcher started several processes: each would read every record.
+fn warn_of_ranks(py: Python<'_>, records: u64) -> PyResult<()> {
+    let plan = twinbuf::Plan::from_env(records).ok().and_then(|builder| builder.batch(1).build().ok());
+    match plan.map(|plan| plan.world()) {
+        Some(world @ 2..) => errors::warn(
+            py,
+            &format!(
+                "Plan: the launcher started {world} processes, and each of them reads all records: divide them with \
+                 rank=\"env\", or set rank=0, world=1 if that is meant"
+            ),
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyList, PySlice, PyTuple};
+use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyList, PySlice, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
@@ -14,6 +14,7 @@ use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
 use crate::number::{whole, whole_or_none};
+use crate::object::Object;
 use crate::transform::{self, Step};
 
 /// Records in one or several files, numbered consecutively from the first file on.
@@ -35,6 +36,10 @@ pub(crate) struct Records {
     chosen: bool,
     /// A record after the steps.
     record: RecordType,
+    /// How the files were cut.
+    cut: Cut,
+    /// The calls that made the steps, each a name, a tuple and a dict: ``pickle`` makes them again.
+    calls: Vec<Object>,
 }
 
 #[derive(Clone)]
@@ -78,8 +83,9 @@ enum Format {
     Npy,
     Npz(String),
     Safetensors(String),
-    /// Records that differ in length.
-    Ragged,
+    /// Records that differ in length, with their indexes.
+    Indexed(Vec<PathBuf>),
+    Megatron,
 }
 
 fn wrong(error: impl std::fmt::Display) -> PyErr {
@@ -123,30 +129,67 @@ impl Records {
                 Format::Npy => options.open_npy(files, cut),
                 Format::Npz(array) => options.open_npz(files, array, cut),
                 Format::Safetensors(tensor) => options.open_safetensors(files, tensor, cut),
-                Format::Ragged => {
+                Format::Indexed(_) | Format::Megatron => {
                     return RaggedRecords::open_megatron(files).map(Arc::new).map(Files::Ragged);
                 }
             };
             opened.map(Arc::new).map(Files::Fixed)
         });
         let files = opened.map_err(|error| unopened(py, &error))?;
-        Self::new(files, format, sources, skip_short)
+        Self::new(files, format, sources, skip_short, cut)
     }
 
-    fn new(files: Files, format: Format, sources: Vec<PathBuf>, skip_short: bool) -> PyResult<Self> {
+    fn new(
+        files: Files,
+        format: Format,
+        sources: Vec<PathBuf>,
+        skip_short: bool,
+        cut: Cut,
+    ) -> PyResult<Self> {
         let record = files.record()?;
-        Ok(Self { files, format, sources, skip_short, steps: Vec::new(), chosen: false, record })
+        let (steps, calls) = (Vec::new(), Vec::new());
+        Ok(Self { files, format, sources, skip_short, steps, chosen: false, record, cut, calls })
     }
 
-    /// The same records with one more step.
-    fn with(&self, step: Option<Step>) -> PyResult<Self> {
-        let (mut steps, mut record) = (self.steps.clone(), self.record.clone());
+    /// The call that opened the files, as in `calls`. Paths are absolute: another process may run elsewhere.
+    fn opening<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let absolute = |paths: &[PathBuf]| {
+            let paths = paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
+            paths.into_pyobject(py).map(Bound::into_any)
+        };
+        let options = [("skip_short", self.skip_short)].into_py_dict(py)?;
+        let (name, argument) = match &self.format {
+            Format::Raw(bytes) => ("open", Some(bytes.into_pyobject(py)?.into_any())),
+            Format::Headerless(dtype) => {
+                ("open_headerless", Some(dtype::name(*dtype).into_pyobject(py)?.into_any()))
+            }
+            Format::LlmC => ("open_llm_c", None),
+            Format::Npy => ("open_npy", None),
+            Format::Npz(array) => ("open_npz", Some(array.into_pyobject(py)?.into_any())),
+            Format::Safetensors(tensor) => ("open_safetensors", Some(tensor.into_pyobject(py)?.into_any())),
+            Format::Indexed(indexes) => ("open_indexed", Some(absolute(indexes)?)),
+            Format::Megatron => ("open_megatron", None),
+        };
+        if self.record.is_ragged() {
+            options.clear();
+        }
+        let arguments = std::iter::once(absolute(&self.sources)?).chain(argument);
+        (name, PyTuple::new(py, arguments.collect::<Vec<_>>())?, options).into_pyobject(py)
+    }
+
+    /// The same records with one more step, by this call.
+    fn with(&self, step: Option<Step>, call: &Bound<'_, PyTuple>) -> PyResult<Self> {
+        let (py, mut record) = (call.py(), self.record.clone());
+        let mut steps: Vec<_> = self.steps.iter().map(|step| step.copy(py)).collect();
+        let mut calls: Vec<_> = self.calls.iter().map(|call| call.copy(py)).collect();
+        calls.push(Object::new(call));
         if let Some(step) = step {
             record = step.output(&record).map_err(wrong)?;
             steps.push(step);
         }
         let (files, format, sources) = (self.files.clone(), self.format.clone(), self.sources.clone());
-        Ok(Self { files, format, sources, skip_short: self.skip_short, steps, chosen: true, record })
+        let (skip_short, cut) = (self.skip_short, self.cut);
+        Ok(Self { files, format, sources, skip_short, steps, chosen: true, record, cut, calls })
     }
 
     /// For a loader. Tokens get the type that torch's embeddings and losses take, unless a type was chosen.
@@ -316,7 +359,10 @@ impl Records {
             }
         });
         match opened.map_err(|error| unopened(py, &error))? {
-            Ok(records) => Self::new(Files::Ragged(Arc::new(records)), Format::Ragged, sources, false),
+            Ok(records) => {
+                let files = Files::Ragged(Arc::new(records));
+                Self::new(files, Format::Indexed(indexes), sources, false, Cut::Rows)
+            }
             Err((wanted, found)) => {
                 Err(wrong(format!("indexes: wanted one for each of {wanted} files, found {found}")))
             }
@@ -328,7 +374,7 @@ impl Records {
     /// embeddings take.
     #[staticmethod]
     fn open_megatron(paths: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::open_as(paths, Format::Ragged, false)
+        Self::open_as(paths, Format::Megatron, false)
     }
 
     /// The same records with elements of another type: they are cast while they are copied into the slot.
@@ -353,7 +399,7 @@ impl Records {
         std: Option<&Bound<'_, PyAny>>,
         planar: bool,
     ) -> PyResult<Self> {
-        let (from, to) = (self.dtype_in_slots(), dtype::parse(dtype)?);
+        let (py, from, to) = (dtype.py(), self.dtype_in_slots(), dtype::parse(dtype)?);
         let step = match (mean, std) {
             (None, None) if !planar && from == to => None,
             (None, None) if !planar => Some(Step::cast(from, to)?),
@@ -365,7 +411,9 @@ impl Records {
             }
             _ => Some(Step::Normal(self.normal(from, mean, std, planar)?)),
         };
-        self.with(step)
+        let options = [("mean", mean), ("std", std)].into_py_dict(py)?;
+        options.set_item("planar", planar)?;
+        self.with(step, &("to", (dtype,), options).into_pyobject(py)?)
     }
 
     /// The same records after ``function(record, seed)``, which returns an array of this type and shape for each.
@@ -385,8 +433,9 @@ impl Records {
                 function.repr()?
             )));
         }
-        let to = Layout::of(dtype, shape)?;
-        self.with(Some(Step::map(function, self.record.clone(), to)))
+        let (py, to) = (dtype.py(), Layout::of(dtype, shape)?);
+        let call = ("map", (function, dtype, shape), PyDict::new(py)).into_pyobject(py)?;
+        self.with(Some(Step::map(function, self.record.clone(), to)), &call)
     }
 
     /// The same files as windows of ``rows`` rows, one every ``stride`` rows.
@@ -482,17 +531,56 @@ impl Records {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.steps.iter().filter_map(Step::object).try_for_each(|object| object.traverse(&visit))
+        let functions = self.steps.iter().filter_map(Step::object);
+        functions.chain(&self.calls).try_for_each(|object| object.traverse(&visit))
     }
 
     fn __clear__(&self) {
-        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear());
+        self.steps.iter().filter_map(Step::object).chain(&self.calls).for_each(Object::clear);
     }
 
-    fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "Records cannot be pickled, because they hold open files: open them in the process that reads them",
-        ))
+    /// All records as one numpy array, for ``numpy.asarray``. It reads them from the files.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.not_ragged("numpy.asarray")?;
+        if copy == Some(false) {
+            return Err(PyValueError::new_err("copy: records are read from their files, which is a copy"));
+        }
+        py.import("numpy")?.call_method1("asarray", (self.read(py, 0..self.files.ranges().len())?, dtype))
+    }
+
+    /// For ``pickle``: opens the files again, and makes the same changes.
+    #[staticmethod]
+    fn _again<'py>(
+        py: Python<'py>,
+        calls: Vec<(String, Bound<'py, PyTuple>, Bound<'py, PyDict>)>,
+        wanted: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut records = py.get_type::<Self>().into_any();
+        for (name, arguments, options) in calls {
+            records = records.call_method(name, arguments, Some(&options))?;
+        }
+        let found = records.len()?;
+        if found != wanted {
+            let line = format!("{}: wanted {wanted} records, found {found}", records.repr()?);
+            return Err(errors::raise(py, Failure::new("FileError", line)));
+        }
+        Ok(records)
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyList>, usize))> {
+        let (py, this) = (slf.py(), slf.get());
+        let calls = PyList::new(py, [this.opening(py)?])?;
+        if let Cut::Windows { rows, stride } = this.cut {
+            calls.append(("windows", (rows, stride), PyDict::new(py)))?;
+        }
+        this.calls.iter().try_for_each(|call| calls.append(call.get(py)))?;
+        Ok((slf.get_type().getattr("_again")?, (calls, slf.as_any().len()?)))
     }
 }
 

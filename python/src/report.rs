@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use twinbuf::loader::{MAX_HOST_DEPTH, MAX_WORKERS};
@@ -23,40 +24,16 @@ pub(crate) enum Kind {
 /// Where the time of a loop went. Times are seconds of wall-clock time.
 ///
 /// ``str()`` is a few lines of text; a notebook shows a picture, and `save` writes the same as a page.
-///
-/// Attributes
-/// ----------
-/// name
-///     The name of the loader or loop, which may be empty.
-/// epochs, batches, bytes
-///     Epochs that were begun, batches that the loop received, and their bytes where they are known.
-/// wall
-///     From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
-/// wait, compute
-///     The parts of ``wall`` in which the loop waited for batches, and used them.
-/// load
-///     Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
-/// transfer
-///     Time of copies to a device.
-/// first_wait, first_compute
-///     ``wait`` and ``compute`` of the first step, which `au` leaves out.
-/// au
-///     Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
-///     second step.
-/// overlap, depth, workers
-///     The settings in effect.
-/// kept
-///     Batches that were kept while their slots were needed: each slot got new memory.
-/// verdict, advice
-///     The stage that limits the loop, and one sentence of advice. Both come from a replay of the last batches.
 #[pyclass(frozen, module = "twinbuf", name = "Report")]
 pub(crate) struct Report {
     inner: twinbuf::Report,
+    /// The name of the loader or loop, which may be empty.
     #[pyo3(get)]
     name: String,
     kind: Kind,
     /// The line of a watched loop.
     line: String,
+    /// Batches that were kept while their slots were needed: each slot got new memory.
     #[pyo3(get)]
     kept: u64,
     /// The breakdown, if there is one.
@@ -64,28 +41,23 @@ pub(crate) struct Report {
 }
 
 /// What the last batches would have taken with other settings. Times are seconds.
-///
-/// Attributes
-/// ----------
-/// overlap, depth, workers
-///     The settings.
-/// batches
-///     Batches that were replayed: the last ones, up to 1024.
-/// measured, wall
-///     What they took, and what they would have taken.
-/// wait
-///     The part of ``wall`` that the loop would have waited.
-/// gain
-///     The part of ``measured`` that the settings save; negative if they take longer.
 #[pyclass(frozen, get_all, module = "twinbuf", name = "Prediction")]
 pub(crate) struct Prediction {
+    /// Whether batches are loaded ahead.
     overlap: bool,
+    /// The number of slots.
     depth: usize,
+    /// The number of loading threads.
     workers: usize,
+    /// Batches that were replayed: the last ones, up to 1024.
     batches: u64,
+    /// What these batches took.
     measured: f64,
+    /// What they would have taken.
     wall: f64,
+    /// The part of ``wall`` that the loop would have waited.
     wait: f64,
+    /// The part of ``measured`` that the settings save; negative if they take longer.
     gain: f64,
 }
 
@@ -154,81 +126,98 @@ impl Report {
 
 #[pymethods]
 impl Report {
+    /// Epochs that were begun.
     #[getter]
     fn epochs(&self) -> u64 {
         self.inner.epochs
     }
 
+    /// Batches that the loop received.
     #[getter]
     fn batches(&self) -> u64 {
         self.inner.batches
     }
 
+    /// The bytes of these batches; None where they are not known.
     #[getter]
     fn bytes(&self) -> Option<u64> {
         (self.kind == Kind::Loader).then_some(self.inner.bytes)
     }
 
+    /// From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
     #[getter]
     fn wall(&self) -> f64 {
         seconds(self.inner.wall)
     }
 
+    /// The part of ``wall`` in which the loop waited for batches.
     #[getter]
     fn wait(&self) -> f64 {
         seconds(self.inner.train.waiting)
     }
 
+    /// The part of ``wall`` in which the loop used batches.
     #[getter]
     fn compute(&self) -> f64 {
         seconds(self.inner.train.busy)
     }
 
+    /// Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
     #[getter]
     fn load(&self) -> f64 {
         seconds(self.inner.read.busy + self.inner.transform)
     }
 
+    /// Time of copies to a device.
     #[getter]
     fn transfer(&self) -> f64 {
         seconds(self.inner.transfer)
     }
 
+    /// ``wait`` of the first step, which `au` leaves out.
     #[getter]
     fn first_wait(&self) -> f64 {
         seconds(self.inner.first.waiting)
     }
 
+    /// ``compute`` of the first step, which `au` leaves out.
     #[getter]
     fn first_compute(&self) -> f64 {
         seconds(self.inner.first.busy)
     }
 
+    /// Whether batches are loaded ahead.
     #[getter]
     fn overlap(&self) -> bool {
         self.inner.overlap
     }
 
+    /// The number of slots, or of items ahead.
     #[getter]
     fn depth(&self) -> usize {
         self.inner.settings().depth
     }
 
+    /// The number of loading threads.
     #[getter]
     fn workers(&self) -> u64 {
         self.inner.workers
     }
 
+    /// Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
+    /// second step.
     #[getter]
     fn au(&self) -> Option<f64> {
         self.inner.au()
     }
 
+    /// The stage that limits the loop, by a replay of the last batches.
     #[getter]
     fn verdict(&self) -> String {
         self.inner.verdict().to_string()
     }
 
+    /// One sentence of advice, by a replay of the last batches.
     #[getter]
     fn advice(&self) -> String {
         self.in_python(&self.inner.advice())
@@ -291,6 +280,10 @@ impl Report {
             figures.set_item(name, slf.getattr(name)?)?;
         }
         Ok(figures)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("a Report cannot be pickled: send its figures, `report.to_dict()`"))
     }
 
     fn __str__(&self) -> String {

@@ -68,6 +68,12 @@ impl Tensors {
         self.inner.paths().map(PathBuf::from).collect()
     }
 
+    /// For ``pickle``: opens the files again.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<PathBuf>,))> {
+        let paths = slf.get().inner.paths().map(std::path::absolute).collect::<Result<_, _>>()?;
+        Ok((slf.get_type().getattr("open")?, (paths,)))
+    }
+
     fn __repr__(&self) -> String {
         format!("<Tensors: {} in {} file(s)>", self.inner.all().len(), self.inner.paths().len())
     }
@@ -360,14 +366,10 @@ impl Drop for PassOfGroups {
 }
 
 /// A group of tensors, in memory. Its slot is free again when the group and all its arrays and tensors are gone.
-///
-/// Attributes
-/// ----------
-/// number
-///     Its number in the order of the groups.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Group")]
 pub(crate) struct Group {
     lease: Arc<Lease>,
+    /// Its number in the order of the groups.
     #[pyo3(get)]
     number: usize,
 }

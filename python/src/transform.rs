@@ -66,6 +66,12 @@ impl Step {
         (Self::Map(Arc::new(Function { object: object.clone(), from, to, loader })), Some(object))
     }
 
+    /// The same step with a reference of its own to the Python object.
+    pub(crate) fn copy(&self, py: Python<'_>) -> Self {
+        let Self::Map(function) = self else { return self.clone() };
+        self.of_loader(py, &function.loader).0
+    }
+
     pub(crate) fn object(&self) -> Option<&Object> {
         match self {
             Self::Map(function) => Some(&function.object),

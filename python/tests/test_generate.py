@@ -126,6 +126,45 @@ def test_ctrl_c_in_before_takes_nothing_away() -> None:
     assert asked == [0, 1, 2, 2, 2, 3, 3, 4]
 
 
+def test_after_runs_when_the_loop_is_done_with_a_round_with_the_last_one_too() -> None:
+    calls: list[Any] = []
+    rounds = tb.generate(
+        lambda number: number,
+        before=lambda number: calls.append(("before", number)),
+        after=lambda number: calls.append(("after", number)),
+        rounds=3,
+    )
+    for number in rounds:
+        calls.append(number)
+    assert list(rounds) == []
+    order = [("before", 0), ("before", 1), 0, ("after", 0), ("before", 2), 1, ("after", 1), 2, ("after", 2)]
+    assert calls == order
+    calls.clear()
+    for number in tb.generate(lambda number: number, after=calls.append, rounds=3):
+        if number == 1:
+            break
+    assert calls == [0]
+
+
+def test_ctrl_c_and_errors_in_after() -> None:
+    asked, raised = [], [KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def after(number: int) -> None:
+        asked.append(number)
+        if number == 1 and raised:
+            raise raised.pop()
+        if number == 3:
+            raise OSError("full")
+
+    rounds, got = tb.generate(lambda number: number, after=after), []
+    with pytest.raises(OSError, match="full"):
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                got.append(next(rounds))
+    assert got == [0, 1, 2, 3] and asked == [0, 1, 1, 1, 2, 3]
+    assert list(rounds) == []
+
+
 def test_a_negative_number_of_rounds_is_refused() -> None:
     with pytest.raises(ValueError, match="found -1"):
         tb.generate(lambda number: number, rounds=-1)

@@ -470,7 +470,7 @@ class Owner:
         next(self.items)
 
     def make(self, item: Any) -> Any:
-        return item
+        return self, item
 
     def before(self, number: int) -> None:
         pass
@@ -481,8 +481,9 @@ class Owner:
     def __len__(self) -> int:
         return 100
 
-    def __iter__(self) -> Iterator[int]:
-        yield from range(100)
+    def __iter__(self) -> Iterator[Any]:
+        # What waits in the thread's slots refers to its owner too.
+        yield from ((self, number) for number in range(100))
 
 
 @pytest.mark.parametrize("kind", ["generate", "prefetch", "prefetch a generator", "watch", "Loader"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Case
+from safetensors.numpy import save_file
 
 import twinbuf as tb
 
@@ -97,6 +100,84 @@ def test_the_length_is_that_of_what_comes(npy: Case, drop_last: bool) -> None:
                 continue
             foretold = len(other.epochs(2))
             assert foretold == sum(1 for _ in other.epochs(2))
+
+
+def double(record: np.ndarray, seed: int) -> np.ndarray:
+    return record * 2
+
+
+def test_records_are_pickled_by_path(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set of torch's that has them is sent to its workers, which are spawned."""
+    for data in (case.data, case.data.to(case.data.dtype).map(double, case.data.dtype, case.data.shape)):
+        text = pickle.dumps(data)
+        monkeypatch.chdir("/")
+        for other in (pickle.loads(text), copy.copy(data), copy.deepcopy(data)):
+            assert repr(other) == repr(data) and other.paths == data.paths
+            assert np.array_equal(other[:], data[:])
+    images = tmp_path / "images.npy"
+    np.save(images, np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3))
+    data = tb.Records.open_npy(images).to("float32", mean=0.5, std=(0.1, 0.2, 0.3), planar=True)
+    text = pickle.dumps(data)
+    assert np.array_equal(pickle.loads(text)[:], data[:])
+    np.save(images, np.zeros((3, 4, 4, 3), dtype=np.uint8))
+    with pytest.raises(tb.FileError, match="wanted 2 records, found 3"):
+        pickle.loads(text)
+
+
+def test_ragged_records_and_tensors_are_pickled_by_path(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"abcdef")
+    np.save(tmp_path / "a.npy", np.array([0, 1, 6]))
+    data = tb.Records.open_indexed(tmp_path / "a.bin", tmp_path / "a.npy")
+    assert [bytes(record) for record in pickle.loads(pickle.dumps(data))[:]] == [b"a", b"bcdef"]
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model = tb.Tensors.open(tmp_path / "a.safetensors")
+    assert dict(pickle.loads(pickle.dumps(model))) == dict(model)
+
+
+def test_what_cannot_be_pickled_names_what_can(numbers: Numbers) -> None:
+    loader = numbers()
+    for thing, instead in (
+        (loader, "state_dict()"),
+        (loader.report(), "to_dict()"),
+        (next(loader.epochs(1)), "copy()"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(instead)):
+            pickle.dumps(thing)
+
+
+def test_records_as_an_array(case: Case) -> None:
+    assert np.array_equal(np.asarray(case.data), case.records)
+    assert np.asarray(case.data, dtype="float64").dtype == np.float64
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(case.data, copy=False)
+
+
+def test_every_public_attribute_has_a_sentence() -> None:
+    without = [
+        f"{kind}.{name}"
+        for kind in (getattr(tb, name) for name in tb.__all__)
+        if isinstance(kind, type)
+        for name in dir(kind)
+        if not name.startswith("_")
+        and not (inspect.getdoc(getattr(kind, name)) or "").strip()
+        and not issubclass(kind, (BaseException, tuple))
+    ]
+    assert without == []
+
+
+def test_subinterpreters_are_refused() -> None:
+    interpreters = pytest.importorskip(
+        "_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters"
+    )
+    code = "import sys; sys.path[:] = PATH\ntry:\n import twinbuf\nexcept ImportError as e: print(e)"
+    program = f"""
+import sys, {interpreters.__name__} as interpreters
+interpreter = interpreters.create()
+interpreters.run_string(interpreter, {code!r}.replace("PATH", repr(sys.path)))
+interpreters.destroy(interpreter)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and "subinterpreter" in done.stdout
 
 
 def test_plans_are_values(npy: Case) -> None:

@@ -376,6 +376,26 @@ def test_a_state_is_loaded_while_the_thread_runs() -> None:
     assert list(batches) == [7, 8, 9]
 
 
+def test_the_device_of_the_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `torch.cuda.set_device`, which each rank calls in its main thread."""
+    torch = pytest.importorskip("torch")
+    current = threading.local()
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.index = index
+        yield
+        del current.index
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "index", 0))
+    monkeypatch.setattr(torch.cuda, "device", device)
+    with torch.cuda.device(3):
+        items = iter(tb.prefetch(torch.cuda.current_device() for _ in range(3)))
+        made = tb.generate(lambda _: torch.cuda.current_device(), rounds=2)
+    assert list(items) == [3] * 3 and list(made) == [3] * 2
+
+
 def test_the_mode_of_the_thread_is_the_callers() -> None:
     torch = pytest.importorskip("torch")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -37,8 +38,15 @@ def test_the_programs_in_the_readme(
             assert inputs.shape == targets.shape == (32, 1024)
             assert torch.equal(inputs[:, 1:], targets[:, :-1])
             assert inputs.dtype == torch.int64
+            targets.view(-1)  # as nanoGPT's model does
 
-    names: dict[str, Any] = {"np": np, "train": train, "use": torch.sum, "dataloader": [torch.ones(3)] * 4}
+    names: dict[str, Any] = {
+        "np": np,
+        "npt": npt,
+        "train": train,
+        "use": torch.sum,
+        "dataloader": [torch.ones(3)] * 4,
+    }
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 8
     for block in blocks:

@@ -214,6 +214,7 @@ class Cuda:
         self.mode = 0
         self.current: list[int] = [0]
         self.registered: dict[int, int] = {}
+        self.refuses = self.capturing = False
 
     def Stream(self, device: int) -> int:
         return device
@@ -235,16 +236,28 @@ class Cuda:
         self.modes.append(self.mode)
         return 0
 
-    def cudart(self) -> Cuda:
-        return self
-
-    def cudaHostRegister(self, start: int, nbytes: int, flags: int) -> int:
+    # Of the driver: the runtime would keep the error of a failed call, and torch raise it as its own.
+    def cuMemHostRegister_v2(self, start: Any, nbytes: Any, flags: int) -> int:
         assert (self.mode, self.current[-1], flags) == (2, 3, 1)
-        self.registered[start] = nbytes
+        if self.refuses:
+            return 801
+        self.registered[start.value] = nbytes.value
         return 0
 
-    def cudaHostUnregister(self, start: int) -> None:
-        del self.registered[start]
+    def cuMemHostUnregister(self, start: Any) -> int:
+        # As any call: in the mode of the thread, it would end the capture of another one.
+        assert (self.mode, self.current[-1]) == (2, 3)
+        del self.registered[start.value]
+        return 0
+
+    def current_stream(self, device: int) -> Any:
+        return SimpleNamespace(stream_id=7)
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def device(self, device: int) -> Any:
+        return contextlib.nullcontext()
 
 
 def accelerator(cuda: Cuda) -> _streams.Accelerator:
@@ -262,6 +275,36 @@ def test_page_locked_memory_has_the_size_that_was_asked_for_and_its_own_device()
     del memory
     gc.collect()
     assert cuda.registered == {} and cuda.current == [0]
+
+
+def test_memory_that_cannot_be_registered_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, asked = Cuda(), []
+    cuda.refuses = True
+
+    def empty(nbytes: int, **options: Any) -> torch.Tensor:
+        asked.append((nbytes, options["pin_memory"]))
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    device = accelerator(cuda)
+    monkeypatch.setattr(
+        device, "_torch", SimpleNamespace(empty=empty, frombuffer=torch.frombuffer, uint8=torch.uint8)
+    )
+    memory = device.host(5000)
+    assert asked == [(5000, True)] and cuda.registered == {}
+    del memory
+
+
+@pytest.mark.parametrize("call", ["start", "receive"])
+def test_a_captured_stream_is_refused(call: str) -> None:
+    cuda = Cuda()
+    upload = object.__new__(_streams.Upload)
+    upload._streams, upload._side = accelerator(cuda), 3
+    cuda.capturing = True
+    with pytest.raises(tb.LoaderError, match="captured into a graph"):
+        if call == "start":
+            upload.start()
+        else:
+            upload.receive(_streams.Sent(None, None, [], late=False))  # type: ignore[arg-type]
 
 
 def test_the_sender_neither_spins_nor_ends_a_capture() -> None:

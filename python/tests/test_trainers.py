@@ -6,9 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+import twinbuf as tb
 
 COMMON = """
 import os, sys, numpy as np, torch, twinbuf as tb
@@ -89,11 +92,43 @@ def test_every_record_once_an_epoch(tmp_path: Path, trainer: str) -> None:
     for order in orders:
         assert Counter(order) == Counter(map(str, range(64)))
     # In the plan's order.
-    import twinbuf as tb
-
     data = tb.Records.open_npy(tmp_path / "numbers.npy")
     plan = tb.Plan(data, 4, shuffle="full", seed=5)
     for epoch, order in enumerate(orders):
         assert [int(number) for number in order] == [
             int(number) for step in range(16) for number in plan.indices(epoch, step)
         ]
+
+
+@pytest.mark.parametrize("batch", [7, [(3, 7), (10, 20)]])
+def test_the_data_set_has_the_length_of_the_records(batch: Any) -> None:
+    data = np.arange(1000)
+    loader = tb.Loader(Numbers(), tb.Plan(data, batch, rank=1, world=3))
+    assert len(loader.dataset) == 1000
+    assert loader.batch_size == 7
+
+
+class Numbers:
+    dtype, shape = "int64", ()
+
+    def __len__(self) -> int:
+        return 1000
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        np.asarray(out)[:] = indices
+
+
+def test_a_plan_without_a_rank_under_a_launcher_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerate's ``prepare`` leaves a loader as it is, so each process would read every record."""
+    accelerate = pytest.importorskip("accelerate")
+    data = Numbers()
+    accelerate.Accelerator(cpu=True)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(tb.Plan(data, 4, rank="env")) == len(tb.Plan(data, 4, rank=0, world=2)) == 125
+    assert len(tb.Plan(data, 4, rank=0, world=1)) == 250 and caplog.messages == []
+    assert len(tb.Plan(data, 4)) == 250
+    (message,) = caplog.messages
+    assert "2 processes" in message and 'rank="env"' in message and "rank=0, world=1" in message

@@ -28,4 +28,16 @@ for number in tb.prefetch([1, 2], depth=np.int64(2)):
     print(number + 1)
 for made in tb.generate(lambda number: float(number), rounds=np.int64(2)):
     print(made.is_integer())
-print(loader.report().advice, loader.state_dict())
+print(loader.report().advice, loader.state_dict(), loader.batch_size, len(loader.dataset))
+
+
+def inputs(batch: tb.Batch) -> dict[str, int]:
+    return {"input_ids": len(batch)}
+
+
+def first_of(loader: tb.Loader[dict[str, int]]) -> int:
+    return next(iter(loader))["input_ids"]
+
+
+mapped = tb.Loader(data, plan, map=inputs)
+print(first_of(mapped), [item["input_ids"] + 1 for item in mapped.epochs(2)])

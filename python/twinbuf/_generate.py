@@ -21,6 +21,7 @@ def generate(
     make: Callable[[int], T],
     *,
     before: Callable[[int], object] | None = None,
+    after: Callable[[int], object] | None = None,
     rounds: SupportsIndex | None = None,
     name: str = "",
     trace: str | os.PathLike[str] | None = None,
@@ -35,6 +36,10 @@ def generate(
         Called with the number of each round before that round is made, in the loop's thread, while ``make``
         does not run. Copy new weights for ``make`` here: round ``n + 1`` always has what the loop has learned
         up to round ``n - 1``. After Ctrl-C in it, it is called again for the same round.
+    after
+        Called with the number of each round when the loop is done with it, the last one too, in the loop's
+        thread: when the loop asks for the next round. ``make`` may be running. Save or log here. After Ctrl-C
+        in it, it is called again for the same round. A loop that is left early does not call it.
     rounds
         How many there are. Default: no end.
     name
@@ -45,7 +50,9 @@ def generate(
     Returns
     -------
     Iterator
-        The rounds, in order. What ``make`` or ``before`` raises arrives in place of the round, and ends it.
+        The rounds, in order. What ``make``, ``before`` or ``after`` raises arrives in place of the next one,
+        and ends them. ``break`` waits for nothing: a round that is being made is finished in the thread, and
+        dropped.
 
     Raises
     ------
@@ -77,6 +84,6 @@ def generate(
 
     numbers = map(made, count())
     items: _Items[T] = _Items(
-        numbers, 1, before=before, rounds=limit, around=around(), name=name, trace=trace
+        numbers, 1, before=before, after=after, rounds=limit, around=around(), name=name, trace=trace
     )
     return items

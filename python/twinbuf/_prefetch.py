@@ -77,8 +77,8 @@ def prefetch(
 
     Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
 
-    The thread has the context variables and the gradient mode of the caller of ``iter()``. It has not its
-    autocast, nor its default device.
+    The thread has the context variables, the gradient mode and the current CUDA device of the caller of
+    ``iter()``. It has not its autocast, nor its default device.
 
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
     sampler and the transforms a separate generator (``DataLoader(generator=...)``).
@@ -217,23 +217,31 @@ def _copies(iterable: object) -> Callable[[], Any] | None:
 
 
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
-    """Return what runs the loop of a thread in the context of this one, with its gradient mode."""
-    mode = _torch_mode()
+    """Return what runs the loop of a thread in the context of this one, with its gradient mode and device."""
+    modes = _torch_modes()
 
     def run(loop: Callable[[], None]) -> None:
-        with mode(), upload.using() if upload else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode())
+            if upload:
+                stack.enter_context(upload.using())
             loop()
 
     context = contextvars.copy_context()
     return lambda loop: context.run(run, loop)
 
 
-def _torch_mode() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what gives a thread the gradient mode of this one; it does nothing where torch is not in use."""
+def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
+    """Return what gives a thread the gradient mode and the device of this one: nothing without torch."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return contextlib.nullcontext
+        return []
+    modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
+    if torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+        modes.append(lambda: torch.cuda.device(device))
     if torch.is_inference_mode_enabled():
-        return lambda: torch.inference_mode()
+        return [*modes, lambda: torch.inference_mode()]
     enabled = torch.is_grad_enabled()
-    return lambda: torch.set_grad_enabled(enabled)
+    return [*modes, lambda: torch.set_grad_enabled(enabled)]

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._tree import map_leaves
+from .errors import LoaderError
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ class Streams(Protocol):
 # Where launchers put the number of a process on its machine. The same as in Rust.
 _RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
-# CU_STREAM_CAPTURE_MODE_RELAXED and cudaHostRegisterPortable, of the driver and the runtime API.
+# CU_STREAM_CAPTURE_MODE_RELAXED and CU_MEMHOSTREGISTER_PORTABLE, of the driver API.
 _RELAXED, _PORTABLE = 2, 1
 
 
@@ -116,7 +117,15 @@ class Accelerator:
         return (self._cuda or self._torch).Stream(device=self._device)
 
     def current(self) -> Any:
-        return (self._cuda or self._torch.accelerator).current_stream(self._device)
+        if self._cuda is None:
+            return self._torch.accelerator.current_stream(self._device)
+        with self._cuda.device(self._device):
+            if self._cuda.is_current_stream_capturing():
+                raise LoaderError(
+                    "wanted a stream that is not being captured into a graph: use the batch on the stream "
+                    "that launches it"
+                )
+        return self._cuda.current_stream(self._device)
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
@@ -144,15 +153,22 @@ class Accelerator:
     def host(self, nbytes: int) -> torch.Tensor:
         memory: torch.Tensor
         # With this device current: elsewhere torch would open a context on device 0 to page-lock for it.
-        with self.using(self.side()):
-            # torch's allocator takes a power of two of bytes.
-            if self._cuda is not None and nbytes & (nbytes - 1):
+        side = self.side()
+        with self.using(side):
+            # torch's allocator takes a power of two of bytes. By the driver: the runtime would keep the error
+            # of a failed call, and torch raise it as its own.
+            if self._driver is not None and nbytes & (nbytes - 1):
                 memory = self._torch.frombuffer(mmap.mmap(-1, nbytes), dtype=self._torch.uint8)
-                runtime, start = self._cuda.cudart(), memory.data_ptr()
-                if int(runtime.cudaHostRegister(start, nbytes, _PORTABLE)) == 0:
-                    weakref.finalize(memory, runtime.cudaHostUnregister, start).atexit = False
+                start = ctypes.c_void_p(memory.data_ptr())
+                if self._driver.cuMemHostRegister_v2(start, ctypes.c_size_t(nbytes), _PORTABLE) == 0:
+                    weakref.finalize(memory, self._unregister, side, start).atexit = False
                     return memory
             return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
+
+    def _unregister(self, side: Any, start: ctypes.c_void_p) -> None:
+        driver: Any = self._driver
+        with self.using(side):
+            driver.cuMemHostUnregister(start)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._torch.empty_like(tensor, device=self._device, requires_grad=False)
@@ -314,8 +330,8 @@ class Upload:
 
     def start(self) -> None:
         """Let the side stream wait for what the caller has enqueued: the iterable may use its results."""
-        before = self._streams.event()
-        before.record(self._streams.current())
+        current, before = self._streams.current(), self._streams.event()
+        before.record(current)
         before.wait(self._side)
 
     def using(self) -> AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Steps:
     """The steps of an epoch, as a batch sampler."""
 
-    def __init__(self, loader: Loader, epoch: int) -> None:
+    def __init__(self, loader: Loader[Any], epoch: int) -> None:
         self._loader = loader
         self._epoch = epoch
 
@@ -32,16 +32,15 @@ class Steps:
 
 
 class Batches:
-    """The batches of steps that follow each other, as a data set."""
+    """The batches of steps that follow each other, as a data set of the length of the records."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader[Any]) -> None:
         self._loader = loader
         self._next: tuple[int, int] | None = None
         self._batches: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
-        plan = self._loader.plan
-        return len(plan) * plan.batch * plan.world
+        return self._loader.plan.records
 
     def __getitems__(self, at: tuple[int, int]) -> Any:
         epoch, step = at
@@ -55,14 +54,15 @@ class Batches:
         return next(self._batches)
 
 
-def attribute(loader: Loader, name: str, epoch: int) -> Any:
+def attribute(loader: Loader[Any], name: str, epoch: int) -> Any:
     """Return the attribute of a loader whose next epoch is this one."""
     if name == "dataset":
         return Batches(loader)
     if name == "batch_sampler":
         return Steps(loader, epoch)
     if name == "batch_size":
-        return loader.plan.batch
+        plan = loader.plan
+        return len(plan.indices(epoch, 0)) if plan.steps(epoch) else plan.batch
     if name in ("sampler", "prefetch_factor"):
         return None
     if name == "collate_fn":

@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import GenericAlias, TracebackType
 from typing import Any, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from .tensors import TensorInfo
 __version__: str
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 _Path: TypeAlias = str | os.PathLike[str]
 # numpy's integers too.
 _Int: TypeAlias = SupportsIndex
@@ -70,6 +71,7 @@ class _Items(Generic[_T]):
         around: Callable[[Callable[[], None]], None] | None = None,
         thread: _Thread | None = None,
         before: Callable[[int], object] | None = None,
+        after: Callable[[int], object] | None = None,
         rounds: int | None = None,
         recorder: _Recorder | None = None,
         overlap: bool = True,
@@ -204,6 +206,9 @@ class Records:
     def paths(self) -> list[Path]: ...
     @property
     def skipped(self) -> list[Path]: ...
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]: ...
+    @staticmethod
+    def _again(calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], wanted: int) -> Records: ...
 
 @final
 class Window:
@@ -240,6 +245,8 @@ class Plan:
     def __len__(self) -> int: ...
     @property
     def batch(self) -> int: ...
+    @property
+    def records(self) -> int: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -293,16 +300,21 @@ class _Phase:
         /,
     ) -> None: ...
 
-class _Batches(Protocol):
-    def __iter__(self) -> Iterator[Batch]: ...
-    def __next__(self) -> Batch: ...
+class _Batches(Protocol[_T_co]):
+    def __iter__(self) -> Iterator[_T_co]: ...
+    def __next__(self) -> _T_co: ...
     def __len__(self) -> int: ...
+    def report(self) -> Report: ...
 
+_Sources: TypeAlias = Records | _Dataset | tuple[Records | _Dataset, ...] | Mapping[str, Records | _Dataset]
+
+# Of what the loop gets: batches, or what `map` makes of them.
 @final
-class Loader:
+class Loader(Generic[_T]):
+    @overload
     def __new__(
         cls,
-        data: Records | _Dataset | tuple[Records | _Dataset, ...] | Mapping[str, Records | _Dataset],
+        data: _Sources,
         plan: Plan,
         *,
         name: str | None = None,
@@ -311,16 +323,40 @@ class Loader:
         depth: _Int | None = None,
         workers: _Int = 1,
         overlap: bool = True,
-        map: Callable[[Batch], Any] | None = None,
+        map: None = None,
+        read_mode: _ReadMode = "auto",
+        memory_limit: _Int | None = None,
+        breakdown: _Int | None = None,
+        trace: _Path | None = None,
+    ) -> Loader[Batch]: ...
+    @overload
+    def __new__(
+        cls,
+        data: _Sources,
+        plan: Plan,
+        *,
+        name: str | None = None,
+        device: str | torch.device | Streams | None = None,
+        device_depth: _Int = 2,
+        depth: _Int | None = None,
+        workers: _Int = 1,
+        overlap: bool = True,
+        map: Callable[[Batch], _T],
         read_mode: _ReadMode = "auto",
         memory_limit: _Int | None = None,
         breakdown: _Int | None = None,
         trace: _Path | None = None,
     ) -> Self: ...
-    # What `map` returns, if there is one.
-    def epochs(self, epochs: _Int | range, /) -> _Batches: ...
-    def epoch(self, epoch: _Int) -> _Batches: ...
-    def __iter__(self) -> _Batches: ...
+    @classmethod
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
+    def epochs(self, epochs: _Int | range, /) -> _Batches[_T]: ...
+    def epoch(self, epoch: _Int) -> _Batches[_T]: ...
+    def __iter__(self) -> _Batches[_T]: ...
+    # Of a `DataLoader`.
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def dataset(self) -> _Sized: ...
     def set_epoch(self, epoch: _Int) -> None: ...
     def phase(self, name: str) -> _Phase: ...
     def __len__(self) -> int: ...

@@ -54,7 +54,10 @@ def watch(
     4
     """
     frame = sys._getframe(1)
-    line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    folder, file = os.path.split(frame.f_code.co_filename)
+    # A cell of a notebook is a temporary file.
+    cell = os.path.basename(folder).startswith("ipykernel_") or file.startswith("<ipython-input")
+    line = f"{'the cell, line ' if cell else file + ':'}{frame.f_lineno}"
     kind: type[Watched[T]] = _Stateful if hasattr(iterable, "state_dict") else Watched
     return kind(iterable, name, line, trace)
 
