@@ -32,8 +32,6 @@ echo "cuda-bindings $("$venv/bin/pip" show cuda-bindings | sed -n 's/^Version: /
 other='
 driver::safe::core::tests::test_default_pinned_host_reads_are_faster_than_write_combined  compares times
 driver::safe::core::tests::test_pinned_copy_is_faster  compares times
-driver::safe::graph::tests::test_end_capture_flags  launches a graph
-driver::safe::graph::tests::test_end_capture_invalid_flags  instantiates a graph
 driver::safe::launch::tests::test_device_side_assert  kernel
 driver::safe::launch::tests::test_large_launches  kernel
 driver::safe::launch::tests::test_launch_arrays  kernel
@@ -50,9 +48,7 @@ driver::safe::launch::tests::test_par_launch  kernel
 driver::safe::unified_memory::tests::test_unified_memory_global  kernel
 driver::safe::unified_memory::tests::test_unified_memory_host  kernel
 driver::safe::unified_memory::tests::test_unified_memory_single_stream  kernel
-driver::safe::unified_memory::tests::test_unified_slice_copy_to_views  managed memory
-driver::safe::unified_memory::tests::test_unified_slice_split_at  managed memory
-driver::safe::unified_memory::tests::test_unified_slice_views_respect_stream_attachment  managed memory
+driver::safe::unified_memory::tests::test_unified_slice_views_respect_stream_attachment  copies on a wrong stream on purpose: passes, and the copy is found
 nvrtc::result::tests::test_compile_bad_program  NVRTC
 nvrtc::result::tests::test_compile_program_1_opt  NVRTC
 nvrtc::result::tests::test_compile_program_2_opt  NVRTC
@@ -72,6 +68,7 @@ if unknown=$(sed -n 's/^\([^ ]\+\)  .*/\1/p' <<<"$other" | grep -vxFf <(echo "$a
   exit 1
 fi
 ends 0 -- "$tests" --exact "${skip[@]}"
+ends 1 -- "$tests" --exact driver::safe::unified_memory::tests::test_unified_slice_views_respect_stream_attachment
 listed=$((${#skip[@]} / 2))
 echo "cudarc: $(($(wc -l <<<"$all") - listed)) of its $(wc -l <<<"$all") tests pass and are clean; $listed need something else:"
 awk 'NF { print $NF }' FS='  ' <<<"$other" | sort | uniq -c

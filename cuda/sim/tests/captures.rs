@@ -187,6 +187,33 @@ fn captured_work_does_not_run() {
     stream.memset_zeros(&mut device).unwrap();
 }
 
+/// A graph's accesses are those of the stream that it is launched on, at each launch.
+#[test]
+fn a_graph_runs_what_was_captured_each_time_that_it_is_launched() {
+    let (sim, ctx) = start();
+    let stream = ctx.new_stream().unwrap();
+    let host = Pinned::new(BYTES).unwrap();
+    let device = stream.alloc_zeros::<u8>(BYTES).unwrap();
+    stream.synchronize().unwrap();
+    let address = cudarc::driver::DevicePtr::device_ptr(&device, &stream).0;
+    begin(&stream);
+    host.upload(address, &stream).unwrap();
+    unsafe { result::memset_d8_async(address, 9, 1, stream.cu_stream()) }.unwrap();
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for value in [3, 4] {
+        host.fill(value);
+        graph.launch().unwrap();
+        let arrived = stream.clone_dtoh(&device).unwrap();
+        assert_eq!((arrived[0], &arrived[1..]), (9, &[value; BYTES][1..]));
+    }
+    assert_eq!(sim.violations(), [""; 0]);
+    graph.launch().unwrap();
+    host.fill(5);
+    let found = sim.violations();
+    assert!(sim.is_real() || found.len() == 1 && found[0].contains("\n    cuGraphLaunch at "), "{found:#?}");
+    stream.synchronize().unwrap();
+}
+
 #[test]
 fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end() {
     let (_sim, ctx) = start();

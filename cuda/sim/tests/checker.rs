@@ -58,7 +58,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 28] = [
+    let table: [Case; 32] = [
         (
             "streams without an edge",
             |sim| two_streams(sim, Order::Nothing),
@@ -98,6 +98,18 @@ fn edges_of_every_kind() {
             "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write",
         ),
         ("its neighbours on the page", |_| neighbours(true), ""),
+        ("kernels that read one buffer", |_| kernels(false), ""),
+        (
+            "kernels that write one buffer",
+            |_| kernels(true),
+            "device memory +0x0..+0x1000: kernel (write, stream",
+        ),
+        (
+            "managed memory read while a stream writes it",
+            |_| managed(false),
+            "device memory +0x8..+0x9: host read (read, the host) is not ordered after memset (write",
+        ),
+        ("managed memory read after that", |_| managed(true), ""),
         ("a file read into a slot before its copy is done", |_| read_a_file(false), ""),
         ("a file read into a slot after its copy", |_| read_a_file(true), ""),
         (
@@ -335,6 +347,62 @@ fn read_a_file(wait: bool) {
     const EFAULT: i32 = 14;
     assert_eq!(read.map_err(|error| error.raw_os_error()), if wait { Ok(BYTES) } else { Err(Some(EFAULT)) });
     stream.synchronize().unwrap();
+}
+
+/// Two streams run a kernel of the program's, on one buffer that it reads or writes. It is not run: what it is given counts.
+fn kernels(writes: bool) {
+    const PTX: &std::ffi::CStr = c".version 8.0
+        .visible .entry copy(.param .u64 copy_param_0, .param .u64 copy_param_1, .param .u32 copy_param_2) {
+            ld.param.u64 %rd1, [copy_param_0];
+            ld.param.u64 %rd2, [copy_param_1];
+            ld.global.u32 %r1, [%rd1];
+            st.global.u32 [%rd2], %r1;
+            ret;
+        }";
+    let context = context().unwrap();
+    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let memory = [device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap()];
+    context.synchronize().unwrap();
+    // SAFETY: PTX, as a C string.
+    let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.unwrap();
+    // SAFETY: the module is loaded.
+    let copy = unsafe { result::module::get_function(module, c"copy".to_owned()) }.unwrap();
+    let [shared, first, second] = memory.each_ref().map(address);
+    let targets = if writes { [first, first] } else { [first, second] };
+    for (stream, target) in [&one, &two].into_iter().zip(targets) {
+        let (from, to, count) = (shared, target, 4_u32);
+        let mut parameters = [(&raw const from).cast(), (&raw const to).cast(), (&raw const count).cast()]
+            .map(<*const c_void>::cast_mut);
+        // SAFETY: the parameters are those of the kernel.
+        unsafe { result::launch_kernel(copy, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut parameters) }
+            .unwrap();
+    }
+    context.synchronize().unwrap();
+    // SAFETY: loaded above.
+    unsafe { result::module::unload(module) }.unwrap();
+}
+
+/// Managed memory is the program's while no stream uses it.
+fn managed(wait: bool) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    let global = cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+    // SAFETY: the size is not 0.
+    let memory = unsafe { result::malloc_managed(BYTES, global) }.unwrap();
+    let byte = memory as *mut u8;
+    // SAFETY: as many bytes.
+    unsafe { byte.write_bytes(1, BYTES) };
+    // SAFETY: as above.
+    unsafe { result::memset_d8_async(memory, 7, BYTES, stream.cu_stream()) }.unwrap();
+    if wait {
+        stream.synchronize().unwrap();
+    }
+    // SAFETY: as above.
+    let found = unsafe { byte.wrapping_add(8).read_volatile() };
+    assert!(found == 7 || !wait);
+    stream.synchronize().unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::memory_free(memory) }.unwrap();
 }
 
 /// A copy of pageable memory returns when it is staged: another stream's work has no edge from it.

@@ -215,6 +215,9 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
         assert_eq!(ends(wrong).0, Some(2), "{wrong:?}");
     }
     assert_eq!(ends(&["run", "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
+    // Linked with the library, it asks for the name that a real driver has.
+    fs::remove_file(workshop.0.join("libcuda.so")).unwrap();
+    assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
 /// A program finds the driver only in the folder that was made for it: under no name that a real driver has is one built.

@@ -10,9 +10,12 @@
 )]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
 
-use self::bodies::{copy, copy_any, download, elapsed, function, launch_function, set, settle, upload};
-use self::entry::{Needs, Out, current, enter, stream, target, waitable};
+use self::bodies::{
+    copy, copy_any, download, elapsed, enqueue, function, launch_function, load, set, settle, upload,
+};
+use self::entry::{Needs, Out, Target, current, enter, stream, target, waitable};
 use super::capture::exchange;
 use super::codes::{
     CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
@@ -31,8 +34,8 @@ pub(super) use bodies::launch;
 /// The value of a `CUdevice_attribute`; 0 for all others.
 fn attribute(core: &Core, attribute: c_int) -> c_int {
     match attribute {
-        // UNIFIED_ADDRESSING, STREAM_PRIORITIES_SUPPORTED.
-        41 | 78 => 1,
+        // UNIFIED_ADDRESSING, STREAM_PRIORITIES_SUPPORTED, MANAGED_MEMORY, CONCURRENT_MANAGED_ACCESS.
+        41 | 78 | 83 | 89 => 1,
         // COMPUTE_CAPABILITY_MAJOR; the minor one, 76, is 0.
         75 => 9,
         // ASYNC_ENGINE_COUNT.
@@ -258,11 +261,10 @@ calls! {
         let stream = stream(&mut core, handle)?;
         core.wait_event(stream, event)
     };
-    fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: *mut c_void) Context |mut core| {
+    fn cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, argument: *mut c_void) Context |core| {
         let function = function.ok_or(INVALID_VALUE)?;
-        let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
-        core.push_function(stream, function, argument as usize);
-        Ok(())
+        let argument = argument as usize;
+        enqueue(core, handle, false, move |core, stream| Ok(core.function(stream, function, argument)))
     };
 
     // Captures.
@@ -284,8 +286,8 @@ calls! {
     fn cuStreamEndCapture(handle: usize, graph: Out<usize>) Context |mut core| {
         let stream = stream(&mut core, handle)?;
         graph.set(0)?;
-        core.captures.end(stream)?;
-        let ended = core.add_graph();
+        let operations = core.captures.end(stream)?;
+        let ended = core.add_graph(Arc::new(operations));
         graph.set(ended as usize)
     };
     fn cuStreamIsCapturing(handle: usize, status: Out<c_uint>) Context |mut core| {
@@ -298,19 +300,41 @@ calls! {
         }
     };
     fn cuGraphDestroy(graph: usize) Return |mut core| {
-        if core.captures.graphs.remove(&(graph as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
+        core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
     };
-
-    // Modules: PTX text, of which two functions are known.
-    fn cuModuleLoadData(module: Out<usize>, image: *const c_char) Context |mut core| {
-        if image.is_null() {
+    // An executable graph is a graph of its own here. Its operations run one after the other.
+    fn cuGraphInstantiateWithFlags(made: Out<usize>, graph: usize, flags: u64) Context |mut core| {
+        // AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH (which excludes the first), USE_NODE_PRIORITY.
+        if flags > 15 || flags & 5 == 5 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller gives PTX, which is a C string.
-        let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
-        let loaded = core.add_module(text);
-        module.set(loaded as usize)
+        let operations = core.captures.graphs.get(&(graph as u64)).cloned().ok_or(INVALID_VALUE)?;
+        let executable = core.add_graph(operations);
+        made.set(executable as usize)
     };
+    fn cuGraphUpload(graph: usize, handle: usize) Context |mut core| {
+        stream(&mut core, handle)?;
+        if core.captures.graphs.contains_key(&(graph as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
+    };
+    fn cuGraphLaunch(graph: usize, handle: usize) Context |mut core| {
+        let operations = core.captures.graphs.get(&(graph as u64)).cloned().ok_or(INVALID_VALUE)?;
+        // A graph in a graph there is none here.
+        let Target::Stream(stream) = target(&mut core, handle)? else { return Err(NOT_SUPPORTED) };
+        for operation in operations.iter() {
+            let work = operation(&mut core, stream)?;
+            core.push(stream, work);
+        }
+        Ok(())
+    };
+    fn cuGraphExecDestroy(graph: usize) Return |mut core| {
+        core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
+    };
+
+    // Modules: PTX text.
+    fn cuModuleLoadData(module: Out<usize>, image: *const c_char) Context |core| load(core, &module, image);
+    fn cuModuleLoadDataEx(
+        module: Out<usize>, image: *const c_char, _count: c_uint, _options: *const c_void, _values: *const c_void
+    ) Context |core| load(core, &module, image);
     fn cuModuleGetFunction(found: Out<usize>, module: usize, name: *const c_char) Context |mut core| {
         let function = function(&mut core, module, name)?;
         found.set(function)
@@ -363,8 +387,22 @@ calls! {
         total.set(usize::try_from(limit).unwrap_or(usize::MAX))
     };
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) Context |mut core| {
-        let allocated = core.allocate_device(bytes)?;
+        let allocated = core.allocate_device(bytes, false)?;
         address.set(allocated)
+    };
+    fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: c_uint) Context |mut core| {
+        // ATTACH_GLOBAL, ATTACH_HOST.
+        if flags != 1 && flags != 2 {
+            return Err(INVALID_VALUE);
+        }
+        let allocated = core.allocate_device(bytes, true)?;
+        address.set(allocated)
+    };
+    fn cuStreamAttachMemAsync(handle: usize, address: u64, _bytes: usize, flags: c_uint) Context |mut core| {
+        // Which stream may use it is the program's promise, and not checked. The default stream cannot have it (SINGLE).
+        stream(&mut core, handle)?;
+        let known = core.mapping(address).is_some() && matches!(flags, 1 | 2 | 4) && !(flags == 4 && handle < 3);
+        if known { Ok(()) } else { Err(INVALID_VALUE) }
     };
     fn cuMemFree_v2(address: u64) Return |mut core| {
         current(&core)?;
@@ -378,12 +416,16 @@ calls! {
         if core.options.pools == 0 {
             return Err(NOT_SUPPORTED);
         }
-        let Some(stream) = target(&mut core, handle)? else {
-            let captured = core.reserve_device(bytes);
-            core.captures.memory.insert(captured);
-            return address.set(captured);
+        let stream = match target(&mut core, handle)? {
+            Target::Stream(stream) => stream,
+            Target::Capture(id, stream) => {
+                core.captures.work(id, stream, None)?;
+                let captured = core.reserve_device(bytes);
+                core.captures.memory.insert(captured);
+                return address.set(captured);
+            }
         };
-        let allocated = core.allocate_device(bytes)?;
+        let allocated = core.allocate_device(bytes, false)?;
         let actor = core.step(stream);
         core.access((Space::Device, allocated, bytes), &actor, true, "allocation")?;
         address.set(allocated)
@@ -392,8 +434,12 @@ calls! {
         if core.options.pools == 0 {
             return Err(NOT_SUPPORTED);
         }
-        let Some(stream) = target(&mut core, handle)? else {
-            return if core.captures.memory.remove(&address) { Ok(()) } else { Err(INVALID_VALUE) };
+        let stream = match target(&mut core, handle)? {
+            Target::Stream(stream) => stream,
+            Target::Capture(id, stream) => {
+                core.captures.work(id, stream, None)?;
+                return if core.captures.memory.remove(&address) { Ok(()) } else { Err(INVALID_VALUE) };
+            }
         };
         let actor = core.step(stream);
         core.free(Space::Device, address, &actor, "free")?;

@@ -1,11 +1,12 @@
 //! Captures of streams into graphs: which streams belong to a capture, and which calls a capture forbids to which
-//! thread. Captured work is dropped: a graph is a handle without content.
+//! thread. A graph is the captured operations, in their order.
 //!
 //! Rules and codes: the CUDA driver API's `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and `CUresult`,
 //! and "Stream Capture" in the CUDA programming guide.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use super::clock::Clock;
@@ -25,7 +26,7 @@ const RELAXED: Mode = 2;
 /// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: what is not enqueued in a stream, and so
 /// is not seen by a capture. Waits and queries of the host, allocations without a stream, synchronous copies, loading.
 /// Questions about an event, and copies to pageable memory, are such calls too: their bodies ask [`Captures::permit`].
-pub(super) const UNSAFE: [&str; 13] = [
+pub(super) const UNSAFE: [&str; 14] = [
     "cuCtxSynchronize",
     "cuMemAllocHost_v2",
     "cuMemAlloc_v2",
@@ -36,6 +37,7 @@ pub(super) const UNSAFE: [&str; 13] = [
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",
     "cuModuleLoadData",
+    "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuStreamQuery",
     "cuStreamSynchronize",
@@ -44,7 +46,7 @@ pub(super) const UNSAFE: [&str; 13] = [
 /// The number of a capture, from 1 in each run.
 pub(super) type Id = u64;
 
-struct Capture {
+struct Capture<Operation> {
     thread: ThreadId,
     mode: Mode,
     /// The stream that it was begun on. It must be ended on the same one.
@@ -53,6 +55,7 @@ struct Capture {
     broken: bool,
     /// Its streams. Each has the captured work that comes before its next capture.
     streams: BTreeMap<u64, Clock>,
+    operations: Vec<Operation>,
 }
 
 /// The meaning of an event that was recorded in a captured stream.
@@ -63,14 +66,19 @@ pub(super) struct Captured {
 }
 
 /// The captures that have not ended.
-#[derive(Default)]
-pub(super) struct Captures {
-    open: BTreeMap<Id, Capture>,
+pub(super) struct Captures<Operation> {
+    open: BTreeMap<Id, Capture<Operation>>,
     begun: Id,
     /// Addresses that captured allocations have returned: a captured free accepts no others.
     pub(super) memory: BTreeSet<u64>,
-    /// Handles of graphs that were not destroyed.
-    pub(super) graphs: BTreeSet<u64>,
+    /// Graphs, executable ones too, that were not destroyed.
+    pub(super) graphs: BTreeMap<u64, Arc<Vec<Operation>>>,
+}
+
+impl<Operation> Default for Captures<Operation> {
+    fn default() -> Self {
+        Self { open: BTreeMap::new(), begun: 0, memory: BTreeSet::new(), graphs: BTreeMap::new() }
+    }
 }
 
 thread_local! {
@@ -93,7 +101,7 @@ pub(super) fn exchange(run: u64, mode: Mode) -> Result<Mode, Code> {
     Ok(before)
 }
 
-impl Captures {
+impl<Operation> Captures<Operation> {
     /// Begins a capture of this stream by the calling thread. The stream is not a legacy default stream.
     pub(super) fn begin(&mut self, stream: u64, mode: Mode) -> Result<(), Code> {
         if mode > RELAXED {
@@ -104,13 +112,14 @@ impl Captures {
         }
         self.begun += 1;
         let streams = BTreeMap::from([(stream, Clock::default())]);
-        let thread = thread::current().id();
-        self.open.insert(self.begun, Capture { thread, mode, origin: stream, broken: false, streams });
+        let (thread, operations) = (thread::current().id(), Vec::new());
+        let capture = Capture { thread, mode, origin: stream, broken: false, streams, operations };
+        self.open.insert(self.begun, capture);
         Ok(())
     }
 
-    /// Ends the capture that was begun on this stream.
-    pub(super) fn end(&mut self, stream: u64) -> Result<(), Code> {
+    /// Ends the capture that was begun on this stream, and returns its operations.
+    pub(super) fn end(&mut self, stream: u64) -> Result<Vec<Operation>, Code> {
         let id = self.of(stream).ok_or(ILLEGAL_STATE)?;
         let capture = &self.open[&id];
         if capture.origin != stream {
@@ -126,7 +135,7 @@ impl Captures {
         } else if capture.streams.iter().any(|(stream, clock)| !all.knows(*stream, clock.step(*stream))) {
             Err(CAPTURE_UNJOINED)
         } else {
-            Ok(())
+            Ok(capture.operations)
         }
     }
 
@@ -147,10 +156,11 @@ impl Captures {
         }
     }
 
-    /// Adds work to the capture of a stream.
-    pub(super) fn work(&mut self, id: Id, stream: u64) -> Result<(), Code> {
+    /// Adds work to the capture of a stream. Allocations are work that has no operation.
+    pub(super) fn work(&mut self, id: Id, stream: u64, operation: Option<Operation>) -> Result<(), Code> {
         let capture = self.valid(id)?;
         capture.streams.entry(stream).or_default().tick(stream);
+        capture.operations.extend(operation);
         Ok(())
     }
 
@@ -203,11 +213,11 @@ impl Captures {
 
     /// The captures that one of these streams belongs to.
     pub(super) fn among(&self, mut streams: impl FnMut(u64) -> bool) -> Vec<Id> {
-        let mut has = |capture: &Capture| capture.streams.keys().any(|stream| streams(*stream));
+        let mut has = |capture: &Capture<Operation>| capture.streams.keys().any(|stream| streams(*stream));
         self.open.iter().filter(|(_, capture)| has(capture)).map(|(id, _)| *id).collect()
     }
 
-    fn valid(&mut self, id: Id) -> Result<&mut Capture, Code> {
+    fn valid(&mut self, id: Id) -> Result<&mut Capture<Operation>, Code> {
         self.open.get_mut(&id).filter(|capture| !capture.broken).ok_or(CAPTURE_INVALIDATED)
     }
 

@@ -4,13 +4,13 @@
 //! it. This is simple, and fast enough for a few streams.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use self::memory::{Allocation, clear_host};
+use self::memory::{Allocation, clear};
 use self::streams::{Event, Stream};
-use self::work::Entry;
+use self::work::{Function, Work};
 use super::capture::Captures;
 use super::clock::{Agent, Clock};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
@@ -56,6 +56,9 @@ impl Actor {
     }
 }
 
+/// A captured operation: checks it, and gives its work for a stream.
+pub(super) type Operation = Box<dyn Fn(&mut State, u64) -> Result<Work, Code> + Send + Sync>;
+
 pub(super) struct State {
     pub(super) options: RawOptions,
     /// The number of this run, from 1. Threads and contexts of earlier runs are recognized by their run number.
@@ -71,14 +74,16 @@ pub(super) struct State {
     events: BTreeMap<u64, Event>,
     pub(super) host: BTreeMap<u64, Allocation>,
     pub(super) device: BTreeMap<u64, Allocation>,
+    /// Of those, the ones with pages that are closed to the program.
+    closed: BTreeSet<u64>,
     hosts: BTreeMap<Agent, Clock>,
     tokens: BTreeMap<u64, Clock>,
     /// The digest of each kernel; `None` inside until it has run.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
-    pub(super) captures: Captures,
+    pub(super) captures: Captures<Operation>,
     /// The texts of loaded modules.
     pub(super) modules: BTreeMap<u64, String>,
-    pub(super) functions: BTreeMap<u64, Entry>,
+    pub(super) functions: BTreeMap<u64, Function>,
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) violations: Vec<Violation>,
@@ -128,6 +133,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         events: BTreeMap::new(),
         host: BTreeMap::new(),
         device: BTreeMap::new(),
+        closed: BTreeSet::new(),
         hosts: BTreeMap::new(),
         tokens: BTreeMap::new(),
         kernels: BTreeMap::new(),
@@ -159,6 +165,8 @@ thread_local! {
     static OWN_AGENT: Cell<(u64, Agent)> = const { Cell::new((0, 0)) };
     /// The calls that this thread has made, with their run.
     static OWN_CALLS: RefCell<(u64, BTreeMap<&'static str, u64>)> = const { RefCell::new((0, BTreeMap::new())) };
+    /// Whether this thread is in a call of the driver, where it may hold the lock.
+    static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// In a worker that runs a host function: its stream's agent, step and clock.
     static IN_FUNCTION: RefCell<Option<(Agent, u64, Clock)>> = const { RefCell::new(None) };
 }
@@ -179,9 +187,18 @@ pub(super) fn changed() {
     CHANGED.notify_all();
 }
 
-/// Decides what an access of the program is that a closed page stopped.
+/// Runs a call's body.
+pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
+    IN_CALL.set(true);
+    let result = body();
+    IN_CALL.set(false);
+    result
+}
+
+/// Decides what an access of the program is that a closed page stopped. One by the driver itself is a pointer for a result
+/// into such a page: it ends the process, because the lock is held.
 pub(super) fn stopped(address: u64, write: bool) -> Verdict {
-    lock().touched(address, write)
+    if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write) }
 }
 
 /// Counts a call, for all threads and for this one.
@@ -225,7 +242,8 @@ pub(super) fn start(options: RawOptions) {
         let _ = worker.join();
     }
     let mut core = lock();
-    clear_host(&mut core.host);
+    clear(&mut core.host);
+    clear(&mut core.device);
     let core = &mut *core;
     core.options = options;
     core.initialized = false;
@@ -234,7 +252,7 @@ pub(super) fn start(options: RawOptions) {
     core.lost = SUCCESS;
     core.streams.clear();
     core.events.clear();
-    core.device.clear();
+    core.closed.clear();
     core.hosts.clear();
     core.tokens.clear();
     core.kernels.clear();
@@ -332,19 +350,14 @@ impl State {
         if self.current() == context { self.set_current(0) } else { Ok(()) }
     }
 
-    /// Whether an address is one of the device.
-    pub(super) fn is_device(address: u64) -> bool {
-        address >= FIRST_DEVICE_ADDRESS
-    }
-
     fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
     }
 
-    pub(super) fn add_graph(&mut self) -> u64 {
+    pub(super) fn add_graph(&mut self, operations: Arc<Vec<Operation>>) -> u64 {
         let id = self.handle();
-        self.captures.graphs.insert(id);
+        self.captures.graphs.insert(id, operations);
         id
     }
 
@@ -354,9 +367,9 @@ impl State {
         id
     }
 
-    pub(super) fn add_function(&mut self, entry: Entry) -> u64 {
+    pub(super) fn add_function(&mut self, function: Function) -> u64 {
         let id = self.handle();
-        self.functions.insert(id, entry);
+        self.functions.insert(id, function);
         id
     }
 

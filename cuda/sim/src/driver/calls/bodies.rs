@@ -2,16 +2,28 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::entry::{Needs, Out, enter, target};
+use super::entry::{Needs, Out, Target, enter, stream, target, waitable};
 use crate::driver::codes::{
     CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
 };
 use crate::driver::machine::memory::Space;
-use crate::driver::machine::work::{Entry, Source, Work, synchronize, wait_passed};
+use crate::driver::machine::work::{Entry, Function, Source, Work, synchronize, wait_passed};
 use crate::driver::machine::{Core, State, lock};
+use crate::driver::ptx::{self, Parameter};
 
-/// Enqueues checked work, and waits for it if `wait` is set.
-fn submit(mut core: Core, stream: u64, work: Work, wait: bool) -> Result<(), Code> {
+/// Checks an operation, and enqueues its work in the stream of a handle; if `wait` is set, waits for it. If the stream is
+/// being captured, the operation goes into the graph instead.
+pub(super) fn enqueue(
+    mut core: Core,
+    handle: usize,
+    wait: bool,
+    operation: impl Fn(&mut State, u64) -> Result<Work, Code> + Send + Sync + 'static,
+) -> Result<(), Code> {
+    let stream = match target(&mut core, handle)? {
+        Target::Stream(stream) => stream,
+        Target::Capture(id, stream) => return core.captures.work(id, stream, Some(Box::new(operation))),
+    };
+    let work = operation(&mut core, stream)?;
     core.push(stream, work);
     if !wait {
         return Ok(());
@@ -31,29 +43,32 @@ pub(super) fn upload(
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
-    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
     if from.is_null() {
         return Err(INVALID_VALUE);
     }
-    let pinned = core.pinned(from as u64, bytes)?;
-    if wait && pinned.is_none() {
+    let from = from as u64;
+    let pageable = core.pinned(from, bytes)?.is_none();
+    if wait && pageable {
+        let stream = waitable(&mut core, handle)?;
         let mark = core.record(stream);
         synchronize(core, &[mark])?;
         core = lock();
     }
-    let actor = core.step(stream);
-    core.access((Space::Device, to, bytes), &actor, true, "h2d")?;
-    let source = if let Some(address) = pinned {
-        core.access((Space::Host, from as u64, bytes), &actor, false, "h2d")?;
-        Source::Pinned { address, bytes }
-    } else {
-        // SAFETY: the caller guarantees a source of this many bytes.
-        Source::Staged(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec())
-    };
-    submit(core, stream, Work::Upload { to, from: source }, wait && pinned.is_some())
+    enqueue(core, handle, wait && !pageable, move |core, stream| {
+        let actor = core.step(stream);
+        core.access((Space::Device, to, bytes), &actor, true, "h2d")?;
+        let from = if let Some(address) = core.pinned(from, bytes)? {
+            core.access((Space::Host, from, bytes), &actor, false, "h2d")?;
+            Source::Pinned { address, bytes }
+        } else {
+            // SAFETY: the caller guarantees a source of this many bytes.
+            Source::Staged(unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec())
+        };
+        Ok(Work::Upload { to, from })
+    })
 }
 
 /// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set.
@@ -65,47 +80,51 @@ pub(super) fn download(
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
-    let pinned = core.pinned(to as u64, bytes)?;
-    if pinned.is_none() && bytes > 0 {
-        // It waits for the copy.
-        core.permit()?;
-    }
-    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
     if bytes == 0 {
         return Ok(());
     }
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
-    let actor = core.step(stream);
-    core.access((Space::Device, from, bytes), &actor, false, "d2h")?;
-    if pinned.is_some() {
-        core.access((Space::Host, to as u64, bytes), &actor, true, "d2h")?;
+    let to = to as u64;
+    let pageable = core.pinned(to, bytes)?.is_none();
+    if pageable {
+        // It waits for the copy.
+        core.permit()?;
     }
-    let to = pinned.unwrap_or(to as u64);
-    submit(core, stream, Work::Download { to, from, bytes }, wait || pinned.is_none())
+    enqueue(core, handle, wait || pageable, move |core, stream| {
+        let actor = core.step(stream);
+        core.access((Space::Device, from, bytes), &actor, false, "d2h")?;
+        let pinned = core.pinned(to, bytes)?;
+        if pinned.is_some() {
+            core.access((Space::Host, to, bytes), &actor, true, "d2h")?;
+        }
+        Ok(Work::Download { to: pinned.unwrap_or(to), from, bytes })
+    })
 }
 
 /// A copy on the device.
-pub(super) fn copy(mut core: Core, to: u64, from: u64, bytes: usize, handle: usize) -> Result<(), Code> {
-    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
+pub(super) fn copy(core: Core, to: u64, from: u64, bytes: usize, handle: usize) -> Result<(), Code> {
     if bytes == 0 {
         return Ok(());
     }
-    let actor = core.step(stream);
-    core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
-    core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
-    submit(core, stream, Work::Copy { to, from, bytes }, false)
+    enqueue(core, handle, false, move |core, stream| {
+        let actor = core.step(stream);
+        core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
+        core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
+        Ok(Work::Copy { to, from, bytes })
+    })
 }
 
 /// A copy whose direction the addresses say. From host to host there is none here.
 pub(super) fn copy_any(
-    core: Core,
+    mut core: Core,
     (to, from, bytes): (u64, u64, usize),
     handle: usize,
     wait: bool,
 ) -> Result<(), Code> {
-    match (State::is_device(to), State::is_device(from)) {
+    let mut is_device = |address| core.device_allocation(address).is_some();
+    match (is_device(to), is_device(from)) {
         (true, true) => copy(core, to, from, bytes, handle),
         (true, false) => upload(core, to, from as *const c_void, bytes, handle, wait),
         (false, true) => download(core, to as *mut c_void, from, bytes, handle, wait),
@@ -113,35 +132,38 @@ pub(super) fn copy_any(
     }
 }
 
-pub(super) fn set(mut core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {
-    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
+pub(super) fn set(core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {
     if bytes == 0 {
         return Ok(());
     }
-    let actor = core.step(stream);
-    core.access((Space::Device, to, bytes), &actor, true, "memset")?;
-    submit(core, stream, Work::Set { to, bytes, value }, false)
+    enqueue(core, handle, false, move |core, stream| {
+        let actor = core.step(stream);
+        core.access((Space::Device, to, bytes), &actor, true, "memset")?;
+        Ok(Work::Set { to, bytes, value })
+    })
 }
 
 /// Launches a simulated kernel that reads or fills a range. Counted under the real driver's name.
 pub(in crate::driver) fn launch(
-    id: &mut u64,
+    launched: &mut u64,
     handle: usize,
     (at, bytes): (u64, usize),
     fill: Option<u8>,
     duration_us: u32,
 ) -> Code {
     enter("cuLaunchKernel", Needs::Context, |mut core| {
-        let stream = target(&mut core, handle)?;
-        *id = core.add_kernel();
-        let Some(stream) = stream else {
-            // Captured work does not run.
-            core.kernels.insert(*id, Some(Err(CAPTURE_UNSUPPORTED)));
-            return Ok(());
-        };
-        let actor = core.step(stream);
-        core.access((Space::Device, at, bytes), &actor, fill.is_some(), "kernel")?;
-        submit(core, stream, Work::Kernel { id: *id, at, bytes, fill, duration_us }, false)
+        let id = core.add_kernel();
+        *launched = id;
+        let stream = stream(&mut core, handle)?;
+        if core.captures.of(stream).is_some() {
+            // Nobody waits for its digest: it is that of no launch.
+            core.kernels.insert(id, Some(Err(CAPTURE_UNSUPPORTED)));
+        }
+        enqueue(core, handle, false, move |core, stream| {
+            let actor = core.step(stream);
+            core.access((Space::Device, at, bytes), &actor, fill.is_some(), "kernel")?;
+            Ok(Work::Kernel { id, at, bytes, fill, duration_us })
+        })
     })
 }
 
@@ -165,6 +187,17 @@ pub(super) fn elapsed(
     milliseconds.set((forth - back) * 1e3)
 }
 
+/// Loads a module: PTX text.
+pub(super) fn load(mut core: Core, module: &Out<usize>, image: *const c_char) -> Result<(), Code> {
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: the caller gives PTX, which is a C string.
+    let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
+    let loaded = core.add_module(text);
+    module.set(loaded as usize)
+}
+
 /// The function of this name in a module's text.
 pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> Result<usize, Code> {
     let text = core.modules.get(&(module as u64)).ok_or(INVALID_HANDLE)?;
@@ -173,26 +206,25 @@ pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> R
     }
     // SAFETY: the caller gives a C string.
     let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
-    if !text.contains(&format!(".entry {name}(")) {
-        return Err(NOT_FOUND);
-    }
+    let parameters = ptx::parameters(text, name).ok_or(NOT_FOUND)?;
     let entry = match name {
         "twinbuf_spin" => Entry::Spin,
         "twinbuf_sum" => Entry::Sum,
-        _ => return Err(NOT_FOUND),
+        _ => Entry::Other,
     };
-    Ok(core.add_function(entry) as usize)
+    Ok(core.add_function(Function { entry, parameters: parameters.into() }) as usize)
 }
 
 /// Launches a function of a module with its parameters.
 pub(super) fn launch_function(
-    mut core: Core,
+    core: Core,
     function: usize,
     handle: usize,
     parameters: *const *const c_void,
 ) -> Result<(), Code> {
-    let entry = *core.functions.get(&(function as u64)).ok_or(INVALID_HANDLE)?;
-    if parameters.is_null() {
+    let Function { entry, parameters: declared } =
+        core.functions.get(&(function as u64)).cloned().ok_or(INVALID_HANDLE)?;
+    if parameters.is_null() && !declared.is_empty() {
         return Err(INVALID_VALUE);
     }
     let parameter = |i: usize| {
@@ -200,21 +232,36 @@ pub(super) fn launch_function(
         let at = unsafe { parameters.add(i) };
         // SAFETY: as above.
         let parameter = unsafe { *at };
-        // SAFETY: as above; all of them have 64 bits.
+        // SAFETY: as above; it has 64 bits.
         unsafe { parameter.cast::<u64>().read_unaligned() }
     };
-    let Some(stream) = target(&mut core, handle)? else { return Ok(()) };
-    let actor = core.step(stream);
-    let work = match entry {
-        Entry::Spin => Work::Spin { microseconds: parameter(0) / 1000 },
-        Entry::Sum => {
-            let (from, bytes, to) = (parameter(0), parameter(1) as usize, parameter(2));
-            if bytes > 0 {
-                core.access((Space::Device, from, bytes), &actor, false, "kernel")?;
+    // Kernels take their parameters when they are launched or captured.
+    let wide = |(i, declared): (usize, &Parameter)| if declared.address { parameter(i) } else { 0 };
+    let given: Vec<u64> = declared.iter().enumerate().map(wide).collect();
+    enqueue(core, handle, false, move |core, stream| {
+        let actor = core.step(stream);
+        Ok(match entry {
+            Entry::Spin => Work::Spin { microseconds: given[0] / 1000 },
+            Entry::Sum => {
+                let (from, bytes, to) = (given[0], given[1] as usize, given[2]);
+                if bytes > 0 {
+                    core.access((Space::Device, from, bytes), &actor, false, "kernel")?;
+                }
+                core.access((Space::Device, to, size_of::<u64>()), &actor, true, "kernel")?;
+                Work::Sum { from, bytes, to }
             }
-            core.access((Space::Device, to, size_of::<u64>()), &actor, true, "kernel")?;
-            Work::Sum { from, bytes, to }
-        }
-    };
-    submit(core, stream, work, false)
+            // Each buffer that it is given, from the address on.
+            Entry::Other => {
+                for (address, declared) in
+                    given.iter().zip(declared.iter()).filter(|(_, declared)| declared.address)
+                {
+                    if let Some((base, bytes)) = core.device_allocation(*address) {
+                        let rest = bytes - (address - base) as usize;
+                        core.access((Space::Device, *address, rest), &actor, declared.written, "kernel")?;
+                    }
+                }
+                Work::Spin { microseconds: 0 }
+            }
+        })
+    })
 }

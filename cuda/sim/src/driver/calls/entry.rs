@@ -1,11 +1,11 @@
 //! The entry of every call: counts it, checks the context, applies an injected error.
 
-use crate::driver::capture::UNSAFE;
+use crate::driver::capture::{Id, UNSAFE};
 use crate::driver::codes::{
     CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE,
     NOT_INITIALIZED, NOT_PERMITTED, STUB_LIBRARY, SUCCESS,
 };
-use crate::driver::machine::{Core, count, in_function, lock};
+use crate::driver::machine::{Core, count, in_call, in_function, lock};
 
 /// The caller's pointer for a result.
 #[repr(transparent)]
@@ -54,6 +54,10 @@ pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) ->
     if in_function() {
         return NOT_PERMITTED;
     }
+    in_call(|| enter_locked(name, needs, body))
+}
+
+fn enter_locked(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Result<(), Code>) -> Code {
     let mut core = lock();
     count(&mut core, name);
     let injected = core.failures.call(name);
@@ -101,12 +105,19 @@ pub(super) fn stream(core: &mut Core, handle: usize) -> Result<u64, Code> {
     core.stream(handle)
 }
 
-/// The stream of a handle, to enqueue work in. `None`: the stream is being captured, and captures the work.
-pub(super) fn target(core: &mut Core, handle: usize) -> Result<Option<u64>, Code> {
+/// Where an operation goes.
+pub(super) enum Target {
+    Stream(u64),
+    /// The capture that a stream belongs to, and the stream.
+    Capture(Id, u64),
+}
+
+/// The stream of a handle, to enqueue work in.
+pub(super) fn target(core: &mut Core, handle: usize) -> Result<Target, Code> {
     let stream = stream(core, handle)?;
     match core.captures.of(stream) {
-        Some(id) => core.captures.work(id, stream).map(|()| None),
-        None => core.refuse_implicit(stream).map(|()| Some(stream)),
+        Some(id) => Ok(Target::Capture(id, stream)),
+        None => core.refuse_implicit(stream).map(|()| Target::Stream(stream)),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::driver::violation::Violation;
 const MOST_VIOLATIONS: usize = 16;
 
 /// One allocation. Its entry stays after the free, to recognize a later use. Addresses are not reused within a run.
+#[derive(Default)]
 pub(in crate::driver) struct Allocation {
     base: u64,
     bytes: usize,
@@ -21,7 +22,7 @@ pub(in crate::driver) struct Allocation {
     flags: u32,
     /// The contents of device memory, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
-    /// Host memory: it stays until the next run.
+    /// Memory that the program sees, page-locked or managed: it stays until the next run.
     mapping: Option<Mapping>,
     /// Whether its free was called.
     freed: bool,
@@ -47,9 +48,17 @@ impl Space {
     }
 }
 
-/// Frees the host memory of an earlier run. Memory that was never freed may still be in use: it stays.
-pub(super) fn clear_host(host: &mut BTreeMap<u64, Allocation>) {
-    for mut old in std::mem::take(host).into_values().filter(|old| !old.freed) {
+/// New memory that the program sees.
+fn seen(bytes: usize) -> Result<Mapping, Code> {
+    let mapping = Mapping::new(bytes as u64).ok_or(OUT_OF_MEMORY)?;
+    // SAFETY: just mapped, with at least this size.
+    unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
+    Ok(mapping)
+}
+
+/// Frees the memory of an earlier run. What the program sees and never freed may still be in use: it stays.
+pub(super) fn clear(allocations: &mut BTreeMap<u64, Allocation>) {
+    for mut old in std::mem::take(allocations).into_values().filter(|old| !old.freed) {
         if let Some(mut mapping) = old.mapping.take() {
             mapping.close(Vec::new());
             std::mem::forget(mapping);
@@ -81,52 +90,66 @@ impl State {
         let end = address.checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
         let before = self.host.range(..end).next_back();
         let Some((_, last)) = before.filter(|(base, last)| *base + last.bytes as u64 > address) else {
-            return Ok(None);
+            // Managed memory is for copies on the device.
+            let managed = self
+                .device
+                .range(..end)
+                .next_back()
+                .is_some_and(|(base, last)| *base + last.bytes as u64 > address);
+            return if managed { Err(INVALID_VALUE) } else { Ok(None) };
         };
         let inside = last.base <= address && end <= last.base + last.bytes as u64;
         let mapping = last.mapping.as_ref().filter(|_| inside).ok_or(INVALID_VALUE)?;
         Ok(Some(mapping.device + (address - last.base)))
     }
 
-    /// The memory of a page-locked allocation.
+    /// The memory of an allocation that the program sees.
     pub(in crate::driver) fn mapping(&self, base: u64) -> Option<&Mapping> {
-        self.host.get(&base)?.mapping.as_ref()
+        self.host.get(&base).or_else(|| self.device.get(&base))?.mapping.as_ref()
     }
 
-    /// Closes and opens the pages of page-locked memory: of one allocation, or of all after the host has learnt something.
+    /// Closes and opens the pages of memory that the program sees: of one allocation, or of all after the host has learnt something.
     pub(in crate::driver) fn guard(&mut self, base: Option<u64>) {
         // Each thread knows something else: a page stays closed, and opens for each access of a thread that may.
         let apart = self.options.host_threads_apart != 0;
         let nothing = Clock::default();
         let known = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
-        let (from, to) = base.map_or((0, u64::MAX), |base| (base, base));
-        for allocation in self.host.range_mut(from..=to).map(|(_, allocation)| allocation) {
-            if let Some(mapping) = &mut allocation.mapping {
-                let all = || vec![(0, mapping.bytes, libc::PROT_NONE)];
-                let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
-                mapping.close(closed);
+        let bases: Vec<u64> = base.map_or_else(|| self.closed.iter().copied().collect(), |base| vec![base]);
+        for base in bases {
+            let allocation = self.host.get_mut(&base).or_else(|| self.device.get_mut(&base));
+            let Some(allocation) = allocation else { continue };
+            let Some(mapping) = &mut allocation.mapping else { continue };
+            let all = || vec![(0, mapping.bytes, libc::PROT_NONE)];
+            let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
+            // What is freed opens no more.
+            if closed.is_empty() || allocation.freed {
+                self.closed.remove(&base);
+            } else {
+                self.closed.insert(base);
             }
+            mapping.close(closed);
         }
     }
 
     /// Decides what an access of the program is that a closed page stopped.
     pub(super) fn touched(&mut self, address: u64, write: bool) -> Verdict {
         let what = if write { "host write" } else { "host read" };
-        let Some((&base, allocation)) = self.host.range(..=address).next_back() else {
-            return Verdict::Foreign;
+        let inside = |(base, allocation): (&u64, &Allocation)| {
+            let bytes = allocation.mapping.as_ref()?.bytes;
+            (address - base < bytes).then_some((*base, allocation.freed))
         };
-        let offset = address - base;
-        if allocation.mapping.as_ref().is_none_or(|mapping| offset >= mapping.bytes) {
-            return Verdict::Foreign;
-        }
-        let actor = self.host_step();
-        let freed = self.host[&base].freed;
-        let Some(allocation) = self.host.get_mut(&base) else { return Verdict::Foreign };
+        let at = [Space::Host, Space::Device].into_iter().find_map(|space| {
+            let found = self.allocations(space).range(..=address).next_back().and_then(inside)?;
+            Some((space, found))
+        });
+        let Some((space, (base, freed))) = at else { return Verdict::Foreign };
+        let (offset, actor) = (address - base, self.host_step());
+        let Some(allocation) = self.allocations(space).get_mut(&base) else { return Verdict::Foreign };
         if freed {
             if let Some(mapping) = &mut allocation.mapping {
                 mapping.close(Vec::new());
             }
-            let sentence = format!("{what} of page-locked memory +{offset:#x} after its free");
+            let sentence = format!("{what} of {} memory +{offset:#x} after its free", space.name());
             self.report(sentence, vec![(what, actor.stack())]);
             return Verdict::Opened;
         }
@@ -147,7 +170,7 @@ impl State {
             stack: actor.stack(),
             reported: true,
         };
-        self.report_races(Space::Host, &new, &races);
+        self.report_races(space, &new, &races);
         self.guard(Some(base));
         Verdict::Opened
     }
@@ -156,7 +179,14 @@ impl State {
     pub(in crate::driver) fn bytes(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
         let allocation = self.holder(Space::Device, address, bytes)?;
         let from = usize::try_from(address - allocation.base).ok()?;
-        allocation.data.as_mut()?.get_mut(from..from + bytes)
+        match &allocation.mapping {
+            Some(mapping) => {
+                let start = (mapping.device as *mut u8).wrapping_add(from);
+                // SAFETY: inside the device's mapping of managed memory, which only this driver uses, under its lock.
+                Some(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
+            }
+            None => allocation.data.as_mut()?.get_mut(from..from + bytes),
+        }
     }
 
     /// The start and the size of the device allocation that contains an address, unless its free was called.
@@ -213,13 +243,13 @@ impl State {
             self.report(sentence, vec![(what, actor.stack())]);
             return Err(INVALID_VALUE);
         }
-        let base = allocation.base;
+        let (base, seen) = (allocation.base, allocation.mapping.is_some());
         let (agent, step, stack) = (actor.agent, actor.step, actor.stack());
         let new = Access { agent, step, from, to, write, what, stack, reported: false };
         let races = allocation.history.add(new.clone(), &actor.clock);
         allocation.raced |= !races.is_empty();
         self.report_races(space, &new, &races);
-        if space == Space::Host {
+        if seen {
             self.guard(Some(base));
         }
         Ok(())
@@ -248,20 +278,21 @@ impl State {
         base
     }
 
-    pub(in crate::driver) fn allocate_device(&mut self, bytes: usize) -> Result<u64, Code> {
+    /// Device memory, or managed memory, which the program sees too.
+    pub(in crate::driver) fn allocate_device(&mut self, bytes: usize, managed: bool) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
         if self.live.device_bytes.saturating_add(bytes as u64) > self.options.device_bytes {
             return Err(OUT_OF_MEMORY);
         }
-        let base = self.reserve_device(bytes);
-        let data = Some(vec![0xCD; bytes]);
-        let history = History::default();
-        self.device.insert(
-            base,
-            Allocation { base, bytes, flags: 0, data, mapping: None, freed: false, raced: false, history },
-        );
+        let (base, data, mapping) = if managed {
+            let mapping = seen(bytes)?;
+            (mapping.program, None, Some(mapping))
+        } else {
+            (self.reserve_device(bytes), Some(vec![0xCD; bytes]), None)
+        };
+        self.device.insert(base, Allocation { base, bytes, data, mapping, ..Allocation::default() });
         self.live.device_allocations += 1;
         self.live.device_bytes += bytes as u64;
         self.live.peak_device_bytes = self.live.peak_device_bytes.max(self.live.device_bytes);
@@ -278,16 +309,13 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let total = self.live.host_bytes.saturating_add(bytes as u64);
-        let room = total <= self.options.host_bytes;
-        let mapping = room.then(|| Mapping::new(bytes as u64)).flatten().ok_or(OUT_OF_MEMORY)?;
-        // SAFETY: just mapped, with at least this size.
-        unsafe { (mapping.device as *mut u8).write_bytes(0xA5, bytes) };
-        let (base, history) = (mapping.program, History::default());
+        if total > self.options.host_bytes {
+            return Err(OUT_OF_MEMORY);
+        }
+        let mapping = seen(bytes)?;
+        let base = mapping.program;
         let mapping = Some(mapping);
-        self.host.insert(
-            base,
-            Allocation { base, bytes, flags, data: None, mapping, freed: false, raced: false, history },
-        );
+        self.host.insert(base, Allocation { base, bytes, flags, mapping, ..Allocation::default() });
         self.live.host_allocations += 1;
         self.live.host_bytes = total;
         self.live.peak_host_bytes = self.live.peak_host_bytes.max(total);
@@ -310,9 +338,9 @@ impl State {
         if let Some(allocation) = self.allocations(space).get_mut(&base) {
             allocation.freed = true;
         }
+        self.guard(Some(base));
         match space {
             Space::Host => {
-                self.guard(Some(base));
                 self.live.host_allocations -= 1;
                 self.live.host_bytes -= bytes as u64;
             }

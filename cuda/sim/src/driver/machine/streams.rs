@@ -163,10 +163,15 @@ impl State {
         changed();
     }
 
-    /// Enqueues a host function. It acts as the stream's current step.
-    pub(in crate::driver) fn push_function(&mut self, stream: u64, function: HostFunction, argument: usize) {
+    /// A host function. It acts as the stream's current step.
+    pub(in crate::driver) fn function(
+        &mut self,
+        stream: u64,
+        function: HostFunction,
+        argument: usize,
+    ) -> Work {
         let Actor { step, clock, .. } = self.step(stream);
-        self.push(stream, Work::Host { function, argument, step, clock });
+        Work::Host { function, argument, step, clock }
     }
 
     /// Enqueues a mark at a stream's end. The mark is not a step.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::{Core, wait};
 use crate::driver::clock::Clock;
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
+use crate::driver::ptx::Parameter;
 
 /// The state captured by one `cuEventRecord`. A later record of the event makes a new mark.
 #[derive(Default)]
@@ -69,11 +70,19 @@ pub(in crate::driver) enum Work {
     Wait(Arc<Mark>),
 }
 
-/// The entry points of PTX that this driver can run, by name: see `cuda/kernels`.
+/// The entry points of PTX that this driver can run, by name: see `cuda/kernels`. Others are not run.
 #[derive(Clone, Copy)]
 pub(in crate::driver) enum Entry {
     Spin,
     Sum,
+    Other,
+}
+
+/// A function of a module.
+#[derive(Clone)]
+pub(in crate::driver) struct Function {
+    pub(in crate::driver) entry: Entry,
+    pub(in crate::driver) parameters: Arc<[Parameter]>,
 }
 
 /// The source of an upload.
