@@ -236,7 +236,7 @@ fn one_run(
     let cold = resident * 100 <= pages;
 
     let mut builder = Loader::builder(records.clone(), *plan)
-        .host_depth(args.host_depth)
+        .depth(args.host_depth)
         .overlap(mode != Mode::Serial)
         .hints(mode == Mode::DoubleWillneed);
     if traced {

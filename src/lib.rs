@@ -54,7 +54,6 @@
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod backend;
 mod batch;
 mod dataset;
 mod error;
@@ -63,7 +62,6 @@ pub mod loader;
 pub mod observe;
 pub mod pipe;
 mod slot;
-mod stage;
 #[cfg(feature = "safetensors")]
 pub mod stream;
 mod thread;

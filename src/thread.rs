@@ -2,7 +2,6 @@
 //! much of its time a thread spends on a processor.
 
 use std::ops::{Deref, DerefMut};
-use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 /// A value that is forgotten, not dropped, in a process that was forked from the one it was made in.
@@ -55,38 +54,6 @@ impl<T> Drop for ForkGuard<T> {
     fn drop(&mut self) {
         if self.is_foreign() {
             std::mem::forget(self.value.take());
-        }
-    }
-}
-
-/// A thread that is joined when this is dropped, unless that happens on it, or on one that it may wait for.
-pub(crate) struct JoinOnDrop {
-    thread: Option<JoinHandle<()>>,
-    waits_for: Option<ThreadId>,
-}
-
-impl JoinOnDrop {
-    pub(crate) fn new(thread: JoinHandle<()>, waits_for: Option<ThreadId>) -> Self {
-        Self { thread: Some(thread), waits_for }
-    }
-
-    /// Leaves the thread to itself.
-    pub(crate) fn detach(mut self) {
-        self.thread = None;
-    }
-}
-
-impl Drop for JoinOnDrop {
-    fn drop(&mut self) {
-        // A waker runs on the reading or the copying thread. It may hold the last reference to the loader: then this is
-        // that thread. No thread can wait for its own end, and the two cannot wait for each other's; they end without a
-        // join.
-        let here = thread::current().id();
-        let other = |thread: &JoinHandle<()>| thread.thread().id() != here && self.waits_for != Some(here);
-        if let Some(thread) = self.thread.take().filter(other) {
-            // A panic of the thread has been reported by its hook, and to the caller as `ReaderGone` or
-            // `WorkerGone`.
-            let _ = thread.join();
         }
     }
 }

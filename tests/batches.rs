@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::{Fault, Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
-use twinbuf::loader::{LoaderBuilder, MAX_HOST_DEPTH};
+use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Error, Loader, Plan};
 
 #[test]
@@ -29,7 +29,7 @@ fn the_same_bytes_in_every_configuration() {
                     .read_mode(mode)
                     .overlap(overlap)
                     .hints(hints)
-                    .host_depth(depth)
+                    .depth(depth)
                     .build()
                     .unwrap();
                 let found: Vec<Vec<u8>> =
@@ -54,7 +54,7 @@ fn the_same_bytes_in_every_configuration() {
 fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
     [(false, false), (false, true), (true, false), (true, true)]
         .into_iter()
-        .flat_map(|(overlap, hints)| (1..=MAX_HOST_DEPTH).map(move |depth| (overlap, hints, depth)))
+        .flat_map(|(overlap, hints)| (1 + usize::from(overlap)..=9).map(move |depth| (overlap, hints, depth)))
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
     let (_dir, paths) = files(&[64]);
     let plan = plan(64, 4);
     for overlap in [false, true] {
-        for depth in 1..=4 {
+        for depth in 1 + usize::from(overlap)..=4 {
             let mut loader =
-                Loader::builder(open(&paths), plan).overlap(overlap).host_depth(depth).build().unwrap();
+                Loader::builder(open(&paths), plan).overlap(overlap).depth(depth).build().unwrap();
             for taken in 0..=16usize {
                 let epoch = taken as u64;
                 let some: Vec<_> =
@@ -110,7 +110,7 @@ fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
 fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {
-        let mut loader = builder(&paths).overlap(overlap).host_depth(3).build().unwrap();
+        let mut loader = builder(&paths).overlap(overlap).depth(3).build().unwrap();
         let kept = loader.epoch(0).last().unwrap().unwrap();
         let copy = kept.to_vec();
         // Two slots are left and used once each; then the kept slot is next.
@@ -119,7 +119,7 @@ fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
         assert_eq!(next.next().unwrap().unwrap().step(), 1);
         assert!(matches!(
             next.next(),
-            Some(Err(Error::SlotHeld { at: held, option: "host_depth", slots: 3 })) if held == at(1, 2)
+            Some(Err(Error::SlotHeld { at: held, option: "depth", slots: 3 })) if held == at(1, 2)
         ));
         drop(next);
         std::thread::scope(|s| {
@@ -151,12 +151,12 @@ fn a_batch_may_be_changed_in_place() {
 fn holding_every_slot_is_an_error_and_no_deadlock() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {
-        let mut loader = builder(&paths).overlap(overlap).build().unwrap();
+        let mut loader = builder(&paths).overlap(overlap).depth(2).build().unwrap();
         let mut epoch = loader.epoch(5);
         let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(
-            matches!(&error, Error::SlotHeld { at: held, option: "host_depth", slots: 2 } if *held == at(5, 2)),
+            matches!(&error, Error::SlotHeld { at: held, option: "depth", slots: 2 } if *held == at(5, 2)),
             "{error:?}"
         );
         assert!(epoch.next().is_none());
@@ -174,8 +174,9 @@ fn holding_every_slot_is_an_error_and_no_deadlock() {
 fn every_batch_can_be_kept_in_memory_of_its_own() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {
+        let depth = 1 + usize::from(overlap);
         let mut loader =
-            Loader::builder(open(&paths), plan(16, 4)).overlap(overlap).host_depth(1).build().unwrap();
+            Loader::builder(open(&paths), plan(16, 4)).overlap(overlap).depth(depth).build().unwrap();
         let expected: Vec<Vec<u8>> = batches(&mut loader, 1).into_iter().map(Result::unwrap).collect();
         let mut epoch = loader.epoch(1);
         let mut kept = Vec::new();
@@ -183,9 +184,11 @@ fn every_batch_can_be_kept_in_memory_of_its_own() {
             let batch = epoch.next_timeout(Duration::MAX);
             let Poll::Ready(Some(Ok(batch))) = batch else { panic!("{batch:?}") };
             assert!(epoch.held_for().is_none());
-            // The only slot is held.
-            assert!(kept.len() == 3 || epoch.try_next().is_pending());
-            assert_eq!(epoch.held_for().is_some(), kept.len() < 3);
+            if !overlap {
+                // The only slot is held.
+                assert!(kept.len() == 3 || epoch.try_next().is_pending());
+                assert_eq!(epoch.held_for().is_some(), kept.len() < 3);
+            }
             let at = batch.as_ptr();
             let buffer = batch.into_buffer().unwrap();
             assert!(std::ptr::eq(buffer.as_ptr(), at), "nothing is copied");
@@ -200,7 +203,7 @@ fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
     for depth in [2, 3] {
         let (open, gate) = channel();
         let plan = Plan::builder(8).batch(4).build().unwrap();
-        let mut loader = Loader::builder(Gated(gate), plan).host_depth(depth).build().unwrap();
+        let mut loader = Loader::builder(Gated(gate), plan).depth(depth).build().unwrap();
         (0..8).for_each(|_| open.send(()).unwrap());
         let mut epochs = loader.epochs(3..6);
         assert_eq!(epochs.size_hint(), (1, Some(6)));
@@ -225,7 +228,8 @@ fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
 fn a_batch_that_another_thread_drops_late_is_waited_for() {
     let (_dir, paths) = files(&[32]);
     for overlap in [false, true] {
-        let mut loader = Loader::builder(open(&paths), plan(32, 4)).overlap(overlap).build().unwrap();
+        let mut loader =
+            Loader::builder(open(&paths), plan(32, 4)).overlap(overlap).depth(2).build().unwrap();
         let mut epoch = loader.epoch(0);
         let (send, held) = channel();
         let (tell, told) = channel();
@@ -257,7 +261,7 @@ fn a_batch_that_another_thread_drops_late_is_waited_for() {
 fn slots_are_no_larger_than_the_largest_batch() {
     let (_dir, paths) = files(&[10]);
     let plan = plan(10, 1 << 18);
-    let builder = Loader::builder(open(&paths), plan).memory_limit(2 * 10 * RECORD as u64);
+    let builder = Loader::builder(open(&paths), plan).memory_limit(3 * 10 * RECORD as u64);
     let mut loader = builder.build().unwrap();
     assert_eq!(loader.epoch(0).next().unwrap().unwrap().len(), 10 * RECORD);
 }
@@ -269,9 +273,14 @@ fn options_that_cannot_work_are_refused() {
         Error::Option { option, wanted, found } => (option, wanted, found),
         error => panic!("{error:?}"),
     };
-    for depth in [0, MAX_HOST_DEPTH + 1, usize::MAX] {
-        let (option, wanted, found) = refused(Loader::builder(open(&paths), plan(16, 4)).host_depth(depth));
-        assert_eq!((option, wanted.as_str(), found), ("host_depth", "1 to 8 slots", depth.to_string()));
+    for (depth, workers, overlap, least) in
+        [(0, 1, true, 2), (1, 1, true, 2), (3, 3, true, 4), (0, 3, false, 1)]
+    {
+        let builder = Loader::builder(open(&paths), plan(16, 4)).depth(depth);
+        let (option, wanted, found) = refused(builder.workers(workers).overlap(overlap));
+        let workers = if overlap { workers } else { 1 };
+        assert_eq!(wanted, format!("at least {least} slots for {workers} workers"));
+        assert_eq!((option, found), ("depth", depth.to_string()));
     }
     let (option, wanted, found) = refused(Loader::builder(open(&paths), plan(17, 4)));
     assert_eq!(option, "plan");
@@ -283,8 +292,8 @@ fn options_that_cannot_work_are_refused() {
     let records = 1 << 39;
     let (data, _) = Faulty::new(records, Fault::None, 0);
     let plan = Plan::builder(records).batch(records).build().unwrap();
-    let (option, _, found) = refused(Loader::builder(data, plan).host_depth(8));
-    assert_eq!(option, "host_depth");
+    let (option, _, found) = refused(Loader::builder(data, plan).depth(8));
+    assert_eq!(option, "depth");
     assert_eq!(found, "8 host slots of 549755813888 records of 512 bytes");
 }
 
@@ -293,15 +302,14 @@ fn collecting_more_batches_than_slots_fails_at_once() {
     let (_dir, paths) = files(&[32]);
     // Waiting for a slot would take longer than the test.
     let build = |depth, workers, overlap| {
-        let builder = Loader::builder(open(&paths), plan(32, 4)).host_depth(depth);
+        let builder = Loader::builder(open(&paths), plan(32, 4)).depth(depth);
         let builder = builder.workers(workers).overlap(overlap);
         builder.held_timeout(Duration::from_secs(60)).build().unwrap()
     };
-    for (depth, workers, overlap) in [(2, 1, true), (3, 1, true), (2, 2, true), (2, 1, false)] {
-        let mut loader = build(depth, workers, overlap);
-        let slots = depth * if overlap { workers } else { 1 };
+    for (slots, workers, overlap) in [(2, 1, true), (3, 1, true), (4, 2, true), (2, 1, false)] {
+        let mut loader = build(slots, workers, overlap);
         let all: Vec<_> = loader.epoch(0).collect();
-        assert_eq!(all.len(), slots + 1, "depth {depth}, workers {workers}, overlap {overlap}");
+        assert_eq!(all.len(), slots + 1, "slots {slots}, workers {workers}, overlap {overlap}");
         let error = all.into_iter().find_map(Result::err).unwrap();
         assert!(matches!(error, Error::SlotHeld { slots: found, .. } if found == slots), "{error}");
         let stopped: Result<Vec<_>, _> = loader.epoch(1).collect();

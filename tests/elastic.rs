@@ -298,10 +298,10 @@ fn slots_are_of_the_largest_batch_from_the_start() {
     let plan = Plan::builder(100).batches([(5, 2), (3, 16), (1, 4)]).build().unwrap();
     let builder = || Loader::builder(Numbers(100), plan);
     let (slots, each) = builder().wanted_slots().unwrap();
-    assert_eq!((slots, each.size()), (2, 16 * 8));
+    assert_eq!((slots, each.size()), (3, 16 * 8));
     let mut loader = builder().build().unwrap();
     let places: BTreeSet<_> = loader.epochs(0..3).map(|batch| batch.unwrap().as_ptr()).collect();
-    assert_eq!(places.len(), 2);
+    assert_eq!(places.len(), 3);
     // 5 of 2, 3 of 16, and 10 of 4; then 25 of 4.
     assert_eq!(loader.report().batches, 18 + 2 * 25);
 }

@@ -27,7 +27,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
     for fault in [Fault::Error, Fault::Panic, Fault::ShortRead] {
         for step in 0..STEPS {
             for overlap in [false, true] {
-                for depth in 1..=3 {
+                for depth in 1 + usize::from(overlap)..=4 {
                     one_fault(fault, step, overlap, depth);
                 }
             }
@@ -38,7 +38,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 fn one_fault(fault: Fault, at_step: u64, overlap: bool, depth: usize) {
     let case = format!("{fault:?} at step {at_step}, overlap {overlap}, depth {depth}");
     let (data, dropped) = Faulty::new(2 * STEPS * BATCH, fault, 2 * at_step * BATCH);
-    let mut loader = Loader::builder(data, jumping()).overlap(overlap).host_depth(depth).build().unwrap();
+    let mut loader = Loader::builder(data, jumping()).overlap(overlap).depth(depth).build().unwrap();
     for epoch in 0..2 {
         let mut found = batches(&mut loader, epoch);
         assert_eq!(found.len() as u64, at_step + 1, "{case}: the batches before, and one error");
@@ -130,7 +130,7 @@ fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
     for (slots, depth) in [(2, 2), (3, 3), (4, 4_u64)] {
         for at in 0..STEPS {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::Error, at * BATCH);
-            let mut loader = Loader::builder(data, sequential()).host_depth(slots).build().unwrap();
+            let mut loader = Loader::builder(data, sequential()).depth(slots).build().unwrap();
             let mut epoch = loader.epoch(0);
             let mut heard = false;
             for _ in 0..3 {
@@ -175,10 +175,10 @@ fn close_waits_for_the_batch_that_is_being_read_and_tells_its_error() {
 
 #[test]
 fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
-    for depth in 1..=3 {
+    for depth in 2..=4 {
         for keep in [false, true] {
             let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
-            let mut loader = Loader::builder(data, sequential()).host_depth(depth).build().unwrap();
+            let mut loader = Loader::builder(data, sequential()).depth(depth).build().unwrap();
             let mut epoch = loader.epoch(0);
             let first = epoch.next().unwrap().unwrap();
             let kept = keep.then_some(first);

@@ -37,9 +37,9 @@ fn plan(batch: u64) -> Plan {
 #[test]
 fn records_are_matched_by_number_whatever_the_options() {
     let (_dir, images, labels) = pair();
-    for (overlap, workers, depth) in [(false, 1, 1), (true, 1, 1), (true, 1, 3), (true, 3, 2)] {
+    for (overlap, workers, depth) in [(false, 1, 1), (true, 1, 2), (true, 1, 3), (true, 3, 4)] {
         let builder = Loader::builder(open_pair(&images, &labels), plan(8));
-        let mut loader = builder.overlap(overlap).workers(workers).host_depth(depth).build().unwrap();
+        let mut loader = builder.overlap(overlap).workers(workers).depth(depth).build().unwrap();
         let mut seen = 0;
         for batch in loader.epochs(0..2) {
             let batch = batch.unwrap();
@@ -196,7 +196,8 @@ fn a_checkpoint_belongs_to_all_fields() {
 #[test]
 fn memory_is_that_of_all_fields() {
     let (_dir, paths) = files(&[RECORDS]);
-    let build = |limit| Loader::builder((open(&paths), open(&paths)), plan(8)).memory_limit(limit).build();
+    let build =
+        |limit| Loader::builder((open(&paths), open(&paths)), plan(8)).depth(2).memory_limit(limit).build();
     let slot = (2 * 8 * RECORD) as u64;
     build(2 * slot).unwrap();
     let error = build(2 * slot - 1).unwrap_err().to_string();

@@ -53,7 +53,7 @@ fn the_limit_holds_whatever_outlives_the_loader() {
         assert!(taken <= LIMIT + (8 << 20), "wanted at most {LIMIT} and 8 MiB, found {taken}");
     };
     let limit = MemoryLimit::new(LIMIT);
-    let build = || Loader::builder(Ones, plan()).memory_limit(&limit).build();
+    let build = || Loader::builder(Ones, plan()).depth(2).memory_limit(&limit).build();
 
     // Batches that outlive their loaders: two slots each.
     let mut kept = Vec::new();
@@ -96,7 +96,8 @@ fn the_limit_holds_whatever_outlives_the_loader() {
 
     // Memory lent by the caller stays in place.
     let slots = (0..2).map(|_| lent()).collect();
-    let mut loader = Loader::builder(Ones, plan()).memory_limit(&limit).slots(slots).build().unwrap();
+    let mut loader =
+        Loader::builder(Ones, plan()).depth(2).memory_limit(&limit).slots(slots).build().unwrap();
     let batch = loader.epoch(0).next().unwrap().unwrap();
     let (batch, error) = *batch.into_buffer().unwrap_err();
     assert!(matches!(error, Error::Option { option: "slots", .. }), "{error}");

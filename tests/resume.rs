@@ -35,11 +35,11 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
     let data = open(&paths);
     for plan in plans() {
         let build = |overlap, depth| {
-            Loader::builder(data.clone(), plan).overlap(overlap).host_depth(depth).build().unwrap()
+            Loader::builder(data.clone(), plan).overlap(overlap).depth(depth).build().unwrap()
         };
         let whole: Vec<_> = batches(&mut build(false, 1), 4).into_iter().map(Result::unwrap).collect();
         for taken in 0..=whole.len() {
-            for (overlap, depth) in [(false, 1), (true, 1), (true, 2), (true, 3)] {
+            for (overlap, depth) in [(false, 1), (true, 2), (true, 3), (true, 4)] {
                 let case = format!("{plan:?}, after {taken}, overlap {overlap}, depth {depth}");
                 // Saved by one configuration and restored by another.
                 let mut first = build(!overlap, 2);
@@ -73,7 +73,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
 fn the_batch_in_use_counts_and_those_read_ahead_do_not() {
     let (_dir, paths) = files(&[40]);
     let plan = Plan::builder(40).batch(4).build().unwrap();
-    let mut loader = Loader::builder(open(&paths), plan).host_depth(4).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan).depth(4).build().unwrap();
     assert_eq!((loader.checkpoint().epoch(), loader.checkpoint().step()), (0, 0));
     let mut epoch = loader.epoch(2);
     let place = |checkpoint: Checkpoint| (checkpoint.epoch(), checkpoint.step());
@@ -309,10 +309,10 @@ fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
 
 #[test]
 fn the_last_steps_of_the_longest_plan() {
-    for (overlap, depth) in [(false, 1), (true, 1), (true, 2)] {
+    for (overlap, depth) in [(false, 1), (true, 2), (true, 3)] {
         let (dataset, _) = Faulty::new(u64::MAX, Fault::None, 0);
         let plan = Plan::builder(u64::MAX).shuffle(Shuffle::Full).build().unwrap();
-        let builder = Loader::builder(dataset, plan).overlap(overlap).host_depth(depth);
+        let builder = Loader::builder(dataset, plan).overlap(overlap).depth(depth);
         let mut loader = builder.hint_window(u64::MAX).build().unwrap();
         let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
         state["step"] = (u64::MAX - 2).into();

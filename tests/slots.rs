@@ -43,7 +43,8 @@ fn lent(offset: usize, bytes: usize, dropped: &Arc<AtomicUsize>) -> Buffer {
 fn loader(slots: Vec<Buffer>, workers: usize, overlap: bool) -> Result<Loader, Error> {
     let (_dir, paths) = files(&[32]);
     let plan = Plan::builder(32).batch(4).build().unwrap();
-    Loader::builder(common::open(&paths), plan).slots(slots).workers(workers).overlap(overlap).build()
+    let builder = Loader::builder(common::open(&paths), plan).slots(slots).workers(workers);
+    builder.depth(2 * workers).overlap(overlap).build()
 }
 
 #[test]
@@ -68,8 +69,7 @@ fn batches_are_in_the_callers_memory_until_the_last_is_dropped() {
         let used = if overlap { 2..=2 * workers } else { 1..=2 };
         assert!(used.contains(&seen.len()), "{workers} workers, overlap {overlap}: {} slots", seen.len());
         drop(loader);
-        let others = 2 * (workers - 1);
-        assert_eq!(dropped.load(Ordering::Relaxed), others, "those of the batch's worker stay");
+        assert_eq!(dropped.load(Ordering::Relaxed), 0, "all stay until the last batch is dropped");
         drop(kept);
         assert_eq!(dropped.load(Ordering::Relaxed), 2 * workers, "and no buffer more than once");
     }
@@ -85,7 +85,7 @@ fn buffers_that_do_not_fit_are_refused() {
         "option `slots`: wanted buffers of at least 2048 bytes, found 2047"
     );
     assert!(error(two(8, BATCH), 1).contains("wanted buffers at multiples of 64, found 0x"));
-    assert!(error(two(0, BATCH), 2).contains("wanted 4 buffers: workers x host_depth, found 2"));
+    assert!(error(two(0, BATCH), 2).contains("wanted 4 buffers: `depth`, found 2"));
     assert!(error(Vec::new(), 1).contains("found 0"));
     assert_eq!(dropped.load(Ordering::Relaxed), 6, "given back");
 }
@@ -97,13 +97,13 @@ fn build_takes_the_wanted_slots_and_no_others() {
     // The bytes of a batch of the second plan in two fields, the first of 3 bytes a record.
     let pair = 64 + 7 * RECORD;
     let cases: [(Set, usize, usize); 7] = [
-        (|builder| builder, 2, pair),
-        (|builder| builder.host_depth(1), 1, pair),
-        (|builder| builder.host_depth(3).workers(4), 12, pair),
-        (|builder| builder.host_depth(3).workers(4).overlap(false), 3, pair),
+        (|builder| builder, 3, pair),
+        (|builder| builder.depth(2), 2, pair),
+        (|builder| builder.workers(4), 6, pair),
+        (|builder| builder.depth(3).workers(4).overlap(false), 3, pair),
         (|builder| builder.workers(4).breakdown(Breakdown::every(9).sink(|_| ())), 2, pair),
-        (|builder| builder.transform_field(1, Convert::U16ToU32), 2, pair + 7 * RECORD),
-        (|builder| builder.memory_limit(u64::MAX).hints(false), 2, pair),
+        (|builder| builder.transform_field(1, Convert::U16ToU32), 3, pair + 7 * RECORD),
+        (|builder| builder.memory_limit(u64::MAX).hints(false), 3, pair),
     ];
     let dir = tempfile::tempdir().unwrap();
     let narrow = dir.path().join("narrow");
@@ -139,7 +139,7 @@ fn no_slots_are_wanted_where_build_refuses() {
     let refused: [(&dyn Fn() -> LoaderBuilder, &str); 6] = [
         (&|| builder(32).workers(0), "option `workers`"),
         (&|| builder(32).workers(65).overlap(false), "option `workers`"),
-        (&|| builder(32).host_depth(9), "option `host_depth`"),
+        (&|| builder(32).depth(1), "option `depth`"),
         (&|| builder(33), "option `plan`"),
         (&|| builder(32).transform_field(1, Convert::U16ToU32), "option `transform_field`"),
         (

@@ -21,11 +21,10 @@ fn every_byte_in_every_way() {
     let model = Model::new(&SIZES);
     for mode in [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct] {
         for (cycle, overlap, depth) in
-            [(true, true, 2), (false, true, 2), (true, false, 2), (true, true, 1), (true, true, 4)]
+            [(true, true, 2), (false, true, 2), (true, false, 2), (true, false, 1), (true, true, 4)]
         {
             for keep in [0, 1, 3, 5, 6] {
-                let builder =
-                    stream(model.groups()).read_mode(mode).overlap(overlap).host_depth(depth).keep(keep);
+                let builder = stream(model.groups()).read_mode(mode).overlap(overlap).depth(depth).keep(keep);
                 let builder = if cycle { builder.cycle() } else { builder };
                 let mut layers = match builder.build() {
                     Err(error @ Error::Open(_)) if mode == ReadMode::Direct => {
@@ -94,7 +93,7 @@ fn an_order_that_is_none_is_refused() {
 #[test]
 fn a_group_that_is_held_is_never_overwritten() {
     let model = Model::new(&SIZES);
-    let mut layers = stream(model.groups()).cycle().host_depth(3).build().unwrap();
+    let mut layers = stream(model.groups()).cycle().depth(3).build().unwrap();
     let mut pass = layers.pass();
     let held = pass.next().unwrap().unwrap();
     // Slots are filled in turn: two more fit in addition to the one that is held.
@@ -114,12 +113,12 @@ fn a_group_that_is_held_is_never_overwritten() {
 fn a_group_that_is_held_for_ever_is_a_typed_error() {
     let model = Model::new(&SIZES);
     let builder = || stream(model.groups()).held_timeout(Duration::from_millis(30));
-    for (depth, overlap) in [(2, true), (3, true), (2, false), (1, true)] {
-        let mut layers = builder().host_depth(depth).overlap(overlap).build().unwrap();
+    for (depth, overlap) in [(2, true), (3, true), (2, false), (1, false)] {
+        let mut layers = builder().depth(depth).overlap(overlap).build().unwrap();
         let mut pass = layers.pass();
         let held: Vec<Group> = (0..depth).map(|_| pass.next().unwrap().unwrap()).collect();
         let error = pass.next().unwrap().unwrap_err();
-        assert!(matches!(error, Error::SlotHeld { option: "host_depth", .. }), "{error}");
+        assert!(matches!(error, Error::SlotHeld { option: "depth", .. }), "{error}");
         assert!(pass.next().is_none());
         drop(pass);
         layers.close().unwrap();
@@ -285,9 +284,9 @@ fn options_that_cannot_work_are_refused() {
     let model = Model::new(&[5]);
     let none = Tensors::open([&model.path]).unwrap().groups_by(|_| None::<u8>).unwrap();
     assert!(matches!(stream(none).build(), Err(Error::Option { option: "groups", .. })));
-    for depth in [0, 9] {
-        let built = stream(model.groups()).host_depth(depth).build();
-        assert!(matches!(built, Err(Error::Option { option: "host_depth", .. })));
+    for depth in [0, 1] {
+        let built = stream(model.groups()).depth(depth).build();
+        assert!(matches!(built, Err(Error::Option { option: "depth", .. })));
     }
 }
 
@@ -355,7 +354,7 @@ fn an_error_has_the_place_in_the_pass() {
         let held: Vec<Group> = (0..3).map(|_| pass.next().unwrap().unwrap()).collect();
         let error = pass.next().unwrap().unwrap_err();
         assert_eq!(at(&error), (1, Some(3)), "{error}");
-        let words = "found it held by what the caller received earlier: drop that, or raise `host_depth`";
+        let words = "found it held by what the caller received earlier: drop that, or raise `depth`";
         assert!(error.to_string().ends_with(words), "{error}");
         drop((held, pass));
 
@@ -375,7 +374,7 @@ fn an_error_has_the_place_in_the_pass() {
     }
     // An error that the caller did not wait for.
     let model = Model::new(&all);
-    let builder = || stream(model.groups()).keep(3).read_mode(ReadMode::Pread).host_depth(8);
+    let builder = || stream(model.groups()).keep(3).read_mode(ReadMode::Pread).depth(8);
     let mut layers = builder().build().unwrap();
     layers.pass().for_each(|group| drop(group.unwrap()));
     cut(&model, 4);

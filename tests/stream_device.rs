@@ -67,7 +67,7 @@ fn every_tensor_by_its_name_in_three_passes() {
         for keep in [0, 2, SHORT.len()] {
             let (sim, ctx) = start(keep as u64);
             let on = ctx.new_stream().unwrap();
-            let builder = device(&model, &ctx).overlap(overlap).host_depth(host).keep(keep);
+            let builder = device(&model, &ctx).overlap(overlap).depth(host).keep(keep);
             let builder = builder.device_depth(device_depth);
             let builder = if cycle { builder.cycle() } else { builder };
             let mut layers = builder.build().unwrap();

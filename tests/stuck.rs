@@ -127,7 +127,7 @@ fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
     for workers in 1..=2 {
         let (dir, remote, waiting) = remote(8, true);
         let (server, alive) = (remote.server.clone(), remote.alive.clone());
-        let mut loader = Loader::builder(remote, plan()).workers(workers).host_depth(3).build().unwrap();
+        let mut loader = Loader::builder(remote, plan()).workers(workers).depth(3).build().unwrap();
         let mut epoch = loader.epoch(0);
         let kept = epoch.next().unwrap().unwrap();
         drop(epoch.next());

@@ -197,10 +197,10 @@ fn arrows_lead_from_each_load_to_its_use() {
 fn the_counter_tells_how_many_slots_are_full() {
     let (dir, paths) = files(&[48]);
     let path = dir.path().join("trace.json");
-    for (overlap, depth, most) in [(false, 2, 1), (true, 1, 1), (true, 2, 2), (true, 3, 3)] {
+    for (overlap, depth, most) in [(false, 2, 1), (true, 2, 2), (true, 3, 3), (true, 4, 4)] {
         let mut loader = Loader::builder(open(&paths), plan(48, 8))
             .overlap(overlap)
-            .host_depth(depth)
+            .depth(depth)
             .trace(Trace::new(&path).epochs(2))
             .build()
             .unwrap();
@@ -209,7 +209,7 @@ fn the_counter_tells_how_many_slots_are_full() {
         // recorded ones are not counted.
         let mut epoch = loader.epoch(1);
         let batch = epoch.next().unwrap().unwrap();
-        while overlap && depth > 1 && epoch.report().loads < 6 + 2 {
+        while overlap && epoch.report().loads < 6 + 2 {
             std::thread::yield_now();
         }
         drop((batch, epoch));

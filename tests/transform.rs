@@ -29,10 +29,10 @@ fn the_same_numbers_in_every_configuration() {
         })
         .collect();
     for overlap in [false, true] {
-        for depth in 1..=3 {
+        for depth in 1 + usize::from(overlap)..=4 {
             let mut loader = Loader::builder(data.clone(), plan)
                 .overlap(overlap)
-                .host_depth(depth)
+                .depth(depth)
                 .transform(transform())
                 .build()
                 .unwrap();
@@ -101,10 +101,10 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
     let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
     for at in 0..STEPS {
         for panics in [false, true] {
-            for (overlap, depth) in [(false, 1), (true, 1), (true, 2), (true, 3)] {
+            for (overlap, depth) in [(false, 1), (true, 2), (true, 3), (true, 4)] {
                 let mut loader = Loader::builder(open(&paths), plan)
                     .overlap(overlap)
-                    .host_depth(depth)
+                    .depth(depth)
                     .transform(cursed(at * 4 + 2, panics))
                     .build()
                     .unwrap();

@@ -107,7 +107,7 @@ fn the_same_batches_as_without_a_device() {
             let stream = ctx.new_stream().unwrap();
             let mut loader = Loader::builder(open(&paths), plan)
                 .workers(workers)
-                .host_depth(host_depth)
+                .depth(host_depth)
                 .overlap(overlap)
                 .cuda(ctx.clone())
                 .device_depth(device_depth)
@@ -211,7 +211,7 @@ fn the_copy_of_a_large_batch_starts_while_the_rest_is_read() {
         let stream = ctx.new_stream().unwrap();
         let data = Chunked { sim: sim.control(), fails_at };
         let plan = Plan::builder(data.records()).batch(Chunked::BATCH).build().unwrap();
-        let mut loader = Loader::builder(data, plan).host_depth(host_depth).cuda(ctx).build().unwrap();
+        let mut loader = Loader::builder(data, plan).depth(host_depth).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
         for (step, batch) in (0..).zip(&found) {
             if fails_at.is_some_and(|record| record / Chunked::BATCH == step) {
@@ -353,7 +353,7 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
     let (sim, ctx) = start(1);
     let slot = 8 * RECORD as u64;
     let build = |limit: u64| {
-        let builder = Loader::builder(open(&paths), plan(64, 8)).host_depth(2).memory_limit(limit);
+        let builder = Loader::builder(open(&paths), plan(64, 8)).depth(2).memory_limit(limit);
         builder.cuda(ctx.clone()).device_depth(3).build()
     };
     let error = build(5 * slot - 1).unwrap_err().to_string();

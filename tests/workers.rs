@@ -11,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use common::{RECORD, batches, files, open, plan, record};
-use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::transform::{RecordTransform, RecordType, per_record};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
@@ -33,14 +32,14 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
     let plan = plan(103, 10);
     let build = |workers, depth, overlap| {
         let builder = Loader::builder(open(&paths), plan).transform(augment());
-        builder.workers(workers).host_depth(depth).overlap(overlap).build().unwrap()
+        builder.workers(workers).depth(depth).overlap(overlap).build().unwrap()
     };
     let mut first = build(1, 2, false);
     let expected: Vec<Vec<u8>> = first.epochs(3..6).map(|batch| batch.unwrap().to_vec()).collect();
     assert_eq!(expected.len(), 33);
     assert!(!expected.concat().chunks_exact(RECORD).any(|found| found == record(0)), "augmented");
     for workers in 1..=4 {
-        for depth in 1..=MAX_HOST_DEPTH {
+        for depth in workers + 1..=9 {
             for overlap in [false, true] {
                 let which = format!("workers {workers}, depth {depth}, overlap {overlap}");
                 let mut loader = build(workers, depth, overlap);
@@ -190,7 +189,7 @@ fn workers_read_at_the_same_time() {
 #[test]
 fn batches_are_kept_and_dropped_on_another_thread() {
     let (_dir, paths) = files(&[60]);
-    let mut loader = Loader::builder(open(&paths), plan(60, 3)).workers(3).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan(60, 3)).workers(3).depth(6).build().unwrap();
     let expected = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect::<Vec<_>>();
     // All slots of all workers at once, returned in another order.
     let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<twinbuf::Batch>>(0);
@@ -219,12 +218,12 @@ fn batches_are_kept_and_dropped_on_another_thread() {
 #[test]
 fn every_slot_held_is_an_error_and_no_deadlock() {
     let (_dir, paths) = files(&[60]);
-    let builder = Loader::builder(open(&paths), plan(60, 3)).workers(2).host_depth(2);
+    let builder = Loader::builder(open(&paths), plan(60, 3)).workers(2).depth(4);
     let mut loader = builder.held_timeout(Duration::from_millis(5)).build().unwrap();
     let mut epoch = loader.epoch(0);
     let kept = epoch.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>();
     let error = epoch.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::SlotHeld { option: "host_depth", slots: 4, .. }), "{error}");
+    assert!(matches!(error, Error::SlotHeld { option: "depth", slots: 4, .. }), "{error}");
     drop(kept);
     drop(epoch);
     assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 20);
@@ -265,22 +264,21 @@ fn what_cannot_work_is_refused() {
 }
 
 #[test]
-fn memory_is_that_of_all_workers() {
+fn memory_is_that_of_all_slots_and_workers() {
     let (_dir, paths) = files(&[64]);
     let build = |workers, limit| {
-        let builder = Loader::builder(open(&paths), plan(64, 8)).workers(workers).host_depth(3);
+        let builder = Loader::builder(open(&paths), plan(64, 8)).workers(workers).depth(5);
         builder.memory_limit(limit).transform(augment()).build()
     };
-    // Three slots and one batch before the transform.
-    let each = 4 * 8 * RECORD as u64;
     for workers in 1..=4 {
-        let wanted = each * workers as u64;
+        // Five slots, and for each worker one batch before the transform.
+        let wanted = (5 + workers as u64) * 8 * RECORD as u64;
         assert!(build(workers, wanted).is_ok());
         let error = build(workers, wanted - 1).unwrap_err();
         assert!(matches!(error, Error::Memory { wanted: found, .. } if found == wanted), "{error}");
-        let sum =
-            "workers, each with 3 host slots of 8 records of 512 bytes and 4096 bytes before the transform";
-        assert_eq!(error.to_string().contains(sum), workers > 1, "{error}");
+        let scratch = 4096 * workers;
+        let sum = format!("5 host slots of 8 records of 512 bytes and {scratch} bytes before the transform");
+        assert!(error.to_string().contains(&sum), "{error}");
     }
 }
 
@@ -325,12 +323,12 @@ impl Dataset for FirstIsSlow {
 
 #[test]
 fn a_worker_that_is_free_takes_the_next_batch() {
-    for (workers, depth) in [(2, 1), (2, 2), (2, 4), (3, 2), (4, 2)] {
-        // As many as the other workers have slots for.
-        let others = ((workers - 1) * depth) as u64;
+    for (workers, depth) in [(2, 3), (2, 4), (2, 8), (3, 6), (4, 8)] {
+        // As many as there are other slots.
+        let others = depth as u64 - 1;
         let data = FirstIsSlow { while_it_is_read: others, read: Arc::default(), alone: Arc::default() };
         let plan = Plan::builder(32).build().unwrap();
-        let builder = Loader::builder(data.clone(), plan).workers(workers).host_depth(depth);
+        let builder = Loader::builder(data.clone(), plan).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
         let found: Vec<u64> = loader.epoch(0).map(|batch| batch.unwrap().cast().unwrap()[0]).collect();
         assert!(found.into_iter().eq(0..32), "the plan's order");
@@ -374,13 +372,15 @@ fn every_history_of_calls_gives_the_plans_order() {
                 u64::wrapping_mul(random, 6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
-        let (workers, depth) = (2 + draw(3) as usize, 1 + draw(3) as usize);
-        let builder = Loader::builder(Uneven(seed), plan).workers(workers).host_depth(depth);
+        let workers = 2 + draw(3) as usize;
+        let depth = workers + 1 + draw(3) as usize;
+        let builder = Loader::builder(Uneven(seed), plan).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
-        // Fewer batches than workers are kept, so one worker has a slot.
+        // Slots come round in turn: a batch is kept while fewer batches than slots come after it.
         let mut kept = Vec::new();
         for _ in 0..6 {
             let end = draw(61);
+            kept.clear();
             let mut epoch = loader.epochs(0..2);
             for step in 0..end {
                 let found = match draw(4) {
@@ -401,7 +401,8 @@ fn every_history_of_calls_gives_the_plans_order() {
                 let batch = found.unwrap().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
                 let number = batch.cast::<u64>().unwrap()[0];
                 assert_eq!((batch.step(), number), (step, step), "seed {seed}");
-                if kept.len() + 1 < workers && draw(3) == 0 {
+                kept.retain(|&(_, number)| number + (depth as u64) > step + 1);
+                if draw(3) == 0 {
                     kept.push((batch, number));
                 }
                 if !kept.is_empty() && draw(2) == 0 {

@@ -108,7 +108,7 @@ fn measure(load: &Load, settings: Settings, rounds_a_ms: u64) -> Result<Report, 
     let records = if epochs { 1 } else { STEPS };
     let disk = Disk(load.read, records);
     let builder = Loader::builder(disk, Plan::builder(records).batch(1).build()?);
-    let mut builder = builder.overlap(overlap).host_depth(depth);
+    let mut builder = builder.overlap(overlap).depth(depth);
     if workers > 1 {
         builder = builder.workers(workers);
     }

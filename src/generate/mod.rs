@@ -339,7 +339,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         let (first, next) = (*first, *next);
         let base = *base.get_or_insert_with(|| {
             let place = move |round| (Place { ordinal: round - first, epoch: round, step: 0 }, round);
-            pipe.post(Box::new((next..).map(place)), 0);
+            pipe.post(Box::new((next..).map(place)), true, 0);
             next
         });
         pipe.grant_since(*granted - base, *started);

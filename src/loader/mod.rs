@@ -1,33 +1,31 @@
 //! Loads the batches of a plan ahead of their use. An epoch is an iterator of batches.
 
+mod batch;
 mod builder;
-mod epoch;
 mod fields;
+pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 mod local;
+mod order;
 mod reader;
-mod shared;
 mod sizes;
 mod switches;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twinbuf_mmap::Plan;
 
+#[cfg(feature = "cuda")]
+pub use self::batch::BatchMeta;
+pub use self::batch::{Batch, MiniBatch, Numbers};
 pub use self::builder::{LoaderBuilder, MAX_WORKERS};
-pub use crate::backend::batch::{Batch, MiniBatch, Numbers};
-
-pub use self::epoch::Epochs;
 pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
-use self::reader::Schedule;
-pub use crate::backend::{Backend, Host};
-#[cfg(feature = "cuda")]
-pub use crate::backend::{Cuda, DeviceBatch};
+use self::order::{Records, Schedule};
 pub use crate::batch::checkpoint::Checkpoint;
 use crate::batch::checkpoint::{Identity, Start};
 pub use crate::batch::memory::MemoryLimit;
@@ -39,20 +37,21 @@ use crate::observe::history::StepTimes;
 use crate::observe::report::LiveReport;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
-pub use crate::slot::BatchMeta;
-pub use crate::slot::MAX_HOST_DEPTH;
-use crate::stage::Stage;
+pub use crate::pipe::Cuda;
+use crate::pipe::bytes::Item;
+pub use crate::pipe::{Backend, Host};
+use crate::pipe::{Ended, Front, Items, Next, Pipe, Place};
 
 /// Reads the batches of a plan ahead of their use.
 ///
-/// A thread reads the next batch while the caller uses the current one. The thread and the caller share `host_depth`
-/// slots. A slot is a buffer for one batch. The loader allocates the slots once: it allocates nothing and copies
-/// nothing per batch. The thread runs until the loader is dropped. A loader can have several
-/// [`workers`](LoaderBuilder::workers), each with a thread and slots.
+/// A thread reads the next batch while the caller uses the current one. The thread and the caller share
+/// [`depth`](LoaderBuilder::depth) slots. A slot is a buffer for one batch. The loader allocates the slots once, and
+/// copies nothing per batch. The thread runs until the loader is dropped. A loader can have several
+/// [`workers`](LoaderBuilder::workers).
 ///
-/// A call that blocks until the next batch is ready helps the thread: it reads parts of that batch itself. It does so
-/// if the loader has one worker, the files are in the page cache, the batch has at least 128 KiB, and no transform is a
-/// closure.
+/// A call that blocks until the next batch is ready is one more worker: it fills a slot behind the one that it waits
+/// for. It does so if the files are in the page cache, a fill takes less than a millisecond, no transform is a closure,
+/// and there is a processor for it.
 ///
 /// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
 /// of workers, and for any depth.
@@ -77,14 +76,22 @@ use crate::stage::Stage;
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub struct Loader<B: Backend = Host> {
-    stage: Stage<B>,
+    pipe: Pipe<B::Ring<Records>>,
+    /// The batches of the present call.
     schedule: Schedule,
-    /// For each field, how to find a record's file.
-    locators: Vec<Option<Locator>>,
     /// The readers of fields that are files.
     files: Vec<Arc<twinbuf_mmap::Reader>>,
+    /// Whether they read ahead.
+    hints: bool,
     /// Epochs begun so far.
     epochs_begun: u64,
+    /// The next batch; past the end of its epoch if the epoch is over.
+    next: Place,
+    /// The steps of this epoch, and the number after that of the last step of any rank.
+    steps: u64,
+    longest: u64,
+    /// The last epoch of the call; `None` if it has none.
+    last: Option<u64>,
     /// The epoch begun last, and the step of its next batch.
     position: (u64, u64),
     /// What a checkpoint there belongs to.
@@ -92,8 +99,8 @@ pub struct Loader<B: Backend = Host> {
 }
 
 impl Loader {
-    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, two
-    /// host slots, overlap and prefetch on, no transform, no trace.
+    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, three slots
+    /// (two if they are large), overlap and prefetch on, no transform, no trace.
     ///
     /// A tuple of data sets is a data set with several [`Fields`].
     pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {
@@ -103,18 +110,43 @@ impl Loader {
 
 impl<B: Backend> Loader<B> {
     fn new(
-        stage: Stage<B>,
+        pipe: Pipe<B::Ring<Records>>,
         schedule: Schedule,
-        locators: Vec<Option<Locator>>,
         files: Vec<Arc<twinbuf_mmap::Reader>>,
+        hints: bool,
     ) -> Self {
-        let identity = schedule.identity.clone();
-        Self { stage, schedule, locators, files, epochs_begun: 0, position: (0, 0), identity }
+        let (identity, next) = (schedule.identity.clone(), Place::default());
+        let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
+        Self { pipe, schedule, files, hints, epochs_begun, next, steps, longest, last, position, identity }
+    }
+
+    /// Begins with the batches from `start` to the end of epoch `last`; with none if that is `None`.
+    fn begin(&mut self, start: Start, last: Option<u64>) {
+        let Start { epoch, step, begun } = start;
+        self.schedule.begun = begun;
+        self.next = Place { ordinal: self.epochs_begun, epoch, step };
+        (self.last, self.steps) = (last, 0);
+        if let Some(last) = last {
+            self.begin_epoch();
+            let files = if self.hints { self.files.clone() } else { Vec::new() };
+            let order = self.schedule.order(self.next, last, files);
+            self.pipe.post(Box::new(order), true, u64::MAX);
+        }
+    }
+
+    fn begin_epoch(&mut self) {
+        let (batches, identity) = self.schedule.epoch(self.next.epoch);
+        (self.steps, self.longest) = (batches.end(), batches.max_steps());
+        self.identity = identity;
+        self.position = (self.next.epoch, self.next.step);
+        self.epochs_begun += 1;
+        self.pipe.began(self.next, Instant::now());
     }
 
     /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        Epochs::lent(self, Start::new(epoch), Some(epoch))
+        self.begin(Start::new(epoch), Some(epoch));
+        Items::lent(self)
     }
 
     /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`. An empty range yields nothing.
@@ -127,8 +159,8 @@ impl<B: Backend> Loader<B> {
     /// iterator early, the loader does not read the remaining batches.
     ///
     /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a
-    /// slot: while the caller keeps one batch, the loader can load only `host_depth - 1` more (`device_depth - 1` on
-    /// a device). When the loader needs an occupied slot, it waits up to
+    /// slot: while the caller keeps one batch, the loader can load only `depth - 1` more (`device_depth - 1` on a
+    /// device). Slots come round in turn. When the loader needs an occupied slot, it waits up to
     /// [`held_timeout`](LoaderBuilder::held_timeout) for another thread to drop the batch, and then the iterator
     /// returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
     ///
@@ -142,8 +174,48 @@ impl<B: Backend> Loader<B> {
     /// # }
     /// ```
     pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
+        self.begin_range(epochs);
+        Items::lent(self)
+    }
+
+    fn begin_range(&mut self, epochs: Range<u64>) {
         let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        Epochs::lent(self, Start::new(epochs.start), last)
+        self.begin(Start::new(epochs.start), last);
+    }
+
+    /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, but owns the loader. Use it to
+    /// return an iterator from a function, or to move it to a thread or a task. With the feature `stream` it is a
+    /// `'static` stream.
+    ///
+    /// [`Items::into_front`] returns the loader.
+    ///
+    /// ```
+    /// use twinbuf::{Batch, Error, Loader};
+    ///
+    /// fn batches(loader: Loader) -> impl Iterator<Item = Result<Batch, Error>> + Send + 'static {
+    ///     loader.into_epochs(0..3)
+    /// }
+    /// ```
+    pub fn into_epochs(mut self, epochs: Range<u64>) -> Epochs<'static, B> {
+        self.begin_range(epochs);
+        Items::owned(self)
+    }
+
+    /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, but owns the loader.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] in the cases of [`epochs_from`](Self::epochs_from). The error is returned together with
+    /// the loader.
+    pub fn into_epochs_from(
+        mut self,
+        checkpoint: &Checkpoint,
+        epochs: u64,
+    ) -> Result<Epochs<'static, B>, Box<(Self, Error)>> {
+        match self.begin_from(checkpoint, epochs) {
+            Ok(()) => Ok(Items::owned(self)),
+            Err(error) => Err(Box::new((self, error))),
+        }
     }
 
     /// Iterates from `checkpoint` to the end of epoch `epochs - 1`. `epochs` is the total number of epochs in the
@@ -163,12 +235,11 @@ impl<B: Backend> Loader<B> {
     /// [`Error::Checkpoint`] if the data set, record range, shuffle, seed, or `LastBatch` mode differs, or if the
     /// step is past the end of the epoch. The error names the field.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
-        let (start, last) = self.start_from(checkpoint, epochs)?;
-        Ok(Epochs::lent(self, start, last))
+        self.begin_from(checkpoint, epochs)?;
+        Ok(Items::lent(self))
     }
 
-    /// Where to continue from a checkpoint, and the last epoch, if any is left.
-    fn start_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(Start, Option<u64>), Error> {
+    fn begin_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(), Error> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
         let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
         if last.is_none() {
@@ -177,7 +248,8 @@ impl<B: Backend> Loader<B> {
             let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
             self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
         }
-        Ok((start, last))
+        self.begin(start, last);
+        Ok(())
     }
 
     /// Returns the position after the last batch that the caller received.
@@ -194,14 +266,14 @@ impl<B: Backend> Loader<B> {
     /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.stage.report().with_reading(&self.files)
+        self.pipe.report().with_reading(&self.files)
     }
 
     /// Returns the times of the most recent completed steps, at most [`STEPS`](crate::observe::STEPS), oldest first.
     /// The current step is not included.
     #[must_use]
     pub fn recent_steps(&self) -> Vec<StepTimes> {
-        self.stage.recent_steps()
+        self.pipe.recent_steps()
     }
 
     /// Returns a handle that reads the report while an iterator borrows the loader, also from other threads.
@@ -218,13 +290,13 @@ impl<B: Backend> Loader<B> {
     /// # }
     /// ```
     pub fn live_report(&mut self) -> LiveReport {
-        self.stage.live_report()
+        self.pipe.live_report()
     }
 
     /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
     #[must_use]
     pub fn breakdown(&self) -> Breakdown {
-        self.stage.breakdown().clone()
+        self.pipe.breakdown().clone()
     }
 
     /// Returns the plan of this loader's batches.
@@ -245,7 +317,7 @@ impl<B: Backend> Loader<B> {
     /// iterating early. Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the
     /// trace could not be written; delivered batches remain valid.
     pub fn close(self) -> Result<(), Error> {
-        self.stage.close(None, &self.locators)
+        self.pipe.close()
     }
 
     /// Closes the loader as [`close`](Self::close) does, but waits at most `timeout` for reads in progress.
@@ -259,17 +331,116 @@ impl<B: Backend> Loader<B> {
     /// [`Error::Timeout`] with the batch, the file and the offset if a thread was detached. Otherwise, the errors of
     /// [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
-        self.stage.close(Some(timeout), &self.locators)
+        self.pipe.close_timeout(timeout)
     }
 }
 
 impl<B: Backend> fmt::Debug for Loader<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loader")
-            .field("name", &self.stage.naming().loader)
+            .field("name", &self.pipe.naming().loader)
             .field("plan", &self.schedule.plan)
-            .field("overlap", &self.stage.gate().is_some())
-            .field("trace", &self.stage.trace_path())
+            .field("overlap", &self.pipe.overlaps())
+            .field("trace", &self.pipe.trace_path())
             .finish_non_exhaustive()
     }
 }
+
+impl<B: Backend> Front for Loader<B> {
+    type Ring = B::Ring<Records>;
+    type Item = Batch<B>;
+
+    fn pipe(&self) -> &Pipe<B::Ring<Records>> {
+        &self.pipe
+    }
+
+    fn pipe_mut(&mut self) -> &mut Pipe<B::Ring<Records>> {
+        &mut self.pipe
+    }
+
+    fn place(&self) -> Place {
+        self.next
+    }
+
+    fn next(&mut self) -> Next<Batch<B>> {
+        let Some(last) = self.last else { return Next::End };
+        while self.next.step >= self.steps {
+            // A rank that has no part in the last step has done it by asking.
+            self.position = (self.next.epoch, self.longest);
+            if self.next.epoch == last {
+                return Next::End;
+            }
+            self.pipe.epoch_ended(Instant::now());
+            self.next = Place { ordinal: self.next.ordinal + 1, epoch: self.next.epoch + 1, step: 0 };
+            self.begin_epoch();
+        }
+        Next::Slot
+    }
+
+    fn item(&mut self, slot: Item<B, Records>) -> Batch<B> {
+        self.next.step += 1;
+        self.position = (self.next.epoch, self.next.step);
+        Batch::new(slot)
+    }
+
+    fn ended(&mut self, _: Ended<'_>) {
+        self.pipe.retract();
+    }
+
+    fn left(&self) -> (usize, Option<usize>) {
+        let Some(last) = self.last else { return (0, Some(0)) };
+        let Place { epoch, step, .. } = self.next;
+        let trained = self.identity.steps_before(epoch).saturating_add(self.longest);
+        let later = epoch.saturating_add(1)..last.saturating_add(1);
+        let later = self.schedule.plan.steps_between(later, trained);
+        let left = later.saturating_add(self.steps.saturating_sub(step));
+        let left = Some(left).filter(|&left| left < u64::MAX).and_then(|left| usize::try_from(left).ok());
+        (left.unwrap_or(usize::MAX).min(1), left)
+    }
+
+    fn report(&self) -> Report {
+        self.report()
+    }
+}
+
+/// An iterator over the batches of one or more epochs. [`Loader::epochs`] returns it.
+///
+/// # Errors
+///
+/// The iterator returns every batch that was loaded before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: the data set returned an error.
+/// - [`Error::Length`]: the data set read a wrong number of bytes.
+/// - [`Error::Field`]: the data set gave a wrong number of lengths.
+/// - [`Error::Transform`]: a transform returned an error.
+/// - [`Error::Panicked`]: the data set or a transform panicked.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier batch within the
+///   [`held_timeout`](LoaderBuilder::held_timeout).
+/// - [`Error::Upload`]: a copy to the device failed.
+/// - [`Error::Forked`]: this process was forked from the process that built the loader.
+/// - [`Error::ThreadGone`]: the loading thread ended unexpectedly.
+pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
+
+impl<B: Backend> Epochs<'_, B> {
+    /// Returns the times of the most recent completed steps; see [`Loader::recent_steps`].
+    #[must_use]
+    pub fn recent_steps(&self) -> Vec<StepTimes> {
+        self.front().recent_steps()
+    }
+
+    /// Returns the position after the last batch that the caller received; see [`Loader::checkpoint`].
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        self.front().checkpoint()
+    }
+
+    /// Ends the iteration and returns the loader. Returns `None` if the iterator only borrows it.
+    #[must_use = "otherwise drop the iterator"]
+    pub fn into_loader(self) -> Option<Loader<B>> {
+        self.into_front()
+    }
+}
+
+/// One batch in device memory: a lease of a device slot, and the position of the batch.
+#[cfg(feature = "cuda")]
+pub type DeviceBatch = Batch<Cuda>;

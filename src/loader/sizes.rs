@@ -4,12 +4,11 @@ use std::fmt;
 
 use twinbuf_mmap::{LastBatch, Plan};
 
-use super::shared::Shared;
-use crate::backend::too_large;
+use super::layout::Layout;
 use crate::batch::memory::{MemoryLimit, Taken};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
-use crate::slot::Layout;
+use crate::pipe::bytes::too_large;
 use crate::transform::{RecordTransform, RecordType};
 
 /// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
@@ -31,8 +30,6 @@ pub(super) struct Sizes {
 
 /// How the transforms of a field take its records.
 pub(super) struct Part {
-    /// Bytes of a record in the file; of the longest, if they differ.
-    bytes: usize,
     /// Records that are transformed at a time.
     pub(super) records: u64,
     /// One for each transform.
@@ -52,7 +49,7 @@ pub(crate) struct Stage {
     pub(crate) scratch: usize,
 }
 
-/// How many workers, how many slots each has, and whether the caller has room for transforms too.
+/// How many workers and slots there are, and whether the caller has room for transforms too.
 #[derive(Clone, Copy)]
 pub(super) struct Depths {
     pub(super) workers: usize,
@@ -111,18 +108,11 @@ impl Sizes {
                 None => all(),
             };
             rooms.push(room.into_iter().chain(most).min().unwrap_or(usize::MAX));
-            parts.push(Part { bytes, records: part, stages, ragged });
+            parts.push(Part { records: part, stages, ragged });
             layout.push(record);
         }
         let layout = Layout::new(layout, rooms);
         let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
-        // Two threads do not fill a small batch.
-        let shared = |part: &Part| {
-            let most = (!part.stages.is_empty()).then_some(part.records);
-            Shared::part(records, part.bytes, most).is_some()
-        };
-        let helpers = if parts.iter().any(shared) { depths.helpers } else { 0 };
-        let depths = Depths { helpers, ..depths };
         let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
@@ -130,20 +120,19 @@ impl Sizes {
         }
     }
 
-    /// Bytes before the transforms, of each worker; of the only one, with the caller's.
+    /// Bytes before the transforms, of all workers, and of the caller if it helps.
     fn scratch(&self) -> usize {
         let stages = self.parts.iter().flat_map(|part| &part.stages);
         let own = stages.fold(0, |sum: usize, stage| sum.saturating_add(stage.scratch));
-        own.saturating_mul(1 + self.depths.helpers)
+        own.saturating_mul(self.depths.workers + self.depths.helpers)
     }
 
     /// Takes the sum from the limit.
     pub(super) fn take(&self, limit: MemoryLimit) -> Result<Taken, Error> {
-        let Depths { workers, host, device, .. } = self.depths;
+        let Depths { host, device, .. } = self.depths;
         let wanted = (self.slot as u64)
             .checked_mul((host as u64).saturating_add(device as u64))
             .and_then(|slots| slots.checked_add(self.scratch() as u64))
-            .and_then(|each| each.checked_mul(workers as u64))
             .and_then(|all| all.checked_add(self.ahead))
             .ok_or_else(|| too_large(self))?;
         limit.take(wanted).map_err(|(limit, taken)| Error::Memory {
@@ -173,10 +162,7 @@ fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<
 /// The sum, spelled out.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depths: Depths { workers, host, device, .. }, records, out_bytes, .. } = self;
-        if *workers > 1 {
-            write!(f, "{workers} workers, each with ")?;
-        }
+        let Self { depths: Depths { host, device, .. }, records, out_bytes, .. } = self;
         write!(f, "{host} host slots")?;
         if *device > 0 {
             write!(f, " and {device} device slots")?;

@@ -4,12 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::builder::{LoaderBuilder, MAX_WORKERS};
-use crate::backend::Backend;
 use crate::batch::memory::MemoryLimit;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
-use crate::slot::MAX_HOST_DEPTH;
+use crate::pipe::Backend;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";
@@ -84,8 +83,8 @@ impl Switches {
             "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "DEPTH" => {
-                let wanted = format!("a whole number from 1 to {MAX_HOST_DEPTH}");
-                self.depth = Some(parse(name, value, &wanted, |value| number(value, MAX_HOST_DEPTH))?);
+                let wanted = "a whole number from 1";
+                self.depth = Some(parse(name, value, wanted, |value| number(value, usize::MAX))?);
             }
             "WORKERS" => {
                 let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
@@ -179,8 +178,8 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | variable | values | option |
     /// | --- | --- | --- |
     /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
-    /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers) |
-    /// | `TWINBUF_DEPTH` | 1 to [`MAX_HOST_DEPTH`] | [`host_depth`](Self::host_depth) |
+    /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); without `TWINBUF_DEPTH` also the default [`depth`](Self::depth) |
+    /// | `TWINBUF_DEPTH` | 1 and more | [`depth`](Self::depth) |
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
     /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
@@ -212,7 +211,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # use twinbuf::{BoxError, Loader, Plan, Records};
     /// # fn f(data: Arc<Records>, plan: Plan) -> Result<(), BoxError> {
     /// // TWINBUF_DEPTH=4 ./train
-    /// let loader = Loader::builder(data, plan).host_depth(3).from_env()?.build()?;
+    /// let loader = Loader::builder(data, plan).depth(3).from_env()?.build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -223,17 +222,18 @@ impl<B: Backend> LoaderBuilder<B> {
 
     fn apply(mut self, switches: Switches) -> Self {
         let Switches { overlap, workers, depth, hints, memory, trace, breakdown } = switches;
-        let options = &mut self.options;
+        let Self { options, own, .. } = &mut self;
         options.overlap = overlap.unwrap_or(options.overlap);
-        options.workers = workers.unwrap_or(options.workers);
-        options.host_depth = depth.unwrap_or(options.host_depth);
-        options.hints = hints.unwrap_or(options.hints);
+        // The depth in the code was for another number of workers.
+        own.depth = depth.or(own.depth.filter(|_| workers.is_none()));
+        own.workers = workers.unwrap_or(own.workers);
+        own.hints = hints.unwrap_or(own.hints);
         if let Some((bytes, together)) = memory {
             let limit = if together { MemoryLimit::of_process(bytes) } else { MemoryLimit::new(bytes) };
-            options.memory_limit = Some(limit);
+            own.memory_limit = Some(limit);
         }
         if let Some(path) = trace {
-            let (rank, world) = (options.plan.rank(), options.plan.world());
+            let (rank, world) = (own.plan.rank(), own.plan.world());
             let path = if world > 1 { with_rank(&path, rank) } else { path };
             options.trace = match options.trace.take() {
                 _ if path.as_os_str().is_empty() => None,

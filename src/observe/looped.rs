@@ -67,7 +67,7 @@ impl LoopRecorder {
     }
 
     fn make(track: Option<Track>, naming: Naming, wait: What) -> Self {
-        let next = Ticket { generation: 0, seq: 0, ordinal: 0, epoch: 0, step: 0, steps: 0, last: 0 };
+        let next = Ticket::default();
         let settings = Settings { overlap: false, depth: 2, workers: 1 };
         let mut recorder = Recorder::new(track, naming, wait, &Breakdown::off(), settings, 0);
         recorder.report.items = true;

@@ -10,7 +10,6 @@ use super::display::{count, time};
 use super::history::Seen;
 use super::replay::Settings;
 use super::report::Report;
-use crate::slot::MAX_HOST_DEPTH;
 
 /// Steps in the timeline.
 const STEPS: usize = 24;
@@ -205,7 +204,7 @@ impl Report {
         }
         let now = self.settings();
         let mut workers = if self.items || self.stream { vec![1] } else { vec![1, 2, 4, now.workers] };
-        let mut depths = vec![1, 2, 3, 4, MAX_HOST_DEPTH, now.depth];
+        let mut depths = vec![2, 3, 4, 6, 8, now.depth];
         for list in [&mut depths, &mut workers] {
             list.sort_unstable();
             list.dedup();

@@ -7,7 +7,6 @@ use super::display::{count, time};
 use super::history::Recent;
 use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
 use super::report::{Report, Verdict};
-use crate::slot::MAX_HOST_DEPTH;
 
 /// The predicted time of the last batches with other settings. [`Report::predict`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,12 +151,13 @@ impl Model {
         // A stream has one thread.
         let more: &[usize] = if report.items || report.stream { &[0] } else { &[0, 1, 2, 4] };
         for workers in more.iter().map(|more| now.workers + more) {
-            for depth in [0, 1, 2, 4].map(|more| (now.depth + more).min(MAX_HOST_DEPTH.max(now.depth))) {
+            // As many slots beyond the workers as now, and more.
+            for more in [0, 1, 2, 4] {
+                let depth = (now.depth + (workers - now.workers) + more).max(workers + 1);
                 all.push(Settings { overlap: true, depth, workers });
             }
         }
-        let slots =
-            |settings: &Settings| if settings.overlap { settings.depth * settings.workers } else { 0 };
+        let slots = |settings: &Settings| if settings.overlap { settings.depth } else { 0 };
         all.sort_by_key(|settings| (slots(settings), settings.workers));
         all.dedup();
         all.retain(|settings| *settings != now);
@@ -255,8 +255,7 @@ impl Report {
     /// Returns the smallest change of settings that saves at least 3 % of the time, unless a larger change saves at
     /// least 5 percentage points more. Returns `None` if no change saves 3 %.
     ///
-    /// It tries to toggle overlap, up to 4 more slots (at most [`MAX_HOST_DEPTH`](crate::loader::MAX_HOST_DEPTH)),
-    /// and up to 4 more workers. For a generator it tries only to toggle overlap. For a stream of tensors it tries
+    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot. For a generator it tries only to toggle overlap. For a stream of tensors it tries
     /// overlap and slots.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
@@ -383,7 +382,7 @@ fn change(report: &Report, to: Settings) -> String {
         call(format!("workers({})", to.workers));
     }
     if to.depth != from.depth {
-        call(format!("host_depth({})", to.depth));
+        call(format!("depth({})", to.depth));
     }
     calls
 }

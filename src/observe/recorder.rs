@@ -1,8 +1,6 @@
 //! The recorders of the caller and of the loading threads: they append events to the log, and hand each to what is made
 //! from it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
@@ -78,11 +76,6 @@ impl Recorder {
         Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history, sends: false }
     }
 
-    /// Whether the caller is a thread that sends the batches to a device: in the trace that is what its use is.
-    pub(crate) fn sends(&mut self, sends: bool) {
-        self.sends = sends;
-    }
-
     /// What the items are, and whether the caller sends them to a device.
     pub(crate) fn kind(&mut self, kind: Kind, sends: bool) {
         self.report.generated = kind == Kind::Rounds;
@@ -94,12 +87,6 @@ impl Recorder {
     /// Whether the rounds of a generator wait for a hook of the caller.
     pub(crate) fn lockstep(&mut self, lockstep: bool) {
         self.report.lockstep = lockstep;
-    }
-
-    /// The batches are the groups of a stream of tensors.
-    #[cfg(feature = "safetensors")]
-    pub(crate) fn stream(&mut self) {
-        self.report.stream = true;
     }
 
     /// Appends an event of the caller's.
@@ -297,28 +284,17 @@ pub(crate) struct LoadRecorder {
     naming: Naming,
     /// What it does: reads, or generates.
     what: What,
-    /// Loads so far, failed ones too; the caller's side reads it for its report. Not `u64`: some 32-bit processors
-    /// have no atomics of 64 bits.
-    loads: Option<Arc<AtomicUsize>>,
     /// When the clocks of the processors were last read.
     looked: Option<Instant>,
 }
 
 impl LoadRecorder {
     pub(crate) fn new(track: Option<Track>, what: What, naming: Naming) -> Self {
-        Self { track, naming, what, loads: None, looked: None }
-    }
-
-    pub(crate) fn counting(self, loads: Arc<AtomicUsize>) -> Self {
-        Self { loads: Some(loads), ..self }
+        Self { track, naming, what, looked: None }
     }
 
     /// The load of a batch begins. Returns its span.
     pub(crate) fn began(&self, ticket: Ticket) -> Span {
-        // Relaxed: a count. Handing over the slot makes it visible in time.
-        if let Some(loads) = &self.loads {
-            loads.fetch_add(1, Ordering::Relaxed);
-        }
         spans::load(ticket.epoch, ticket.step)
     }
 

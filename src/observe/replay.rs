@@ -1,12 +1,10 @@
 //! Runs the last batches again, in a simulation: with other settings, or with a stage that is faster.
 //!
-//! The simulation is the loader without its data. Threads that have a free slot take the next batch; a thread fills its
-//! slots in turn; the caller receives the batches in order, uses each for as long as it did, and a slot is free when
-//! its batch is dropped. Threads that compute share the processors.
+//! The simulation is the loader without its data. Slots come round in turn: a thread that is free takes the next batch when
+//! the next slot is free. The caller receives the batches in order, uses each for as long as it did, and a slot is free
+//! when its batch is dropped. Threads that compute share the processors.
 //!
 //! Times are nanoseconds as `f64`: whole numbers stay exact unless threads share a processor.
-
-use std::collections::VecDeque;
 
 /// The loader options that [`Report::predict`](super::Report::predict) can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +12,7 @@ use std::collections::VecDeque;
 pub struct Settings {
     /// Whether threads load ahead of the caller.
     pub overlap: bool,
-    /// The number of host slots per loading thread.
+    /// The number of host slots.
     pub depth: usize,
     /// The number of loading threads.
     pub workers: usize,
@@ -60,7 +58,7 @@ pub(super) struct Machine {
     pub(super) train_cpu: f64,
     /// The rest of a load is reading from a disk that all threads share.
     pub(super) shared_disk: bool,
-    /// Slots of each loading thread on the device; 0 without one.
+    /// Slots on the device; 0 without one.
     pub(super) device_depth: usize,
     /// A round is started only when the caller has the one before.
     pub(super) lockstep: bool,
@@ -117,8 +115,8 @@ enum Caller {
 /// A loading thread.
 #[derive(Clone, Debug, Default)]
 struct Lane {
-    /// The batches that it took, in order: each in the next of its slots.
-    taken: Vec<usize>,
+    /// The batch that it took last.
+    unit: usize,
     /// What is left of the load.
     left: Option<f64>,
     /// It has nothing to load, or nothing to load into.
@@ -144,11 +142,10 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         now: 0.0,
         lanes: vec![Lane::default(); workers],
         next: 0,
-        place: Vec::with_capacity(units.len()),
         loaded: vec![false; units.len()],
         ready: vec![f64::INFINITY; units.len()],
         freed: vec![f64::INFINITY; units.len()],
-        copies: VecDeque::new(),
+        copied: 0,
         copying: f64::NEG_INFINITY,
         lent: Vec::new(),
         drops: drops(units),
@@ -194,15 +191,13 @@ struct Run<'a> {
     lanes: Vec<Lane>,
     /// The batch that is taken next.
     next: usize,
-    /// The thread of each batch taken, and how many it took before.
-    place: Vec<(usize, usize)>,
     loaded: Vec<bool>,
     /// When the caller can have a batch.
     ready: Vec<f64>,
     /// When the batch was dropped.
     freed: Vec<f64>,
-    /// Batches that wait for their copy to the device.
-    copies: VecDeque<usize>,
+    /// The batch that is copied to the device next.
+    copied: usize,
     /// When the last copy ends: only one runs at a time.
     copying: f64,
     /// Until when each other thread has batches.
@@ -244,10 +239,9 @@ impl Run<'_> {
         self.end
     }
 
-    /// Whether the next slot of a thread is free.
-    fn has_slot(&self, lane: &Lane) -> bool {
-        let Some(before) = lane.taken.len().checked_sub(self.depth) else { return true };
-        let unit = lane.taken[before];
+    /// Whether the next slot is free.
+    fn has_slot(&self) -> bool {
+        let Some(unit) = self.next.checked_sub(self.depth) else { return true };
         // With a device the host slot is free after the copy.
         let free = if self.machine.device_depth > 0 { self.ready[unit] } else { self.freed[unit] };
         free <= self.now
@@ -284,10 +278,8 @@ impl Run<'_> {
         }
         self.lent.iter().copied().for_each(&mut until);
         // The last to be freed is not the only one that a thread may wait for.
-        for lane in &self.lanes {
-            let slots = self.depth.max(self.machine.device_depth);
-            lane.taken.iter().rev().take(slots).for_each(|&unit| until(finite(self.freed[unit])));
-        }
+        let slots = self.depth.max(self.machine.device_depth);
+        (self.next.saturating_sub(slots)..self.next).for_each(|unit| until(finite(self.freed[unit])));
         until(self.copying);
         self.lanes.iter().filter(|lane| lane.left.is_none()).for_each(|lane| until(lane.awake));
         if !step.is_finite() {
@@ -296,8 +288,7 @@ impl Run<'_> {
         if loading < self.lanes.len() as f64 && self.overlap {
             let granted = self.next < self.granted();
             for lane in 0..self.lanes.len() {
-                let starved =
-                    self.lanes[lane].left.is_none() && !(granted && self.has_slot(&self.lanes[lane]));
+                let starved = self.lanes[lane].left.is_none() && !(granted && self.has_slot());
                 self.lanes[lane].sleeps |= starved;
                 self.outcome.for_slots += if starved && granted { step } else { 0.0 };
             }
@@ -314,9 +305,7 @@ impl Run<'_> {
 
     /// Whether the caller waits, and takes part in the load of the only thread.
     fn is_helping(&self) -> bool {
-        let loads = |lane: &Lane| {
-            lane.left.is_some() && lane.taken.last().is_some_and(|&unit| self.units[unit].helps)
-        };
+        let loads = |lane: &Lane| lane.left.is_some() && self.units[lane.unit].helps;
         self.overlap
             && self.lanes.len() == 1
             && matches!(self.caller, Caller::Asking(_))
@@ -344,15 +333,14 @@ impl Run<'_> {
             match self.lanes[lane].left {
                 Some(left) if left <= NOTHING => {
                     self.lanes[lane].left = None;
-                    let Some(&unit) = self.lanes[lane].taken.last() else { continue };
+                    let unit = self.lanes[lane].unit;
                     self.loaded[unit] = true;
-                    match self.machine.device_depth {
-                        0 => self.ready[unit] = self.now,
-                        _ => self.copies.push_back(unit),
+                    if self.machine.device_depth == 0 {
+                        self.ready[unit] = self.now;
                     }
                     return true;
                 }
-                None if self.next < self.granted() && self.has_slot(&self.lanes[lane]) => {
+                None if self.next < self.granted() && self.has_slot() => {
                     if std::mem::take(&mut self.lanes[lane].sleeps) {
                         self.lanes[lane].awake = self.now + self.machine.start;
                         return true;
@@ -362,8 +350,7 @@ impl Run<'_> {
                     }
                     let Unit { read, transform, .. } = &self.units[self.next];
                     let load = read * self.scale.read + transform * self.scale.transform;
-                    self.place.push((lane, self.lanes[lane].taken.len()));
-                    self.lanes[lane].taken.push(self.next);
+                    self.lanes[lane].unit = self.next;
                     self.lanes[lane].left = Some(load);
                     self.next += 1;
                     return true;
@@ -379,13 +366,14 @@ impl Run<'_> {
         if self.copying > self.now {
             return false;
         }
-        let may = |&unit: &usize| {
-            let (lane, before) = self.place[unit];
-            let slot = before.checked_sub(self.machine.device_depth);
-            slot.is_none_or(|slot| self.freed[self.lanes[lane].taken[slot]] <= self.now)
-        };
-        let Some(at) = self.copies.iter().position(may) else { return false };
-        let Some(unit) = self.copies.remove(at) else { return false };
+        // In order: the next batch, once its slot on the device is free.
+        let slot = self.copied.checked_sub(self.machine.device_depth);
+        let free = slot.is_none_or(|slot| self.freed[slot] <= self.now);
+        let unit = self.copied;
+        if !(free && self.loaded.get(unit) == Some(&true)) || self.machine.device_depth == 0 {
+            return false;
+        }
+        self.copied += 1;
         self.copying = self.now + self.units[unit].transfer * self.scale.transfer;
         self.ready[unit] = self.copying;
         true

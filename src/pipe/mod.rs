@@ -6,6 +6,9 @@
 //!
 //! A loader, a generator and a stream of weights are orders of units on a pipe.
 
+pub(crate) mod bytes;
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
 pub(crate) mod items;
 pub(crate) mod options;
 mod plain;
@@ -20,6 +23,9 @@ use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+pub use self::bytes::{Backend, Host, Memory, Sides};
+#[cfg(feature = "cuda")]
+pub use self::device::{Cuda, DeviceSlots};
 pub use self::items::{Ended, Front, Items, Next};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
@@ -240,11 +246,10 @@ impl<R: Ring> Pipe<R> {
     /// Begins a call with these units: what was filled for an earlier call is discarded when it comes. At most `granted`
     /// units are started before [`grant`](Self::grant).
     ///
-    /// If the order ends, or the source, the end takes a slot. An order whose length the caller knows is granted that
-    /// many units, and the caller counts them.
-    pub(crate) fn post(&mut self, order: Order<R::Unit>, granted: u64) {
+    /// If the caller does not count the units, the end of the order takes a slot, as an end that a source finds.
+    pub(crate) fn post(&mut self, order: Order<R::Unit>, counted: bool, granted: u64) {
         if !self.is_orphaned() {
-            self.call = self.running.shared.begin(order, granted);
+            self.call = self.running.shared.begin(order, counted, granted);
             self.received = 0;
         }
     }
@@ -358,7 +363,7 @@ impl<R: Ring> Pipe<R> {
             };
             match received {
                 Received::Item(mut item) => {
-                    let ticket = R::header(&mut item).ticket;
+                    let ticket = R::header_mut(&mut item).ticket;
                     if (ticket.generation, ticket.seq) == (call, expected) {
                         break item;
                     }
@@ -383,7 +388,7 @@ impl<R: Ring> Pipe<R> {
         let freed =
             number.checked_sub(depth).and_then(|before| Some((before, R::released(consumer, before)?)));
         let copied = R::copied(consumer, number);
-        let header = R::header(&mut item);
+        let header = R::header_mut(&mut item);
         let load = &mut header.load;
         load.freed = freed.map(|(before, (at, thread))| Freed { batch: (0, before), at, thread });
         if own.is_some() && *overlap {
@@ -553,7 +558,7 @@ impl<R: Ring> Running<R> {
                 Received::Failed(source) => return Some(Error::Device(source)),
                 _ => return None,
             };
-            let header = R::header(&mut item);
+            let header = R::header_mut(&mut item);
             if header.ticket.generation == call {
                 if let Err(error) = mem::replace(&mut header.result, Ok(Content::End)) {
                     return Some(*error);

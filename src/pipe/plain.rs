@@ -114,7 +114,7 @@ impl<R: Ring> Pipe<R> {
         let place = Place { ordinal: self.begun.calls, epoch: first, step: 0 };
         self.begun = Begun { first: place, length, calls: self.begun.calls + 1 };
         let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));
-        self.post(Box::new(order), granted.min(length.unwrap_or(u64::MAX)));
+        self.post(Box::new(order), length.is_some(), granted);
         if !rounds {
             self.began(place, Instant::now());
         }
@@ -125,7 +125,7 @@ impl<R: Ring> Pipe<R> {
     pub fn grant(&mut self, granted: u64) {
         let lockstep = granted <= self.received() + 1;
         self.recorder().lockstep(lockstep);
-        self.grant_since(granted.min(self.begun.length.unwrap_or(u64::MAX)), Instant::now());
+        self.grant_since(granted, Instant::now());
     }
 
     /// Iterates over these units: [`begin`](Self::begin) with all of them, named as an epoch of their own.

@@ -107,7 +107,10 @@ pub trait Ring: Sized + 'static {
     ) -> Received<Self::Item>;
 
     /// Returns what the pipe knows about the unit in an item.
-    fn header(item: &mut Self::Item) -> &mut Header<Self::Unit>;
+    fn header(item: &Self::Item) -> &Header<Self::Unit>;
+
+    /// Returns what the pipe knows about the unit in an item.
+    fn header_mut(item: &mut Self::Item) -> &mut Header<Self::Unit>;
 
     /// Returns the number of an item: 0 for the first of the ring.
     fn number(item: &Self::Item) -> u64;
@@ -242,7 +245,11 @@ impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
         }
     }
 
-    fn header(item: &mut Filled<T, U>) -> &mut Header<U> {
+    fn header(item: &Filled<T, U>) -> &Header<U> {
+        item.header()
+    }
+
+    fn header_mut(item: &mut Filled<T, U>) -> &mut Header<U> {
         let Some(header) = &mut item.0.header else { unreachable!("a slot is committed with its header") };
         header
     }

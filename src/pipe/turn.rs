@@ -86,14 +86,16 @@ pub(super) struct Shared<R: Ring> {
 struct Turn<R: Ring> {
     producer: R::Producer,
     order: Order<R::Unit>,
+    /// The caller knows how many units there are, so their end takes no slot.
+    counted: bool,
 }
 
 /// What the caller wants.
 struct Mailbox<U> {
     /// Numbers the calls, from 1. What was filled for an earlier call is discarded when it comes.
     call: u64,
-    /// The order of this call, until the holder of the turn fetches it.
-    order: Option<Order<U>>,
+    /// The order of this call, until the holder of the turn fetches it, and whether the caller counts its units.
+    order: Option<(Order<U>, bool)>,
     /// Units of this call that were started, and that may be.
     started: u64,
     granted: u64,
@@ -139,6 +141,16 @@ pub(super) struct Taken<R: Ring> {
     resumed: Instant,
 }
 
+impl<U> Mailbox<U> {
+    /// The order of the call has ended: the last unit is none.
+    fn not_started(&mut self, call: u64) {
+        if self.call == call {
+            (self.started, self.loads) = (self.started - 1, self.loads - 1);
+            self.granted = self.started;
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -157,7 +169,7 @@ impl<R: Ring> Shared<R> {
             held: None,
         };
         Self {
-            turn: Mutex::new(Some(Turn { producer, order: Box::new(std::iter::empty()) })),
+            turn: Mutex::new(Some(Turn { producer, order: Box::new(std::iter::empty()), counted: true })),
             mail: Mutex::new(mail),
             posted: Condvar::new(),
             left: Condvar::new(),
@@ -175,44 +187,48 @@ impl<R: Ring> Shared<R> {
             Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,
             Err(TryLockError::WouldBlock) => lock(&self.turn),
         };
-        let Some(Turn { producer, order }) = &mut *turn else { return Take::Over };
+        let Some(Turn { producer, order, counted }) = &mut *turn else { return Take::Over };
         match self.wait_free(producer, patience) {
             Ok(()) => {}
             Err(NoSlot::InUse) => return Take::InUse,
             Err(NoSlot::Closed) => return Take::Over,
         }
         let mut mail = lock(&self.mail);
-        let (ticket, resumed) = loop {
+        loop {
             if mail.closed {
                 return Take::Over;
             }
             if let Some(posted) = mail.order.take() {
                 drop(mail);
                 // The drop of the old order runs foreign code.
-                *order = posted;
+                (*order, *counted) = posted;
                 mail = lock(&self.mail);
             } else if mail.started < mail.granted {
-                let (generation, seq) = (mail.call, mail.started);
+                let (call, seq, resumed) = (mail.call, mail.started, mail.resumed);
                 (mail.started, mail.loads) = (seq + 1, mail.loads + 1);
-                break (Ticket { generation, seq, ..Ticket::default() }, mail.resumed);
+                drop(mail);
+                let next = catch_unwind(AssertUnwindSafe(|| order.next()));
+                if let (Ok(None), true) = (&next, &counted) {
+                    mail = lock(&self.mail);
+                    mail.not_started(call);
+                    continue;
+                }
+                let (place, unit) = match next {
+                    Ok(Some((place, unit))) => (place, Ok(Some(unit))),
+                    Ok(None) => (Place::default(), Ok(None)),
+                    Err(panic) => (Place::default(), Err(panic_message(&*panic))),
+                };
+                // The slot is still free: only who has the turn takes one.
+                let Ok(reserved) = R::reserve(producer) else { return Take::Over };
+                let Place { ordinal, epoch, step } = place;
+                let ticket = Ticket { generation: call, seq, ordinal, epoch, step, ..Ticket::default() };
+                return Take::Unit(Taken { reserved, ticket, unit, resumed });
             } else if patience == Patience::Worker {
                 mail = self.wait_for_mail(mail);
             } else {
                 return Take::Idle;
             }
-        };
-        drop(mail);
-        // The slot is still free: only who has the turn takes one.
-        let Ok(reserved) = R::reserve(producer) else { return Take::Over };
-        let next = catch_unwind(AssertUnwindSafe(|| order.next()));
-        let (place, unit) = match next {
-            Ok(Some((place, unit))) => (place, Ok(Some(unit))),
-            Ok(None) => (Place::default(), Ok(None)),
-            Err(panic) => (Place::default(), Err(panic_message(&*panic))),
-        };
-        drop(turn);
-        let Place { ordinal, epoch, step } = place;
-        Take::Unit(Taken { reserved, ticket: Ticket { ordinal, epoch, step, ..ticket }, unit, resumed })
+        }
     }
 
     fn wait_free(&self, producer: &mut R::Producer, patience: Patience) -> Result<(), NoSlot> {
@@ -274,10 +290,10 @@ impl<R: Ring> Shared<R> {
     }
 
     /// Begins a call: what was started for an earlier one is discarded when it comes. `granted` units may be started.
-    pub(super) fn begin(&self, order: Order<R::Unit>, granted: u64) -> u64 {
+    pub(super) fn begin(&self, order: Order<R::Unit>, counted: bool, granted: u64) -> u64 {
         let mut mail = lock(&self.mail);
         mail.call += 1;
-        let old = mail.order.replace(order);
+        let old = mail.order.replace((order, counted));
         (mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());
         let call = mail.call;
         drop(mail);

@@ -11,9 +11,8 @@ use twinbuf_mmap::Tensor;
 
 use super::StreamBuilder;
 use super::group::{Group, Place, check};
-use crate::backend::Cuda;
 use crate::error::Error;
-use crate::slot::BatchMeta;
+use crate::pipe::{Cuda, Header};
 
 impl StreamBuilder {
     /// Copies each group to the device of `context` on a separate stream, while the previous group is in use.
@@ -46,13 +45,13 @@ impl StreamBuilder {
     /// # Ok::<(), twinbuf::BoxError>(())
     /// ```
     pub fn cuda(self, context: Arc<CudaContext>) -> StreamBuilder<Cuda> {
-        StreamBuilder { backend: Cuda { context, device_depth: 2 }, options: self.options }
+        StreamBuilder { backend: Cuda { context, device_depth: 2 }, options: self.options, own: self.own }
     }
 }
 
 impl StreamBuilder<Cuda> {
-    /// Sets the number of device slots, at least 1. Default: 2. With one slot, a group is copied when the one before has
-    /// been dropped. `build` returns [`Error::Option`] for a value out of range.
+    /// Sets the number of device slots. Default: 2. With one slot, a group is copied when the one before has been dropped.
+    /// `build` returns [`Error::Option`] for 0.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.backend.device_depth = slots;
         self
@@ -77,7 +76,7 @@ impl Group<Cuda> {
 
     /// Returns the lease of the device slot, for example to call [`Lease::on_raw`] or [`Lease::wait_copied`].
     #[must_use]
-    pub fn lease(&self) -> &Lease<BatchMeta> {
+    pub fn lease(&self) -> &Lease<Header<usize>> {
         match &self.place {
             Place::Slot(lease) => lease,
             Place::Kept(_) => unreachable!("a device has all groups in its slots"),

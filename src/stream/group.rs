@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
-use crate::backend::{Backend, Host};
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
-use crate::slot::fits;
-use crate::stage::Raw;
+use crate::loader::layout::fits;
+use crate::pipe::bytes::Item;
+use crate::pipe::{Backend, Host};
 
 /// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
 ///
@@ -30,7 +30,7 @@ pub struct Group<B: Backend = Host> {
 }
 
 pub(super) enum Place<B: Backend> {
-    Slot(Raw<B>),
+    Slot(Item<B, usize>),
     /// The memory of a group that stays. Only on the host: a device has all groups in its slots.
     Kept(Arc<Buffer>),
 }
@@ -83,12 +83,12 @@ impl Group {
     #[doc(hidden)]
     pub fn leave_slot(&mut self) -> Option<bool> {
         let Place::Slot(slot) = &mut self.place else { return None };
-        let len = slot.content.len();
+        let len = slot.len();
         let Ok(more) = self.taken.as_ref().map(|taken| taken.more(len as u64)).transpose() else {
             return Some(false);
         };
         let Some(other) = Buffer::new(len) else { return Some(false) };
-        let own = std::mem::replace(&mut slot.content, other);
+        let own = std::mem::replace(&mut **slot, other);
         (self.place, self.more) = (Place::Kept(Arc::new(own)), more);
         Some(true)
     }
@@ -112,7 +112,7 @@ impl Group {
 
     fn view<'g>(&'g self, (tensor, range): (&'g Tensor, Range<usize>)) -> View<'g> {
         let bytes = match &self.place {
-            Place::Slot(slot) => &slot.content,
+            Place::Slot(slot) => slot,
             Place::Kept(kept) => &**kept,
         };
         View { tensor, bytes: &bytes[range], at: &self.at }

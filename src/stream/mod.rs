@@ -7,35 +7,35 @@
 #[cfg(feature = "cuda")]
 mod device;
 mod group;
-mod pass;
 mod schedule;
 
 use std::fmt;
+use std::ops::DerefMut;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::vec;
 
 use twinbuf_mmap::{Buffer, Reader};
 pub use twinbuf_mmap::{Groups, ReadMode, Tensor, Tensors};
 
 #[cfg(feature = "cuda")]
 pub use self::device::DeviceView;
+use self::group::Place as GroupPlace;
 pub use self::group::{Group, View};
-pub use self::pass::Pass;
-use self::schedule::{Order, Schedule};
-#[cfg(feature = "cuda")]
-pub use crate::backend::Cuda;
-use crate::backend::sealed::SlotGuard;
-use crate::backend::{Backend, Host, too_large};
+use self::schedule::{Order, Passes, Schedule};
 use crate::batch::memory::Taken;
 use crate::error::Error;
 use crate::loader::MemoryLimit;
-use crate::observe::breakdown::Breakdown;
-use crate::observe::log::What;
-use crate::observe::report::Report;
-use crate::observe::trace::Trace;
-use crate::slot::{MAX_HOST_DEPTH, Naming, Origin, Ticket};
-use crate::stage::worker::{Load, Source};
-use crate::stage::{self, HELD_TIMEOUT, Stage};
+use crate::observe::recorder::Kind;
+use crate::observe::report::{LiveReport, Report};
+#[cfg(feature = "cuda")]
+pub use crate::pipe::Cuda;
+use crate::pipe::bytes::{Item, too_large};
+use crate::pipe::options::{Options, common};
+use crate::pipe::{
+    Backend, Content, Ended, Filling, Front, Host, Items, Memory, Next, Pipe, Place, Setup, Source,
+};
+use crate::slot::Naming;
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
 /// the feature `safetensors`.
@@ -70,20 +70,16 @@ use crate::stage::{self, HELD_TIMEOUT, Stage};
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub fn stream(groups: Groups) -> StreamBuilder {
-    let options = Options {
+    let own = Own {
         groups,
-        name: None,
         order: None,
         cycle: false,
         depth: 2,
         keep: None,
-        overlap: true,
         read_mode: ReadMode::Auto,
         memory_limit: None,
-        held_timeout: HELD_TIMEOUT,
-        trace: None,
     };
-    StreamBuilder { backend: Host, options }
+    StreamBuilder { backend: Host, options: Options::default(), own }
 }
 
 /// Builds a [`TensorStream`]. [`stream`] returns it.
@@ -91,33 +87,27 @@ pub fn stream(groups: Groups) -> StreamBuilder {
 pub struct StreamBuilder<B: Backend = Host> {
     backend: B,
     options: Options,
+    own: Own,
 }
 
-struct Options {
+/// The options of a stream that no other front end has.
+struct Own {
     groups: Groups,
-    name: Option<String>,
     order: Option<Order>,
     cycle: bool,
     depth: usize,
     keep: Option<usize>,
-    overlap: bool,
     read_mode: ReadMode,
     memory_limit: Option<MemoryLimit>,
-    held_timeout: Duration,
-    trace: Option<Trace>,
 }
 
 impl<B: Backend> StreamBuilder<B> {
-    /// Sets the name of the stream in errors, reports and traces. Default: no name.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.options.name = Some(name.into());
-        self
-    }
+    common!();
 
     /// Reads continuously across passes: the stream reads the first group of the next pass while the caller uses the
     /// last group of the current pass. Default: reading starts with each call of [`pass`](TensorStream::pass).
     pub fn cycle(mut self) -> Self {
-        self.options.cycle = true;
+        self.own.cycle = true;
         self
     }
 
@@ -129,16 +119,16 @@ impl<B: Backend> StreamBuilder<B> {
     /// arguments. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
     /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
-        self.options.order = Some(Box::new(order));
+        self.own.order = Some(Box::new(order));
         self
     }
 
-    /// Sets the number of slots, 1 to 8. Default: 2.
+    /// Sets the number of slots. Default: 2.
     ///
     /// Each slot holds the largest group that is not [kept in memory](Self::keep). A group in use occupies one slot.
-    /// The reader fills the other slots. `build` returns [`Error::Option`] if out of range.
-    pub fn host_depth(mut self, slots: usize) -> Self {
-        self.options.depth = slots;
+    /// The reader fills the other slots. `build` returns [`Error::Option`] for fewer than 2 with overlap, and for 0.
+    pub fn depth(mut self, slots: usize) -> Self {
+        self.own.depth = slots;
         self
     }
 
@@ -148,7 +138,7 @@ impl<B: Backend> StreamBuilder<B> {
     /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
     /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
-        self.options.memory_limit = Some(limit.into());
+        self.own.memory_limit = Some(limit.into());
         self
     }
 
@@ -158,15 +148,7 @@ impl<B: Backend> StreamBuilder<B> {
     /// A group kept in memory is read once and stays until the stream and the last [`Group`] are dropped. It does
     /// not occupy a slot. If only some groups are kept, they are spread evenly over the pass.
     pub fn keep(mut self, groups: usize) -> Self {
-        self.options.keep = Some(groups);
-        self
-    }
-
-    /// Sets whether a thread reads groups ahead of the caller. Default: `true`.
-    ///
-    /// With `false`, the call that asks for a group reads it on the caller's thread.
-    pub fn overlap(mut self, overlap: bool) -> Self {
-        self.options.overlap = overlap;
+        self.own.keep = Some(groups);
         self
     }
 
@@ -176,23 +158,7 @@ impl<B: Backend> StreamBuilder<B> {
     /// With direct I/O, the disk writes to the slot, with one request per contiguous run of tensors of 4 MiB or
     /// more. Do not call `fork` during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
-        self.options.read_mode = mode;
-        self
-    }
-
-    /// Sets how long to wait for the caller to drop an earlier group when the stream needs its slot. Default: 10 s.
-    ///
-    /// Another thread can drop the group during the wait. After the timeout the pass ends with [`Error::SlotHeld`].
-    /// If the waiting thread itself holds the group, the
-    /// stream waits for the full timeout.
-    pub fn held_timeout(mut self, timeout: Duration) -> Self {
-        self.options.held_timeout = timeout;
-        self
-    }
-
-    /// Writes a Chrome trace to a file. Default: no trace.
-    pub fn trace(mut self, trace: impl Into<Trace>) -> Self {
-        self.options.trace = Some(trace.into());
+        self.own.read_mode = mode;
         self
     }
 
@@ -200,7 +166,7 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: there is no group, [`host_depth`](Self::host_depth) is out of range, or the slots cannot
+    /// - [`Error::Option`]: there is no group, [`depth`](Self::depth) is out of range, or the slots cannot
     ///   be allocated.
     /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
     /// - [`Error::Open`]: the files cannot be read as [`read_mode`](Self::read_mode) requires.
@@ -208,22 +174,23 @@ impl<B: Backend> StreamBuilder<B> {
     /// - [`Error::Spawn`]: the system could not start a thread.
     /// - [`Error::Device`]: a call of the device's driver failed.
     pub fn build(self) -> Result<TensorStream<B>, Error> {
-        let Self { backend, options } = self;
-        let Options { groups, name, order, cycle, depth, keep, overlap, read_mode, .. } = options;
-        if !(1..=MAX_HOST_DEPTH).contains(&depth) {
-            let wanted = format!("1 to {MAX_HOST_DEPTH} slots");
-            return Err(Error::Option { option: "host_depth", wanted, found: depth.to_string() });
+        let Self { backend, mut options, own } = self;
+        let Own { groups, order, cycle, depth, keep, read_mode, memory_limit } = own;
+        let least = if options.overlaps() { 2 } else { 1 };
+        if depth < least {
+            let wanted = format!("at least {least} slots");
+            return Err(Error::Option { option: "depth", wanted, found: depth.to_string() });
         }
         if groups.is_empty() {
             let (wanted, found) = ("at least one group".to_string(), "none".to_string());
             return Err(Error::Option { option: "groups", wanted, found });
         }
-        let left = options.memory_limit.as_ref().map(MemoryLimit::left);
+        let left = memory_limit.as_ref().map(MemoryLimit::left);
         let device_depth = backend.device_depth();
         let schedule = Arc::new(Schedule::new(groups, order, (depth, device_depth), left, keep));
         let sum = schedule.to_string();
         let wanted = schedule.memory().ok_or_else(|| too_large(&sum))?;
-        let taken = options.memory_limit.map(|limit| limit.take(wanted)).transpose();
+        let taken = memory_limit.map(|limit| limit.take(wanted)).transpose();
         let taken =
             taken.map_err(|(limit, taken)| Error::Memory { sum: sum.clone(), wanted, limit, taken })?;
         let taken = taken.map(Arc::new);
@@ -232,51 +199,65 @@ impl<B: Backend> StreamBuilder<B> {
         // A device has page-locked slots.
         let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
         let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&sum))?;
-        let trace =
-            options.trace.map(|trace| trace.open(name.as_deref(), 0, 1)).transpose().map_err(Error::trace)?;
-        let streamed = schedule.streamed();
+        let trace = options.open(0, 1)?;
         let kept: Kept = (0..schedule.groups().len()).map(|_| OnceLock::new()).collect();
         let source = Reading {
             reader: reader.clone(),
             schedule: schedule.clone(),
             kept: kept.clone(),
-            begun: None,
-            pass: None,
             _taken: taken.clone(),
         };
-        let options = stage::Options {
-            naming: Naming { loader: name.map(Into::into), rounds: false },
-            overlap,
-            held_timeout: options.held_timeout,
-            trace,
-            breakdown: Breakdown::off(),
-            steps: Box::new(move |_, _| streamed),
-            slots: (schedule.slot(), depth, &sum),
+        let memory = Memory {
+            slot: schedule.slot(),
+            depth,
             lent: (device_depth == 0).then_some(slots),
-            sending: None,
-            sends: false,
-            help: None,
+            sum: &sum,
+            overlap: options.overlaps(),
+            trace: trace.clone(),
+            naming: Naming { loader: options.name.clone(), rounds: false },
         };
-        let mut stage = Stage::start(backend, vec![Box::new(source)], options)?;
-        stage.recorder().stream();
-        Ok(TensorStream { stage, schedule, reader, kept, cycle, passes: 0, flowing: None, taken })
+        let pipe = Pipe::start(Setup {
+            sides: backend.sides(memory)?,
+            sources: vec![Box::new(source)],
+            helper: None,
+            options,
+            trace,
+            kind: Kind::Groups,
+            sends: false,
+            depths: (depth, device_depth),
+            locate: Box::new(|_, _| None),
+        })?;
+        let (order, at) = (Vec::new(), 0);
+        let (passes, flowing, whole, failed) = (0, false, false, None);
+        Ok(TensorStream {
+            pipe,
+            schedule,
+            reader,
+            kept,
+            cycle,
+            passes,
+            flowing,
+            order,
+            at,
+            whole,
+            failed,
+            taken,
+        })
     }
 }
 
 impl<B: Backend> fmt::Debug for StreamBuilder<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { groups, cycle, order, depth, keep, overlap, read_mode, memory_limit, trace, .. } =
-            &self.options;
+        let Own { groups, cycle, order, depth, keep, read_mode, memory_limit } = &self.own;
         f.debug_struct("StreamBuilder")
             .field("groups", groups)
+            .field("options", &self.options)
             .field("cycle", cycle)
             .field("order", &order.is_some())
-            .field("host_depth", depth)
+            .field("depth", depth)
             .field("keep", keep)
-            .field("overlap", overlap)
             .field("read_mode", read_mode)
             .field("memory_limit", memory_limit)
-            .field("trace", trace)
             .finish_non_exhaustive()
     }
 }
@@ -290,15 +271,22 @@ impl<B: Backend> fmt::Debug for StreamBuilder<B> {
 /// Dropping the stream waits at most 10 s for the read in progress and joins the thread. After 10 s it detaches the
 /// thread.
 pub struct TensorStream<B: Backend = Host> {
-    stage: Stage<B>,
+    pipe: Pipe<B::Ring<usize>>,
     schedule: Arc<Schedule>,
     reader: Arc<Reader<Groups>>,
     kept: Kept,
     cycle: bool,
     /// Passes begun so far.
     passes: u64,
-    /// The first group of the next pass, if it follows the last one without a gap.
-    flowing: Option<Ticket>,
+    /// The next pass follows the last one without a gap.
+    flowing: bool,
+    /// The groups of this pass, and the place of the next one.
+    order: Vec<usize>,
+    at: usize,
+    /// All groups of this pass come through the slots.
+    whole: bool,
+    /// The error of an invalid order.
+    failed: Option<Error>,
     /// Shared with the groups, and dropped after what it counts.
     taken: Option<Arc<Taken>>,
 }
@@ -316,7 +304,39 @@ impl<B: Backend> TensorStream<B> {
     ///
     /// If the [order](StreamBuilder::order) function panics.
     pub fn pass(&mut self) -> Pass<'_, B> {
-        Pass::new(self)
+        let pass = self.passes;
+        (self.order, self.failed) = match self.schedule.pass(pass) {
+            Ok(order) => (order, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        (self.passes, self.at) = (pass + 1, 0);
+        if !std::mem::take(&mut self.flowing) && self.failed.is_none() {
+            self.begin(pass);
+        } else {
+            self.whole = false;
+        }
+        self.pipe.began(self.place(), Instant::now());
+        Items::lent(self)
+    }
+
+    /// Begins a series of passes with this one.
+    fn begin(&mut self, pass: u64) {
+        // All groups come through the slots until each of those that are kept has done so.
+        let there = self.kept.iter().filter_map(OnceLock::get).count() == self.schedule.kept();
+        self.whole = !there;
+        let passes = pass..=if self.cycle { u64::MAX } else { pass };
+        let order = Passes {
+            schedule: self.schedule.clone(),
+            reader: self.reader.clone(),
+            kept: self.kept.clone(),
+            left: passes.clone(),
+            passes,
+            whole: self.whole,
+            pass,
+            groups: vec::IntoIter::default(),
+            told: false,
+        };
+        self.pipe.post(Box::new(order), true, u64::MAX);
     }
 
     /// Returns the groups of the stream.
@@ -337,14 +357,18 @@ impl<B: Backend> TensorStream<B> {
     /// read.
     #[must_use]
     pub fn report(&self) -> Report {
-        let mut report = self.stage.report();
+        let mut report = self.pipe.report();
         report.reading += self.reader.stats();
         report.choices = vec![self.reader.choice()];
         report
     }
 
-    /// Joins the thread and returns a pending error. Waits without a time limit for the read in progress. Dropping
-    /// the stream also joins the thread, but waits at most 10 s.
+    /// Returns a handle that reads the report while an iterator borrows the stream, also from other threads.
+    pub fn live_report(&mut self) -> LiveReport {
+        self.pipe.live_report()
+    }
+
+    /// Joins the thread and returns a pending error, as [`Pipe::close`] does.
     ///
     /// # Errors
     ///
@@ -352,7 +376,16 @@ impl<B: Backend> TensorStream<B> {
     /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered groups
     /// remain valid.
     pub fn close(self) -> Result<(), Error> {
-        self.stage.close(None, &[])
+        self.pipe.close()
+    }
+
+    /// Closes the stream as [`close`](Self::close) does, but waits at most `timeout` for the read in progress.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] if the thread was left behind. Otherwise, the errors of [`close`](Self::close).
+    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
+        self.pipe.close_timeout(timeout)
     }
 }
 
@@ -362,103 +395,125 @@ impl<B: Backend> fmt::Debug for TensorStream<B> {
             .field("groups", self.groups())
             .field("kept", &self.kept())
             .field("cycle", &self.cycle)
-            .field("overlap", &self.stage.gate().is_some())
+            .field("overlap", &self.pipe.overlaps())
             .field("choice", &self.reader.choice())
             .finish_non_exhaustive()
     }
 }
 
-/// The files as the source of a stage.
+/// The files as the source of a pipe.
 struct Reading {
     reader: Arc<Reader<Groups>>,
     schedule: Arc<Schedule>,
     kept: Kept,
-    /// The series of passes that the reader has the order of.
-    begun: Option<u64>,
-    /// The pass that is read.
-    pass: Option<Streamed>,
     _taken: Option<Arc<Taken>>,
 }
 
-/// The groups of a pass that come through the slots.
-struct Streamed {
-    /// The pass, and how many groups come through the slots.
-    of: (u64, u64),
-    /// All groups of the pass.
-    all: u64,
-    /// Each with its place in the pass.
-    groups: Vec<(u64, usize)>,
-}
+impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reading {
+    type Unit = usize;
 
-impl Streamed {
-    fn get(&self, ticket: Ticket) -> Option<(u64, usize)> {
-        let step = usize::try_from(ticket.step).ok().filter(|_| self.of == (ticket.epoch, ticket.steps))?;
-        self.groups.get(step).copied()
-    }
-}
-
-impl Reading {
-    /// The group of a ticket.
-    fn group(&mut self, ticket: Ticket) -> Result<usize, Error> {
-        let of = (ticket.epoch, ticket.steps);
-        if self.pass.as_ref().is_none_or(|pass| pass.of != of) {
-            let order = self.schedule.pass(ticket.epoch)?;
-            let all = order.len() as u64;
-            let mut groups: Vec<_> = (0..).zip(order).collect();
-            if ticket.steps != all {
-                groups.retain(|&(_, group)| self.schedule.is_streamed(group));
-            }
-            self.pass = Some(Streamed { of, all, groups });
-        }
-        // Both sides count the same steps.
-        Ok(self.pass.as_ref().and_then(|pass| pass.get(ticket)).map_or(usize::MAX, |(_, group)| group))
-    }
-}
-
-impl Source<[u8]> for Reading {
-    fn log(&self) -> (What, &'static str) {
-        (What::Read, "read")
-    }
-
-    /// With the step that [`Pass`] counts: among all groups of the pass.
-    fn placed(&self, ticket: Ticket) -> Ticket {
-        let found = self.pass.as_ref().and_then(|pass| Some((pass.all, pass.get(ticket)?)));
-        found.map_or(ticket, |(steps, (step, _))| Ticket { step, steps, ..ticket })
-    }
-
-    fn load(&mut self, load: Load<'_>, slot: &mut dyn SlotGuard<Content = [u8]>) -> Result<usize, Error> {
-        let Load { ticket, naming, times, who, .. } = load;
-        *who = "order";
-        let group = self.group(ticket)?;
-        if self.begun != Some(ticket.generation) {
-            self.begun = Some(ticket.generation);
-            let kept = self.kept.clone();
-            self.reader.begin(self.schedule.from(ticket, move |group| kept[group].get().is_some()));
-        }
-        *who = "reader";
-        let placed = self.placed(ticket);
-        let failed =
-            |source: twinbuf_mmap::Error| Error::Load { at: naming.at(placed), source: source.into() };
+    fn fill(&mut self, &mut group: &mut usize, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error> {
+        at.runs("reader");
         let bytes = self.schedule.groups().bytes(group);
         if !self.schedule.is_kept(group) {
-            times.bytes = bytes;
-            return self.reader.read(&group, slot.content()).map_err(failed);
+            at.read_bytes(bytes);
+            let read = self.reader.read(&group, slot).map_err(|error| at.failed(error))?;
+            return Ok(Content::Bytes(read));
         }
         let kept = &self.kept[group];
         if kept.get().is_none() {
-            times.bytes = bytes;
+            at.read_bytes(bytes);
             let mut buffer = Buffer::untouched(bytes).ok_or_else(|| too_large(&*self.schedule))?;
-            self.reader.read(&group, &mut buffer).map_err(failed)?;
+            self.reader.read(&group, &mut buffer).map_err(|error| at.failed(error))?;
             // Only this thread sets it.
             let _ = kept.set(Arc::new(buffer));
         }
         if let (true, Some(kept)) = (self.schedule.is_streamed(group), kept.get()) {
-            slot.content()[..bytes].copy_from_slice(kept);
+            slot[..bytes].copy_from_slice(kept);
         }
-        Ok(bytes)
-    }
-
-    fn records(&self, _: Ticket) -> Option<Origin> {
-        None
+        Ok(Content::Bytes(bytes))
     }
 }
+
+impl<B: Backend> TensorStream<B> {
+    /// Makes a group of the next one in the order.
+    fn group(&mut self, place: GroupPlace<B>) -> Group<B> {
+        let (groups, taken) = (self.schedule.groups().clone(), self.taken.clone());
+        let (group, at) = (self.order[self.at], self.pipe.at(self.place()));
+        self.at += 1;
+        Group { place, groups, group, at, taken, more: None }
+    }
+
+    /// The memory of a group that is kept and comes through no slot.
+    fn kept_group(&self, group: usize) -> Option<Arc<Buffer>> {
+        self.kept[group].get().filter(|_| !self.schedule.is_streamed(group)).cloned()
+    }
+}
+
+impl<B: Backend> Front for TensorStream<B> {
+    type Ring = B::Ring<usize>;
+    type Item = Group<B>;
+
+    fn pipe(&self) -> &Pipe<B::Ring<usize>> {
+        &self.pipe
+    }
+
+    fn pipe_mut(&mut self) -> &mut Pipe<B::Ring<usize>> {
+        &mut self.pipe
+    }
+
+    fn place(&self) -> Place {
+        let pass = self.passes.saturating_sub(1);
+        Place { ordinal: pass, epoch: pass, step: self.at as u64 }
+    }
+
+    fn next(&mut self) -> Next<Group<B>> {
+        if let Some(error) = self.failed.take() {
+            return Next::Failed(error);
+        }
+        let Some(&group) = self.order.get(self.at) else { return Next::End };
+        // Kept groups no longer come through the slots once all of them are there.
+        match self.kept_group(group).filter(|_| !self.whole) {
+            Some(kept) => Next::Item(self.group(GroupPlace::Kept(kept))),
+            None => Next::Slot,
+        }
+    }
+
+    fn item(&mut self, slot: Item<B, usize>) -> Group<B> {
+        let kept = self.kept_group(self.order[self.at]);
+        self.group(kept.map_or(GroupPlace::Slot(slot), GroupPlace::Kept))
+    }
+
+    fn ended(&mut self, why: Ended<'_>) {
+        let whole = matches!(why, Ended::Whole) || self.at == self.order.len();
+        self.flowing = self.cycle && whole && !matches!(why, Ended::Failed(_));
+        if !self.flowing {
+            self.pipe.retract();
+        }
+    }
+
+    fn left(&self) -> (usize, Option<usize>) {
+        let left = self.order.len() - self.at;
+        (left.min(1), Some(left.max(usize::from(self.failed.is_some()))))
+    }
+
+    fn report(&self) -> Report {
+        self.report()
+    }
+}
+
+/// An iterator over the groups of one pass. [`TensorStream::pass`] returns it.
+///
+/// # Errors
+///
+/// The iterator returns every group that was read before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: a file could not be read.
+/// - [`Error::Option`]: the [order](StreamBuilder::order) does not return each group exactly once, or the memory of a
+///   group cannot be allocated.
+/// - [`Error::Panicked`]: the order panicked on the reading thread.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier group within the
+///   [`held_timeout`](StreamBuilder::held_timeout).
+/// - [`Error::Forked`]: this process was forked from the process that built the stream.
+/// - [`Error::ThreadGone`]: the thread ended unexpectedly.
+pub type Pass<'s, B = Host> = Items<'s, TensorStream<B>>;

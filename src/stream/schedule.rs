@@ -1,12 +1,15 @@
 //! The groups that are kept in memory, and the group of each step of a pass.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::vec;
 
 use twinbuf_mmap::{Groups, Reader};
 
+use super::Kept;
 use crate::error::Error;
-use crate::slot::Ticket;
+use crate::pipe::Place;
 
 /// The group of a pass and a step.
 pub(super) type Order = Box<dyn Fn(u64, usize) -> usize + Send + Sync>;
@@ -73,11 +76,6 @@ impl Schedule {
         self.depths.1 > 0 || !self.is_kept(group)
     }
 
-    /// How many come through the slots in each pass.
-    pub(super) fn streamed(&self) -> u64 {
-        (0..self.groups.len()).filter(|&group| self.is_streamed(group)).count() as u64
-    }
-
     /// Bytes of a slot.
     pub(super) fn slot(&self) -> usize {
         let streamed = (0..self.groups.len()).filter(|&group| self.is_streamed(group));
@@ -97,16 +95,16 @@ impl Schedule {
         slots.checked_add(self.kept_bytes())?.checked_add(Reader::<Groups>::MEMORY)
     }
 
-    /// The groups that are read from the pass of a ticket on, as far as the order is valid. `there` tells which of those
-    /// that are kept have been read.
-    pub(super) fn from(
+    /// The groups that are read in these passes, as far as the order is valid. `there` tells which of those that are kept
+    /// have been read.
+    fn reads(
         self: &Arc<Self>,
-        first: Ticket,
+        passes: RangeInclusive<u64>,
         there: impl Fn(usize) -> bool + Send + 'static,
     ) -> impl Iterator<Item = usize> + Send + 'static {
-        let schedule = self.clone();
-        let passes = (first.epoch..=first.last).map_while(move |pass| {
-            let is_first = pass == first.epoch;
+        let (schedule, first) = (self.clone(), *passes.start());
+        let passes = passes.map_while(move |pass| {
+            let is_first = pass == first;
             let mut groups =
                 schedule.pass(pass).ok().filter(|_| is_first || schedule.kept() < schedule.groups.len())?;
             groups.retain(|&group| if is_first { !there(group) } else { !schedule.is_kept(group) });
@@ -135,6 +133,50 @@ impl Schedule {
                 })
             })
             .collect()
+    }
+}
+
+/// The order of a series of passes: the groups that come through the slots.
+pub(super) struct Passes {
+    pub(super) schedule: Arc<Schedule>,
+    pub(super) reader: Arc<Reader<Groups>>,
+    pub(super) kept: Kept,
+    /// The passes, and those that are left.
+    pub(super) passes: RangeInclusive<u64>,
+    pub(super) left: RangeInclusive<u64>,
+    /// Whether all groups of the first pass come through the slots: not all that are kept are there.
+    pub(super) whole: bool,
+    /// What is left of a pass.
+    pub(super) pass: u64,
+    pub(super) groups: vec::IntoIter<(u64, usize)>,
+    pub(super) told: bool,
+}
+
+impl Iterator for Passes {
+    type Item = (Place, usize);
+
+    fn next(&mut self) -> Option<(Place, usize)> {
+        if !std::mem::replace(&mut self.told, true) {
+            let kept = self.kept.clone();
+            let reads = self.schedule.reads(self.passes.clone(), move |group| kept[group].get().is_some());
+            self.reader.begin(reads);
+        }
+        loop {
+            if let Some((step, group)) = self.groups.next() {
+                return Some((Place { ordinal: self.pass, epoch: self.pass, step }, group));
+            }
+            let pass = self.left.next()?;
+            // What is wrong with the order is told by the caller's side.
+            let order = self.schedule.pass(pass).ok()?;
+            let whole = self.whole && pass == *self.passes.start();
+            let mut groups: Vec<_> = (0..).zip(order).collect();
+            groups.retain(|&(_, group)| whole || self.schedule.is_streamed(group));
+            // A pass without groups in slots is followed by none that has.
+            if groups.is_empty() {
+                return None;
+            }
+            (self.pass, self.groups) = (pass, groups.into_iter());
+        }
     }
 }
 

@@ -58,7 +58,7 @@ fn every_value_that_is_taken() {
         assert_eq!(from(&[("TWINBUF_OVERLAP", value)]).unwrap().overlap, Some(expected), "{value:?}");
         assert_eq!(from(&[("TWINBUF_HINTS", value)]).unwrap().hints, Some(expected), "{value:?}");
     }
-    for depth in 1..=MAX_HOST_DEPTH {
+    for depth in [1, 2, 9, usize::MAX] {
         assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
     }
     for workers in [1, 2, MAX_WORKERS] {
@@ -117,19 +117,19 @@ fn a_loader_with_a_name_has_switches_of_its_own() {
     // An error names the variable, and only the loader it is meant for takes notice of its value.
     let bad = [("TWINBUF_VALID_DEPTH", "many")];
     let error = for_loader("valid", &bad).unwrap_err().to_string();
-    assert_eq!(error, r#"environment: TWINBUF_VALID_DEPTH: wanted a whole number from 1 to 8, found "many""#);
+    assert_eq!(error, r#"environment: TWINBUF_VALID_DEPTH: wanted a whole number from 1, found "many""#);
     assert_eq!(for_loader("train", &bad).unwrap(), Switches::default());
 }
 
 #[test]
 fn every_other_value_is_an_error() {
-    let depth = &*format!("a whole number from 1 to {MAX_HOST_DEPTH}");
+    let depth = "a whole number from 1";
     let steps = "a number of steps, or on or true, or 0, off or false";
     for (switch, values, bad) in [
         ("TWINBUF_OVERLAP", ON_OR_OFF, &["", " ", "2", "yes", "no", "-1", "on off", "1.0", "١"][..]),
         ("TWINBUF_HINTS", ON_OR_OFF, &["", "yes", "offf", "10"]),
         ("TWINBUF_WORKERS", "a whole number from 1 to 64", &["", "0", "65", "-1", "two"]),
-        ("TWINBUF_DEPTH", depth, &["", "0", "9", "-1", "two", "2.0", "0x2", "18446744073709551616"]),
+        ("TWINBUF_DEPTH", depth, &["", "0", "-1", "two", "2.0", "0x2", "18446744073709551616"]),
         ("TWINBUF_BREAKDOWN", steps, &["", "-1", "00", "every", "1.5", "18446744073709551616"]),
     ] {
         for value in bad {
@@ -203,14 +203,14 @@ fn the_environment_wins_over_the_code() {
     let code = || {
         Loader::builder(Zeros, Plan::builder(8).batch(1).build().unwrap())
             .overlap(false)
-            .host_depth(3)
+            .depth(3)
             .hints(false)
             .trace("code.json")
     };
     let with = |vars: &[(&str, &str)]| code().apply(from(vars).unwrap());
     let options = |b: &LoaderBuilder| {
-        let o = &b.options;
-        (o.overlap, o.host_depth, o.hints, o.trace.clone(), o.breakdown.is_on())
+        let (o, own) = (&b.options, &b.own);
+        (o.overlap, own.depth, own.hints, o.trace.clone(), o.breakdown.is_on())
     };
     assert_eq!(options(&with(&[])), options(&code()));
     let builder = with(&[
@@ -221,7 +221,7 @@ fn the_environment_wins_over_the_code() {
         ("TWINBUF_BREAKDOWN", "1"),
     ]);
     let trace = Some(Trace::new("environment.json"));
-    assert_eq!(options(&builder), (true, 5, true, trace, true));
+    assert_eq!(options(&builder), (true, Some(5), true, trace, true));
     assert_eq!(with(&[("TWINBUF_TRACE", "")]).options.trace, None);
     let more = code().trace(Trace::new("code.json").epochs(9));
     let more = more.apply(Switches { trace: Some("environment.json".into()), ..Switches::default() });
@@ -234,13 +234,14 @@ fn the_environment_wins_over_the_code() {
 fn wanted_slots_are_those_of_the_environment() {
     let wanted = |vars: &[(&str, &str)]| {
         let plan = Plan::builder(8).batch(4).build().unwrap();
-        let builder = Loader::builder(Zeros, plan).host_depth(3).workers(2).apply(from(vars).unwrap());
+        let builder = Loader::builder(Zeros, plan).depth(3).workers(2).apply(from(vars).unwrap());
         builder.wanted_slots().unwrap().0
     };
-    assert_eq!(wanted(&[]), 6);
-    assert_eq!(wanted(&[("TWINBUF_DEPTH", "5")]), 10);
-    assert_eq!(wanted(&[("TWINBUF_DEPTH", "1"), ("TWINBUF_WORKERS", "7")]), 7);
-    assert_eq!(wanted(&[("TWINBUF_OVERLAP", "off"), ("TWINBUF_WORKERS", "7")]), 3);
+    assert_eq!(wanted(&[]), 3);
+    assert_eq!(wanted(&[("TWINBUF_DEPTH", "5")]), 5);
+    assert_eq!(wanted(&[("TWINBUF_DEPTH", "8"), ("TWINBUF_WORKERS", "7")]), 8);
+    assert_eq!(wanted(&[("TWINBUF_WORKERS", "7")]), 9, "the depth of the code was for its workers");
+    assert_eq!(wanted(&[("TWINBUF_OVERLAP", "off")]), 3);
     assert_eq!(wanted(&[("TWINBUF_BREAKDOWN", "on")]), 3, "what is timed does not overlap");
 }
 

@@ -30,7 +30,7 @@ fn wall(units: &[Unit], machine: &Machine, settings: Settings) -> f64 {
 }
 
 fn workers(workers: usize) -> Settings {
-    Settings { workers, ..DEFAULT }
+    Settings { workers, depth: 2 * workers, ..DEFAULT }
 }
 
 fn depth(depth: usize) -> Settings {
@@ -56,7 +56,7 @@ fn workers_load_side_by_side_and_a_free_one_takes_the_next() {
     assert_eq!([1, 2, 4].map(|n| wall(&slow, &MACHINE, workers(n))), [85.0, 50.0, 40.0]);
     // While one loads the long batch, the other loads the three after it.
     let fourth = units(&[30.0, 10.0, 10.0, 10.0], 0.0);
-    assert_eq!(wall(&fourth, &MACHINE, Settings { depth: 3, ..workers(2) }), 30.0);
+    assert_eq!(wall(&fourth, &MACHINE, Settings { depth: 6, ..workers(2) }), 30.0);
 }
 
 #[test]
@@ -215,6 +215,6 @@ fn a_caller_that_helps_halves_the_load_that_it_waits_for() {
         1000.0,
         "without a thread there is nobody to help"
     );
-    let two = wall(2.0, 0.0, Settings { workers: 2, ..one });
+    let two = wall(2.0, 0.0, Settings { workers: 2, depth: 4, ..one });
     assert!(two > 500.0, "{two}: workers have all of a batch each, and are waited for");
 }

@@ -26,8 +26,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
         let received = now.max(loaded);
         now = received + ms(train);
         freed.push(now);
-        let ticket =
-            Ticket { generation: 1, seq: step as u64, ordinal: 0, epoch: 0, step: 0, steps: 9, last: 0 };
+        let ticket = Ticket { generation: 1, seq: step as u64, ..Ticket::default() };
         units.push(Seen {
             ticket,
             by: 0,
@@ -102,7 +101,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
 
     // Reading waits for a disk or a service: twice as many wait for it at the same time.
     let found = report(true, &[20; 100], 10).recommended().unwrap();
-    assert_eq!(found.settings, Settings { overlap: true, depth: 2, workers: 2 });
+    assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 2 });
     // Each tenth batch takes longer than two slots hide.
     let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
     let found = report(true, &tenth, 20).recommended().unwrap();
@@ -132,7 +131,7 @@ fn a_stream_is_advised_to_change_what_it_has() {
     let settings = stream(report(false, &tenth, 20)).recommended().unwrap().settings;
     assert_eq!(settings, Settings { overlap: true, depth: 3, workers: 1 });
     let advice = stream(report(false, &tenth, 20)).advice();
-    assert!(advice.starts_with("Set `overlap(true)` and `host_depth(3)`: "), "{advice}");
+    assert!(advice.starts_with("Set `overlap(true)` and `depth(3)`: "), "{advice}");
     // Each group is in a separate pass.
     let mut found = stream(report(true, &[10; 20], 10));
     let mut recent = (*found.recent).clone();

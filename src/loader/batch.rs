@@ -1,62 +1,118 @@
-//! A batch in host memory: the guard of its slot.
+//! A batch: the guard of its slot, in host memory or on a device.
 
 use std::any::type_name;
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use twinbuf_core::KeptSlot;
+#[cfg(feature = "cuda")]
+use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::too_large;
+use super::layout::fits;
+use super::order::Records;
 use crate::batch::checkpoint::Checkpoint;
 use crate::batch::memory::Taken;
 use crate::error::{At, Error};
-use crate::slot::fits;
-use crate::slot::{BatchMeta, Slot};
-use crate::thread::this_thread;
+use crate::pipe::bytes::{Item, too_large};
+use crate::pipe::{Backend, Host, Ring};
+#[cfg(feature = "cuda")]
+use crate::pipe::{Cuda, Header};
 use crate::transform::RecordType;
 
-/// The bytes of one batch in a host slot: the records one after another, in the plan's order, after the transforms.
+/// The bytes of one batch: the records one after another, in the plan's order, after the transforms. In host memory, or
+/// as `Batch<Cuda>` in device memory.
 ///
 /// With several data sets, the batch holds all records of field 0, then all records of field 1, and the remaining
 /// fields in order. Each field starts at a multiple of 64 bytes; see [`fields`](Self::fields).
 ///
-/// The batch dereferences to its bytes. The bytes are aligned to 64 bytes. [`cast`](Self::cast) returns them as
-/// numbers. Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may
-/// outlive its loader.
-pub struct Batch {
-    slot: KeptSlot<'static, Slot<Buffer>>,
+/// In host memory, the batch dereferences to its bytes. They are aligned to 64 bytes. [`cast`](Self::cast) returns them
+/// as numbers. On a device it dereferences to its [lease](twinbuf_cuda::Lease): call `on` for each stream that uses the
+/// batch, and drop the batch as soon as the work that reads it is *enqueued*. The next copy into the slot waits for these
+/// streams.
+///
+/// Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may outlive its loader.
+pub struct Batch<B: Backend = Host> {
+    slot: Item<B, Records>,
 }
 
-impl Batch {
+impl<B: Backend> Batch<B> {
+    pub(super) fn new(slot: Item<B, Records>) -> Self {
+        Self { slot }
+    }
+
+    fn header(&self) -> &crate::pipe::Header<Records> {
+        <B::Ring<Records> as Ring>::header(&self.slot)
+    }
+
+    fn records(&self) -> &Records {
+        let Some(records) = &self.header().unit else {
+            unreachable!("a batch is handed out with its records")
+        };
+        records
+    }
+
     /// Returns the epoch of the batch, from 0.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.meta().ticket.epoch
+        self.header().ticket.epoch
     }
 
     /// Returns the step of the batch within its epoch, from 0.
     #[must_use]
     pub fn step(&self) -> u64 {
-        self.meta().ticket.step
+        self.header().ticket.step
     }
 
     /// Returns the indices of the batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> &BatchIndices {
-        &self.meta().records().plan
+        &self.records().plan
     }
 
     /// Returns the position after this batch. A loader that resumes from it delivers the next batch first.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        self.meta().checkpoint()
+        self.records().identity.at(self.epoch(), self.step() + 1)
     }
 
+    /// Returns the element type and the shape of one record of a field, after the transforms. Fields are numbered
+    /// from 0.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Field`] if the field does not exist.
+    pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
+        let fields = &self.records().layout.fields;
+        fields.get(field).ok_or_else(|| {
+            let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
+            Error::Field { at: self.at(), field, wanted, found }
+        })
+    }
+
+    /// Returns the number of fields.
+    #[must_use]
+    pub fn field_count(&self) -> usize {
+        self.records().layout.fields.len()
+    }
+
+    /// The bytes of a field in the slot. `None` if there is no such field.
+    fn range(&self, field: usize) -> Option<Range<usize>> {
+        let Records { plan, layout, offsets, .. } = self.records();
+        let Range { start, end } = layout.range(field, usize::try_from(plan.len()).ok()?)?;
+        let own = offsets.get(field).and_then(|offsets| offsets.last());
+        Some(start..own.map_or(end, |own| start + own))
+    }
+
+    fn at(&self) -> At {
+        let records = self.records();
+        At { loader: records.layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
+    }
+}
+
+impl Batch {
     /// Returns the bytes as values of type `T`, without a copy: `batch.cast::<f32>()?`.
     ///
     /// `T` must be the element type of the field ([`field_type`](Self::field_type)), an array of it, or `u8`. `u16`
@@ -126,20 +182,6 @@ impl Batch {
         bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
     }
 
-    /// Returns the element type and the shape of one record of a field, after the transforms. Fields are numbered
-    /// from 0.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Field`] if the field does not exist.
-    pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
-        let fields = &self.meta().records().layout.fields;
-        fields.get(field).ok_or_else(|| {
-            let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
-            Error::Field { at: self.at(), field, wanted, found }
-        })
-    }
-
     /// Returns the bytes of one record. `record` is the index in the batch, from 0. If the batch has several fields,
     /// this returns the record of field 0. Returns `None` if the index is out of range.
     ///
@@ -157,7 +199,7 @@ impl Batch {
     /// ```
     #[must_use]
     pub fn record(&self, record: usize) -> Option<&[u8]> {
-        self.get(self.meta().place(0, record)?)
+        self.get(self.place(0, record)?)
     }
 
     /// Returns the offsets of the records in a field with variable-length records: N + 1 byte offsets for N records,
@@ -166,7 +208,7 @@ impl Batch {
     /// exist.
     #[must_use]
     pub fn offsets(&self, field: usize) -> Option<&[usize]> {
-        self.meta().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
+        self.records().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
     }
 
     /// Splits the batch into mini-batches of `records` records, without a copy. The last mini-batch holds the
@@ -199,12 +241,6 @@ impl Batch {
         })
     }
 
-    /// Returns the number of fields.
-    #[must_use]
-    pub fn field_count(&self) -> usize {
-        self.meta().records().layout.fields.len()
-    }
-
     /// The bytes of a field whose elements may be taken as `T`.
     fn field_range<T: AnyBitPattern>(&self, field: usize) -> Result<Range<usize>, Error> {
         let of = self.field_type(field)?;
@@ -213,7 +249,7 @@ impl Batch {
             return Err(Error::Field { at: self.at(), field, wanted, found });
         }
         // A batch that fits its slot fits the memory; one whose error was taken out has no bytes.
-        Ok(self.meta().range(field).filter(|range| range.end <= self.len()).unwrap_or_default())
+        Ok(self.range(field).filter(|range| range.end <= self.len()).unwrap_or_default())
     }
 
     fn count_fields(&self, found: usize) -> Result<(), Error> {
@@ -223,10 +259,6 @@ impl Batch {
         }
         let (wanted, found) = (format!("types for {fields} fields"), found.to_string());
         Err(Error::Field { at: self.at(), field: 0, wanted, found })
-    }
-
-    fn at(&self) -> At {
-        At { loader: None, epoch: self.epoch(), step: Some(self.step()) }
     }
 
     /// Takes the memory out of the slot, to keep the batch for a long time without a copy. The loader allocates new
@@ -247,7 +279,7 @@ impl Batch {
             Ok(memory) => memory,
             Err(error) => return Err(Box::new((self, error))),
         };
-        let mut own = mem::replace(&mut self.slot.content, other);
+        let mut own = mem::replace(&mut *self.slot, other);
         let Some(taken) = taken else { return Ok(own) };
         let (start, len) = (NonNull::from(&mut own[..]).cast(), own.len());
         // SAFETY: `own` keeps the bytes. They stay where they are when it moves, and nothing else reaches it from now
@@ -257,7 +289,7 @@ impl Batch {
 
     /// Memory for the slot in place of the batch's, and its part of the limit.
     fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
-        let (layout, len) = (&self.meta().records().layout, self.slot.content.len());
+        let (layout, len) = (&self.records().layout, self.slot.len());
         if layout.lent {
             let wanted = "slots in memory of the loader's own".to_string();
             return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
@@ -275,18 +307,17 @@ impl Batch {
         Error::Cast { at: self.at(), wanted: type_name::<T>(), found }
     }
 
-    /// How it was loaded.
-    #[cfg(test)]
-    pub(crate) fn times(&self) -> crate::slot::LoadTimes {
-        self.meta().load
-    }
-
-    fn meta(&self) -> &BatchMeta {
-        self.slot.meta()
-    }
-
-    fn bytes(&self) -> usize {
-        self.meta().result.as_ref().map_or(0, |&bytes| bytes)
+    /// The bytes of a record, counted from the first of the field. `None` if there is no such record.
+    fn place(&self, field: usize, record: usize) -> Option<Range<usize>> {
+        let Records { plan, layout, offsets, .. } = self.records();
+        match offsets.get(field).filter(|offsets| !offsets.is_empty()) {
+            Some(offsets) => Some(*offsets.get(record)?..*offsets.get(record.checked_add(1)?)?),
+            None => {
+                let len = layout.fields.get(field)?.len();
+                let start = record.checked_mul(len)?;
+                ((record as u64) < plan.len()).then_some(start..start + len)
+            }
+        }
     }
 }
 
@@ -329,7 +360,7 @@ impl<'b> MiniBatch<'b> {
     /// The errors of [`Batch::field`]: [`Error::Field`] and [`Error::Cast`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
-        let place = |record: u64| self.batch.meta().place(field, usize::try_from(record).ok()?);
+        let place = |record: u64| self.batch.place(field, usize::try_from(record).ok()?);
         let own = place(self.records.start).zip(place(self.records.end - 1));
         let own = own.map(|(first, last)| all.start + first.start..all.start + last.end);
         let bytes = own.and_then(|own| self.batch.get(own)).unwrap_or_default();
@@ -368,41 +399,57 @@ tuple_of_numbers!(2: A 0, B 1);
 tuple_of_numbers!(3: A 0, B 1, C 2);
 tuple_of_numbers!(4: A 0, B 1, C 2, D 3);
 
-impl From<KeptSlot<'static, Slot<Buffer>>> for Batch {
-    #[doc(hidden)]
-    fn from(slot: KeptSlot<'static, Slot<Buffer>>) -> Self {
-        Self { slot }
-    }
-}
-
-/// The report takes into account how long batches hold their slots.
-impl Drop for Batch {
-    fn drop(&mut self) {
-        self.slot.freed = Some((Instant::now(), this_thread()));
-    }
-}
-
 impl Deref for Batch {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.slot.content[..self.bytes()]
+        &self.slot[..self.header().bytes()]
     }
 }
 
 impl DerefMut for Batch {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let bytes = self.bytes();
-        &mut self.slot.content[..bytes]
+        let bytes = self.header().bytes();
+        &mut self.slot[..bytes]
     }
 }
 
-impl fmt::Debug for Batch {
+/// What a lease of a device slot carries: the name and the times of a batch. It has no public fields or methods.
+#[cfg(feature = "cuda")]
+pub type BatchMeta = Header<Records>;
+
+#[cfg(feature = "cuda")]
+impl Batch<Cuda> {
+    /// Returns the byte range of a field in the batch. Fields are numbered from 0. Returns `None` if the field does
+    /// not exist. Pass the range to [`on_range`](Lease::on_range):
+    /// `batch.on_range::<i64>(batch.field_range(1).ok_or("no labels")?, &stream)?`.
+    #[must_use]
+    pub fn field_range(&self, field: usize) -> Option<Range<usize>> {
+        self.range(field)
+    }
+
+    /// Returns the lease of the slot, for example to call [`Lease::into_owned`].
+    #[must_use]
+    pub fn into_lease(self) -> Lease<BatchMeta> {
+        self.slot
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Deref for Batch<Cuda> {
+    type Target = Lease<BatchMeta>;
+
+    fn deref(&self) -> &Lease<BatchMeta> {
+        &self.slot
+    }
+}
+
+impl<B: Backend> fmt::Debug for Batch<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batch")
             .field("epoch", &self.epoch())
             .field("step", &self.step())
-            .field("bytes", &self.len())
+            .field("bytes", &self.header().bytes())
             .finish_non_exhaustive()
     }
 }

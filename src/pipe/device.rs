@@ -1,0 +1,273 @@
+//! A ring whose items are on a CUDA device: workers fill page-locked host slots, and a copy thread uploads them in order
+//! on a stream of its own.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use twinbuf_cuda::cudarc::driver::CudaContext;
+use twinbuf_cuda::{
+    Copied, CopyTime, DeviceBatches, Error as CudaError, HostSlots, Lease, ReservedSlot, Uploader, lent,
+};
+use twinbuf_mmap::Buffer;
+
+use super::bytes::{Backend, Memory, Sides};
+use super::record::Header;
+use super::ring::{NoSlot, Received, Ring, Waiting};
+use crate::error::Error;
+use crate::observe::log::{Event, What};
+use crate::observe::trace::Track;
+use crate::slot::{Naming, Ticket};
+
+/// The backend that copies batches and groups to a CUDA device.
+#[derive(Clone, Debug)]
+pub struct Cuda {
+    pub(crate) context: Arc<CudaContext>,
+    pub(crate) device_depth: usize,
+}
+
+/// A ring whose items are leases of device slots.
+#[derive(Debug)]
+pub struct DeviceSlots<U>(PhantomData<fn() -> U>);
+
+/// The side that is filled: page-locked host slots.
+pub struct HostSide<U: Send + 'static> {
+    slots: HostSlots<Header<U>>,
+    log: Arc<CopyLog>,
+}
+
+/// A page-locked host slot to be filled.
+pub struct HostSlot<U: Send + 'static> {
+    slot: ReservedSlot<Header<U>>,
+    log: Arc<CopyLog>,
+}
+
+/// The side that receives leases of device slots.
+pub struct DeviceSide<U: Send + 'static> {
+    batches: DeviceBatches<Header<U>>,
+    log: Arc<CopyLog>,
+    /// Without overlap each copy is waited for before the caller has its batch, one stage after the other.
+    inline: bool,
+}
+
+/// Times of the copies: the last ones, and the sum of all.
+struct CopyLog(Mutex<Copies>);
+
+struct Copies {
+    track: Option<Track>,
+    naming: Naming,
+    /// Units whose copies are coming, by their number in the ring.
+    coming: Vec<(u64, Ticket)>,
+    time: Duration,
+    bytes: u64,
+    /// The last copies: more than there are slots, so they include that of the item in use.
+    last: VecDeque<(u64, Event)>,
+    most: usize,
+}
+
+impl CopyLog {
+    fn lock(&self) -> MutexGuard<'_, Copies> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn copied(&self, number: u64, bytes: usize, time: CopyTime) {
+        let mut copies = self.lock();
+        let Some(at) = copies.coming.iter().position(|&(coming, _)| coming == number) else { return };
+        let (_, ticket) = copies.coming.swap_remove(at);
+        // The host's clock and the device's are aligned to about the time of a call, and the bounds of `CopyTime::start`
+        // move single copies. A stream runs one after the other: no copy began before the end of the one before.
+        let before = copies.last.back().map(|(_, event)| event.end);
+        let start = before.map_or(time.start, |end| end.max(time.start));
+        let (batch, end) = (copies.naming.id(ticket), start + time.took);
+        let event = Event { what: What::Transfer, batch, start, end, bytes };
+        if let Some(track) = &mut copies.track {
+            track.add(&event);
+            track.write_if_due(end);
+        }
+        copies.time += time.took;
+        copies.bytes += bytes as u64;
+        if copies.last.len() >= copies.most {
+            copies.last.pop_front();
+        }
+        copies.last.push_back((number, event));
+    }
+}
+
+impl Backend for Cuda {
+    type Ring<U: Send + 'static> = DeviceSlots<U>;
+
+    fn device_depth(&self) -> usize {
+        self.device_depth
+    }
+
+    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<Sides<Self, U>, Error> {
+        let Memory { slot, depth, lent, overlap, trace, naming, .. } = memory;
+        let log = Arc::new(CopyLog(Mutex::new(Copies {
+            track: trace.map(|trace| Track::new(trace, 3, "upload")),
+            naming,
+            coming: Vec::new(),
+            time: Duration::ZERO,
+            bytes: 0,
+            last: VecDeque::new(),
+            most: depth + self.device_depth + 2,
+        })));
+        let mut uploader = Uploader::new(&self.context, slot)
+            .host_depth(depth)
+            .device_depth(self.device_depth)
+            .overlap(overlap)
+            // A report may be asked for at any time, and has the time of the copies.
+            .times(true);
+        if let Some(memory) = lent {
+            uploader = uploader.host_slots(memory.into_iter().map(lent_host).collect());
+        }
+        if overlap {
+            let log = log.clone();
+            uploader =
+                uploader.on_copied(move |Copied { seq, bytes, time, .. }| log.copied(seq, bytes, time));
+        }
+        let (slots, batches) = uploader.build().map_err(|error| match error {
+            CudaError::Option { option, wanted, found } => Error::Option { option, wanted, found },
+            error => Error::Device(error.into()),
+        })?;
+        Ok((HostSide { slots, log: log.clone() }, DeviceSide { batches, log, inline: !overlap }))
+    }
+}
+
+/// A slot's memory; the uploader keeps it.
+fn lent_host(mut memory: Buffer) -> lent::Host {
+    let bytes = NonNull::from(&mut memory[..]);
+    // SAFETY: the bytes stay where they are when the buffer moves, and nothing reaches the buffer from now on.
+    unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
+}
+
+fn no_slot(error: &CudaError) -> NoSlot {
+    match error {
+        CudaError::Full | CudaError::SlotHeld { .. } => NoSlot::InUse,
+        _ => NoSlot::Closed,
+    }
+}
+
+impl<U: Send + 'static> Ring for DeviceSlots<U> {
+    type Unit = U;
+    type Slot = ReservedSlot<Header<U>>;
+    type Producer = HostSide<U>;
+    type Reserved = HostSlot<U>;
+    type Consumer = DeviceSide<U>;
+    type Item = Lease<Header<U>>;
+
+    const ON_DEVICE: bool = true;
+
+    fn wait_free(side: &mut HostSide<U>, until: Option<Instant>) -> Result<(), NoSlot> {
+        let found = match until {
+            Some(until) => side.slots.acquire_deadline(until),
+            None => side.slots.try_acquire(),
+        };
+        // The guard goes; its slot is the next one to be handed out.
+        found.map(drop).map_err(|error| no_slot(&error))
+    }
+
+    fn reserve(side: &mut HostSide<U>) -> Result<HostSlot<U>, NoSlot> {
+        let slot = side.slots.try_acquire().map_err(|error| no_slot(&error))?.reserve();
+        Ok(HostSlot { slot, log: side.log.clone() })
+    }
+
+    fn slot(reserved: &mut HostSlot<U>) -> &mut ReservedSlot<Header<U>> {
+        &mut reserved.slot
+    }
+
+    fn commit(HostSlot { slot, log }: HostSlot<U>, header: Header<U>, bytes: usize) {
+        if bytes > 0 {
+            log.lock().coming.push((slot.seq(), header.ticket));
+        }
+        // An error of the device is the receiving side's too.
+        let _ = slot.commit(bytes, header);
+    }
+
+    fn receive(
+        side: &mut DeviceSide<U>,
+        waiting: &mut Waiting<'_, '_>,
+        held_timeout: Duration,
+    ) -> Received<Self::Item> {
+        let batches = &mut side.batches;
+        let found = match waiting {
+            Waiting::Try => batches.try_recv(),
+            Waiting::Until(deadline) => batches.recv_deadline(*deadline),
+            Waiting::Poll(cx) => match batches.poll_recv(cx) {
+                Poll::Ready(found) => found,
+                Poll::Pending if batches.is_held() => return Received::Held,
+                Poll::Pending => return Received::Empty,
+            },
+            // A slot that becomes held during the wait is not: the leases that hold it are there from the start.
+            Waiting::Block if batches.is_held() => batches.recv_deadline(Instant::now() + held_timeout),
+            Waiting::Block => batches.recv(),
+        };
+        let found = found.and_then(|lease| {
+            if let (true, Some(lease)) = (side.inline, &lease) {
+                if let Some(time) = lease.wait_copied()? {
+                    side.log.copied(lease.seq(), lease.len(), time);
+                }
+            }
+            Ok(lease)
+        });
+        match found {
+            Ok(Some(lease)) => Received::Item(lease),
+            Err(CudaError::Empty) if !side.inline => Received::Empty,
+            Err(CudaError::SlotHeld { .. }) => {
+                // Behind a capture nothing wakes the task: only the next look tells.
+                if let Waiting::Poll(cx) = waiting {
+                    cx.waker().wake_by_ref();
+                }
+                Received::Held
+            }
+            Err(CudaError::Cancelled) => Received::Lost,
+            Ok(None) | Err(CudaError::Abandoned | CudaError::Empty) => Received::Gone,
+            Err(error) => Received::Failed(error.into()),
+        }
+    }
+
+    fn header(item: &Self::Item) -> &Header<U> {
+        item.meta()
+    }
+
+    fn header_mut(item: &mut Self::Item) -> &mut Header<U> {
+        item.meta_mut()
+    }
+
+    fn number(item: &Self::Item) -> u64 {
+        item.seq()
+    }
+
+    fn depth(side: &DeviceSide<U>) -> (&'static str, usize) {
+        ("device_depth", side.batches.depth())
+    }
+
+    fn released(_: &DeviceSide<U>, _: u64) -> Option<(Instant, usize)> {
+        None
+    }
+
+    fn copied(side: &DeviceSide<U>, number: u64) -> Option<(Instant, Instant)> {
+        let copies = side.log.lock();
+        let this = copies.last.iter().find(|&&(copied, _)| copied == number);
+        this.map(|(_, event)| (event.start, event.end))
+    }
+
+    fn copies(side: &DeviceSide<U>) -> (Duration, u64) {
+        let copies = side.log.lock();
+        (copies.time, copies.bytes)
+    }
+}
+
+macro_rules! debug {
+    ($($side:ident),+) => {$(
+        impl<U: Send + 'static> fmt::Debug for $side<U> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($side)).finish_non_exhaustive()
+            }
+        }
+    )+};
+}
+debug!(HostSide, HostSlot, DeviceSide);
