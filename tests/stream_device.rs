@@ -60,7 +60,7 @@ fn every_tensor_by_its_name_in_three_passes() {
         (true, true, 2, 2),
         (false, true, 2, 2),
         (true, false, 2, 2),
-        (true, true, 1, 1),
+        (true, true, 2, 1),
         (false, false, 1, 1),
         (true, true, 3, 8),
     ] {
@@ -302,7 +302,7 @@ fn types_options_and_the_limit_are_checked() {
     let on = ctx.new_stream().unwrap();
     for depth in [0, usize::MAX] {
         let error = device(&model, &ctx).device_depth(depth).build().unwrap_err();
-        let refused = matches!(error, Error::Option { option: "device_depth" | "host_depth", .. });
+        let refused = matches!(error, Error::Option { option: "device_depth" | "depth", .. });
         assert!(refused, "{depth}: {error}");
     }
     let mut layers = device(&model, &ctx).build().unwrap();

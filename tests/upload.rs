@@ -77,7 +77,7 @@ fn the_host_slots_may_be_the_callers() {
     for workers in [1, 2] {
         let (sim, ctx) = start(5);
         let stream = ctx.new_stream().unwrap();
-        let slots = (0..2 * workers).map(|_| Buffer::new(7 * RECORD).unwrap()).collect();
+        let slots = (0..2 + workers).map(|_| Buffer::new(7 * RECORD).unwrap()).collect();
         let builder = Loader::builder(open(&paths), plan(30, 7)).workers(workers).slots(slots);
         let mut loader = builder.cuda(ctx.clone()).build().unwrap();
         let mut records = 0;
@@ -100,9 +100,17 @@ fn the_same_batches_as_without_a_device() {
     let mut host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
     let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
     for overlap in [false, true] {
-        for (workers, host_depth, device_depth) in
-            [(1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (1, 3, 4), (2, 1, 1), (2, 2, 2), (3, 2, 1)]
-        {
+        for (workers, host_depth, device_depth) in [
+            (1, 2, 1),
+            (1, 2, 2),
+            (1, 3, 1),
+            (1, 3, 2),
+            (1, 4, 4),
+            (2, 3, 1),
+            (2, 4, 2),
+            (3, 6, 1),
+            (3, 5, 9),
+        ] {
             let (sim, ctx) = start(host_depth as u64);
             let stream = ctx.new_stream().unwrap();
             let mut loader = Loader::builder(open(&paths), plan)
@@ -157,22 +165,18 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
     }
 }
 
-/// Batches of 20 MiB, in records of 1 MiB and chunks of 8 MiB. Reads a chunk of a batch only after the copies of all
-/// earlier chunks of that batch have been issued. Fails at one record.
-struct Chunked {
-    sim: twinbuf_cuda_sim::Control,
+/// Batches of 20 MiB, in records of 1 MiB. Fails at one record.
+struct Large {
     fails_at: Option<u64>,
 }
 
-impl Chunked {
+impl Large {
     const RECORD: usize = 1 << 20;
     const BATCH: u64 = 20;
-    const CHUNK: u64 = 8;
-    const CHUNKS: u64 = Self::BATCH.div_ceil(Self::CHUNK);
     const STEPS: u64 = 3;
 }
 
-impl Dataset for Chunked {
+impl Dataset for Large {
     fn records(&self) -> u64 {
         Self::BATCH * Self::STEPS
     }
@@ -182,18 +186,6 @@ impl Dataset for Chunked {
     }
 
     fn read(&mut self, part: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        let issued = || self.sim.calls_of("cuMemcpyHtoDAsync_v2");
-        let first = part.runs().flatten().next().unwrap();
-        let (batch, chunk) = (first / Self::BATCH, first % Self::BATCH / Self::CHUNK);
-        if chunk > 0 && !self.sim.is_real() {
-            let began = Instant::now();
-            while issued() < batch * Self::CHUNKS + chunk {
-                if began.elapsed() > Duration::from_secs(300) {
-                    return Err(format!("no copy was issued before record {first} was read").into());
-                }
-                thread::yield_now();
-            }
-        }
         for (record, out) in part.runs().flatten().zip(out.chunks_exact_mut(Self::RECORD)) {
             if self.fails_at == Some(record) {
                 return Err(format!("no record {record}").into());
@@ -205,23 +197,23 @@ impl Dataset for Chunked {
 }
 
 #[test]
-fn the_copy_of_a_large_batch_starts_while_the_rest_is_read() {
-    for (host_depth, fails_at) in [(1, None), (2, None), (2, Some(33))] {
+fn large_batches_arrive_whole_and_a_failure_in_its_place() {
+    for (host_depth, fails_at) in [(2, None), (3, None), (2, Some(33))] {
         let (sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();
-        let data = Chunked { sim: sim.control(), fails_at };
-        let plan = Plan::builder(data.records()).batch(Chunked::BATCH).build().unwrap();
+        let data = Large { fails_at };
+        let plan = Plan::builder(data.records()).batch(Large::BATCH).build().unwrap();
         let mut loader = Loader::builder(data, plan).depth(host_depth).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
         for (step, batch) in (0..).zip(&found) {
-            if fails_at.is_some_and(|record| record / Chunked::BATCH == step) {
+            if fails_at.is_some_and(|record| record / Large::BATCH == step) {
                 let error = batch.as_ref().unwrap_err().to_string();
                 assert_eq!(error, "epoch 0, step 1: the batch could not be read: no record 33");
                 continue;
             }
             let batch = batch.as_ref().unwrap();
-            let records = (step * Chunked::BATCH..).zip(batch.chunks_exact(Chunked::RECORD));
-            assert_eq!(batch.len() as u64, Chunked::BATCH * Chunked::RECORD as u64);
+            let records = (step * Large::BATCH..).zip(batch.chunks_exact(Large::RECORD));
+            assert_eq!(batch.len() as u64, Large::BATCH * Large::RECORD as u64);
             assert!(
                 records
                     .into_iter()
@@ -230,11 +222,7 @@ fn the_copy_of_a_large_batch_starts_while_the_rest_is_read() {
         }
         assert_eq!(found.len(), if fails_at.is_some() { 2 } else { 3 });
         if !sim.is_real() && fails_at.is_none() {
-            assert_eq!(
-                sim.calls_of("cuMemcpyHtoDAsync_v2"),
-                Chunked::STEPS * Chunked::CHUNKS,
-                "20 MiB in chunks of 8"
-            );
+            assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), Large::STEPS, "one copy a batch");
         }
         loader.close().unwrap();
     }
@@ -370,14 +358,14 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
         }
     }
     let workers = Loader::builder(open(&paths), plan(64, 8)).workers(3).cuda(ctx.clone());
-    let error = workers.memory_limit(12 * slot - 1).build().unwrap_err().to_string();
-    assert!(error.contains("(3 workers, each with 2 host slots and 2 device slots of"), "{error}");
+    let error = workers.memory_limit(7 * slot - 1).build().unwrap_err().to_string();
+    assert!(error.contains("(5 host slots and 2 device slots of"), "{error}");
     for depth in [0, usize::MAX] {
         let builder = || Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(depth);
         for builder in [builder(), builder().memory_limit(u64::MAX)] {
             let error = builder.build().unwrap_err();
             assert!(
-                matches!(error, Error::Option { option: "device_depth" | "host_depth", .. }),
+                matches!(error, Error::Option { option: "device_depth" | "depth", .. }),
                 "{depth}: {error}"
             );
         }

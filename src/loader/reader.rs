@@ -1,6 +1,6 @@
 //! The source of a loader: how the records of a batch are read and transformed into a slot.
 
-use std::ops::{DerefMut, Range};
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -13,7 +13,7 @@ use crate::slot::{BatchId, LoadTimes};
 
 /// What a thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub(crate) enum What {
     /// The caller: an epoch, with its steps.
     Epoch,
     /// The caller: a step, with its wait and its use.

@@ -113,7 +113,7 @@ impl Backend for Cuda {
             time: Duration::ZERO,
             bytes: 0,
             last: VecDeque::new(),
-            most: depth + self.device_depth + 2,
+            most: depth.saturating_add(self.device_depth).saturating_add(2),
         })));
         let mut uploader = Uploader::new(&self.context, slot)
             .host_depth(depth)

@@ -601,7 +601,13 @@ fn fill_inline<R: Ring>(
                 }
             }
             Take::InUse => return Some(Received::Held),
-            Take::Idle | Take::Over => return Some(Received::Gone),
+            // If the device failed, the receiving side has the error.
+            Take::Idle | Take::Over => {
+                return Some(match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
+                    Received::Empty => Received::Gone,
+                    found => found,
+                });
+            }
         }
     }
 }

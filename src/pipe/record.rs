@@ -140,7 +140,7 @@ struct Release {
 
 impl Releases {
     pub(super) fn new(depth: usize) -> Self {
-        Self((0..2 * depth).map(|_| Mutex::new(None)).collect())
+        Self((0..depth.saturating_mul(2)).map(|_| Mutex::new(None)).collect())
     }
 
     fn entry(&self, number: u64) -> Option<MutexGuard<'_, Option<Release>>> {

@@ -102,7 +102,8 @@ struct Mailbox<U> {
     /// When the caller last asked for units. Before that the workers did not wait, they rested.
     resumed: Instant,
     closed: bool,
-    /// Workers that have not left.
+    /// Workers that fill slots, and those that have not left.
+    running: usize,
     alive: usize,
     /// Units started so far, of all calls.
     loads: u64,
@@ -117,8 +118,10 @@ pub(super) enum Patience {
     None,
     /// For a free slot, up to this time.
     Slot(Instant),
-    /// For a slot, and for a unit to start.
+    /// For a free slot.
     Worker,
+    /// For a slot, and for a unit to start.
+    Idle,
 }
 
 /// What came of it.
@@ -164,6 +167,7 @@ impl<R: Ring> Shared<R> {
             granted: 0,
             resumed: Instant::now(),
             closed: false,
+            running: workers,
             alive: workers,
             loads: 0,
             held: None,
@@ -223,7 +227,7 @@ impl<R: Ring> Shared<R> {
                 let Place { ordinal, epoch, step } = place;
                 let ticket = Ticket { generation: call, seq, ordinal, epoch, step, ..Ticket::default() };
                 return Take::Unit(Taken { reserved, ticket, unit, resumed });
-            } else if patience == Patience::Worker {
+            } else if patience == Patience::Idle {
                 mail = self.wait_for_mail(mail);
             } else {
                 return Take::Idle;
@@ -235,7 +239,7 @@ impl<R: Ring> Shared<R> {
         let until = match patience {
             Patience::None => None,
             Patience::Slot(until) => Some(until),
-            Patience::Worker => {
+            Patience::Worker | Patience::Idle => {
                 // In pieces: whoever waits here is the clock of a task that waits for a held slot.
                 let piece =
                     (self.held_timeout / 4).clamp(Duration::from_millis(5), Duration::from_secs(3600));
@@ -351,7 +355,8 @@ impl<R: Ring> Shared<R> {
 
     /// Workers of these that could not be started.
     pub(super) fn never_came(&self, workers: usize) {
-        lock(&self.mail).alive -= workers;
+        let mut mail = lock(&self.mail);
+        (mail.running, mail.alive) = (mail.running - workers, mail.alive - workers);
     }
 
     /// Units started so far.
@@ -398,13 +403,14 @@ impl<R: Ring> Worker<R> {
         let mut worker = self;
         loop {
             let mut taken = shared.take(Patience::None);
-            match taken {
-                Take::InUse => worker.recorder.write_if_due(worker.ready),
-                Take::Idle => worker.recorder.flush(),
-                _ => {}
-            }
-            if matches!(taken, Take::InUse | Take::Idle) {
+            if let Take::InUse = taken {
+                worker.recorder.write_if_due(worker.ready);
                 wait(&mut || taken = shared.take(Patience::Worker));
+            }
+            if let Take::Idle = taken {
+                // What was recorded is in the file while nothing is asked for.
+                worker.recorder.flush();
+                wait(&mut || taken = shared.take(Patience::Idle));
             }
             let Take::Unit(unit) = taken else { return };
             worker.fill(shared, unit, None);
@@ -490,14 +496,16 @@ struct Left<'s, R: Ring>(&'s Shared<R>);
 impl<R: Ring> Drop for Left<'_, R> {
     fn drop(&mut self) {
         let mut mail = lock(&self.0.mail);
-        mail.alive -= 1;
-        let last = mail.alive == 0;
+        mail.running -= 1;
+        let last = mail.running == 0;
         drop(mail);
         if last {
-            // The receiving side may have a task: its waker runs without the lock.
+            // Without the lock: it may run the waker of a task, and join a copy thread. Whoever waits for the workers on
+            // that thread must still find this one alive.
             let turn = lock(&self.0.turn).take();
             drop(turn);
         }
+        lock(&self.0.mail).alive -= 1;
         self.0.left.notify_all();
     }
 }
