@@ -57,7 +57,7 @@ struct Args {
     rounds: u64,
     /// Host slots
     #[arg(long, default_value_t = 2)]
-    host_depth: usize,
+    depth: usize,
     /// Spend this long on each batch instead of training the model
     #[arg(long, value_name = "X")]
     compute_ms: Option<f64>,
@@ -236,7 +236,7 @@ fn one_run(
     let cold = resident * 100 <= pages;
 
     let mut builder = Loader::builder(records.clone(), *plan)
-        .depth(args.host_depth)
+        .depth(args.depth)
         .overlap(mode != Mode::Serial)
         .hints(mode == Mode::DoubleWillneed);
     if traced {

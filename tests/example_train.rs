@@ -45,7 +45,7 @@ fn the_same_batches_and_loss_in_every_mode_and_at_every_depth() {
             "2",
             "--epochs",
             "2",
-            "--host-depth",
+            "--depth",
             depth,
             "--json",
             text(&json),
@@ -147,7 +147,7 @@ fn bad_input_is_one_clear_line_and_exit_code_2() {
     assert_eq!(output.status.code(), Some(2));
     let most = u64::MAX.to_string();
     let (short, trace) = (path("short"), path("trace.json"));
-    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--host-depth", "9"]] {
+    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--depth", "9"]] {
         let numbers = ["--epochs", &most, "--trace", text(&trace)];
         let output = train(&[&["--data", text(&short)][..], &arguments, &numbers].concat());
         let stderr = String::from_utf8(output.stderr).unwrap();

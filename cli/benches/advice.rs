@@ -69,7 +69,7 @@ impl Case<'_> {
             builder = match option {
                 "overlap" => builder.overlap(value.parse()?),
                 "workers" => builder.workers(value.parse()?),
-                "host_depth" => builder.host_depth(value.parse()?),
+                "depth" => builder.depth(value.parse()?),
                 _ => return Err(format!("unknown advice: {calls}").into()),
             };
         }

@@ -296,7 +296,7 @@ impl Probe<'_> {
         let cached = cached(self.records, &self.plan, self.steps, self.told);
         let mut builder = Loader::builder(self.records.clone(), self.plan).read_mode(self.mode);
         if let Some(Settings { overlap, depth, workers }) = settings {
-            builder = builder.overlap(overlap).host_depth(depth);
+            builder = builder.overlap(overlap).depth(depth);
             // Only data sets that can be read by several threads take the option.
             builder = if workers > 1 { builder.workers(workers) } else { builder };
         }
@@ -350,7 +350,7 @@ fn calls(Settings { overlap, depth, workers }: Settings) -> String {
         calls.push_str(&format!(".workers({workers})"));
     }
     if depth != 2 {
-        calls.push_str(&format!(".host_depth({depth})"));
+        calls.push_str(&format!(".depth({depth})"));
     }
     calls
 }
@@ -530,7 +530,7 @@ mod tests {
         for (settings, wanted) in [
             (defaults, ""),
             (Settings { overlap: false, ..defaults }, ".overlap(false)"),
-            (Settings { depth: 3, workers: 2, ..defaults }, ".workers(2).host_depth(3)"),
+            (Settings { depth: 3, workers: 2, ..defaults }, ".workers(2).depth(3)"),
         ] {
             assert_eq!(calls(settings), wanted);
         }

@@ -1,7 +1,6 @@
 //! A device as the destination of batches: the Rust part. The rest is in `twinbuf/_device.py`.
 
 use std::alloc::Layout;
-use std::ops::Range;
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -33,22 +32,10 @@ pub(crate) fn slots(
         let start = NonNull::new(tensor.call_method0("data_ptr")?.extract::<usize>()? as *mut u8);
         let fits = tensor.call_method0("numel")?.extract::<usize>()? == bytes;
         Ok(start.filter(|start| fits && start.addr().get() % slot.align() == 0).map(|start| {
-            // SAFETY: the tensor has this many initialized bytes. The sender also reads them, but only those that are filled.
-            // `sends_chunks` waits for these reads before the slot is filled again, and `Upload.lend` before the tensor is
-            // freed.
+            // SAFETY: the tensor has this many initialized bytes. The sender also reads them, but only
+            // those of a batch that it holds. `Upload.lend` waits for these reads before the tensor is freed.
             unsafe { Buffer::lent(start, bytes, tensor.unbind()) }
         }))
     };
     (0..count).map(lent).collect()
-}
-
-/// Sends chunks of a slot, on the thread that fills it.
-pub(crate) fn sends_chunks(
-    sender: &Bound<'_, PyAny>,
-) -> PyResult<impl Fn(usize, Range<usize>) + Send + Sync + use<>> {
-    let filled = sender.getattr("filled")?.unbind();
-    Ok(move |start, Range { start: first, end }: Range<usize>| {
-        // Nothing sends a batch when the interpreter is about to exit. An error is met again when the batch is sent.
-        let _ = Python::try_attach(|py| filled.call1(py, (start, first, end)).map(drop));
-    })
 }

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use twinbuf::loader::{Epochs, MAX_HOST_DEPTH};
+use twinbuf::loader::Epochs;
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
@@ -169,7 +169,7 @@ impl State {
         while self.leases.front().is_some_and(|(_, lease)| lease.strong_count() == 0) {
             self.leases.pop_front();
         }
-        if self.leases.len() >= 2 * MAX_HOST_DEPTH {
+        if self.leases.len() >= 16 {
             self.leases.retain(|(_, lease)| lease.strong_count() > 0);
         }
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));

@@ -237,10 +237,9 @@ pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
 }
 
 /// Rust's names, and Python's.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 7] = [
     ("Records::len", "len(records)"),
     ("PlanBuilder::rank", "rank"),
-    ("host_depth", "depth"),
     ("device_depth", "depth"),
     ("transform", "map"),
     ("ReadMode", "read_mode"),
@@ -273,7 +272,7 @@ pub(crate) fn in_python(text: &str) -> String {
             return name.to_string();
         }
         match part.strip_suffix(')').and_then(|call| call.split_once('(')) {
-            Some(("host_depth", depth)) => format!("depth={depth}"),
+            Some(("depth", depth)) => format!("depth={depth}"),
             Some(("workers", workers)) => format!("workers={workers}"),
             Some(("overlap", on)) => format!("overlap={}", if on == "true" { "True" } else { "False" }),
             _ => part.replace("::", "."),

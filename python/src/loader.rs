@@ -40,9 +40,6 @@ const IN_PYTHON: [(&str, &str); 6] = [
     ("them null", "them None"),
 ];
 
-/// A smaller batch is read in about the time that it takes to hand it over.
-const SMALL: usize = 8 << 20;
-
 /// Reads the batches of a plan ahead of use.
 ///
 /// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are allocated
@@ -183,12 +180,18 @@ impl Loader {
     }
 
     /// Logs each argument that the environment has overridden.
-    fn tell_overridden(&self, py: Python<'_>, depth: usize, workers: usize, overlap: bool) -> PyResult<()> {
+    fn tell_overridden(
+        &self,
+        py: Python<'_>,
+        depth: Option<usize>,
+        workers: usize,
+        overlap: bool,
+    ) -> PyResult<()> {
         let name = self.shared.name.as_deref();
         let word = |on| if on { "True" } else { "False" };
         let found = self.workers.to_string();
         let options = [
-            ("DEPTH", "depth", depth.to_string(), self.depth.to_string()),
+            ("DEPTH", "depth", depth.unwrap_or(self.depth).to_string(), self.depth.to_string()),
             ("WORKERS", "workers", workers.to_string(), found),
             ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.overlap).to_owned()),
         ];
@@ -276,21 +279,17 @@ impl Loader {
         let builder = memory_limit.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::memory_limit);
         let breakdown = breakdown.filter(|&steps| steps > 0).map_or(Breakdown::off(), Breakdown::every);
         let builder = builder.breakdown(breakdown);
-        let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::host_depth);
+        let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::depth);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let builder = if sender.is_some() { builder.sends() } else { builder };
         let failed = |error| errors::loading(py, error);
         let builder = builder.from_env().map_err(failed)?;
-        let small = builder.wanted_slots().map_err(failed)?.1.size() < SMALL;
-        let asked_depth = given_depth.unwrap_or(if small { 3 } else { 2 });
-        // Once more, because the environment overrides the default too.
-        let builder = builder.host_depth(asked_depth).from_env().map_err(failed)?;
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
-        let builder = match (&sender, slots) {
-            (Some(sender), Some(slots)) => builder.slots(slots).sends_chunks(device::sends_chunks(sender)?),
-            _ => builder,
+        let builder = match slots {
+            Some(slots) => builder.slots(slots),
+            None => builder,
         };
         let built = py.detach(|| builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
@@ -313,7 +312,7 @@ impl Loader {
         let sender = sender.map(Bound::unbind);
         let depth = wanted.0 / usize::try_from(report.workers)?;
         let this = Self { shared, plan: plan.unbind(), objects, map, sender, depth, workers: report.workers };
-        this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
+        this.tell_overridden(py, given_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::loader::{MAX_HOST_DEPTH, MAX_WORKERS};
+use twinbuf::loader::MAX_WORKERS;
 use twinbuf::{Breakdown, observe};
 
 use crate::errors::{self, Failure, in_python};
@@ -241,9 +241,8 @@ impl Report {
             let wanted = if most == usize::MAX { "1 or more".into() } else { format!("1 to {most}") };
             Err(errors::option(py, format!("{name}: wanted {wanted}, found {found}")))
         };
-        // `prefetch` takes any depth.
-        let most = if self.kind == Kind::Loader { MAX_HOST_DEPTH } else { usize::MAX };
-        let (depth, workers) = (within("depth", depth, most)?, within("workers", workers, MAX_WORKERS)?);
+        let (depth, workers) =
+            (within("depth", depth, usize::MAX)?, within("workers", workers, MAX_WORKERS)?);
         let now = self.inner.settings();
         let overlap = overlap.unwrap_or(now.overlap || depth.is_some() || workers.is_some());
         let (depth, workers) = (depth.unwrap_or(now.depth), workers.unwrap_or(now.workers));

@@ -8,7 +8,6 @@ use std::time::Duration;
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
-use twinbuf::loader::MAX_HOST_DEPTH;
 use twinbuf::stream::{Pass, TensorStream};
 
 use crate::dtype;
@@ -113,8 +112,8 @@ pub(crate) fn stream(
     read_mode: &str,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
-    if !(2..=MAX_HOST_DEPTH).contains(&depth) {
-        return Err(errors::option(py, format!("option `depth`: wanted 2 to 8 slots, found {depth}")));
+    if depth < 2 {
+        return Err(errors::option(py, format!("option `depth`: wanted at least 2 slots, found {depth}")));
     }
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
     let lists = match groups.is_callable() {
@@ -124,7 +123,7 @@ pub(crate) fn stream(
         })?,
     };
     let builder = twinbuf::stream(model.groups(&lists).map_err(of_file)?);
-    let builder = builder.host_depth(depth).read_mode(read_mode_of(py, read_mode)?);
+    let builder = builder.depth(depth).read_mode(read_mode_of(py, read_mode)?);
     let builder = if cycle { builder.cycle() } else { builder };
     let builder = name.iter().fold(builder, |builder, name| builder.name(name));
     let builder = match memory_limit {

@@ -258,6 +258,7 @@ impl<F: Front> Items<'static, F> {
 
 impl<F: Front> Items<'_, F> {
     /// Ends the iteration and returns the front end. Returns `None` if the iterator only borrows it.
+    #[must_use = "otherwise drop the iterator"]
     pub fn into_front(mut self) -> Option<F> {
         if !self.ended {
             self.end(Ended::Left);

@@ -33,7 +33,7 @@ use self::record::Doing;
 pub use self::record::{Content, Filling, Header, Place};
 pub use self::ring::{Filled, NoSlot, Received, Ring, Slots, Waiting};
 use self::turn::{AnySource, Patience, Shared, Take, Worker};
-pub use self::turn::{Around, Order, Source};
+pub use self::turn::{Around, Loop, Order, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::history::StepTimes;

@@ -122,11 +122,13 @@ pub trait Ring: Sized + 'static {
     fn released(consumer: &Self::Consumer, number: u64) -> Option<(Instant, usize)>;
 
     /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
+    #[must_use]
     fn copied(_: &Self::Consumer, _number: u64) -> Option<(Instant, Instant)> {
         None
     }
 
     /// Returns how long the copies to a device have taken so far, and their bytes.
+    #[must_use]
     fn copies(_: &Self::Consumer) -> (Duration, u64) {
         (Duration::ZERO, 0)
     }
@@ -173,6 +175,7 @@ impl<T, U> fmt::Debug for Receiver<T, U> {
 
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     /// Makes a ring of these slots.
+    #[must_use]
     pub fn ring(contents: Vec<T>) -> (Producer<'static, Slot<T, U>>, Receiver<T, U>) {
         let releases = Arc::new(Releases::new(contents.len()));
         let slot = |content| Slot { content, header: None, releases: releases.clone() };

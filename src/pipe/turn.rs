@@ -54,10 +54,16 @@ pub trait Source<S: ?Sized>: Send + 'static {
 /// What a worker's thread runs within; see [`Source::around`].
 pub struct Around {
     /// Calls the loop of the thread, once.
-    pub run: Box<dyn FnOnce(Box<dyn FnOnce() + Send>) + Send>,
+    pub run: Box<dyn FnOnce(Loop) + Send>,
     /// Calls a wait of the thread, once.
-    pub wait: Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send>,
+    pub wait: Box<dyn Fn(Wait<'_>) + Send>,
 }
+
+/// The loop of a thread.
+pub type Loop = Box<dyn FnOnce() + Send>;
+
+/// A wait of a thread.
+pub type Wait<'w> = &'w mut (dyn FnMut() + Send);
 
 impl std::fmt::Debug for Around {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -225,7 +231,7 @@ impl<R: Ring> Shared<R> {
                 // The slot is still free: only who has the turn takes one.
                 let Ok(reserved) = R::reserve(producer) else { return Take::Over };
                 let Place { ordinal, epoch, step } = place;
-                let ticket = Ticket { generation: call, seq, ordinal, epoch, step, ..Ticket::default() };
+                let ticket = Ticket { generation: call, seq, ordinal, epoch, step };
                 return Take::Unit(Taken { reserved, ticket, unit, resumed });
             } else if patience == Patience::Idle {
                 mail = self.wait_for_mail(mail);

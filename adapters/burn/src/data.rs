@@ -7,7 +7,7 @@ use twinbuf::Batch;
 ///
 /// The data holds the slot until it is dropped. A backend on the CPU keeps using the slot, so a tensor made of the data
 /// holds it too: drop tensors after their step, or raise
-/// [`host_depth`](twinbuf::loader::LoaderBuilder::host_depth). A slot that is held for longer than
+/// [`depth`](twinbuf::loader::LoaderBuilder::depth). A slot that is held for longer than
 /// [`held_timeout`](twinbuf::loader::LoaderBuilder::held_timeout) ends the epoch with an error.
 ///
 /// On a GPU, call [`Device::staging`](burn_core::tensor::Device::staging) on the data first: it makes the one copy on

@@ -179,8 +179,8 @@ fn what_the_function_refuses_ends_the_epoch() {
 #[test]
 fn bad_options_are_refused_when_it_is_built() {
     let plan = Plan::builder(12).batch(4).build().unwrap();
-    let depth = BurnLoader::builder(source(12), plan, numbers).options(|loader| loader.host_depth(0));
-    assert!(depth.build(&Device::flex()).unwrap_err().to_string().contains("host_depth"));
+    let depth = BurnLoader::builder(source(12), plan, numbers).options(|loader| loader.depth(0));
+    assert!(depth.build(&Device::flex()).unwrap_err().to_string().contains("depth"));
     let records = BurnLoader::builder(source(11), plan, numbers);
     assert!(records.build(&Device::flex()).unwrap_err().to_string().contains("plan"));
 }
@@ -497,7 +497,7 @@ fn a_tensor_that_is_kept_keeps_its_slot() -> Result<(), BoxError> {
         .build(&Device::flex())?;
     let mut items: Vec<_> = loader.iter().collect();
     let error = items.pop().unwrap().unwrap_err();
-    assert!(causes(&error).concat().contains("host_depth"), "{error}");
+    assert!(causes(&error).concat().contains("depth"), "{error}");
     // What was received stays what it was.
     for (step, item) in (0..).zip(items) {
         let found = item?.0.into_data().try_to_vec::<i32>()?;

@@ -27,7 +27,7 @@ fn open(bytes: &[u8], dtype: DType, columns: usize) -> Result<Arc<Records>, BoxE
 
 /// All tensors of an epoch, made while no batch is kept.
 fn tensors(loader: LoaderBuilder) -> Result<Vec<Tensor>, BoxError> {
-    let mut loader = loader.host_depth(1).build()?;
+    let mut loader = loader.overlap(false).depth(1).build()?;
     loader.epoch(0).map(|batch| Ok(tensor(&batch?, &Device::Cpu)?)).collect()
 }
 

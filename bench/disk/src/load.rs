@@ -19,7 +19,7 @@ pub struct Way {
     pub hints: bool,
     /// In MiB.
     pub prefetch: Option<u64>,
-    pub host_depth: usize,
+    pub depth: usize,
     pub residency: bool,
     pub mode: ReadMode,
 }
@@ -27,9 +27,9 @@ pub struct Way {
 impl Default for Way {
     /// The loader's defaults.
     fn default() -> Self {
-        let (overlap, hints, host_depth) = (true, true, 2);
+        let (overlap, hints, depth) = (true, true, 2);
         let (residency, mode) = (false, ReadMode::default());
-        Self { overlap, hints, prefetch: None, host_depth, residency, mode }
+        Self { overlap, hints, prefetch: None, depth, residency, mode }
     }
 }
 
@@ -58,7 +58,7 @@ impl Way {
         let mut builder = Loader::builder(data, plan)
             .overlap(self.overlap)
             .hints(self.hints)
-            .host_depth(self.host_depth)
+            .depth(self.depth)
             .read_mode(self.mode);
         if let Some(mib) = self.prefetch {
             builder = builder.hint_window(mib * data::MIB);

@@ -200,7 +200,7 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
     let plan = Plan::builder(batches * each).batch(each).build()?;
     let way = match feeding {
         Serial => Way { overlap: false, ..Way::default() },
-        Overlapped(host_depth) => Way { host_depth, ..Way::default() },
+        Overlapped(depth) => Way { depth, ..Way::default() },
     };
     let mut loader = way.build_in(&group.slots, group.records.clone(), plan)?;
     if group.cache == "cold" {

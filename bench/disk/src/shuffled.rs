@@ -35,9 +35,9 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         Subject::new(name, move |compute| Ok(figures(&cold_epoch(path, plan, way, compute)?)))
     };
     // With the load time of this read mode.
-    let direct = |host_depth| {
-        let way = Way { mode: ReadMode::Direct, host_depth, ..Way::default() };
-        let name = if host_depth == 2 { "loader, Direct" } else { "loader, Direct, host_depth 4" };
+    let direct = |depth| {
+        let way = Way { mode: ReadMode::Direct, depth, ..Way::default() };
+        let name = if depth == 2 { "loader, Direct" } else { "loader, Direct, depth 4" };
         Subject::new(name, move |_| Ok(figures(&cold_epoch(path, plan, way, calibrate(ReadMode::Direct)?)?)))
     };
     let default = Way::default();
@@ -45,7 +45,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         subject("serial".into(), Way { overlap: false, ..default }),
         subject("double buffer, no hints".into(), Way { hints: false, ..default }),
         subject("loader".into(), default),
-        subject("loader, host_depth 4".into(), Way { host_depth: 4, ..default }),
+        subject("loader, depth 4".into(), Way { depth: 4, ..default }),
         direct(2),
         direct(4),
     ];
@@ -53,7 +53,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         subjects.push(subject(format!("loader, prefetch {budget} MiB"), default.hint_window(budget)));
     }
     measure::run(&mut table, &subjects, effort, || calibrate(ReadMode::default()))?;
-    for name in ["loader", "loader, Direct", "loader, Direct, host_depth 4"] {
+    for name in ["loader", "loader, Direct", "loader, Direct, depth 4"] {
         let Some(row) = table.row(name) else { continue };
         for (column, of) in [(0, "all of the epoch"), (1, "without the first batch")] {
             let found = row.median(column);
