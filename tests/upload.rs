@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{
     Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
