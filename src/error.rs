@@ -38,6 +38,18 @@ pub struct Reading {
     pub file: Option<(PathBuf, u64)>,
 }
 
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(loader) = &self.loader {
+            write!(f, "{loader}: ")?;
+        }
+        match self.step {
+            Some(step) => write!(f, "epoch {}, step {step}", self.epoch),
+            None => write!(f, "round {}", self.epoch),
+        }
+    }
+}
+
 impl fmt::Display for Reading {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: loading for {:.3} s", self.at, self.time.as_secs_f64())?;

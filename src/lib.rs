@@ -54,14 +54,12 @@
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod batch;
 mod dataset;
 mod error;
 pub mod generate;
 pub mod loader;
 pub mod observe;
 pub mod pipe;
-mod slot;
 #[cfg(feature = "safetensors")]
 pub mod stream;
 mod thread;

@@ -1,5 +1,6 @@
 //! Transforms of records, applied after the read and before the slot.
 
+use std::any::type_name;
 use std::fmt;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -506,4 +507,27 @@ impl<F> fmt::Debug for PerRecord<F> {
             .field("elements", elements)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
+/// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need
+/// only have the alignment of the elements and be a whole number of them.
+pub(crate) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
+    const NUMBERS: [&str; 12] =
+        ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];
+    let Some(dtype) = dtype else { return true };
+    // `[[f32; 3]; 2]` is numbers of `f32`, and `half::bfloat::bf16` is known by its last name. Where the compiler wrote
+    // names in another way, sizes and alignments would still be compared.
+    let name = type_name::<T>().trim_start_matches('[');
+    let name = name.split(';').next().unwrap_or(name);
+    let name = name.rsplit("::").next().unwrap_or(name);
+    if NUMBERS.contains(&name) {
+        let bits = name == "u16" && matches!(dtype, DType::F16 | DType::Bf16);
+        return name == "u8" || bits || name == dtype.to_string();
+    }
+    let align = match dtype {
+        DType::C64 | DType::C128 => dtype.size() / 2,
+        _ => dtype.size(),
+    };
+    size_of::<T>() % dtype.size() == 0 && align_of::<T>() == align
 }

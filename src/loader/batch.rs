@@ -11,16 +11,15 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::layout::fits;
 use super::order::Records;
-use crate::batch::checkpoint::Checkpoint;
-use crate::batch::memory::Taken;
 use crate::error::{At, Error};
+use crate::loader::checkpoint::Checkpoint;
 use crate::pipe::bytes::{Item, too_large};
+use crate::pipe::memory::Taken;
 use crate::pipe::{Backend, Host, Ring};
 #[cfg(feature = "cuda")]
 use crate::pipe::{Cuda, Header};
-use crate::transform::RecordType;
+use crate::transform::{RecordType, fits};
 
 /// The bytes of one batch: the records one after another, in the plan's order, after the transforms. In host memory, or
 /// as `Batch<Cuda>` in device memory.

@@ -16,18 +16,18 @@ use super::layout::Layout;
 use super::order::{Records, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
 use super::sizes::{Depths, Part, Sizes};
-use crate::batch::checkpoint::Identity;
-use crate::batch::memory::MemoryLimit;
 use crate::dataset::Dataset;
 use crate::error::Error;
+use crate::loader::checkpoint::Identity;
 use crate::observe::recorder::Kind;
+use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
 use crate::pipe::bytes::too_large;
+use crate::pipe::memory::MemoryLimit;
 use crate::pipe::options::{Options, common};
 use crate::pipe::turn::AnySource;
 use crate::pipe::{Backend, Host, Memory, Pipe, Setup};
-use crate::slot::Naming;
 use crate::transform::RecordTransform;
 
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.

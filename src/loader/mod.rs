@@ -2,8 +2,9 @@
 
 mod batch;
 mod builder;
+pub(crate) mod checkpoint;
 mod fields;
-pub(crate) mod layout;
+mod layout;
 #[cfg(feature = "cuda")]
 mod local;
 mod order;
@@ -22,13 +23,12 @@ use twinbuf_mmap::Plan;
 pub use self::batch::BatchMeta;
 pub use self::batch::{Batch, MiniBatch, Numbers};
 pub use self::builder::{LoaderBuilder, MAX_WORKERS};
+pub use self::checkpoint::Checkpoint;
+use self::checkpoint::{Identity, Start};
 pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
 use self::order::{Records, Schedule};
-pub use crate::batch::checkpoint::Checkpoint;
-use crate::batch::checkpoint::{Identity, Start};
-pub use crate::batch::memory::MemoryLimit;
 pub use crate::dataset::Locator;
 use crate::error::Error;
 pub use crate::error::{At, Reading};
@@ -39,6 +39,7 @@ use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
 pub use crate::pipe::Cuda;
 use crate::pipe::bytes::Item;
+pub use crate::pipe::memory::MemoryLimit;
 pub use crate::pipe::{Backend, Host};
 use crate::pipe::{Ended, Front, Items, Next, Pipe, Place};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
 use super::layout::Layout;
-use crate::batch::checkpoint::{Begun, Identity};
+use crate::loader::checkpoint::{Begun, Identity};
 use crate::pipe::Place;
 
 /// The records of a batch, and their places in its slot.

@@ -5,10 +5,10 @@ use std::fmt;
 use twinbuf_mmap::{LastBatch, Plan};
 
 use super::layout::Layout;
-use crate::batch::memory::{MemoryLimit, Taken};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::bytes::too_large;
+use crate::pipe::memory::{MemoryLimit, Taken};
 use crate::transform::{RecordTransform, RecordType};
 
 /// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.

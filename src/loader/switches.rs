@@ -4,11 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use super::builder::{LoaderBuilder, MAX_WORKERS};
-use crate::batch::memory::MemoryLimit;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
 use crate::pipe::Backend;
+use crate::pipe::memory::MemoryLimit;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::log::Interval;
 use super::log::StageTimes;
 use super::replay::{Hold, Unit};
-use crate::slot::{Freed, LoadTimes, Ticket};
+use crate::observe::unit::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
 use crate::thread::{Clock, Share};
 

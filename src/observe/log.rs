@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::slot::{BatchId, LoadTimes};
+use crate::observe::unit::{BatchId, LoadTimes};
 
 /// What a thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

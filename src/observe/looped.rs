@@ -11,7 +11,7 @@ use super::replay::Settings;
 use super::report::Report;
 use super::trace::{Trace, Track};
 use crate::error::Error;
-use crate::slot::{BatchId, Freed, LoadTimes, Naming, Ticket};
+use crate::observe::unit::{BatchId, Freed, LoadTimes, Naming, Ticket};
 use crate::thread::{Clock, this_thread};
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.

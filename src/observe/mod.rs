@@ -12,6 +12,7 @@ pub(crate) mod recorder;
 pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod trace;
+pub(crate) mod unit;
 
 pub use self::breakdown::{Breakdown, Validation};
 pub use self::history::{STEPS, StepTimes};

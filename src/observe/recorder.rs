@@ -9,7 +9,7 @@ use super::log::{self, Event, Interval, What};
 use super::replay::Settings;
 use super::report::Report;
 use super::trace::Track;
-use crate::slot::{BatchId, LoadTimes, Naming, Ticket};
+use crate::observe::unit::{BatchId, LoadTimes, Naming, Ticket};
 use crate::thread::Clock;
 
 /// The caller's log: a loop that asks for batches and uses them.

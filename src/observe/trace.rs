@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log::{Event, What};
-use crate::slot::BatchId;
+use crate::observe::unit::BatchId;
 use crate::thread::ForkGuard;
 
 /// The file and the number of epochs of a Chrome trace. Pass it to

@@ -9,7 +9,7 @@ use twinbuf_mmap::Buffer;
 use super::ring::{Ring, Slots};
 use crate::error::Error;
 use crate::observe::trace::LoaderTrace;
-use crate::slot::Naming;
+use crate::observe::unit::Naming;
 
 /// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`.
 pub trait Backend: fmt::Debug + Sized + 'static {

@@ -21,7 +21,7 @@ use super::ring::{NoSlot, Received, Ring, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
-use crate::slot::{Naming, Ticket};
+use crate::observe::unit::{Naming, Ticket};
 
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]

@@ -1,15 +1,72 @@
-//! The pipe under every loader: sources fill the slots of one ring ahead of a caller.
+//! For authors of other loaders: sources fill the slots of one ring ahead of a caller, in the order of their units.
 //!
 //! ```text
-//! order of units ──► worker: turn { acquire, next unit, reserve } ──► fill ──► commit ──► ring ──► caller
+//! order of units ──► worker: turn { acquire, next unit, reserve } ──► fill ──► commit ──► ring ──► Items ──► a guard
 //! ```
 //!
-//! A loader, a generator and a stream of weights are orders of units on a pipe.
+//! - A [`Source`] fills one slot with one unit. A pipe has one source for each worker.
+//! - The **order** is an iterator of units: batches of a plan, rounds, files. Workers share the **turn**: who has it waits
+//!   for the next free slot, takes the next unit and reserves the slot. The fill is outside of it.
+//! - The caller receives the slots in the order of the units, whichever worker filled them, as guards. Dropping a guard
+//!   frees its slot. [`Items`] is the iterator: `next`, `try_next`, `next_timeout`, `poll_next`, `next_async`.
+//! - A **call** is one order ([`Pipe::begin`]). What was filled for an earlier call is discarded.
+//! - An error or a panic of a source arrives once, in its place, and no later unit is started.
+//! - Slots come round in turn. If the caller holds the next one for too long, it receives
+//!   [`Error::SlotHeld`](crate::Error::SlotHeld).
+//! - Without overlap there is no thread: the caller fills the slot when it asks for it.
+//!
+//! [`Loader`](crate::Loader), [`Generator`](crate::generate::Generator) and the stream of weights are front ends of a
+//! pipe.
+//!
+//! # Example
+//!
+//! Shards of a compressed stream, decoded by two workers, delivered in order, and resumed by the caller:
+//!
+//! ```
+//! use twinbuf::pipe::{self, Content, Filling, Source};
+//! use twinbuf::{BoxError, Error};
+//!
+//! /// Decodes shards: each byte stands for a run of its own length.
+//! struct Decoder;
+//!
+//! impl Source<Vec<u8>> for Decoder {
+//!     type Unit = u64; // the number of a shard
+//!
+//!     fn fill(&mut self, shard: &mut u64, out: &mut Vec<u8>, at: &mut Filling<'_>) -> Result<Content, Error> {
+//!         let read = fetch(*shard).map_err(|error| at.failed(error))?;
+//!         at.read_bytes(read.len());
+//!         out.clear(); // what an earlier shard left: memory to reuse
+//!         out.extend(read.iter().flat_map(|&byte| std::iter::repeat_n(byte, byte.into())));
+//!         Ok(Content::Bytes(out.len()))
+//!     }
+//! }
+//!
+//! fn fetch(shard: u64) -> Result<Vec<u8>, BoxError> {
+//!     Ok(vec![u8::try_from(shard)?; 3]) // from a socket, or from a file
+//! }
+//!
+//! # fn main() -> Result<(), BoxError> {
+//! let done = 5; // where the last run stopped
+//! let mut pipe = pipe::builder(vec![Vec::new(); 4]).worker(Decoder).worker(Decoder).build()?;
+//! let mut next = done;
+//! for shard in pipe.items(done..100) {
+//!     let shard = shard?; // decoded while the one before was in use
+//!     assert_eq!(*shard.unit(), next);
+//!     assert_eq!(shard.len() as u64, 3 * next);
+//!     next = shard.unit() + 1; // save it, to resume there
+//! }
+//! assert_eq!(next, 100);
+//! println!("{}", pipe.report());
+//! pipe.close()?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub(crate) mod bytes;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 pub(crate) mod items;
+pub(crate) mod memory;
 pub(crate) mod options;
 mod plain;
 pub(crate) mod record;
@@ -42,7 +99,7 @@ use crate::observe::recorder::{Kind, LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
 use crate::observe::report::{LiveReport, Publisher, Report};
 use crate::observe::trace::{LoaderTrace, Track};
-use crate::slot::{Freed, Naming, Ticket};
+use crate::observe::unit::{Freed, Naming, Ticket};
 use crate::thread::ForkGuard;
 
 /// How long dropping a pipe waits for running fills; if a task waited for the last item, its thread has others.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::error::{At, BoxError, Error};
-use crate::slot::{LoadTimes, Naming, Ticket};
+use crate::observe::unit::{LoadTimes, Naming, Ticket};
 use crate::thread::this_thread;
 
 /// The name of a unit in errors, reports and traces.

@@ -17,7 +17,7 @@ use super::record::{Content, Filling, Header, Place, Progress};
 use super::ring::{NoSlot, Ring};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
-use crate::slot::{LoadTimes, Naming, Ticket};
+use crate::observe::unit::{LoadTimes, Naming, Ticket};
 use crate::thread::panic_message;
 
 /// Fills slots. A pipe has one for each worker.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
-use crate::batch::memory::Taken;
 use crate::error::{At, Error};
-use crate::loader::layout::fits;
 use crate::pipe::bytes::Item;
+use crate::pipe::memory::Taken;
 use crate::pipe::{Backend, Host};
+use crate::transform::fits;
 
 /// One group of tensors, in host memory or, as `Group<Cuda>`, in device memory. Dropping it frees its slot.
 ///

@@ -23,19 +23,19 @@ pub use self::device::DeviceView;
 use self::group::Place as GroupPlace;
 pub use self::group::{Group, View};
 use self::schedule::{Order, Passes, Schedule};
-use crate::batch::memory::Taken;
 use crate::error::Error;
-use crate::loader::MemoryLimit;
 use crate::observe::recorder::Kind;
 use crate::observe::report::{LiveReport, Report};
+use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 pub use crate::pipe::Cuda;
 use crate::pipe::bytes::{Item, too_large};
+use crate::pipe::memory::MemoryLimit;
+use crate::pipe::memory::Taken;
 use crate::pipe::options::{Options, common};
 use crate::pipe::{
     Backend, Content, Ended, Filling, Front, Host, Items, Memory, Next, Pipe, Place, Setup, Source,
 };
-use crate::slot::Naming;
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
 /// the feature `safetensors`.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::observe::history::Seen;
 use crate::observe::predict::Prediction;
-use crate::slot::Ticket;
+use crate::observe::unit::Ticket;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

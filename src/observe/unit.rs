@@ -1,6 +1,5 @@
 //! How units are named, and the times of a fill: what the log is made of.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -94,16 +93,4 @@ pub(crate) struct Freed {
     pub(crate) batch: (u64, u64),
     pub(crate) at: Instant,
     pub(crate) thread: usize,
-}
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(loader) = &self.loader {
-            write!(f, "{loader}: ")?;
-        }
-        match self.step {
-            Some(step) => write!(f, "epoch {}, step {step}", self.epoch),
-            None => write!(f, "round {}", self.epoch),
-        }
-    }
 }
