@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Packs what a machine with a GPU is to run into one folder, built here: the GPU report, the tests that use a driver, the
 # main job with the upload stage, and the Python package. That machine needs an NVIDIA driver, 64-bit x86 Linux and a C
-# library as new as this one's (printed); no Rust, no toolkit. Where it has torch, the Python step runs too.
+# library as new as this one's (printed); no Rust, no toolkit. Where it has torch, the Python step runs too; where it has
+# compute-sanitizer, so does that step.
 #
-#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [STEP...]]` runs every step
-#                            that OUT has no figures of yet, or the steps named. A step takes at most eight minutes. Each
-#                            figure is in OUT as soon as it is measured, whatever happens to the rest.
+#   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [STEP...]]` runs for at most ten
+#                            minutes: every step that OUT has no figures of yet, or the steps named, the most telling
+#                            first. It ends with a line for each promise, met or not, and names the one file to send
+#                            back. Run again, it goes on. Each figure is in OUT as soon as it is measured.
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
 #                            shows that the pack runs, and no figure of it means anything
 #   tools/gpu.sh kill [N]    the same, N times [default: 10], killed at a random moment and then run to its end: every
@@ -56,7 +58,8 @@ CARGO_TARGET_DIR=$PWD/python/target "$venv/bin/maturin" build --quiet --release 
 temporary=$(realpath -m "$target/tmp")
 cat >"$pack/run" <<RUN
 #!/usr/bin/env bash
-# Runs the steps that OUT (default: here) has no figures of yet, or those named; all of them: \`run OUT\`.
+# Runs the steps that OUT (default: out, here) has no figures of yet, or those named, for at most ten minutes. Then says
+# which promises are met, and packs OUT into one file.
 set -uo pipefail
 here=\$(cd "\$(dirname "\$0")" && pwd)
 quick=
@@ -64,10 +67,11 @@ if [ "\${1-}" = --quick ]; then
   quick=--quick
   shift
 fi
-out=\$(mkdir -p "\${1:-\$here}" && cd "\${1:-\$here}" && pwd) || exit 2
-report="captures copies pipelines stager latency cpu calls overlap neighbour chunked depths pinning"
+out=\$(mkdir -p "\${1:-\$here/out}" && cd "\${1:-\$here/out}" && pwd) || exit 2
+limit=\${TWINBUF_GPU_SECONDS:-590}
+report="pipelines neighbour cpu stager latency calls overlap chunked depths pinning"
 tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
-all="machine test-twinbuf_cuda \$report train torch \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
+all="machine captures copies unknowns test-twinbuf_cuda torch sanitizer \$report train \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
 steps=\${*:2}
 for step in \$steps; do
   case " \$all " in *" \$step "*) ;; *) echo "no such step: \$step; there are: \$all" >&2 && exit 2 ;; esac
@@ -92,7 +96,7 @@ step() {
   local name=\$1 file=\$2 pattern=\$3 began=\$SECONDS
   shift 3
   echo "== \$name"
-  timeout --foreground --kill-after=10 460 "\$@" 2>&1 | keep "\$out/\$file" "\$pattern"
+  timeout --foreground --kill-after=10 "\$((limit - SECONDS))" "\$@" 2>&1 | keep "\$out/\$file" "\$pattern"
   local status=\${PIPESTATUS[0]}
   if [ "\$status" = 0 ]; then
     touch "\$out/done/\$name"
@@ -108,11 +112,25 @@ torch_step() {
   python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "\$here"/wheels/*.whl "\$out/python" &&
     PYTHONPATH=\$out/python python3 "\$here/gpu_torch.py" \$quick
 }
-export -f torch_step
+# The compiler's check of what the kernels and copies access.
+sanitizer_step() {
+  local tool
+  tool=\$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
+  if [ -n "\$tool" ]; then
+    "\$tool" --tool memcheck --report-api-errors no --error-exitcode 9 "\$here/gpu_report" --quick copies stager chunked neighbour
+  else
+    echo "compute-sanitizer is not there"
+  fi
+}
+export -f torch_step sanitizer_step
 export here out quick
 
 for step in \${steps:-\$all}; do
   [ -n "\$steps" ] || [ ! -e "\$out/done/\$step" ] || continue
+  if [ "\$((limit - SECONDS))" -lt 5 ]; then
+    echo "== the time is over before \$step: run again to go on"
+    break
+  fi
   case \$step in
   machine)
     # What the figures depend on and the report cannot ask for.
@@ -126,9 +144,13 @@ for step in \${steps:-\$all}; do
     step train train.txt . bash -c 'cd "\$1" && shift && exec "\$@"' - "\$out" "\$here/train_cuda" \${quick:+--data "\$here/gpu_report" --batch 64 --rounds 1 --compute-ms 1}
     ;;
   torch) step torch report.jsonl . bash -c torch_step ;;
+  sanitizer) step sanitizer sanitizer.log 'ERROR SUMMARY|not there' bash -c sanitizer_step ;;
   *) step "\$step" report.jsonl . "\$here/gpu_report" \$quick "\$step" ;;
   esac
 done
+echo "== promises"
+"\$here/gpu_report" promises "\$out" | tee "\$out/promises.txt"
+tar -czf "\$out.tar.gz" -C "\$(dirname "\$out")" --exclude=python --exclude=data "\$(basename "\$out")" && echo "send back: \$out.tar.gz"
 exit \$failed
 RUN
 chmod +x "$pack/run"
@@ -179,7 +201,7 @@ for line in report:
         sections.add(json.loads(line)["section"])
     except json.JSONDecodeError:
         print("cut:", line[:60])
-if lost or gone or len(sections) < 13:
+if lost or gone or len(sections) < 14:
     sys.exit(f"round {round_}: lost {lost}, gone {gone}, sections {sorted(sections)}")
 print(f"round {round_}: killed after figure {after}, with {len(printed)} printed, all kept; then run to its end, {len(sections)} sections")
 CHECK

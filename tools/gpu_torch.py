@@ -1,9 +1,12 @@
-"""The step `torch` of the pack for a GPU (tools/gpu.sh): the same batches sent by plain copies, by pinned ones, and by
+"""The step `torch` of the pack for a GPU (tools/gpu.sh): the same batches sent by plain copies, by pinned ones, by what
+overlaps in torch itself (a `DataLoader` with workers and pinned memory, a prefetcher on a side stream), and by
 `twinbuf.prefetch`, in turn. Each figure is a line of JSON. Needs torch with a device; without, one line says so."""
 
 import json
+import queue
 import statistics
 import sys
+import threading
 import time
 
 
@@ -51,9 +54,56 @@ def epoch(source):
     return time.perf_counter() - began
 
 
+class Batches(torch.utils.data.IterableDataset):
+    """The batches of one worker: every second of them, with two."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        for i, batch in enumerate(range(BATCHES)):
+            if i % worker.num_workers == worker.id:
+                time.sleep(LOAD_S)
+                yield torch.full((BYTES,), batch, dtype=torch.uint8)
+
+
+def data_loader():
+    """Two worker processes, and torch's thread that pins; the copy is asynchronous."""
+    loader = torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=2, pin_memory=True, prefetch_factor=2)
+    return (batch.to("cuda", non_blocking=True) for batch in loader)
+
+
+def make(made):
+    for batch in batches():
+        made.put(batch)
+    made.put(None)
+
+
+def side_stream():
+    """The prefetcher of many training scripts: the next batch is copied on its own stream while this one is in use. The
+    batches come from a thread, as they do with `twinbuf.prefetch`."""
+    made = queue.Queue(maxsize=2)
+    threading.Thread(target=make, args=(made,), daemon=True).start()
+    copies = torch.cuda.Stream()
+
+    def start():
+        batch = made.get()
+        if batch is None:
+            return None
+        with torch.cuda.stream(copies):
+            return batch.pin_memory().to("cuda", non_blocking=True)
+
+    following = start()
+    while (batch := following) is not None:
+        torch.cuda.current_stream().wait_stream(copies)
+        batch.record_stream(torch.cuda.current_stream())
+        following = start()
+        yield batch
+
+
 ways = {
     "plain": lambda: (batch.to("cuda") for batch in batches()),
     "pinned": lambda: (batch.pin_memory().to("cuda", non_blocking=True) for batch in batches()),
+    "DataLoader": data_loader,
+    "side stream": side_stream,
     "prefetch": lambda: twinbuf.prefetch(batches(), device="cuda"),
 }
 line(torch=torch.__version__, device=torch.cuda.get_device_name(), bytes=BYTES, batches=BATCHES, load=BATCHES * LOAD_S)

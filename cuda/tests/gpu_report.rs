@@ -112,6 +112,42 @@ fn the_report_has_every_figure() {
     for mode in ["global", "thread_local", "relaxed"] {
         assert_eq!(modes["modes"][mode]["well"], true, "{modes}");
     }
+    assert_eq!(report.lines("unknowns").len(), 3);
+    each_promise_has_its_figure(report.0);
+}
+
+/// Also: a bad figure is a broken promise, and one that was not measured is none.
+fn each_promise_has_its_figure(mut lines: Vec<Value>) {
+    let no_log = |_: &str| None;
+    let run = |lines: &[Value]| gpu_report::Run { lines, log: &no_log }.promises();
+    let measured = run(&lines).iter().filter(|(_, found)| found.is_some()).count();
+    assert_eq!(measured, 9, "{:?}", run(&lines));
+    let met = |lines: &[Value], about: &str| {
+        let found = run(lines).into_iter().find(|(promise, _)| promise.contains(about)).unwrap();
+        found.1.map(|(met, _)| met)
+    };
+    let found =
+        ["(address 0)", "freed in a capture", "breaks nothing", "arrive whole"].map(|of| met(&lines, of));
+    assert_eq!(found, [Some(true); 4], "{:?}", run(&lines));
+    for line in &mut lines {
+        for (figure, bad) in
+            [("/pinned/uploader_over_plain", 0.5), ("/overlapped_over_longest", 1.5), ("/wrong", 3.0)]
+        {
+            line.pointer_mut(figure).into_iter().for_each(|found| *found = bad.into());
+        }
+    }
+    let found = ["0.98 of the rate", "overlap", "arrive whole"].map(|of| met(&lines, of));
+    assert_eq!(found, [Some(false); 3], "{:?}", run(&lines));
+    let log = |name: &str| match name {
+        "tests" => Some(
+            "test result: ok. 3\ntest result: FAILED. 1\nwithout A: 20 runs, other data in 0".to_string(),
+        ),
+        _ => Some("========= ERROR SUMMARY: 2 errors".to_string()),
+    };
+    let torch = |way, wall| serde_json::json!({ "section": "torch", "way": way, "wall_median": wall });
+    let lines = [torch("prefetch", 2.0), torch("pinned", 1.0)];
+    let broken = gpu_report::Run { lines: &lines, log: &log }.promises();
+    assert_eq!(broken.iter().filter(|(_, found)| found.as_ref().is_some_and(|(met, _)| !met)).count(), 4);
 }
 
 #[test]

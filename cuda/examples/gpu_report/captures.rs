@@ -16,12 +16,12 @@ pub(crate) fn captures(ctx: &Arc<CudaContext>, line: Line<'_>) {
     line(lease(ctx));
 }
 
-fn code(result: std::result::Result<(), DriverError>) -> u32 {
+pub(super) fn code(result: std::result::Result<(), DriverError>) -> u32 {
     result.map_or_else(|DriverError(code)| code as u32, |()| 0)
 }
 
 /// The code of the capture's end.
-fn end(stream: &CudaStream) -> u32 {
+pub(super) fn end(stream: &CudaStream) -> u32 {
     // SAFETY: the stream exists.
     match unsafe { result::stream::end_capture(stream.cu_stream()) } {
         Ok(graph) if graph.is_null() => 0,

@@ -2,6 +2,7 @@
 //! is complete lines whenever the run is stopped.
 //!
 //! `cargo run --release -p twinbuf-cuda --example gpu_report`; `-- --quick` for a short one; `-- SECTION...` for a part.
+//! `-- promises FOLDER` compares the figures in that folder with what the crate promises.
 //! It needs an NVIDIA driver and no toolkit. In place of training it launches two small kernels (`cuda/kernels`): one takes
 //! time, one adds up every byte of a batch. In place of loading it sleeps. What cannot be measured has an `error` in place
 //! of its figures. Without a driver it prints one line and exits with 2.
@@ -29,12 +30,16 @@ mod latency;
 mod measure;
 mod pinning;
 mod pipeline;
+mod promises;
 mod stager;
+mod unknowns;
 mod work;
 
 #[allow(unused_imports, reason = "by the report's test")]
 pub(crate) use copies::uploads;
 pub(crate) use pipeline::pipeline;
+#[allow(unused_imports, reason = "by the report's test")]
+pub(crate) use promises::Run;
 pub(crate) use work::Work;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -67,7 +72,7 @@ impl Extent {
 
     pub(crate) fn full() -> Self {
         let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
-        let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(10));
+        let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(5));
         let depth_sizes = vec![256 << 10, 1 << 20, 4 << 20, 64 << 20];
         let (large, chunks, slot) = (256 << 20, vec![4 << 20, 8 << 20, 16 << 20], 8 << 20);
         Self { sizes, rounds: 7, round_bytes: 4 << 30, depth_sizes, large, chunks, slot, stage, epoch }
@@ -102,7 +107,7 @@ type Line<'a> = &'a mut dyn FnMut(Result<Value>);
 type Section = fn(&Bench, Line<'_>);
 
 /// The sections, in the order of a whole run: the most important first.
-pub(crate) const SECTIONS: [(&str, Section); 13] = [
+pub(crate) const SECTIONS: [(&str, Section); 14] = [
     ("machine", |bench, line| line(machine(&bench.ctx))),
     ("captures", |bench, line| captures::captures(&bench.ctx, line)),
     ("copies", |bench, line| {
@@ -143,12 +148,20 @@ pub(crate) const SECTIONS: [(&str, Section); 13] = [
         }
     }),
     ("pinning", |bench, line| pinning::pinning(&bench.ctx, &bench.extent, line)),
+    ("unknowns", |bench, line| unknowns::unknowns(&bench.ctx, line)),
 ];
 
 fn main() -> ExitCode {
     let mut sections: Vec<String> = std::env::args().skip(1).collect();
     let quick = sections.iter().any(|name| name == "--quick");
     sections.retain(|name| name != "--quick");
+    if let [mode, folder] = &sections[..]
+        && mode == "promises"
+    {
+        let (lines, well) = promises::of_folder(folder.as_ref());
+        print!("{lines}");
+        return if well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let print = |line: Value| {
         // A line at a time, and out at once.
         let mut out = std::io::stdout().lock();

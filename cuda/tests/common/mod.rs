@@ -26,8 +26,11 @@ pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     (sim, ctx)
 }
 
-/// A test that takes longer hangs: this is a hundred times the longest test, for busy machines.
-const HUNG: Duration = Duration::from_secs(1200);
+/// A test that takes longer hangs. By default a hundred times the longest test, for busy machines.
+fn hung() -> Duration {
+    let seconds = std::env::var("TWINBUF_HUNG_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(1200))
+}
 
 /// Ends the process if `test` hangs: a hang must be a failure.
 #[allow(dead_code)]
@@ -36,9 +39,10 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     let test_at = std::panic::Location::caller();
     let (done, is_done) = mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
-        if is_done.recv_timeout(HUNG) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let hung = hung();
+        if is_done.recv_timeout(hung) == Err(mpsc::RecvTimeoutError::Timeout) {
             // Not a print macro: the test harness captures its output until the test ends.
-            let _ = writeln!(std::io::stderr(), "hung: the test at {test_at} has not ended in {HUNG:?}");
+            let _ = writeln!(std::io::stderr(), "hung: the test at {test_at} has not ended in {hung:?}");
             std::process::abort();
         }
     });
