@@ -55,7 +55,7 @@ fn many_threads_auto() {
 #[test]
 fn pools_that_finish() {
     let mut random = Random(variable("TWINBUF_STRESS_SEED").unwrap_or(1));
-    for _ in 0..10_000 {
+    for _ in 0..if cfg!(miri) { 20 } else { 10_000 } {
         pool::history(&mut random);
     }
 }
