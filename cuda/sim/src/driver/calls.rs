@@ -534,3 +534,27 @@ unsafe extern "C" fn cuGetErrorName(code: Code, name: Out<*const c_char>) -> Cod
 unsafe extern "C" fn cuGetErrorString(code: Code, sentence: Out<*const c_char>) -> Code {
     text(&sentence, || describe(code).map(|(_, sentence)| sentence.as_ptr()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_gets_the_function_of_its_own_cuda_version() {
+        let table = [
+            ("cuCtxCreate", 3020, Some("cuCtxCreate_v2")),
+            ("cuCtxCreate", 12040, Some("cuCtxCreate_v3")),
+            ("cuCtxCreate", 12050, Some("cuCtxCreate_v4")),
+            ("cuCtxSynchronize", 12090, Some("cuCtxSynchronize")),
+            // Its second version is not here, and the first has another signature.
+            ("cuCtxSynchronize", 13000, None),
+            ("cuEventElapsedTime", 12000, Some("cuEventElapsedTime")),
+            ("cuMemcpyHtoDAsync", 3020, Some("cuMemcpyHtoDAsync_v2")),
+            ("cuGetErrorName", 6000, Some("cuGetErrorName")),
+            ("cuNothing", 13000, None),
+        ];
+        for (name, version, wanted) in table {
+            assert_eq!(newest(name, version), wanted.and_then(address), "{name}, {version}");
+        }
+    }
+}

@@ -58,8 +58,11 @@ impl Report {
         self.write(&format!("{VIOLATION}{}\n", violation.text()));
     }
 
-    /// What the program left, if it is something.
+    /// The last line: how much was found, and what was not freed. Standard error is left alone if there was nothing.
     pub(super) fn end(&self, found: usize, live: &Live) {
+        if found == 0 && self.0.is_none() {
+            return;
+        }
         let Live { streams, events, host_allocations, device_allocations, .. } = live;
         self.write(&format!(
             "{END}{found} violations; not freed: {streams} streams, {events} events, \
