@@ -88,7 +88,7 @@ fn a_message_is_one_line_that_names_wanted_and_found() {
     assert_eq!(error.to_string(), "wanted u8, u16, i16, f16 or bf16 as source, found c128");
 }
 
-/// Large enough to be written past the caches, with a rest at every end.
+/// Larger than the caches, with a rest at every end.
 #[test]
 fn a_large_batch_is_the_same_as_its_parts() {
     let pictures = 3;
@@ -112,7 +112,7 @@ fn a_large_batch_is_the_same_as_its_parts() {
 }
 
 #[test]
-fn large_tokens_and_large_f32_go_past_the_caches_unchanged() {
+fn large_tokens_and_large_f32_are_converted() {
     let upper = |i: u32| [i.to_le_bytes()[2], i.to_le_bytes()[3]];
     let tokens: Vec<u16> =
         (0..2_200_001_u32).map(|i| u16::from_le_bytes(upper(i.wrapping_mul(7919)))).collect();

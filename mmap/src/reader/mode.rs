@@ -14,7 +14,8 @@ pub enum ReadMode {
     /// If they do not fit, it reserves buffers for direct I/O (32 MiB, plus two and a quarter windows with
     /// [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the data set, as large as the
     /// remaining memory, through the page cache. This part stays in the page cache, and an epoch reads only the
-    /// other part from disk. Ranks on one machine share these pages.
+    /// other part from disk. Ranks on one machine share these pages. So do the readers of a process: each counts on what
+    /// the earlier ones leave, and bytes that two of them read count once.
     ///
     /// The kernel can reclaim page cache memory when programs need it, and then reads these pages again.
     /// [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read through the page cache on

@@ -59,11 +59,45 @@ impl fmt::Display for ReadChoice {
             (0, None) => write!(f, "{} past the page cache, as asked for", mib(*data))?,
             (0, Some(_)) => write!(f, "{} past the page cache", mib(*data))?,
             (cached, None) if cached == data => write!(f, "{} through the page cache", mib(*data))?,
+            (cached, Some(left)) if cached == data && data > left => {
+                write!(
+                    f,
+                    "{} through the page cache: they do not fit, but direct I/O is refused",
+                    mib(*data)
+                )?;
+            }
             (cached, _) if cached == data => {
                 write!(f, "{} through the page cache, where they fit", mib(*data))?;
             }
             _ => write!(f, "{} of {} kept in the page cache, the rest past it", mib(*cached), mib(*data))?,
         }
         left.map_or(Ok(()), |left| write!(f, " ({} of memory left)", mib(left)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReadChoice;
+
+    #[test]
+    fn a_choice_is_one_line() {
+        let says = |data, cached, left: Option<u64>| {
+            let [data, cached]: [u64; 2] = [data, cached].map(|mib: u64| mib << 20);
+            ReadChoice { data, cached, left: left.map(|left: u64| left << 20) }.to_string()
+        };
+        assert_eq!(says(9, 9, None), "9 MiB through the page cache");
+        assert_eq!(
+            says(9, 9, Some(20)),
+            "9 MiB through the page cache, where they fit (20 MiB of memory left)"
+        );
+        assert_eq!(
+            says(9, 9, Some(5)),
+            "9 MiB through the page cache: they do not fit, but direct I/O is refused (5 MiB of memory left)"
+        );
+        assert_eq!(
+            says(9, 4, Some(5)),
+            "4 MiB of 9 MiB kept in the page cache, the rest past it (5 MiB of memory left)"
+        );
+        assert_eq!(says(9, 0, None), "9 MiB past the page cache, as asked for");
     }
 }

@@ -3,13 +3,15 @@
 use std::marker::PhantomData;
 
 use super::raw::Raw;
-use super::store::{BLOCK, LINE, Plain, Store};
 use super::transpose::{ROW, transpose};
+
+/// Numbers for which scales and shifts are repeated: few enough that they stay in the first-level cache.
+const BLOCK: usize = 1024;
 
 /// From one number to another.
 pub(super) trait Convert {
     type Raw: Raw;
-    type Out: Plain;
+    type Out;
 
     fn convert(raw: Self::Raw) -> Self::Out;
 }
@@ -153,21 +155,14 @@ pub(super) struct Each<'a, C: Convert, F> {
     /// As many numbers as `src` has.
     pub(super) dst: &'a mut [C::Out],
     pub(super) finish: F,
-    /// Whether `dst` is to be written past the caches.
-    pub(super) non_temporal: bool,
 }
 
 impl<C: Convert, F: Fn(C::Out) -> C::Out> Job for Each<'_, C, F> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, finish, non_temporal } = self;
-        let mut store = Store::new(non_temporal);
-        for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES)) {
-            let out = store.block(dst);
-            for (out, raw) in out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
-                *out = finish(C::convert(C::Raw::read(raw)));
-            }
-            store.flush(dst);
+        let Self { src, dst, finish } = self;
+        for (out, raw) in dst.iter_mut().zip(src.chunks_exact(C::Raw::BYTES)) {
+            *out = finish(C::convert(C::Raw::read(raw)));
         }
     }
 }
@@ -178,26 +173,17 @@ pub(super) struct Interleaved<'a, C> {
     /// As many numbers as `src` has.
     pub(super) dst: &'a mut [f32],
     pub(super) affine: &'a Affine,
-    /// Whether `dst` is to be written past the caches.
-    pub(super) non_temporal: bool,
     pub(super) convert: PhantomData<C>,
 }
 
 impl<C: Convert<Out = f32>> Job for Interleaved<'_, C> {
     #[inline(always)]
     fn run(self) {
-        let Self { src, dst, affine: Affine { scale, shift }, non_temporal, .. } = self;
-        let mut store = Store::new(non_temporal);
+        let Self { src, dst, affine: Affine { scale, shift }, .. } = self;
         for (dst, src) in dst.chunks_mut(scale.len()).zip(src.chunks(scale.len() * C::Raw::BYTES)) {
-            // More than one round only if the channels alone are more than a block.
-            let sides = dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK * C::Raw::BYTES));
-            for ((dst, src), (scale, shift)) in sides.zip(scale.chunks(BLOCK).zip(shift.chunks(BLOCK))) {
-                let out = store.block(dst);
-                let numbers = out.iter_mut().zip(src.chunks_exact(C::Raw::BYTES));
-                for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
-                    *out = C::convert(C::Raw::read(raw)) * scale + shift;
-                }
-                store.flush(dst);
+            let numbers = dst.iter_mut().zip(src.chunks_exact(C::Raw::BYTES));
+            for ((out, raw), (scale, shift)) in numbers.zip(scale.iter().zip(shift)) {
+                *out = C::convert(C::Raw::read(raw)) * scale + shift;
             }
         }
     }
@@ -213,13 +199,10 @@ pub(super) struct Planes<'a, C> {
     /// Pixels of a picture, at least 1.
     pub(super) pixels: usize,
     pub(super) affine: Option<&'a Affine>,
-    /// Whether `dst` is to be written past the caches, if it has more than [`FEW`] channels.
-    pub(super) non_temporal: bool,
     pub(super) convert: PhantomData<C>,
 }
 
-/// With this many channels or fewer, compilers separate them well, and planes are not written past the caches: few
-/// streams of ordinary stores are as fast, and complete in the background while the next numbers are separated.
+/// With this many channels or fewer, compilers separate them well.
 const FEW: usize = 4;
 
 /// Pixels that are taken apart before they are written: long stretches in every plane, from a first-level cache.
@@ -242,17 +225,10 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
     #[inline(always)]
     fn by_channels<const N: usize>(self) {
         let Self { src, dst, channels, pixels, affine, .. } = self;
-        let non_temporal = self.non_temporal && N > FEW;
-        // Only whole lines go past the caches, and each plane has them at other pixels: it is written from its first
-        // line that begins in a window to its first in the next. Windows overlap by a line, and begin a multiple of
-        // lines apart.
-        let line = if non_temporal { LINE / size_of::<f32>() } else { 1 };
-        let step = if non_temporal { WINDOW - line } else { WINDOW };
-        let mut store = Store::new(non_temporal);
         let mut apart = [[C::Raw::default(); WINDOW]; N];
         let pixel = channels * C::Raw::BYTES;
         for (src, dst) in src.chunks_exact(pixels * pixel).zip(dst.chunks_exact_mut(pixels * channels)) {
-            for start in (0..pixels).step_by(step) {
+            for start in (0..pixels).step_by(WINDOW) {
                 for first in (0..channels).step_by(N) {
                     let src = &src[start * pixel + first * C::Raw::BYTES..];
                     match channels {
@@ -263,16 +239,7 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
                     }
                     for (channel, numbers) in (first..channels).zip(&apart) {
                         let plane = &mut dst[channel * pixels..][..pixels];
-                        let ahead = plane.as_ptr().addr().wrapping_neg() / size_of::<f32>() % line;
-                        let from = if start == 0 { 0 } else { pixels.min(start + ahead) };
-                        let dst = &mut plane[from..pixels.min(start + step + ahead)];
-                        debug_assert!(
-                            start == 0
-                                || dst.as_ptr().addr() / size_of::<f32>() % line == 0
-                                || dst.is_empty()
-                        );
-                        let numbers = &numbers[from - start..];
-                        let out = store.block(dst);
+                        let out = &mut plane[start..pixels.min(start + WINDOW)];
                         match affine {
                             None => {
                                 for (out, raw) in out.iter_mut().zip(numbers) {
@@ -286,7 +253,6 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
                                 }
                             }
                         }
-                        store.flush(dst);
                     }
                 }
             }

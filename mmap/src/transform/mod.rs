@@ -14,9 +14,7 @@
 //!
 //! On x86-64, the loops are compiled for SSE2 and AVX2. The feature `simd` (on by default) selects one at run time.
 //! Without this feature, they use SSE2, or the instructions that `-C target-cpu` allows. On other processors, they
-//! are compiled for the target's baseline (`AArch64`: NEON). On x86-64, destinations of 8 MiB or more are written
-//! with non-temporal stores, to keep other data in the caches. Planar destinations with 2 to 4 channels are an
-//! exception.
+//! are compiled for the target's baseline (`AArch64`: NEON).
 //!
 //! ```
 //! use twinbuf_mmap::{DType, transform::Transform};
@@ -41,7 +39,6 @@
 mod error;
 mod kernel;
 mod raw;
-mod store;
 #[cfg(test)]
 mod tests;
 mod transpose;
@@ -56,7 +53,6 @@ use kernel::{
     U16ToF32, U16ToI64, U16ToU32, run,
 };
 use raw::Raw;
-use store::non_temporal;
 
 /// Converts the numbers of records to `f32`, with an optional scale and shift per channel and an optional change to
 /// planar layout. Create it once, then apply it to records or batches.
@@ -217,18 +213,17 @@ impl Transform {
 
     fn start<C: Convert<Out = f32>>(&self, src: &[u8], dst: &mut [f32]) {
         let (channels, affine, convert) = (self.channels, self.affine.as_ref(), PhantomData::<C>);
-        let non_temporal = non_temporal(dst);
         match (self.pixels, affine) {
             // With one channel the order of planes is that of the source.
             (Some(pixels), _) if channels > 1 => {
-                run(Planes { src, dst, channels, pixels, affine, non_temporal, convert });
+                run(Planes { src, dst, channels, pixels, affine, convert });
             }
-            (_, None) => run(Each::<C, _> { src, dst, finish: |number| number, non_temporal }),
+            (_, None) => run(Each::<C, _> { src, dst, finish: |number| number }),
             (_, Some(affine)) if channels == 1 => {
                 let (scale, shift) = affine.of(0);
-                run(Each::<C, _> { src, dst, finish: |number| number * scale + shift, non_temporal });
+                run(Each::<C, _> { src, dst, finish: |number| number * scale + shift });
             }
-            (_, Some(affine)) => run(Interleaved { src, dst, affine, non_temporal, convert }),
+            (_, Some(affine)) => run(Interleaved { src, dst, affine, convert }),
         }
     }
 }
@@ -334,8 +329,7 @@ fn each<C: Convert>(src: &[u8], dst: &mut [C::Out]) -> Result<usize, TransformEr
     }
     let dst = front(found / wanted, dst)?;
     let len = dst.len();
-    let non_temporal = non_temporal(dst);
-    run(Each::<C, _> { src, dst, finish: |number| number, non_temporal });
+    run(Each::<C, _> { src, dst, finish: |number| number });
     Ok(len)
 }
 

@@ -2,7 +2,9 @@
 //!
 //! A read is queued, then in flight, then ended. [`Queue`] keeps those that are queued or have ended and bounds what
 //! is in flight; an [`Engine`] owns those in flight. There are two: [`uring`] where the kernel has `io_uring` and permits
-//! it, otherwise [`threads`].
+//! it, otherwise [`threads`], as in Docker by default. Threads are as fast, but take more of a processor for a read: 15 in
+//! place of 5 µs for 4 KiB, 16 in place of 9 for 64 KiB, and as much for 1 MiB (2 vCPUs, AMD EPYC, Linux 6.18,
+//! ext4, 2026-11-25; medians of 7 rounds in turn, on a busy machine).
 
 mod threads;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
