@@ -235,7 +235,7 @@ fn one_run(
     let Residency { pages, resident } = records.residency()?;
     let cold = resident * 100 <= pages;
 
-    let mut builder = Loader::builder(records.clone(), *plan)
+    let mut builder = Loader::builder(records.clone(), plan.clone())
         .depth(args.depth)
         .overlap(mode != Mode::Serial)
         .hints(mode == Mode::DoubleWillneed);

@@ -12,8 +12,9 @@ fn main() -> Result<(), BoxError> {
     let open = || Records::options().partial(true).open([&path], 1024);
     let records = open()?.len();
     let all = Plan::builder(records).batch(16).shuffle(Shuffle::Full).seed(42).build()?;
-    let (plan, held_out) = (all.with_range(0..records / 10 * 9)?, all.with_range(records / 10 * 9..records)?);
-    let mut train = Loader::builder(open()?, plan).name("train").from_env()?.build()?;
+    let (plan, held_out) =
+        (all.with_records(0..records / 10 * 9)?, all.with_records(records / 10 * 9..records)?);
+    let mut train = Loader::builder(open()?, plan.clone()).name("train").from_env()?.build()?;
     let mut valid = Loader::builder(open()?, held_out).name("valid").from_env()?.build()?;
     let mut sum = 0;
     for batch in train.epochs(0..3) {

@@ -76,7 +76,7 @@ pub use twinbuf_core as ring;
 #[cfg(feature = "cuda")]
 pub use twinbuf_cuda as cuda;
 pub use twinbuf_mmap as mmap;
-pub use twinbuf_mmap::{BatchIndices, LastBatch, Plan, Records, Shuffle};
+pub use twinbuf_mmap::{BatchIndices, LastBatch, Plan, RecordList, Records, Shuffle};
 
 /// The program in the README compiles.
 #[cfg(doctest)]

@@ -25,7 +25,7 @@ fn the_same_bytes_in_every_configuration() {
         let data = open(&paths);
         for mode in modes(&data) {
             for (overlap, hints, depth) in configurations() {
-                let mut loader = Loader::builder(data.clone(), plan)
+                let mut loader = Loader::builder(data.clone(), plan.clone())
                     .read_mode(mode)
                     .overlap(overlap)
                     .hints(hints)
@@ -61,7 +61,7 @@ fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
 fn a_batch_says_which_it_is() {
     let (_dir, paths) = files(&[32]);
     let plan = plan(32, 8);
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
     for (step, batch) in (0..).zip(loader.epoch(3)) {
         let batch = batch.unwrap();
         assert_eq!((batch.epoch(), batch.step()), (3, step));
@@ -73,7 +73,7 @@ fn a_batch_says_which_it_is() {
 fn many_epochs_over_the_same_thread_and_slots() {
     let (_dir, paths) = files(&[50]);
     let plan = plan(50, 7);
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
     let mut reference = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
     for epoch in 0..200 {
         let found: Vec<_> = batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
@@ -92,7 +92,7 @@ fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
     for overlap in [false, true] {
         for depth in 1 + usize::from(overlap)..=4 {
             let mut loader =
-                Loader::builder(open(&paths), plan).overlap(overlap).depth(depth).build().unwrap();
+                Loader::builder(open(&paths), plan.clone()).overlap(overlap).depth(depth).build().unwrap();
             for taken in 0..=16usize {
                 let epoch = taken as u64;
                 let some: Vec<_> =
@@ -138,7 +138,7 @@ fn builder(paths: &[PathBuf]) -> LoaderBuilder {
 fn a_batch_may_be_changed_in_place() {
     let (_dir, paths) = files(&[16]);
     let plan = plan(16, 4);
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
     for batch in loader.epoch(0) {
         batch.unwrap().fill(0xff);
     }

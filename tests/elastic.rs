@@ -58,7 +58,7 @@ fn go_on(
     workers: usize,
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
-    let builder = Loader::builder(Numbers(plan.range().end), plan);
+    let builder = Loader::builder(Numbers(plan.range().end), plan.clone());
     let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
     let mut loader = builder.build().unwrap();
     for end in from.epoch()..from.epoch() + 4 {
@@ -95,7 +95,7 @@ fn history(number: u64) -> u32 {
         let plan = Plan::builder(first + records).batches(sizes.iter().copied()).shuffle(shuffle);
         let plan = plan.last_batch(tail).rank(0, world);
         let plan = if shuffle == Shuffle::None { plan } else { plan.seed(number) };
-        plan.build().and_then(|plan| plan.with_range(first..first + records))
+        plan.build().and_then(|plan| plan.with_records(first..first + records))
     };
     let start = Checkpoint::start();
     let epoch = random.below(3);
@@ -245,7 +245,7 @@ fn a_schedule_is_resumed_at_every_step() {
         (Shuffle::None, LastBatch::Wrap),
     ] {
         let plan = Plan::builder(1000).batches(sizes).shuffle(shuffle).last_batch(tail).build().unwrap();
-        let build = |workers| Loader::builder(Numbers(1000), plan).workers(workers).build().unwrap();
+        let build = |workers| Loader::builder(Numbers(1000), plan.clone()).workers(workers).build().unwrap();
         let all = |loader: &mut Loader, from: &Checkpoint| -> Vec<(u64, u64, Vec<u64>)> {
             let mut epochs = loader.epochs_from(from, 3).unwrap();
             let promised = epochs.size_hint().1.unwrap();
@@ -296,7 +296,7 @@ fn a_schedule_is_resumed_at_every_step() {
 #[test]
 fn slots_are_of_the_largest_batch_from_the_start() {
     let plan = Plan::builder(100).batches([(5, 2), (3, 16), (1, 4)]).build().unwrap();
-    let builder = || Loader::builder(Numbers(100), plan);
+    let builder = || Loader::builder(Numbers(100), plan.clone());
     let (slots, each) = builder().wanted_slots().unwrap();
     assert_eq!((slots, each.size()), (3, 16 * 8));
     let mut loader = builder().build().unwrap();
@@ -343,7 +343,7 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
 #[test]
 fn steps_after_a_loss_spike_are_skipped() {
     let plan = Plan::builder(40).batch(4).build().unwrap();
-    let build = || Loader::builder(Numbers(40), plan).build().unwrap();
+    let build = || Loader::builder(Numbers(40), plan.clone()).build().unwrap();
     let mut loader = build();
     assert_eq!(loader.epoch(0).take(3).count(), 3);
     let checkpoint = loader.checkpoint();

@@ -42,7 +42,8 @@ fn what_reads_need_beside_the_slots_counts_without_hints() {
     for (hints, overlap) in [(true, true), (false, true), (true, false)] {
         let slots = if overlap { 3 } else { 2 };
         let all = slots * 8 * RECORD as u64 + reader.memory();
-        let builder = Loader::builder(data.clone(), plan).read_mode(mode).hints(hints).overlap(overlap);
+        let builder =
+            Loader::builder(data.clone(), plan.clone()).read_mode(mode).hints(hints).overlap(overlap);
         let build = builder.memory_limit(all - 1).build();
         assert!(matches!(build, Err(Error::Memory { wanted, .. }) if wanted == all), "{hints} {overlap}");
     }
@@ -54,7 +55,7 @@ fn one_limit_for_several_loaders() {
     let plan = Plan::builder(40).batch(8).build().unwrap();
     let slots = 2 * 8 * RECORD as u64;
     let limit = MemoryLimit::new(2 * slots + 1);
-    let build = || Loader::builder(open(&paths), plan).depth(2).memory_limit(&limit).build();
+    let build = || Loader::builder(open(&paths), plan.clone()).depth(2).memory_limit(&limit).build();
     let (mut train, valid) = (build().unwrap(), build().unwrap());
     assert_eq!(limit.taken(), 2 * slots);
     assert_eq!(
@@ -65,7 +66,7 @@ fn one_limit_for_several_loaders() {
     assert_eq!(limit.taken(), 2 * slots, "what was refused takes nothing");
     // A loader that could not be built returns its part.
     drop(valid);
-    let failed = Loader::builder(open(&paths), plan)
+    let failed = Loader::builder(open(&paths), plan.clone())
         .depth(2)
         .memory_limit(&limit)
         .trace("/no such folder/trace.json")
@@ -77,6 +78,6 @@ fn one_limit_for_several_loaders() {
     assert_eq!(limit.taken(), 0);
     // A number is a separate limit.
     for _ in 0..2 {
-        Loader::builder(open(&paths), plan).depth(2).memory_limit(slots).build().unwrap();
+        Loader::builder(open(&paths), plan.clone()).depth(2).memory_limit(slots).build().unwrap();
     }
 }

@@ -34,7 +34,7 @@ fn forked(child: impl FnOnce() -> bool) -> bool {
 fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     let (open, gate) = channel();
     let plan = Plan::builder(4).batch(1).build().unwrap();
-    let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
+    let mut loader = Loader::builder(Gated(gate), plan.clone()).build().unwrap();
     let mut epoch = loader.epoch(0);
     open.send(()).unwrap();
     drop(epoch.next().unwrap().unwrap());
@@ -60,7 +60,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
 
     // Dropping and closing it in the child waits for nobody either.
     let (_open, gate) = channel();
-    let loader = Loader::builder(Gated(gate), plan).build().unwrap();
+    let loader = Loader::builder(Gated(gate), plan.clone()).build().unwrap();
     assert!(forked(|| {
         // SAFETY: takes no pointer.
         unsafe { libc::alarm(300) };

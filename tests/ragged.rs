@@ -183,7 +183,7 @@ fn decoded_pictures_are_the_same_from_every_step_on() {
         Ok(picture.len())
     });
     let build = || {
-        let builder = Loader::builder(data.clone(), plan).workers(2);
+        let builder = Loader::builder(data.clone(), plan.clone()).workers(2);
         builder.transform(decode.clone()).build().unwrap()
     };
     let mut loader = build();
@@ -229,7 +229,7 @@ fn transforms_take_and_make_records_of_their_own_length() {
         bytes.iter().fold(bytes.len() as u64, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
     };
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
-        let build = || Loader::builder(data.clone(), plan).overlap(overlap).workers(workers);
+        let build = || Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers);
         let mut loader = build().transform(half.clone()).transform(twice.clone()).build().unwrap();
         for batch in loader.epoch(0) {
             let batch = batch.unwrap();
@@ -326,9 +326,9 @@ fn slots_hold_so_many_bytes() {
     let mut lengths: Vec<usize> = (0..RECORDS).map(|i| record(i).len()).collect();
     lengths.sort_unstable();
     let most: usize = lengths.iter().rev().take(6).sum();
-    assert_eq!(slot(Loader::builder(data.clone(), plan)), most);
-    assert_eq!(slot(Loader::builder(data.clone(), plan).transform(map(700, |_, _, _| Ok(0)))), 4200);
-    assert_eq!(slot(Loader::builder(data.clone(), plan).slot_bytes(3000)), 3000);
+    assert_eq!(slot(Loader::builder(data.clone(), plan.clone())), most);
+    assert_eq!(slot(Loader::builder(data.clone(), plan.clone()).transform(map(700, |_, _, _| Ok(0)))), 4200);
+    assert_eq!(slot(Loader::builder(data.clone(), plan.clone()).slot_bytes(3000)), 3000);
     // As many batches as fit, and then the error of the first that does not.
     let sizes = (0..plan.steps(0)).map(|step| {
         plan.batch(0, step).unwrap().runs().flatten().map(|number| record(number).len()).sum::<usize>()
@@ -338,7 +338,7 @@ fn slots_hold_so_many_bytes() {
     let fit = sizes.iter().take_while(|&&size| size <= limit).count();
     for overlap in [false, true] {
         let mut loader =
-            Loader::builder(data.clone(), plan).overlap(overlap).slot_bytes(limit).build().unwrap();
+            Loader::builder(data.clone(), plan.clone()).overlap(overlap).slot_bytes(limit).build().unwrap();
         let mut epoch = loader.epoch(0);
         assert!(epoch.by_ref().take(fit).all(|batch| batch.is_ok()));
         let Some(Err(Error::Load { at, source })) = epoch.next() else { panic!("wanted an error") };
@@ -353,7 +353,8 @@ fn slots_hold_so_many_bytes() {
         out.get_mut(..700).ok_or("no room")?.fill(1);
         Ok(700)
     });
-    let mut loader = Loader::builder(data.clone(), plan).slot_bytes(4199).transform(grown).build().unwrap();
+    let mut loader =
+        Loader::builder(data.clone(), plan.clone()).slot_bytes(4199).transform(grown).build().unwrap();
     assert!(matches!(loader.epoch(0).next(), Some(Err(Error::Transform { at: Some(_), .. }))));
     // A transform that claims to have written past its room, and one that makes records of another size than it said.
     let mut loader =
@@ -401,7 +402,7 @@ impl Dataset for Growing {
 #[test]
 fn a_data_set_of_ones_own() {
     let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
-    let mut loader = Loader::builder(Growing { too_few: false }, plan).workers(2).build().unwrap();
+    let mut loader = Loader::builder(Growing { too_few: false }, plan.clone()).workers(2).build().unwrap();
     for batch in loader.epoch(0) {
         let batch = batch.unwrap();
         let wanted: Vec<_> =
@@ -421,7 +422,7 @@ fn a_file_that_is_cut_off() {
     let plan = plan(Shuffle::None, (0, 1), LastBatch::Keep);
     for mode in all_modes() {
         std::fs::write(&path, &bytes).unwrap();
-        let mut loader = Loader::builder(data.clone(), plan).read_mode(mode).build().unwrap();
+        let mut loader = Loader::builder(data.clone(), plan.clone()).read_mode(mode).build().unwrap();
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes.len() as u64 / 2).unwrap();
         let found: Vec<_> =
             loader.epoch(0).map(|batch| batch.map(|batch| records(&batch))).collect::<Vec<_>>();

@@ -37,7 +37,7 @@ fn gone(records: &Records) -> bool {
 fn windows(range: std::ops::Range<u64>) -> Plan {
     let shuffle = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     let plan = Plan::builder(RECORDS as u64).batch(64).shuffle(shuffle).build().unwrap();
-    plan.with_range(range).unwrap()
+    plan.with_records(range).unwrap()
 }
 
 fn loader(data: &Arc<Records>, plan: Plan) -> Loader {
@@ -47,7 +47,7 @@ fn loader(data: &Arc<Records>, plan: Plan) -> Loader {
 /// The bytes requested by two loaders that alternate after `turn` batches.
 fn two_loaders(data: [&Arc<Records>; 2], turn: usize) -> u64 {
     let plans = [windows(0..RECORDS as u64 / 2), windows(RECORDS as u64 / 2..RECORDS as u64)];
-    let [mut first, mut second] = [0, 1].map(|which| loader(data[which], plans[which]));
+    let [mut first, mut second] = [0, 1].map(|which| loader(data[which], plans[which].clone()));
     let (mut one, mut other) = (first.epoch(0), second.epoch(0));
     loop {
         let read = one.by_ref().take(turn).count() + other.by_ref().take(turn).count();

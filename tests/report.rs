@@ -31,7 +31,7 @@ fn every_system_call_that_reads_is_counted() {
     let (_dir, paths) = files(&[30, 23]);
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
         let plan = plan(53, 8);
-        let builder = Loader::builder(open(&paths), plan).overlap(overlap).workers(workers);
+        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).workers(workers);
         let mut loader = builder.build().unwrap();
         assert_eq!(loader.report().io_calls, 0, "those of the fingerprint are no batch's");
         assert_eq!(loader.epoch(2).count(), 7);

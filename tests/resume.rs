@@ -35,7 +35,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
     let data = open(&paths);
     for plan in plans() {
         let build = |overlap, depth| {
-            Loader::builder(data.clone(), plan).overlap(overlap).depth(depth).build().unwrap()
+            Loader::builder(data.clone(), plan.clone()).overlap(overlap).depth(depth).build().unwrap()
         };
         let whole: Vec<_> = batches(&mut build(false, 1), 4).into_iter().map(Result::unwrap).collect();
         for taken in 0..=whole.len() {
@@ -233,7 +233,7 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     let other = Plan::builder(24).batch(4).seed(1).shuffle(Shuffle::Chunks { records: 4 }).build().unwrap();
     let (field, wanted, found) = foreign(load(&paths, RECORD, other));
     assert_eq!((field, (wanted, found)), ("shuffle", text("Full", "Chunks { records: 4 }")));
-    let (field, wanted, found) = foreign(load(&paths, RECORD, plan(1).with_range(8..32).unwrap()));
+    let (field, wanted, found) = foreign(load(&paths, RECORD, plan(1).with_records(8..32).unwrap()));
     assert_eq!((field, (wanted, found)), ("range of records", text("0..24", "8..32")));
     assert_eq!(foreign(load(&same_shape, RECORD, plan(1))).0, "data set fingerprint");
     assert_eq!(foreign(load(&paths, 2 * RECORD, plan(1))).0, "record size");
@@ -252,7 +252,7 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
 fn a_checkpoint_does_not_resume_over_other_files() {
     let (_dir, mut paths) = files(&[3000; 40]);
     let plan = Plan::builder(40 * 3000).batch(100).build().unwrap();
-    let load = |paths: &[PathBuf]| Loader::builder(open(paths), plan).build().unwrap();
+    let load = |paths: &[PathBuf]| Loader::builder(open(paths), plan.clone()).build().unwrap();
     let mut loader = load(&paths);
     let checkpoint = loader.epoch(0).nth(4).unwrap().unwrap().checkpoint();
     let refused = |paths: &[PathBuf], what: &str| {

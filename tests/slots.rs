@@ -114,7 +114,7 @@ fn build_takes_the_wanted_slots_and_no_others() {
     for (case, (set, count, bytes)) in cases.into_iter().enumerate() {
         let builder = || {
             let data = (Records::open([&narrow], 3).unwrap(), common::open(&wide));
-            set(Loader::builder(data, plan))
+            set(Loader::builder(data, plan.clone()))
         };
         let (wanted, slot) = builder().wanted_slots().unwrap();
         assert_eq!((wanted, slot.size(), slot.align()), (count, bytes, 64), "case {case}");

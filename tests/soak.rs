@@ -28,7 +28,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     let (_dir, paths) = files(&[600, 424]);
     let plan = plan(1024, 2);
-    let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
+    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
     let records: std::collections::HashMap<u64, Vec<u8>> = (0..1024).map(|i| (i, record(i))).collect();
     let mut done = 0;
     let mut before = 0;

@@ -30,7 +30,7 @@ fn the_same_numbers_in_every_configuration() {
         .collect();
     for overlap in [false, true] {
         for depth in 1 + usize::from(overlap)..=4 {
-            let mut loader = Loader::builder(data.clone(), plan)
+            let mut loader = Loader::builder(data.clone(), plan.clone())
                 .overlap(overlap)
                 .depth(depth)
                 .transform(transform())
@@ -67,7 +67,7 @@ fn parts_meet_wherever_the_records_end() {
             Plan::builder(records as u64).batch(batch).last_batch(twinbuf::LastBatch::Keep).build().unwrap();
         let data = Arc::new(Records::open([&path], record_bytes).unwrap());
         for mode in modes(&data) {
-            let builder = Loader::builder(data.clone(), plan).read_mode(mode);
+            let builder = Loader::builder(data.clone(), plan.clone()).read_mode(mode);
             let mut loader = builder.transform(Convert::U16ToU32).build().unwrap();
             let mut found = Vec::new();
             for batch in loader.epoch(0) {
@@ -102,7 +102,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
     for at in 0..STEPS {
         for panics in [false, true] {
             for (overlap, depth) in [(false, 1), (true, 2), (true, 3), (true, 4)] {
-                let mut loader = Loader::builder(open(&paths), plan)
+                let mut loader = Loader::builder(open(&paths), plan.clone())
                     .overlap(overlap)
                     .depth(depth)
                     .transform(cursed(at * 4 + 2, panics))
@@ -137,7 +137,7 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
     let plan = Plan::builder(8).batch(2).build().unwrap();
     let refuse = |transform: Box<dyn RecordTransform>| {
         let data = Faulty::new(8, Fault::None, 0).0;
-        let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
+        let error = Loader::builder(data, plan.clone()).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
         format!("{error:#}")
     };
@@ -193,7 +193,7 @@ fn records_of_any_size_are_transformed_or_refused() {
     let one = Plan::builder(1).build().unwrap();
     for size in [usize::MAX, usize::MAX / 2, usize::MAX / 4 + 1] {
         let floats = Transform::new(DType::U8, 1).unwrap();
-        let error = Loader::builder(Sized(size), one).transform(floats).build().unwrap_err();
+        let error = Loader::builder(Sized(size), one.clone()).transform(floats).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{size}: {error}");
     }
     let nothing = per_record(4, |_, _, _| Ok(()));
@@ -266,7 +266,7 @@ fn transforms_follow_each_other_and_keep_the_shape() {
     let plan = Plan::builder(6).batch(2).build().unwrap();
     let floats = || Transform::new(DType::U8, 2).unwrap().normalise(&[1.0, 10.0], &[0.0, 0.5]).unwrap();
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
-        let build = || Loader::builder(data.clone(), plan).overlap(overlap).workers(workers);
+        let build = || Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers);
         let mut loader =
             build().transform(floats().planar(6).unwrap()).transform(Convert::F32ToBf16).build().unwrap();
         let found: Vec<u16> = loader

@@ -97,7 +97,7 @@ fn the_host_slots_may_be_the_callers() {
 fn the_same_batches_as_without_a_device() {
     let (_dir, paths) = files(&[40, 21]);
     let plan = plan(61, 7);
-    let mut host = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
+    let mut host = Loader::builder(open(&paths), plan.clone()).overlap(false).build().unwrap();
     let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
     for overlap in [false, true] {
         for (workers, host_depth, device_depth) in [
@@ -113,7 +113,7 @@ fn the_same_batches_as_without_a_device() {
         ] {
             let (sim, ctx) = start(host_depth as u64);
             let stream = ctx.new_stream().unwrap();
-            let mut loader = Loader::builder(open(&paths), plan)
+            let mut loader = Loader::builder(open(&paths), plan.clone())
                 .workers(workers)
                 .depth(host_depth)
                 .overlap(overlap)
@@ -155,7 +155,7 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
         let data = Arc::new(twinbuf::Records::open(&paths, record_bytes).unwrap());
         let Some(&mode) = modes(&data).get(1) else { return };
         let plan = plan(data.len(), 7);
-        let mut host = Loader::builder(data.clone(), plan).overlap(false).build().unwrap();
+        let mut host = Loader::builder(data.clone(), plan.clone()).overlap(false).build().unwrap();
         let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
         let (_sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();

@@ -31,7 +31,7 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
     let (_dir, paths) = files(&[40, 1, 62]);
     let plan = plan(103, 10);
     let build = |workers, depth, overlap| {
-        let builder = Loader::builder(open(&paths), plan).transform(augment());
+        let builder = Loader::builder(open(&paths), plan.clone()).transform(augment());
         builder.workers(workers).depth(depth).overlap(overlap).build().unwrap()
     };
     let mut first = build(1, 2, false);
@@ -100,7 +100,7 @@ fn an_error_comes_in_order_and_the_next_epoch_goes_on() {
         for at in 0..12 {
             let alive = Arc::new(());
             let dataset = Failing { records: 24, at: 2 * at, _alive: alive.clone() };
-            let mut loader = Loader::builder(dataset, plan).workers(workers).build().unwrap();
+            let mut loader = Loader::builder(dataset, plan.clone()).workers(workers).build().unwrap();
             for epoch in 0..3 {
                 let mut found = loader.epoch(epoch);
                 for step in 0..at {
@@ -180,7 +180,7 @@ fn workers_read_at_the_same_time() {
     for workers in 2..=4 {
         let (barrier, read) = (Arc::new(Barrier::new(workers)), Arc::new(AtomicUsize::new(0)));
         let dataset = Together(barrier, read.clone());
-        let mut loader = Loader::builder(dataset, plan).workers(workers).build().unwrap();
+        let mut loader = Loader::builder(dataset, plan.clone()).workers(workers).build().unwrap();
         assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 12, "one alone would wait for ever");
         assert_eq!(read.load(Ordering::Relaxed), 12);
     }
@@ -374,7 +374,7 @@ fn every_history_of_calls_gives_the_plans_order() {
         };
         let workers = 2 + draw(3) as usize;
         let depth = workers + 1 + draw(3) as usize;
-        let builder = Loader::builder(Uneven(seed), plan).workers(workers).depth(depth);
+        let builder = Loader::builder(Uneven(seed), plan.clone()).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
         // Slots come round in turn: a batch is kept while fewer batches than slots come after it.
         let mut kept = Vec::new();

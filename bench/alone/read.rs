@@ -63,7 +63,8 @@ mod linux {
             let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
             records.evict()?;
-            reader.begin((0..plan.steps(1)).map_while(move |step| plan.batch(1, step)));
+            let order = plan.clone();
+            reader.begin((0..plan.steps(1)).map_while(move |step| order.batch(1, step)));
             for step in 0..plan.steps(1) {
                 reader.read(&plan.batch(1, step).ok_or("no batch")?, &mut out)?;
             }
@@ -117,9 +118,9 @@ mod linux {
                     records.evict()?;
                     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(*mode))?;
                     let begun = Instant::now();
-                    let batches = move || (0..).map_while(move |step| plan.batch(round, step));
-                    reader.begin(batches());
-                    for batch in batches() {
+                    let order = plan.clone();
+                    reader.begin((0..).map_while(move |step| order.batch(round, step)));
+                    for batch in (0..).map_while(|step| plan.batch(round, step)) {
                         reader.read(&batch, &mut out)?;
                     }
                     times.push(begun.elapsed().as_secs_f64());

@@ -34,7 +34,7 @@ fn main() -> Result<(), BoxError> {
     let plan = Plan::builder(records).batches(SIZES).shuffle(Shuffle::Full).build()?;
     let build = |overlap| -> Result<Loader, BoxError> {
         let data = Records::open([&path], RECORD)?;
-        Ok(Loader::builder(data, plan).overlap(overlap).build()?)
+        Ok(Loader::builder(data, plan.clone()).overlap(overlap).build()?)
     };
     // A load of one record.
     let mut loader = build(false)?;

@@ -85,7 +85,7 @@ fn main() -> Result<(), BoxError> {
         // At most 4096 batches.
         let (len, batch) = (data.len().min(4 * kib * 1024), kib * 1024 / RECORD as u64);
         let plan = Plan::builder(len).batch(batch).build()?;
-        let mut serial = Loader::builder(data.clone(), plan).overlap(false).build()?;
+        let mut serial = Loader::builder(data.clone(), plan.clone()).overlap(false).build()?;
         if pinned {
             pin(1);
         }

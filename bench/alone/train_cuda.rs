@@ -91,7 +91,7 @@ fn run(args: &Args) -> Result<(), BoxError> {
     for round in 0..args.rounds {
         for overlap in [false, true] {
             records.evict()?;
-            let mut builder = Loader::builder(records.clone(), plan).overlap(overlap);
+            let mut builder = Loader::builder(records.clone(), plan.clone()).overlap(overlap);
             if let (Some(path), true, true) = (&args.trace, overlap, round + 1 == args.rounds) {
                 builder = builder.trace(Trace::new(path));
             }

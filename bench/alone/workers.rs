@@ -109,7 +109,7 @@ fn main() -> Result<(), BoxError> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // some millions
     let times = (4e-3 / each) as u64;
     let plan = Plan::builder(RECORDS).batch(BATCH).shuffle(Shuffle::Full).seed(7).build()?;
-    let build = |workers| Loader::builder(Encoded { times }, plan).workers(workers).build();
+    let build = |workers| Loader::builder(Encoded { times }, plan.clone()).workers(workers).build();
     let (mut one, mut two) = (build(1)?, build(2)?);
     let (_, expected) = epoch(&mut one)?;
     let mut found = [Vec::new(), Vec::new(), Vec::new()];

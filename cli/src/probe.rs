@@ -158,7 +158,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let told = !past && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each round, because the one before has filled the cache.
     let evict = options.cold || past || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
-    let probe = Probe { records: &records, plan, mode, steps, compute: options.compute_ms, evict, told };
+    let probe = Probe { records: &records, plan: plan.clone(), mode, steps, compute: options.compute_ms, evict, told };
 
     let runs = (0..options.rounds).map(|_| probe.run(None)).collect::<Result<Vec<_>, _>>()?;
     let mut found = figures(&records, &plan, &runs);
@@ -294,7 +294,7 @@ impl Probe<'_> {
             self.records.evict()?;
         }
         let cached = cached(self.records, &self.plan, self.steps, self.told);
-        let mut builder = Loader::builder(self.records.clone(), self.plan).read_mode(self.mode);
+        let mut builder = Loader::builder(self.records.clone(), self.plan.clone()).read_mode(self.mode);
         if let Some(Settings { overlap, depth, workers }) = settings {
             builder = builder.overlap(overlap).depth(depth);
             // Only data sets that can be read by several threads take the option.

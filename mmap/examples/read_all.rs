@@ -94,7 +94,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     println!("{}", reader.choice());
     for epoch in 0..args.epochs {
         let (begun, before) = (Instant::now(), reader.stats());
-        let batches = move || (0..).map_while(move |step| plan.batch(epoch, step));
+        let batches = || {
+            let plan = plan.clone();
+            (0..).map_while(move |step| plan.batch(epoch, step))
+        };
         if !args.no_hints {
             reader.begin(batches());
         }

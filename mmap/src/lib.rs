@@ -44,11 +44,11 @@
 //!     .build()?;
 //!
 //! let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
-//! let batches = move || (0..).map_while(move |step| plan.batch(0, step));
-//! reader.begin(batches());
+//! let batches: Vec<_> = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)).collect();
+//! reader.begin(batches.clone().into_iter());
 //! let mut slot = vec![0; 100 * 8];
 //! let mut sum = 0;
-//! for batch in batches() {
+//! for batch in batches {
 //!     let read = reader.read(&batch, &mut slot)?;
 //!     for number in slot[..read].chunks_exact(8) {
 //!         sum += u64::from_le_bytes(number.try_into()?);
@@ -93,7 +93,8 @@ pub use format::{Cut, RaggedRecords};
 #[cfg(feature = "safetensors")]
 pub use groups::Groups;
 pub use plan::{
-    BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RemainingEpoch, Shuffle,
+    BatchIndices, LastBatch, PartialEpoch, Plan, PlanBuilder, PlanError, RankError, RecordList,
+    RemainingEpoch, Shuffle,
 };
 pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;

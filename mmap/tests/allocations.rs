@@ -48,7 +48,8 @@ fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode
     let mut slot = vec![0; usize::try_from(ranges.most_bytes(64)).unwrap()];
     let mut allocations = 0;
     for number in 0..3 {
-        reader.begin((0..).map_while(move |step| plan.batch(number, step)));
+        let batches = plan.clone();
+        reader.begin((0..).map_while(move |step| batches.batch(number, step)));
         let first = plan.batch(number, 0).unwrap();
         reader.read(&first, &mut slot).unwrap();
         let before = ALLOCATIONS.get();

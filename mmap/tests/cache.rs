@@ -177,8 +177,10 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
         // In one shared sequence, and in a separate one.
-        let batches =
-            move || (0..2).flat_map(move |epoch| (0..16).filter_map(move |step| plan.batch(epoch, step)));
+        let batches = || {
+            let plan = plan.clone();
+            (0..32).filter_map(move |step| plan.batch(step / 16, step % 16))
+        };
         reader.begin(batches());
         for batch in batches() {
             reader.read(&batch, &mut out).unwrap();
@@ -198,7 +200,8 @@ fn a_windowed_epoch_is_asked_for_in_chunks() {
     // From the middle on, as after resuming, and as a whole.
     for first in [20, 0] {
         let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().prefetch(0)).unwrap();
-        reader.begin((first..).map_while(move |step| plan.batch(1, step)));
+        let batches = plan.clone();
+        reader.begin((first..).map_while(move |step| batches.batch(1, step)));
         for step in first..plan.steps(0) {
             reader.read(&plan.batch(1, step).unwrap(), &mut out).unwrap();
             let hinted = reader.stats().hinted;

@@ -74,7 +74,10 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
         let shuffle = if epoch % 4 == 3 { Shuffle::Chunks { records: 9 } } else { Shuffle::Full };
         let plan = Plan::builder(RECORDS).batch(60).shuffle(shuffle).seed(thread).build().unwrap();
         let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
-        let batches = move || (0..).map_while(move |step| plan.batch(epoch, step));
+        let batches = || {
+            let plan = plan.clone();
+            (0..).map_while(move |step| plan.batch(epoch, step))
+        };
         reader.begin(batches());
         for batch in batches() {
             if done.load(Ordering::Relaxed) {

@@ -101,7 +101,8 @@ fn every_record_once(paths: &[PathBuf]) {
                 }
                 reader => reader.unwrap(),
             };
-            reader.begin((0..).map_while(move |step| plan.batch(0, step)));
+            let batches = plan.clone();
+            reader.begin((0..).map_while(move |step| batches.batch(0, step)));
             let mut seen = Vec::new();
             let mut out = vec![0; 8000];
             for step in 0..plan.steps(0) {

@@ -60,7 +60,8 @@ fn direct_reads_need_no_thread() {
     let Some(_group) = Group::new() else { return eprintln!("not checked: no control group of processes") };
     assert!(std::thread::Builder::new().spawn(|| ()).is_err());
     let reader = reader().unwrap();
-    reader.begin((0..).map_while(move |step| plan.batch(0, step)));
+    let batches = plan.clone();
+    reader.begin((0..).map_while(move |step| batches.batch(0, step)));
     let mut out = vec![0; 256 * RECORD];
     for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();

@@ -29,7 +29,7 @@ fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
 }
 
 /// The bytes of one epoch as `read` gives them, and as cut from `all` record by record.
-fn epoch(records: &Records, plan: Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Vec<u8>) {
+fn epoch(records: &Records, plan: &Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut read, mut expected) = (Vec::new(), Vec::new());
     let most = usize::try_from(plan.batch_records()).unwrap() * RECORD;
     for step in 0..plan.steps(0) {
@@ -68,7 +68,7 @@ fn the_bytes_of_every_order_over_shards_of_different_lengths() {
                     .last_batch(LastBatch::Keep)
                     .build()
                     .unwrap();
-                let (read, expected) = epoch(&records, plan, 2, &all);
+                let (read, expected) = epoch(&records, &plan, 2, &all);
                 assert_eq!(read.len(), all.len());
                 assert!(read == expected, "{shards:?} {order:?} batches of {batch}");
                 assert!(order != Shuffle::None || read == all);
@@ -103,7 +103,7 @@ fn the_rest_of_each_file_is_left_out_when_ignored() {
     }
     let records = Records::options().partial(true).open(&paths, RECORD).unwrap();
     let plan = Plan::builder(records.len()).batch(5).build().unwrap();
-    let (read, _) = epoch(&records, plan, 0, &all);
+    let (read, _) = epoch(&records, &plan, 0, &all);
     assert_eq!(read, all);
 }
 
@@ -156,7 +156,7 @@ fn threads_read_at_once() {
             scope.spawn(move || {
                 let plan = Plan::builder(500).batch(5).shuffle(Shuffle::Full).seed(seed).build().unwrap();
                 for e in 0..5 {
-                    let (read, expected) = epoch(records, plan, e, all);
+                    let (read, expected) = epoch(records, &plan, e, all);
                     assert!(read == expected, "seed {seed}, epoch {e}");
                 }
             });
@@ -197,7 +197,7 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
     });
     let records = records.unwrap();
     let plan = Plan::builder(records.len()).batch(100).build().unwrap();
-    let (read, expected) = epoch(&records, plan, 0, &bytes);
+    let (read, expected) = epoch(&records, &plan, 0, &bytes);
     assert_eq!(read, expected);
 }
 

@@ -11,7 +11,7 @@ const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":
 #[test]
 fn golden() {
     let plan = Plan::builder(1000).batch(10).seed(7).rank(1, 4).last_batch(LastBatch::Keep);
-    let plan = plan.shuffle(Shuffle::Chunks { records: 50 }).build().unwrap().with_range(5..1005).unwrap();
+    let plan = plan.shuffle(Shuffle::Chunks { records: 50 }).build().unwrap().with_records(5..1005).unwrap();
     assert_eq!(serde_json::to_string(&plan).unwrap(), GOLDEN);
     assert_eq!(serde_json::from_str::<Plan>(GOLDEN).unwrap(), plan);
     let plan = Plan::builder(1000).batches([(20, 5), (30, 8), (1, 10)]).build().unwrap();

@@ -12,7 +12,8 @@ fn epoch(records: &Arc<Records>, shuffle: Shuffle, mode: ReadMode) -> Result<Vec
     let plan =
         Plan::builder(records.len()).batch(64).shuffle(shuffle).last_batch(LastBatch::Keep).build().unwrap();
     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
-    reader.begin((0..).map_while(move |step| plan.batch(0, step)));
+    let batches = plan.clone();
+    reader.begin((0..).map_while(move |step| batches.batch(0, step)));
     let mut all = Vec::new();
     for step in 0..plan.steps(0) {
         let batch = plan.batch(0, step).unwrap();

@@ -133,10 +133,10 @@ impl Loader {
     /// The number of batches of such an iteration, if it begins now.
     fn count(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<u64> {
         let this = slf.cast::<Self>()?.get();
-        let plan = this.plan.get().inner;
+        let plan = &this.plan.get().inner;
         let count = this.shared.state.with(slf.py(), |state| {
             let (epochs, next) = which.epochs(state);
-            state.count(&plan, epochs, next.is_some())
+            state.count(plan, epochs, next.is_some())
         });
         Ok(count)
     }
@@ -272,7 +272,7 @@ impl Loader {
         }
         let map = map.map(|map| Arc::new(Object::new(map)));
         objects.extend(map.clone());
-        let builder = twinbuf::Loader::builder(opened, plan.get().inner);
+        let builder = twinbuf::Loader::builder(opened, plan.get().inner.clone());
         let builder =
             steps.into_iter().fold(builder, |builder, (field, step)| builder.transform_field(field, step));
         let builder = builder.workers(asked_workers).overlap(overlap).read_mode(read_mode_of(py, read_mode)?);
@@ -367,8 +367,8 @@ impl Loader {
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.is_not_reading(py)?;
-        let plan = self.plan.get().inner;
-        Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(&plan)))?)
+        let plan = &self.plan.get().inner;
+        Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
     }
 
     /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.

@@ -61,6 +61,7 @@ use crate::error::Error;
 /// | `trained` | the number of steps of the training before this epoch |
 /// | `before` | the completed steps of this epoch with other batch sizes or numbers of ranks, in order: `batch`, `world`, `steps` |
 /// | `plan` | the [`Plan`] of rank 0 |
+/// | `list` | only for a list of records with unequal steps: its [fingerprint](crate::RecordList::fingerprint); `plan` then plans its positions |
 /// | `record_bytes`, `fingerprint` | the record size and the fingerprint of the data set |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -80,6 +81,8 @@ pub struct Checkpoint {
 pub(crate) struct Identity {
     /// That of rank 0: a step is a step of all ranks, and no rank has more steps than rank 0.
     pub(crate) plan: Plan,
+    /// [`RecordList::fingerprint`](twinbuf_mmap::RecordList::fingerprint): the plan then has positions of the list.
+    pub(crate) list: Option<u64>,
     pub(crate) record_bytes: u64,
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint).
     pub(crate) fingerprint: u64,
@@ -231,7 +234,8 @@ impl Checkpoint {
         Ok(end.saturating_sub(step).saturating_add(after))
     }
 
-    /// Returns the plan of the loader that made the checkpoint, as rank 0 has it. Returns `None` for
+    /// Returns the plan of the loader that made the checkpoint, as rank 0 has it: for a [list of
+    /// records](crate::RecordList) with unequal steps, the plan of its positions. Returns `None` for
     /// [`start`](Self::start).
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
@@ -248,11 +252,13 @@ impl Default for Checkpoint {
 
 impl Identity {
     pub(crate) fn new(plan: &Plan, record_bytes: usize, fingerprint: u64) -> Self {
-        let Ok(plan) = plan.with_rank(0, plan.world()) else {
-            unreachable!("there is a plan of another rank")
+        let list = plan.list().fingerprint();
+        let positions = if list.is_some() { (0..plan.records()).into() } else { plan.list().clone() };
+        let Ok(plan) = plan.with_records(positions).and_then(|plan| plan.with_rank(0, plan.world())) else {
+            unreachable!("there is a plan of another rank, and of as many records")
         };
-        let record_bytes = record_bytes as u64;
-        Self { plan, record_bytes, fingerprint, before: Vec::new(), trained: (0, 0), version: VERSION }
+        let (record_bytes, before) = (record_bytes as u64, Vec::new());
+        Self { plan, list, record_bytes, fingerprint, before, trained: (0, 0), version: VERSION }
     }
 
     /// Returns the steps of the training before an epoch. The epoch is not before that of `trained`.
@@ -280,7 +286,9 @@ impl Identity {
             return Ok(Start { epoch, step, begun: None });
         };
         let (own, found) = (&self.plan, &other.plan);
-        same("range of records", &own.range(), &found.range())?;
+        same("range of records", own.list(), found.list())?;
+        same("list of records", &self.list, &other.list)?;
+        same("number of steps in an epoch", &own.epoch_steps(), &found.epoch_steps())?;
         same("shuffle", &own.shuffle(), &found.shuffle())?;
         same("seed", &own.seed(), &found.seed())?;
         same("last_batch", &own.last_batch(), &found.last_batch())?;

@@ -125,7 +125,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
         let Self { data, plan, make, options, first_epoch } = self;
         let records = plan.range();
         let common = Arc::new(Common { data, make, options });
-        let part = Part { common, records, plan: Ok(Some(plan)), idle: Mutex::new(None) };
+        let part = Part { common, records, plan: Ok(Some(plan.clone())), idle: Mutex::new(None) };
         let loader = part.loader(plan)?;
         part.keep(loader);
         Ok(BurnLoader { part: Arc::new(part), device: device.clone(), epoch: AtomicU64::new(first_epoch) })
@@ -203,7 +203,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
     /// This plan, for other records.
     fn plan_of(&self, records: &Range<u64>) -> Result<Option<Plan>, Error> {
         let Some(plan) = self.plan.clone()?.filter(|_| !records.is_empty()) else { return Ok(None) };
-        plan.with_range(records.clone()).map(Some).map_err(Error::Plan)
+        plan.with_records(records.clone()).map(Some).map_err(Error::Plan)
     }
 }
 

@@ -129,7 +129,7 @@ impl Dataset for Counted {
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.step() == 0 {
-            let (plan, epoch) = (self.plan, batch.epoch());
+            let (plan, epoch) = (self.plan.clone(), batch.epoch());
             self.reader.begin((0..).map_while(move |step| plan.batch(epoch, step)));
         }
         let Residency { pages, resident, .. } = self.records.residency_of(batch)?;
@@ -193,9 +193,9 @@ pub fn cold_run(
         let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
         let reader = Reader::new(records.ranges(), &plan, options)?;
         let (records, found) = (records.clone(), found.clone());
-        way.build_over(Counted { records, reader, plan, found, first: true }, plan)?
+        way.build_over(Counted { records, reader, plan: plan.clone(), found, first: true }, plan.clone())?
     } else {
-        way.build(records.clone(), plan)?
+        way.build(records.clone(), plan.clone())?
     };
     data::make_cold(&records)?;
     let faults = sys::major_faults();

@@ -81,7 +81,7 @@ pub fn small(path: &Path) -> Result<(), BoxError> {
     child::wait()?;
     let records = data::open(path)?;
     let plan = Plan::builder(records.len().min(SMALL[1])).build()?;
-    let mut loader = Way::default().build(records, plan)?;
+    let mut loader = Way::default().build(records, plan.clone())?;
     let (begun, mut seen, mut found) = (Instant::now(), 0, Vec::new());
     // Up to the last batch: a file with fewer records is read to the end of an epoch.
     let mut took = Duration::ZERO;
@@ -122,7 +122,7 @@ pub fn under_limit(path: &Path, mode: &str) -> Result<(), BoxError> {
     let records = data::open(path)?;
     let plan = Plan::builder(records.len()).batch(BATCH * MIB / RECORD as u64).build()?;
     let mode = if mode == "pread" { ReadMode::Pread } else { ReadMode::Auto };
-    let mut loader = Way { mode, ..Way::default() }.build(records, plan)?;
+    let mut loader = Way { mode, ..Way::default() }.build(records, plan.clone())?;
     let begun = Instant::now();
     for batch in loader.epoch(0) {
         batch?;

@@ -40,6 +40,7 @@ pub fn run(
         let path = path.as_path();
         let records = Records::open([path], usize::try_from(record)?)?;
         let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Full).seed(1).build()?;
+        let plan = &plan;
         let title = format!("cold random, records of {}", size(record));
         let mut table = Table::new("random", title, &["MiB/s", "disk KiB a request"]);
         // As counted by the disk, for all processes.
@@ -56,7 +57,8 @@ pub fn run(
                 bucket.wait()?;
                 let records = Arc::new(Records::open([path], usize::try_from(record)?)?);
                 let before = requests();
-                let ran = cold_run(path, records, plan, Way { mode, ..Way::default() }, Duration::ZERO)?;
+                let ran =
+                    cold_run(path, records, plan.clone(), Way { mode, ..Way::default() }, Duration::ZERO)?;
                 Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64(), before))
             }));
         }

@@ -106,7 +106,7 @@ pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::default() };
     let records = data::open(path)?;
     let plan = Plan::from_env(records.len())?.batch(MIB / RECORD as u64).build()?;
-    let mut loader = Way { mode, ..Way::default() }.build(records, plan)?;
+    let mut loader = Way { mode, ..Way::default() }.build(records, plan.clone())?;
     let mut before = 0;
     for pass in 0..2 {
         child::wait()?;

@@ -28,6 +28,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         ("shuffled records of 4 KiB", Shuffle::Full, few),
     ] {
         let plan = Plan::builder(of).batch(batch).shuffle(order).build()?;
+        let plan = &plan;
         let columns = [
             "% resident",
             "without first",
@@ -38,7 +39,9 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         ];
         let mut table = Table::new("resident", format!("{title}, batches of {BATCH} MiB"), &columns);
         let subject = |name: &str, way: Way, times: u32| {
-            Subject::new(name, move |load: Duration| Ok(figures(&cold_epoch(path, plan, way, load * times)?)))
+            Subject::new(name, move |load: Duration| {
+                Ok(figures(&cold_epoch(path, plan.clone(), way, load * times)?))
+            })
         };
         let way = Way { residency: true, ..Way::default() };
         let subjects = [
@@ -51,7 +54,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         // The time that a batch takes when nothing is read ahead and no hint precedes it.
         let serial = Way { overlap: false, ..Way::default() };
         let calibrate = || {
-            let ran = cold_epoch(path, plan, serial, Duration::ZERO)?;
+            let ran = cold_epoch(path, plan.clone(), serial, Duration::ZERO)?;
             Ok(ran.report.read.busy / u32::try_from(ran.report.batches)?)
         };
         measure::run(&mut table, &subjects, effort.part(3), calibrate)?;

@@ -202,7 +202,7 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
         Serial => Way { overlap: false, ..Way::default() },
         Overlapped(depth) => Way { depth, ..Way::default() },
     };
-    let mut loader = way.build_in(&group.slots, group.records.clone(), plan)?;
+    let mut loader = way.build_in(&group.slots, group.records.clone(), plan.clone())?;
     if group.cache == "cold" {
         data::make_cold(&group.records)?;
     }

@@ -5,6 +5,7 @@ use std::iter::FusedIterator;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::RecordList;
 use super::chunks::ShuffledChunks;
 use super::partial::{self, Seam, Stretch};
 use super::permute::{InOrder, Key, Permutation};
@@ -16,7 +17,8 @@ use super::window::{self, Shares, Window};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
-    pub(super) first: u64,
+    pub(super) list: RecordList,
+    /// Positions in the epoch's order.
     pub(super) records: u64,
     pub(super) seed: u64,
     pub(super) shuffle: Shuffle,
@@ -100,7 +102,8 @@ impl BatchIndices {
 
     /// The same as a type that can be named.
     pub(crate) fn pieces(&self) -> Runs {
-        let &Self { first, records, seed, shuffle, epoch, start, end, .. } = self;
+        let &Self { records, seed, shuffle, epoch, start, end, .. } = self;
+        let (list, seams) = (self.list.clone(), self.seams.clone());
         let key = Key::new(seed, epoch);
         let order = match shuffle {
             Shuffle::None => Order::Same,
@@ -110,7 +113,7 @@ impl BatchIndices {
                 Order::Windows(self.windows(chunk, chunks))
             }
         };
-        Runs { order, first, records, seams: self.seams.clone(), at: start, end, next: None }
+        Runs { order, list, records, seams, at: start, end, next: None }
     }
 
     fn windows(&self, chunk: u64, chunks: u64) -> window::Order {
@@ -182,8 +185,15 @@ impl BatchIndices {
 
     /// Chunks as ranges of records.
     fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
-        let moved = |range: Range<u64>| self.first + range.start..self.first + range.end;
-        chunks.flat_map(|chunk| window.records(chunk)).map(moved).collect()
+        let mut ranges = Vec::new();
+        for mut positions in chunks.flat_map(|chunk| window.records(chunk)) {
+            while !positions.is_empty() {
+                let run = self.list.run(positions.clone());
+                positions.start += run.end - run.start;
+                ranges.push(run);
+            }
+        }
+        ranges
     }
 
     /// Records in a whole window; 0 with any other shuffle.
@@ -214,9 +224,8 @@ enum Order {
 #[derive(Clone, Debug)]
 pub(crate) struct Runs {
     order: Order,
-    /// The number of the plan's first record. The code below counts from 0.
-    first: u64,
-    /// Records in the plan.
+    list: RecordList,
+    /// Positions in the epoch's order.
     records: u64,
     seams: Option<Arc<[Seam]>>,
     /// The position of the next record, and where positions end.
@@ -257,8 +266,9 @@ impl Runs {
                 record..record + 1
             }
         };
-        self.at += piece.end - piece.start;
-        Some(self.first + piece.start..self.first + piece.end)
+        let run = self.list.run(piece);
+        self.at += run.end - run.start;
+        Some(run)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::sizes::{EarlySizes, MAX_SIZES};
-use super::{LastBatch, PartialEpoch, Plan, Shuffle};
+use super::{LastBatch, PartialEpoch, Plan, RecordList, Shuffle};
 
 /// Builds a [`Plan`]. [`Plan::builder`] and [`Plan::from_env`] return it.
 #[derive(Clone, Debug)]
@@ -57,9 +57,9 @@ impl PlanBuilder {
     /// use twinbuf_mmap::Plan;
     ///
     /// let plan = Plan::builder(1000).batches([(10, 32), (4, 64), (u64::MAX, 128)]).build()?;
-    /// let sizes = |epoch| (0..).map_while(move |step| Some(plan.batch(epoch, step)?.len()));
-    /// assert!(sizes(0).eq([[32; 10].as_slice(), &[64; 4], &[128; 3]].concat()));
-    /// assert!(sizes(1).eq([128; 7]));
+    /// let sizes = |epoch| (0..).map_while(|step| Some(plan.batch(epoch, step)?.len())).collect::<Vec<_>>();
+    /// assert_eq!(sizes(0), [[32; 10].as_slice(), &[64; 4], &[128; 3]].concat());
+    /// assert_eq!(sizes(1), [128; 7]);
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
     pub fn batches(mut self, sizes: impl IntoIterator<Item = (u64, u64)>) -> Self {
@@ -75,6 +75,33 @@ impl PlanBuilder {
             }
         }
         (self.plan.batch, self.plan.early, self.sizes) = (last.map_or(0, |(_, batch)| batch), early, count);
+        self
+    }
+
+    /// Sets which records of the data set the plan visits: a range, or any list of numbers. Default: all.
+    pub fn records(mut self, records: impl Into<RecordList>) -> Self {
+        self.plan.list = records.into();
+        self.plan.records = self.plan.list.len();
+        self
+    }
+
+    /// Sets the number of steps in an epoch, at least 1: the epoch takes the first records of its order. Each epoch has
+    /// its own order, so over several epochs all records are visited, some more often than others. Default: as many
+    /// steps as the records fill.
+    ///
+    /// With [`LastBatch::Wrap`], an epoch may have more steps than the records fill: its order starts again at the
+    /// front. Otherwise [`build`](Self::build) fails with [`PlanError::TooManySteps`]. To visit records repeatedly in
+    /// another order each time, make a list that has them several times.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Plan, Shuffle};
+    ///
+    /// let plan = Plan::builder(1_000_000).batch(100).shuffle(Shuffle::Full).steps(250).build()?;
+    /// assert_eq!(plan.steps(0), 250);
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    pub const fn steps(mut self, steps: u64) -> Self {
+        self.plan.steps = Some(steps);
         self
     }
 
@@ -108,11 +135,13 @@ impl PlanBuilder {
     ///
     /// # Errors
     ///
-    /// - [`PlanError::NoRecords`], [`PlanError::ZeroBatch`], [`PlanError::ZeroChunk`], [`PlanError::ZeroWindow`]: a
-    ///   count is 0.
+    /// - [`PlanError::NoRecords`], [`PlanError::ZeroBatch`], [`PlanError::ZeroChunk`], [`PlanError::ZeroWindow`],
+    ///   [`PlanError::ZeroSteps`]: a count is 0.
     /// - [`PlanError::SeedWithoutShuffle`]: a seed was set with [`Shuffle::None`].
     /// - [`PlanError::Rank`]: the rank is not less than the world size.
     /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`], the records do not fill one step of all ranks.
+    /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], or with several batch sizes, the records do not fill
+    ///   the steps of an epoch.
     /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], a step plus the data set exceeds 2^64 - 1 records.
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { plan, seeded, sizes, .. } = self;
@@ -140,12 +169,25 @@ pub enum PlanError {
     ZeroChunk,
     /// The number of chunks in a window of [`Shuffle::Window`] is 0.
     ZeroWindow,
+    /// The number of steps in an epoch is 0.
+    ZeroSteps,
+    /// The records do not fill the steps of an epoch ([`PlanBuilder::steps`]).
+    TooManySteps {
+        /// The number of steps.
+        steps: u64,
+        /// The number of records.
+        records: u64,
+        /// The number of records in a batch of one rank.
+        batch: u64,
+        /// The number of ranks.
+        world: u64,
+    },
     /// A seed was set, but the shuffle is [`Shuffle::None`].
     SeedWithoutShuffle {
         /// The seed.
         seed: u64,
     },
-    /// The end of the record range exceeds 2^64 - 1. This error occurs only when a saved plan is loaded.
+    /// A record is 2^64 - 1 or more, which no data set has.
     RangeTooLarge {
         /// The first record of the range.
         first: u64,
@@ -193,6 +235,12 @@ impl fmt::Display for PlanError {
             Self::BatchSizes => write!(f, "a schedule needs 1 to {MAX_SIZES} batch sizes"),
             Self::ZeroChunk => write!(f, "a chunk needs at least one record, found 0"),
             Self::ZeroWindow => write!(f, "a window needs at least one chunk, found 0"),
+            Self::ZeroSteps => write!(f, "an epoch needs at least one step, found 0"),
+            Self::TooManySteps { steps, records, batch, world } => write!(
+                f,
+                "{steps} steps of {world} ranks need {batch} records for each in every step, found {records} in all: \
+                 take fewer steps, or repeat the records with `LastBatch::Wrap` or in the list",
+            ),
             Self::SeedWithoutShuffle { seed } => write!(
                 f,
                 "the seed {seed} has no effect, because the plan does not shuffle: set `shuffle`, or leave out \

@@ -4,6 +4,7 @@ mod batch;
 mod builder;
 mod chunks;
 mod launch;
+mod list;
 mod partial;
 mod permute;
 mod remaining;
@@ -17,6 +18,7 @@ use std::ops::Range;
 pub use batch::{BatchIndices, Shuffle};
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::RankError;
+pub use list::RecordList;
 pub use partial::PartialEpoch;
 pub use remaining::RemainingEpoch;
 use sizes::EarlySizes;
@@ -24,11 +26,12 @@ use window::Shares;
 
 /// The order of the records in every epoch, divided into batches and ranks.
 ///
-/// A `Plan` is a small value without tables or allocations. It computes any batch of any epoch in O(1): to resume,
-/// start at another step.
+/// A `Plan` is a small value without tables; only a list of record numbers takes memory ([`RecordList`]). It computes
+/// any batch of any epoch in O(1): to resume, start at another step.
 /// With a schedule of batch sizes ([`PlanBuilder::batches`]) it takes O(1) for each size.
 ///
-/// In each epoch, the shuffle maps positions to records. Step `s` of rank `r` covers the `batch` positions that
+/// In each epoch, the shuffle permutes positions. The record of a position is the position itself, or, after
+/// [`with_records`](Self::with_records), the number that a [`RecordList`] has there. Step `s` of rank `r` covers the `batch` positions that
 /// start at `(s * world + r) * batch`. All ranks together go through the positions in order.
 ///
 /// With [`Shuffle::Window`], each rank has separate chunks, and the order also depends on the number of ranks and on
@@ -61,9 +64,12 @@ use window::Shares;
 ///
 /// | field | content |
 /// | --- | --- |
-/// | `first`, `records` | the start and the length of [`range`](Self::range) |
+/// | `first`, `records` | the first record, and the number of records |
+/// | `step` | only if it is not 1: the step from a record to the next |
+/// | `list` | only for a list of unequal steps: all its numbers |
 /// | `batch` | the number of records in a batch; with a schedule, of its last size |
 /// | `batches` | only with a schedule: the sizes before the last, as pairs of steps and records |
+/// | `steps` | only with [`PlanBuilder::steps`]: the number of steps in an epoch |
 /// | `seed` | [`seed`](Self::seed) |
 /// | `shuffle` | `none`, `full`, `chunks` with a field `records`, or `window` with fields `chunk_records` and `window_chunks`: [`Shuffle`] |
 /// | `rank`, `world` | [`rank`](Self::rank), [`world`](Self::world) |
@@ -73,18 +79,23 @@ use window::Shares;
 /// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
-/// All fields are required, `batches` only with a schedule, and other fields are an error. If [`PlanBuilder::build`] would refuse the plan, loading
+/// All other fields are required, and further fields are an error. If [`PlanBuilder::build`] would refuse the plan, loading
 /// fails with the message of the [`PlanError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Saved"))]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "Saved", into = "Saved")
+)]
 pub struct Plan {
-    /// The first record; `first + records` does not overflow.
-    first: u64,
+    list: RecordList,
+    /// Positions of an epoch: all of the list, or those that are left.
     records: u64,
     /// Records in a batch after the steps of `early`.
     batch: u64,
-    #[cfg_attr(feature = "serde", serde(rename = "batches", skip_serializing_if = "EarlySizes::is_empty"))]
     early: EarlySizes,
+    /// The most steps of an epoch.
+    steps: Option<u64>,
     seed: u64,
     shuffle: Shuffle,
     rank: u64,
@@ -96,10 +107,11 @@ impl Plan {
     /// Returns a builder for a plan over `records` records, at least 1.
     ///
     /// Defaults: batches of one record, [`Shuffle::None`], seed 0, rank 0 of 1, [`LastBatch::Drop`].
-    pub const fn builder(records: u64) -> PlanBuilder {
+    pub fn builder(records: u64) -> PlanBuilder {
         let plan = Self {
-            first: 0,
+            list: (0..records).into(),
             records,
+            steps: None,
             batch: 1,
             early: EarlySizes::NONE,
             seed: 0,
@@ -125,43 +137,55 @@ impl Plan {
     /// assert_eq!((first.rank(), first.steps(0)), (0, mine.steps(0)));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
-    pub fn with_rank(self, rank: u64, world: u64) -> Result<Self, PlanError> {
-        Self { rank, world, ..self }.checked()
+    pub fn with_rank(&self, rank: u64, world: u64) -> Result<Self, PlanError> {
+        Self { rank, world, ..self.clone() }.checked()
     }
 
-    /// Returns this plan over the record range `records` of the data set, for example to separate training and
-    /// validation. Record indices stay the indices in the data set.
+    /// Returns this plan over other records of the data set, for example to separate training and validation: a range, or
+    /// any list of numbers ([`RecordList`]). Record indices stay the indices in the data set.
     ///
     /// # Errors
     ///
-    /// [`PlanError::NoRecords`], [`PlanError::NoStep`] or [`PlanError::StepTooLarge`], as for
-    /// [`PlanBuilder::build`].
+    /// [`PlanError::NoRecords`], [`PlanError::NoStep`], [`PlanError::TooManySteps`] or [`PlanError::StepTooLarge`], as
+    /// for [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
     ///
     /// let all = Plan::builder(1000).batch(10).build()?;
-    /// let (train, valid) = (all.with_range(0..900)?, all.with_range(900..1000)?);
+    /// let (train, valid) = (all.with_records(0..900)?, all.with_records(900..1000)?);
     /// assert_eq!((train.steps(0), valid.steps(0)), (90, 10));
     /// assert_eq!(valid.batch(0, 0).and_then(|batch| batch.runs().next()), Some(900..910));
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
-    pub fn with_range(self, records: Range<u64>) -> Result<Self, PlanError> {
-        let count = records.end.saturating_sub(records.start);
-        Self { first: records.start, records: count, ..self }.checked()
+    pub fn with_records(&self, records: impl Into<RecordList>) -> Result<Self, PlanError> {
+        let list = records.into();
+        Self { records: list.len(), list, ..self.clone() }.checked()
     }
 
-    /// Returns the number of records in the plan's range. [`LastBatch`] decides whether an epoch drops or repeats
-    /// some of them.
+    /// Returns the number of positions in an epoch: that of the records, each as often as the plan's list has it.
+    /// [`LastBatch`] decides whether an epoch drops or repeats some of them.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.records
     }
 
-    /// Returns the range of record indices: `0..records`, or the range set by [`with_range`](Self::with_range).
+    /// Returns the records of the plan: `0..records`, or those set by [`with_records`](Self::with_records).
     #[must_use]
-    pub const fn range(&self) -> Range<u64> {
-        self.first..self.first + self.records
+    pub const fn list(&self) -> &RecordList {
+        &self.list
+    }
+
+    /// Returns the smallest range that contains all records of the plan.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.list.range()
+    }
+
+    /// Returns the number of steps that [`PlanBuilder::steps`] set.
+    #[must_use]
+    pub const fn epoch_steps(&self) -> Option<u64> {
+        self.steps
     }
 
     /// Returns the number of records in a full batch of one rank. If
@@ -257,13 +281,13 @@ impl Plan {
     /// An epoch of a training that had no other plan.
     fn epoch(&self, epoch: u64) -> RemainingEpoch {
         let constant = self.early.is_empty();
-        let all = Self { rank: 0, ..*self };
+        let all = Self { rank: 0, ..self.clone() };
         self.epoch_after(if constant { 0 } else { all.steps_between(0..epoch, 0) })
     }
 
     /// This plan with one batch size.
-    const fn with_size(&self, batch: u64) -> Self {
-        Self { batch, early: EarlySizes::NONE, ..*self }
+    fn with_size(&self, batch: u64) -> Self {
+        Self { batch, early: EarlySizes::NONE, ..self.clone() }
     }
 
     /// The batch size after that many steps of the training, and for how many steps it stays.
@@ -273,27 +297,36 @@ impl Plan {
 
     /// Steps of this rank in an epoch of one batch size.
     fn own_steps(&self) -> u64 {
-        self.full_steps() + u64::from(self.smaller_batch().is_some())
+        let (full, limit) = (self.full_steps(), self.steps.unwrap_or(u64::MAX));
+        match self.last_batch {
+            LastBatch::Drop => full,
+            LastBatch::Keep => limit.min(full + u64::from(!self.smaller_batch().is_empty())),
+            LastBatch::Wrap => self.steps.unwrap_or(full + u64::from(self.left_out() > 0)),
+        }
     }
 
-    /// Whether there are records that fill no step of this size.
+    /// Records that fill no whole step of all ranks.
+    fn left_out(&self) -> u64 {
+        self.records - self.full_steps() * self.batch.saturating_mul(self.world)
+    }
+
+    /// Whether an epoch of this size ends with records that a smaller size could take.
     fn leaves_out(&self) -> bool {
-        self.last_batch == LastBatch::Drop && self.full_steps() * self.batch * self.world < self.records
+        self.last_batch == LastBatch::Drop && self.left_out() > 0 && self.steps != Some(self.full_steps())
     }
 
     /// Steps of the rank with the most.
     fn longest(&self) -> u64 {
-        Self { rank: 0, ..*self }.own_steps()
+        Self { rank: 0, ..self.clone() }.own_steps()
     }
 
     /// The batch of these positions. They are part of a share.
     fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
-        let &Plan { first, records, seed, shuffle, world, .. } = self;
-        let Range { start, end } = positions;
-        let share = (share.start, share.end);
-        let shares = self.shares();
+        let &Self { records, seed, shuffle, world, .. } = self;
+        let (list, shares) = (self.list.clone(), self.shares());
+        let (Range { start, end }, share) = (positions, (share.start, share.end));
         BatchIndices {
-            first,
+            list,
             records,
             seed,
             shuffle,
@@ -310,13 +343,14 @@ impl Plan {
 
     /// The positions of a step, and those of all batches that follow each other at this rank.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
-        let full = self.full_steps();
-        if step < full {
-            Some((self.whole_batch(step), self.share()))
-        } else if step == full {
-            self.smaller_batch().map(|last| (last.clone(), last))
-        } else {
+        if step >= self.own_steps() {
             None
+        } else if step < self.full_steps() {
+            Some((self.whole_batch(step), self.share()))
+        } else {
+            let keeps = self.last_batch == LastBatch::Keep;
+            let last = if keeps { self.smaller_batch() } else { self.whole_batch(step) };
+            Some((last.clone(), last))
         }
     }
 
@@ -333,35 +367,41 @@ impl Plan {
 
     /// Checks a plan of one batch size.
     fn check(self) -> Result<(), PlanError> {
-        let Self { records, batch, rank, world, .. } = self;
-        if records == 0 {
-            Err(PlanError::NoRecords)
-        } else if batch == 0 {
-            Err(PlanError::ZeroBatch)
-        } else if matches!(
-            self.shuffle,
-            Shuffle::Chunks { records: 0 } | Shuffle::Window { chunk_records: 0, .. }
-        ) {
-            Err(PlanError::ZeroChunk)
-        } else if matches!(self.shuffle, Shuffle::Window { window_chunks: 0, .. }) {
-            Err(PlanError::ZeroWindow)
-        } else if rank >= world {
-            Err(PlanError::Rank { rank, world })
-        } else if self.last_batch == LastBatch::Drop && self.full_steps() == 0 {
-            Err(PlanError::NoStep { records, batch, world })
-        } else if self.last_batch == LastBatch::Wrap
-            && batch.checked_mul(world).and_then(|step| step.checked_add(records)).is_none()
-        {
-            Err(PlanError::StepTooLarge { batch, world })
-        } else {
-            Ok(())
+        let Self { records, batch, rank, world, last_batch, .. } = self;
+        let wraps = last_batch == LastBatch::Wrap;
+        let step = batch.checked_mul(world);
+        let end = step.and_then(|step| step.checked_mul(self.steps.unwrap_or(1)));
+        match (self.shuffle, self.steps) {
+            _ if records == 0 => Err(PlanError::NoRecords),
+            // A data set has at most 2^64 - 1 records.
+            _ if self.list.ends().1 == u64::MAX => {
+                Err(PlanError::RangeTooLarge { first: u64::MAX, records: 1 })
+            }
+            _ if batch == 0 => Err(PlanError::ZeroBatch),
+            (Shuffle::Chunks { records: 0 } | Shuffle::Window { chunk_records: 0, .. }, _) => {
+                Err(PlanError::ZeroChunk)
+            }
+            (Shuffle::Window { window_chunks: 0, .. }, _) => Err(PlanError::ZeroWindow),
+            (_, Some(0)) => Err(PlanError::ZeroSteps),
+            _ if rank >= world => Err(PlanError::Rank { rank, world }),
+            _ if last_batch == LastBatch::Drop && self.full_steps() == 0 => {
+                Err(PlanError::NoStep { records, batch, world })
+            }
+            _ if wraps && end.and_then(|end| end.checked_add(records)).is_none() => {
+                Err(PlanError::StepTooLarge { batch, world })
+            }
+            (_, Some(steps)) if !wraps && end.is_none_or(|end| end > records) => {
+                Err(PlanError::TooManySteps { steps, records, batch, world })
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Steps with a whole batch at every rank.
+    /// Steps with a whole batch at every rank, none of whose records were in the epoch before.
     fn full_steps(&self) -> u64 {
         // A step larger than 2^64 records is larger than any data set.
-        self.batch.checked_mul(self.world).map_or(0, |step| self.records / step)
+        let whole = self.batch.checked_mul(self.world).map_or(0, |step| self.records / step);
+        whole.min(self.steps.unwrap_or(u64::MAX))
     }
 
     /// The positions of a batch that is not the smaller one at the end.
@@ -387,21 +427,13 @@ impl Plan {
         }
     }
 
-    /// The positions of the batch after the full steps, if this rank has one.
-    fn smaller_batch(&self) -> Option<Range<u64>> {
-        let full = self.full_steps();
-        let done = full * self.batch.saturating_mul(self.world);
-        let remaining = self.records - done;
-        match self.last_batch {
-            LastBatch::Drop => return None,
-            LastBatch::Wrap => return (remaining > 0).then(|| self.whole_batch(full)),
-            LastBatch::Keep => {}
-        }
+    /// The positions of this rank's part of the records that fill no whole step; none, if there are fewer than ranks.
+    fn smaller_batch(&self) -> Range<u64> {
+        let remaining = self.left_out();
         let (each, extra) = (remaining / self.world, remaining % self.world);
         // At most `remaining` positions are before this rank's: no overflow.
-        let start = done + self.rank * each + self.rank.min(extra);
-        let len = each + u64::from(self.rank < extra);
-        (len > 0).then(|| start..start + len)
+        let start = self.records - remaining + self.rank * each + self.rank.min(extra);
+        start..start + each + u64::from(self.rank < extra)
     }
 }
 
@@ -431,14 +463,20 @@ pub enum LastBatch {
 
 /// The fields of a saved plan. It is checked like a new one.
 #[cfg(feature = "serde")]
-#[derive(serde::Deserialize)]
+#[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Plan", deny_unknown_fields)]
 struct Saved {
     first: u64,
     records: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    step: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    list: Vec<u64>,
     batch: u64,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     batches: Vec<(u64, u64)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    steps: Option<u64>,
     seed: u64,
     shuffle: Shuffle,
     rank: u64,
@@ -447,17 +485,43 @@ struct Saved {
 }
 
 #[cfg(feature = "serde")]
+impl From<Plan> for Saved {
+    fn from(plan: Plan) -> Self {
+        let Plan { records, batch, early, steps, seed, shuffle, rank, world, last_batch, .. } = plan;
+        Self {
+            first: plan.list.get(0).unwrap_or_default(),
+            records,
+            step: plan.list.step().filter(|&step| step != 1),
+            list: plan.list.numbers().to_vec(),
+            batch,
+            batches: early.iter().collect(),
+            steps,
+            seed,
+            shuffle,
+            rank,
+            world,
+            last_batch,
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
 impl TryFrom<Saved> for Plan {
     type Error = PlanError;
 
     fn try_from(saved: Saved) -> Result<Self, PlanError> {
-        let Saved { first, records, batch, batches, seed, shuffle, rank, world, last_batch } = saved;
+        let Saved {
+            first, records, step, batch, batches, steps, seed, shuffle, rank, world, last_batch, ..
+        } = saved;
+        let list = match saved.list {
+            list if list.is_empty() => RecordList::even(first, step.unwrap_or(1), records)
+                .ok_or(PlanError::RangeTooLarge { first, records })?,
+            list => list.into(),
+        };
         let sizes = batches.into_iter().chain([(u64::MAX, batch)]);
-        let builder =
-            Self::builder(records).batches(sizes).shuffle(shuffle).rank(rank, world).last_batch(last_batch);
-        let builder = if seed == 0 { builder } else { builder.seed(seed) };
-        builder
-            .build()?
-            .with_range(first..first.checked_add(records).ok_or(PlanError::RangeTooLarge { first, records })?)
+        let builder = Self::builder(records).records(list).batches(sizes).shuffle(shuffle).rank(rank, world);
+        let builder = builder.last_batch(last_batch);
+        let builder = steps.map_or(builder.clone(), |steps| builder.steps(steps));
+        if seed == 0 { builder } else { builder.seed(seed) }.build()
     }
 }

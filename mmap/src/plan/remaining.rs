@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::partial::{PartialEpoch, Seam};
 use super::window::Shares;
-use super::{BatchIndices, Plan, PlanError, Shuffle};
+use super::{BatchIndices, LastBatch, Plan, PlanError, Shuffle};
 
 /// The rest of an epoch after other plans completed some of its steps: each remaining record once. [`Plan::resume`]
 /// returns it.
@@ -37,27 +37,45 @@ struct Leg {
 /// The parts of an epoch that were done.
 #[derive(Debug)]
 struct Past {
-    /// Records that are left.
+    /// Positions of the epoch, and those that were done. Past the end of the order it starts again at its front.
+    records: u64,
+    done: u64,
+    /// Positions that are left, up to the end of the order.
     left: u64,
-    /// Steps that were done.
+    /// Steps that were done, and those that the epoch has, if that does not depend on the positions.
     base: u64,
+    steps: Option<u64>,
+    wraps: bool,
     seams: Vec<Seam>,
 }
 
 impl Past {
+    /// The start of an epoch.
+    fn new(plan: &Plan) -> Self {
+        let wraps = plan.last_batch == LastBatch::Wrap && plan.steps.is_some();
+        let &Plan { records, steps, .. } = plan;
+        Self { records, done: 0, left: records, base: 0, steps, wraps, seams: Vec::new() }
+    }
+
     /// Adds a part. If it has more steps than there were, it is returned.
     fn push(&mut self, part: PartialEpoch) -> Result<(), PlanError> {
         let PartialEpoch { batch, world, steps } = part;
         let left = self.left;
-        let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0);
-        if steps > whole {
+        let room = self.steps.map_or(u64::MAX, |steps| steps - self.base);
+        let whole = batch.checked_mul(world).and_then(|step| left.checked_div(step)).unwrap_or(0).min(room);
+        let most = if self.wraps && batch > 0 && world > 0 { room } else { whole };
+        let all = steps.checked_mul(batch).and_then(|all| all.checked_mul(world));
+        let (true, Some(done)) = (steps <= most, all.and_then(|all| self.done.checked_add(all))) else {
             return Err(PlanError::PartialEpoch { part, left });
-        }
-        // No more than `left`, since the steps are whole ones; and steps have records, so their sum is no larger.
-        self.left -= steps * batch * world;
+        };
+        // Steps have records, so their sum is no larger.
         self.base += steps;
+        self.left = left.saturating_sub(done - self.done);
+        self.done = if done > self.records { done % self.records } else { done };
+        let steps = steps.min(whole);
         if steps > 0 {
-            self.seams.push(Seam { world, share: whole * batch, done: steps * batch, left: self.left });
+            let left = left - steps * batch * world;
+            self.seams.push(Seam { world, share: whole * batch, done: steps * batch, left });
         }
         Ok(())
     }
@@ -68,8 +86,9 @@ impl Past {
         let seams = self.seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
             (Arc::from(self.seams.as_slice()), Shares { len: share, count: world })
         });
-        let front = if windows { 0 } else { plan.records - self.left };
-        Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, seams }
+        let front = if windows { 0 } else { self.done };
+        let steps = self.steps.map(|steps| steps - self.base);
+        Leg { left: Plan { records: self.left, steps, ..plan }, base: self.base, front, seams }
     }
 }
 
@@ -102,7 +121,7 @@ impl Plan {
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
     pub fn resume(&self, trained: u64, parts: &[PartialEpoch]) -> Result<RemainingEpoch, PlanError> {
-        let mut past = Past { left: self.records, base: 0, seams: Vec::new() };
+        let mut past = Past::new(self);
         parts.iter().try_for_each(|part| past.push(*part))?;
         Ok(self.after(trained, past))
     }
@@ -110,7 +129,7 @@ impl Plan {
     /// A whole epoch after that many steps of the training.
     #[must_use]
     pub fn epoch_after(&self, trained: u64) -> RemainingEpoch {
-        self.after(trained, Past { left: self.records, base: 0, seams: Vec::new() })
+        self.after(trained, Past::new(self))
     }
 
     fn after(&self, trained: u64, mut past: Past) -> RemainingEpoch {
@@ -163,8 +182,12 @@ impl RemainingEpoch {
         let Leg { left, base, front, seams } = self.legs().rfind(|leg| leg.base <= step)?;
         let (positions, share) = left.positions(step - base)?;
         let moved = |range: Range<u64>| range.start + front..range.end + front;
-        let batch =
-            Plan { records: self.records, ..*left }.batch_of(epoch, step, moved(positions), moved(share));
+        let batch = Plan { records: self.records, ..left.clone() }.batch_of(
+            epoch,
+            step,
+            moved(positions),
+            moved(share),
+        );
         Some(match seams.clone() {
             Some((seams, shares)) => BatchIndices { seams: Some(seams), shares, ..batch },
             None => batch,

@@ -1,6 +1,7 @@
 //! Promises of plans.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
+#![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
 
 use super::*;
 use proptest::prelude::*;
@@ -81,21 +82,21 @@ fn every_refusal() {
 fn other_ranks_and_ranges_are_checked_like_new_plans() {
     let plan = Plan::builder(100).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
     let first = Plan::builder(100).batch(10).shuffle(Shuffle::Full).seed(3).rank(0, 3).build().unwrap();
-    assert_eq!(plan.with_rank(0, 3), Ok(first));
-    assert_eq!(first.with_rank(2, 3), Ok(plan));
+    assert_eq!(plan.with_rank(0, 3), Ok(first.clone()));
+    assert_eq!(first.with_rank(2, 3), Ok(plan.clone()));
     assert_eq!(plan.with_rank(3, 3), Err(PlanError::Rank { rank: 3, world: 3 }));
     assert_eq!(plan.with_rank(0, 11), Err(PlanError::NoStep { records: 100, batch: 10, world: 11 }));
-    assert_eq!(plan.with_range(0..100), Ok(plan));
-    assert_eq!(plan.with_range(7..7), Err(PlanError::NoRecords));
-    assert_eq!(plan.with_range(0..29), Err(PlanError::NoStep { records: 29, batch: 10, world: 3 }));
+    assert_eq!(plan.with_records(0..100), Ok(plan.clone()));
+    assert_eq!(plan.with_records(7..7), Err(PlanError::NoRecords));
+    assert_eq!(plan.with_records(0..29), Err(PlanError::NoStep { records: 29, batch: 10, world: 3 }));
 
     // The same order, moved by the start of the range.
-    let part = plan.with_range(40..90).unwrap();
+    let part = plan.with_records(40..90).unwrap();
     let same = Plan::builder(50).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
     assert_eq!((part.range(), part.records(), part.steps(0)), (40..90, 50, same.steps(0)));
     let moved = epoch(same, 4).into_iter().map(|record| record + 40).collect::<Vec<_>>();
     assert_eq!(epoch(part, 4), moved);
-    let last = Plan::builder(1).build().unwrap().with_range(u64::MAX - 1..u64::MAX).unwrap();
+    let last = Plan::builder(1).build().unwrap().with_records(u64::MAX - 1..u64::MAX).unwrap();
     assert_eq!(only_run(last), u64::MAX - 1..u64::MAX);
 }
 
@@ -104,7 +105,7 @@ fn the_largest_numbers() {
     let all = u64::MAX;
     let whole = Plan::builder(all).batch(all).build().unwrap();
     assert_eq!((whole.steps(0), whole.batch(all, 0).unwrap().len()), (1, all));
-    assert_eq!(only_run(whole), 0..all);
+    assert_eq!(only_run(whole.clone()), 0..all);
     assert_eq!(whole.batch(0, all), None);
 
     let builder = Plan::builder(all).batch(all).rank(all - 1, all);
@@ -177,7 +178,7 @@ fn a_rank_past_the_last_record_has_a_step_fewer() {
 #[test]
 fn a_short_chunk_in_the_middle_shifts_what_follows() {
     let plan = Plan::builder(10).shuffle(Shuffle::Chunks { records: 3 }).seed(5).build().unwrap();
-    let orders: Vec<Vec<u64>> = (0..8).map(|e| epoch(plan, e)).collect();
+    let orders: Vec<Vec<u64>> = (0..8).map(|e| epoch(plan.clone(), e)).collect();
     let places: std::collections::BTreeSet<usize> =
         orders.iter().map(|order| order.iter().position(|&record| record == 9).unwrap()).collect();
     assert!(places.len() > 2 && places.iter().all(|place| place % 3 == 0), "{places:?}");
@@ -513,7 +514,7 @@ proptest! {
         for rank in 0..world {
             let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
                 .last_batch(LastBatch::Keep).build().unwrap();
-            seen.extend(epoch(plan, e));
+            seen.extend(epoch(plan.clone(), e));
             steps.push(plan.steps(0));
             prop_assert_eq!(plan.batch(e, plan.steps(0)), None);
         }
@@ -532,7 +533,7 @@ proptest! {
             let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
                 .build().unwrap();
             prop_assert_eq!(plan.steps(0), n / (batch * world));
-            let own = epoch(plan, e);
+            let own = epoch(plan.clone(), e);
             prop_assert_eq!(own.len() as u64, plan.steps(0) * batch);
             seen.extend(own);
         }
@@ -643,7 +644,7 @@ proptest! {
     #[test]
     fn sequential_is_the_identity(n in 1_u64..3000, batch in 1_u64..100, e: u64) {
         let plan = Plan::builder(n).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
-        prop_assert!(epoch(plan, e).into_iter().eq(0..n));
+        prop_assert!(epoch(plan.clone(), e).into_iter().eq(0..n));
         prop_assert!((0..plan.steps(0)).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
     }
 }

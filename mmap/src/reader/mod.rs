@@ -105,11 +105,11 @@ const LANES: [u64; 2] = [16 << 20; 2];
 /// let records = Records::open([path], 8)?;
 /// let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build()?;
 /// let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
-/// let batches = move |epoch| (0..).map_while(move |step| plan.batch(epoch, step));
+/// let batches: Vec<_> = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)).collect();
 ///
-/// reader.begin(batches(0));
+/// reader.begin(batches.clone().into_iter());
 /// let mut slot = vec![0; 100 * 8];
-/// for batch in batches(0) {
+/// for batch in batches {
 ///     reader.read(&batch, &mut slot)?;
 ///     assert!(slot.iter().all(|&byte| byte == 7));
 /// }

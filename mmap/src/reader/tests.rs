@@ -1,3 +1,5 @@
+#![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
+
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -92,15 +94,15 @@ fn plain_epoch(records: &Ranges, plan: Plan, number: u64) -> Vec<Vec<u8>> {
 
 /// Reads an epoch, and fails unless it has these batches.
 fn check_against(expected: &[Vec<u8>], reader: &Reader, plan: Plan, number: u64) {
-    reader.begin(epoch(plan, number));
-    for (batch, expected) in epoch(plan, number).zip(expected) {
+    reader.begin(epoch(plan.clone(), number));
+    for (batch, expected) in epoch(plan.clone(), number).zip(expected) {
         assert!(read(reader, &batch) == *expected, "{:?} {}", plan.shuffle(), batch.step());
     }
 }
 
 /// Reads an epoch, and fails unless every byte is right.
 fn check(reader: &Reader, plan: Plan, number: u64) {
-    check_against(&plain_epoch(reader.ranges(), plan, number), reader, plan, number);
+    check_against(&plain_epoch(reader.ranges(), plan.clone(), number), reader, plan, number);
 }
 
 /// Rows, windows that overlap, windows with gaps, and rows that no block fits, in two files; in every order; all of it
@@ -129,7 +131,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
         ] {
             let plan = Plan::builder(records.len()).batch(70.min(records.len())).shuffle(shuffle);
             let plan = plan.last_batch(LastBatch::Keep).build().unwrap();
-            let [three, four] = [3, 4].map(|number| plain_epoch(records, plan, number));
+            let [three, four] = [3, 4].map(|number| plain_epoch(records, plan.clone(), number));
             for prefetch in [0, 100_000, PREFETCH] {
                 let options = ReadOptions::new().prefetch(prefetch);
                 let cached = Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap();
@@ -145,7 +147,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                 };
                 for reader in [cached, direct, some] {
                     for (number, expected) in [(3, &three), (3, &three), (4, &four)] {
-                        check_against(expected, &reader, plan, number);
+                        check_against(expected, &reader, plan.clone(), number);
                     }
                     // In parts, and batches that were not announced.
                     let batch = plan.batch(9, 0).unwrap();
@@ -181,7 +183,7 @@ fn a_window_is_read_once() {
         let begun = Records::read_calls();
         for number in 0..3 {
             let before = reader.stats().disk;
-            check_without_preads(&reader, plan, number);
+            check_without_preads(&reader, plan.clone(), number);
             let disk = reader.stats().disk - before;
             // The ring begins and ends within a block, and so do chunks.
             assert!(disk <= 3072 * 20_000 * 101 / 100, "{chunk} {number}: {disk}");
@@ -193,7 +195,7 @@ fn a_window_is_read_once() {
 
 /// Reads an epoch.
 fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
-    reader.begin(epoch(plan, number));
+    reader.begin(epoch(plan.clone(), number));
     epoch(plan, number).for_each(|batch| drop(read(reader, &batch)));
 }
 
@@ -217,8 +219,8 @@ fn epochs_that_are_left_make_room() {
         let plan = Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
         let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
         for number in 0..12 {
-            reader.begin(epoch(plan, number));
-            for batch in epoch(plan, number).take(10) {
+            reader.begin(epoch(plan.clone(), number));
+            for batch in epoch(plan.clone(), number).take(10) {
                 assert!(read(&reader, &batch) == plain(&records, &batch), "{number}");
             }
         }
@@ -238,7 +240,7 @@ fn chunks_that_are_not_read_whole_make_room() {
     let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).rank(1, 7).build().unwrap();
     let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     for number in 0..6 {
-        check(&reader, plan, number);
+        check(&reader, plan.clone(), number);
     }
     assert!(reader.stats().disk <= 6 * (40 << 20) / 7 * 2, "{:?}", reader.stats());
 }
@@ -252,12 +254,12 @@ fn threads_share_what_is_ahead() {
         let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
         let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
         for reader in [direct, limited(&records, &plan, 9 << 20), limited(&records, &plan, 1 << 40)] {
-            reader.begin(epoch(plan, 0));
+            reader.begin(epoch(plan.clone(), 0));
             std::thread::scope(|scope| {
                 for worker in 0..3 {
-                    let (reader, records) = (&reader, &records);
+                    let (reader, records, batches) = (&reader, &records, epoch(plan.clone(), 0));
                     scope.spawn(move || {
-                        for batch in epoch(plan, 0).skip(worker).step_by(3) {
+                        for batch in batches.skip(worker).step_by(3) {
                             assert!(
                                 read(reader, &batch) == plain(records, &batch),
                                 "{shuffle:?} {}",
@@ -291,7 +293,7 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
                 crate::file::read_at(file, out, at)
             }));
             for number in 0..2 {
-                check(&reader, plan, number);
+                check(&reader, plan.clone(), number);
             }
         }
     }
@@ -394,7 +396,7 @@ fn a_readers_memory_does_not_grow_with_the_data() {
                 Err(error) => return eprintln!("not checked: {error}"),
                 Ok(reader) => reader,
             };
-            reader.begin(epoch(plan, 0));
+            reader.begin(epoch(plan.clone(), 0));
             let mut out = vec![1; 64 * 4096];
             for step in 0..20 {
                 assert_eq!(reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap(), out.len());
@@ -419,7 +421,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     let modes = [ReadMode::Pread, ReadMode::Direct];
     let reader = |&mode: &ReadMode| Reader::new(data.clone(), &plan, ReadOptions::new().mode(mode)).ok();
     let readers: Vec<Reader> = modes.iter().filter_map(reader).collect();
-    readers.iter().for_each(|reader| check(reader, plan, 0));
+    readers.iter().for_each(|reader| check(reader, plan.clone(), 0));
     let file = File::options().write(true).open(&paths[1]).unwrap();
     file.set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
     let mut out = vec![0; 64 * 4096];
@@ -501,7 +503,7 @@ fn a_forks_child_reads_alone() {
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
     let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
-    reader.begin(epoch(plan, 0));
+    reader.begin(epoch(plan.clone(), 0));
     let expected = [0, 1, 2].map(|step| plain(&records, &batch(step)));
     assert!(read(&reader, &batch(0)) == expected[0]);
     let mut out = vec![0; 256 * 4096];
@@ -558,15 +560,15 @@ fn the_share_follows_from_the_memory() {
     }
     let windows = |chunks| plan(Shuffle::Window { chunk_records: 256, window_chunks: chunks });
     for (plan, left, cached, memory) in [
-        (all, 2048, 1024, 0),
-        (all, 1093, 1024, 0),
-        (all, 512, 448, 32),
+        (all.clone(), 2048, 1024, 0),
+        (all.clone(), 1093, 1024, 0),
+        (all.clone(), 512, 448, 32),
         (windows(64), 512, 405, 76),
         // No room for windows: their records are read one by one.
         (windows(512), 512, 448, 32),
-        (all, 64, 53, 8),
+        (all.clone(), 64, 53, 8),
         // Too little for reads past the page cache.
-        (all, 12, 1024, 0),
+        (all.clone(), 12, 1024, 0),
     ] {
         let reader = limited(&records, &plan, left * MIB);
         let choice = reader.choice();
@@ -576,7 +578,7 @@ fn the_share_follows_from_the_memory() {
         assert!(choice.cached == choice.data || choice.cached + reader.memory() <= left * MIB);
     }
     // If a plan has a part of the records, bytes before that part are not counted.
-    let part = all.with_range(records.len() / 2..records.len()).unwrap();
+    let part = all.with_records(records.len() / 2..records.len()).unwrap();
     let reader = limited(&records, &part, 256 * MIB);
     assert_eq!(reader.choice().data, 512 * MIB);
     let cached = reader.source.cached_until(&records.shards()[0]);
@@ -631,7 +633,7 @@ fn long_records_are_copied_together_while_the_cache_is_warm() {
 fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
     let mut epochs = 0..;
     let mut run = |count| {
-        epochs.by_ref().take(count).for_each(|number| check_without_preads(reader, plan, number));
+        epochs.by_ref().take(count).for_each(|number| check_without_preads(reader, plan.clone(), number));
         reader.stats()
     };
     let [first, warm] = [run(1), run(3)];
@@ -717,7 +719,10 @@ fn the_window_keeps_its_length() {
             let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Full).last_batch(tail).build().unwrap();
             let options = ReadOptions::new().mode(ReadMode::Pread).prefetch(window);
             let reader = Reader::new(records.clone(), &plan, options).unwrap();
-            let batches = move || (start..).map_while(move |step| plan.batch(0, step));
+            let batches = || {
+                let plan = plan.clone();
+                (start..).map_while(move |step| plan.batch(0, step))
+            };
             let all: u64 = batches().map(|batch| batch.len() * 100).sum();
             reader.begin(batches());
             let mut told = 0;
@@ -745,7 +750,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
         // No more than the records themselves.
         let reader = Reader { world: 1000, ..reader };
         for number in 0..2 {
-            check_without_preads(&reader, plan, number);
+            check_without_preads(&reader, plan.clone(), number);
         }
         reader.stats().hinted / 4096
     };

@@ -21,6 +21,8 @@ pub(super) struct Saved {
     #[serde(default)]
     before: Vec<PartialEpoch>,
     plan: Option<Plan>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    list: Option<u64>,
     record_bytes: Option<u64>,
     fingerprint: Option<u64>,
 }
@@ -28,13 +30,24 @@ pub(super) struct Saved {
 impl From<Checkpoint> for Saved {
     fn from(checkpoint: Checkpoint) -> Self {
         let Checkpoint { identity, epoch, step } = checkpoint;
-        let (plan, record_bytes, fingerprint, before, trained, version) = match identity {
-            Some(Identity { plan, record_bytes, fingerprint, before, trained: (_, trained), version }) => {
-                (Some(plan), Some(record_bytes), Some(fingerprint), before, Some(trained), version)
-            }
-            None => (None, None, None, Vec::new(), None, VERSION),
+        let start = Self {
+            version: VERSION,
+            epoch,
+            step,
+            trained: None,
+            before: Vec::new(),
+            plan: None,
+            list: None,
+            record_bytes: None,
+            fingerprint: None,
         };
-        Self { version, epoch, step, trained, before, plan, record_bytes, fingerprint }
+        let Some(Identity { plan, list, record_bytes, fingerprint, before, trained: (_, trained), version }) =
+            identity
+        else {
+            return start;
+        };
+        let (plan, record_bytes, fingerprint) = (Some(plan), Some(record_bytes), Some(fingerprint));
+        Self { version, trained: Some(trained), before, plan, list, record_bytes, fingerprint, ..start }
     }
 }
 
@@ -42,7 +55,7 @@ impl TryFrom<Saved> for Checkpoint {
     type Error = String;
 
     fn try_from(saved: Saved) -> Result<Self, String> {
-        let Saved { version, epoch, step, trained, before, plan, record_bytes, fingerprint } = saved;
+        let Saved { version, epoch, step, trained, before, plan, list, record_bytes, fingerprint } = saved;
         if !(1..=VERSION).contains(&version) {
             return Err(format!("field `version`: wanted 1 to {VERSION}, found {version}"));
         }
@@ -52,7 +65,7 @@ impl TryFrom<Saved> for Checkpoint {
                     return Err("field `before`: wanted fewer than 2^64 steps".into());
                 }
                 let trained = (epoch, trained.unwrap_or_else(|| plan.steps_between(0..epoch, 0)));
-                Some(Identity { plan, record_bytes, fingerprint, before, trained, version })
+                Some(Identity { plan, list, record_bytes, fingerprint, before, trained, version })
             }
             (None, None, None) if epoch == 0 && before.is_empty() => None,
             _ => {

@@ -1,0 +1,177 @@
+//! Which record each position of a plan is.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::permute::mix;
+
+/// The record numbers of a plan: a range, every n-th record of a range, or any numbers in any order, also repeated.
+///
+/// A plan permutes the positions of the list; the list decides which record a position is. So each *position* is visited
+/// once in an epoch, and a record as often as the list has it. A range converts to a list, and any numbers can be
+/// collected to one. A list with equal steps takes no memory, any other 8 bytes a record; a clone shares them.
+///
+/// ```
+/// use twinbuf_mmap::{Plan, RecordList, Shuffle};
+///
+/// // Training and validation from one file: every tenth record is held out.
+/// let (held_out, train): (Vec<u64>, Vec<u64>) = (0..1000).partition(|record| record % 10 == 0);
+/// let plan = Plan::builder(1000).batch(10).shuffle(Shuffle::Full).seed(1).build()?;
+/// let (train, valid) = (plan.with_records(train)?, plan.with_records(held_out)?);
+/// assert_eq!((train.steps(0), valid.steps(0)), (90, 10));
+/// assert!(valid.batch(0, 0).unwrap().runs().flatten().all(|record| record % 10 == 0));
+///
+/// // Weights: record 7 three times an epoch, record 8 once.
+/// let weighted: RecordList = [7, 7, 7, 8].into_iter().collect();
+/// let plan = Plan::builder(1000).records(weighted).batch(4).build()?;
+/// assert!(plan.batch(0, 0).unwrap().runs().flatten().eq([7, 7, 7, 8]));
+/// # Ok::<(), twinbuf_mmap::PlanError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct RecordList(List);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum List {
+    /// `first + position * step`; the end of the last record does not overflow.
+    Even { first: u64, step: u64, len: u64 },
+    /// Steps that differ; the smallest and the largest number, and a hash of all.
+    Any(Arc<[u64]>, (u64, u64), u64),
+}
+
+impl RecordList {
+    /// Returns the number of positions. A record counts as often as it is in the list.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            List::Even { len, .. } => *len,
+            List::Any(numbers, ..) => numbers.len() as u64,
+        }
+    }
+
+    /// Returns `true` if the list has no records.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the record at a position, from 0. Returns `None` past the end of the list.
+    #[must_use]
+    pub fn get(&self, position: u64) -> Option<u64> {
+        (position < self.len()).then(|| self.run(position..position + 1).start)
+    }
+
+    /// Returns the smallest range that contains all records of the list.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        let (least, most) = self.ends();
+        if self.is_empty() { least..least } else { least..most.saturating_add(1) }
+    }
+
+    /// The smallest and the largest record, if there is one.
+    pub(super) fn ends(&self) -> (u64, u64) {
+        match self.0 {
+            List::Even { first, step, len } => (first, first + len.saturating_sub(1) * step),
+            List::Any(_, ends, _) => ends,
+        }
+    }
+
+    /// Returns a number that identifies a list of unequal steps, for example in a checkpoint. Returns `None` for other
+    /// lists: [`range`](Self::range) and [`step`](Self::step) describe them.
+    #[must_use]
+    pub const fn fingerprint(&self) -> Option<u64> {
+        match &self.0 {
+            List::Even { .. } => None,
+            List::Any(_, _, hash) => Some(*hash),
+        }
+    }
+
+    /// Returns the step from a record to the next, at least 1, if all steps are equal.
+    #[must_use]
+    pub const fn step(&self) -> Option<u64> {
+        match &self.0 {
+            List::Even { step, .. } => Some(*step),
+            List::Any(..) => None,
+        }
+    }
+
+    /// The records at the front of some positions, at least one, as far as each is the one after the other.
+    pub(super) fn run(&self, positions: Range<u64>) -> Range<u64> {
+        let Range { start, end } = positions;
+        match &self.0 {
+            &List::Even { first, step: 1, .. } => first + start..first + end,
+            &List::Even { first, step, .. } => first + start * step..first + start * step + 1,
+            List::Any(numbers, ..) => {
+                // A plan has only positions of the list.
+                let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+                // No number is 2^64 - 1.
+                let follow = numbers[start..end].windows(2).take_while(|two| two[1] == two[0] + 1);
+                numbers[start]..numbers[start] + 1 + follow.count() as u64
+            }
+        }
+    }
+}
+
+impl From<Range<u64>> for RecordList {
+    fn from(records: Range<u64>) -> Self {
+        let len = records.end.saturating_sub(records.start);
+        Self(List::Even { first: records.start, step: 1, len })
+    }
+}
+
+impl From<Vec<u64>> for RecordList {
+    fn from(records: Vec<u64>) -> Self {
+        records.into_iter().collect()
+    }
+}
+
+impl FromIterator<u64> for RecordList {
+    fn from_iter<I: IntoIterator<Item = u64>>(records: I) -> Self {
+        let (mut first, mut step, mut len) = (0, 1, 0);
+        let mut records = records.into_iter();
+        while let Some(record) = records.next() {
+            match len {
+                0 => first = record,
+                1 if record > first => step = record - first,
+                _ if len > 1 && record.checked_sub(first + (len - 1) * step) == Some(step) => {}
+                _ => {
+                    let before = (0..len).map(|at| first + at * step);
+                    let all: Arc<[u64]> = before.chain([record]).chain(records).collect();
+                    let ends = all.iter().fold((u64::MAX, 0), |(a, b), &n| (a.min(n), b.max(n)));
+                    let hash = all.iter().fold(all.len() as u64, |hash, &record| mix(hash ^ record));
+                    return Self(List::Any(all, ends, hash));
+                }
+            }
+            len += 1;
+        }
+        Self(List::Even { first, step, len })
+    }
+}
+
+/// Prints a list of equal steps whole, and of any other only its number of records and their range.
+impl fmt::Debug for RecordList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            List::Even { step: 1, .. } => write!(f, "{:?}", self.range()),
+            List::Even { step, .. } => write!(f, "{:?} by {step}", self.range()),
+            List::Any(..) => write!(f, "{} records in {:?}", self.len(), self.range()),
+        }
+    }
+}
+
+/// For a saved plan: every number, and equal steps.
+#[cfg(feature = "serde")]
+impl RecordList {
+    /// `None` if the last record does not end below 2^64.
+    pub(super) fn even(first: u64, step: u64, len: u64) -> Option<Self> {
+        len.checked_mul(step.max(1)).and_then(|all| first.checked_add(all))?;
+        Some(Self(List::Even { first, step: step.max(1), len }))
+    }
+
+    pub(super) fn numbers(&self) -> &[u64] {
+        match &self.0 {
+            List::Even { .. } => &[],
+            List::Any(numbers, ..) => numbers,
+        }
+    }
+}
