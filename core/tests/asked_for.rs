@@ -105,7 +105,7 @@ fn a_consumer_says_why_it_goes() {
         let mut slot = rx.recv().unwrap().unwrap();
         *slot = Err("the disk is full");
         slot.put_back();
-        assert_eq!(*rx.recv().unwrap().unwrap(), Err("the disk is full"), "the same slot again");
+        assert_eq!(*rx.try_recv().unwrap().unwrap(), Err("the disk is full"), "the same slot again");
         assert_eq!(tx.unread(), None, "the consumer exists");
         drop(rx);
         assert_eq!(tx.unread(), None, "it was released after all");
