@@ -10,7 +10,8 @@ use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 
 use crate::copy::Hand;
 use crate::error::{Error, Fate};
-use crate::host::{Hosts, Thread};
+use crate::host::Thread;
+use crate::hosts::Hosts;
 use crate::lease::{Lease, Shared, look_again};
 use crate::slot::DeviceBuf;
 

@@ -16,7 +16,7 @@ use twinbuf_core::{Consumer, KeptSlot, Producer, ReadSlot, TryAcquireError, TryR
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
 use crate::error::{Error, Fate};
-use crate::host::{Handed, Hosts};
+use crate::hosts::{Handed, Hosts};
 use crate::lease::{Shared, look_again};
 use crate::slot::DeviceBuf;
 use crate::time::{Clock, Copied, OnCopied};

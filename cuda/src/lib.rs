@@ -92,6 +92,7 @@ mod driver;
 mod edge;
 mod error;
 mod host;
+mod hosts;
 mod lease;
 pub mod lent;
 mod memory;
