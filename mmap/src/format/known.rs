@@ -14,6 +14,10 @@ const UNPACK: &str = "unpack it first";
 const DECODE: &str = "decode it first, and save the arrays as .npy";
 const PARSE: &str = "parse it first, and save the arrays with `numpy.save(path, x)`";
 const COLUMNS: &str = "save its columns as .npy: `numpy.save(path, table[name].to_numpy())`";
+const TABLE: &str =
+    "save its columns as .npy: `numpy.save(path, pyarrow.parquet.read_table(file)[name].to_numpy())`";
+const MEMBERS: &str = "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
+    numpy.load(path).items(): numpy.save(name, x)`";
 const NOTHING: &str = "it has no records";
 const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
 
@@ -29,31 +33,15 @@ const MAGICS: [(usize, &[u8], &str, &str); 35] = [
     (0, b"GGUF\x02\0\0\0", "GGUF", "open it with `Tensors::open`"),
     (0, b"GGUF\x03\0\0\0", "GGUF", "open it with `Tensors::open`"),
     (0, b"MMIDIDX\0\0", "Megatron-LM's index", "open its `.bin` with `RaggedRecords::open_megatron`"),
-    (
-        0,
-        b"PK\x03\x04",
-        "zip (.npz, .pt)",
-        "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
-         numpy.load(path).items(): numpy.save(name, x)`",
-    ),
+    (0, b"PK\x03\x04", "zip (.npz, .pt)", MEMBERS),
     (0, b"\x28\xb5\x2f\xfd", "zstd", DECOMPRESS),
     (0, b"\xfd7zXZ\0", "xz", DECOMPRESS),
     (4, b"1AY&SY", "bzip2", DECOMPRESS),
     (0, b"\x04\x22\x4d\x18", "LZ4", DECOMPRESS),
     (0, b"7z\xbc\xaf\x27\x1c", "7z", UNPACK),
     (257, b"ustar", "tar", UNPACK),
-    (
-        0,
-        b"\x89HDF\r\n\x1a\n",
-        "HDF5",
-        "save its data sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`",
-    ),
-    (
-        0,
-        b"PAR1",
-        "Parquet",
-        "save its columns as .npy: `numpy.save(path, pyarrow.parquet.read_table(file)[name].to_numpy())`",
-    ),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
+    (0, b"PAR1", "Parquet", TABLE),
     (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
     // Protocols 4 and 5, with the frame that every pickler writes, and 2 and 3 of a map, a list or torch.save.
     (0, b"\x80\x04\x95", "a Python pickle", PARSE),
@@ -97,13 +85,9 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
         let data = (1..=axes).try_fold(size, |bytes: u64, axis| bytes.checked_mul(big(4 * axis, 4)?));
         let header = 4 + 4 * axes as u64;
         if header != skipped && data.and_then(|data| data.checked_add(header)) == Some(len) {
-            const ADVICE: [&str; 4] = [
-                "skip its header with `Options::header(8)`",
-                "skip its header with `Options::header(12)`",
-                "skip its header with `Options::header(16)`",
-                "skip its header with `Options::header(20)`",
-            ];
-            return Some(("IDX (MNIST)", ADVICE[axes - 1]));
+            const ADVICE: &str =
+                "skip its header: `Options::header(8)` for labels, `header(16)` for pictures";
+            return Some(("IDX (MNIST)", ADVICE));
         }
     }
     if front.starts_with(b"\xff\xd8\xff") && front[3] >= 0xc0 {

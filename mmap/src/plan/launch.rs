@@ -48,35 +48,13 @@ const SLURM_LOCAL: &str = "SLURM_LOCALID";
 const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
 
 /// Other variables that only a launcher or a cluster sets. None has the rank among all processes: they count nodes, pods
-/// and hosts, or the processes of one node.
-const MARKS: [&str; 23] = [
-    ELASTIC,
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    // torchrun's options, for example from Kubeflow.
-    "PET_NNODES",
-    "PET_NODE_RANK",
-    "PET_NPROC_PER_NODE",
-    // Lightning and others that start processes node by node.
-    "NODE_RANK",
-    // TensorFlow, SageMaker, Cloud TPU, and indexed jobs of Kubernetes.
-    "TF_CONFIG",
-    "SM_HOSTS",
-    "SM_CURRENT_HOST",
-    "TPU_WORKER_ID",
-    "JOB_COMPLETION_INDEX",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    "PMIX_NAMESPACE",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "HOROVOD_LOCAL_RANK",
-    "FLUX_TASK_LOCAL_ID",
-    "PALS_LOCAL_RANKID",
-    "PALS_APID",
-    "JSM_NAMESPACE_LOCAL_RANK",
-];
+/// and hosts, or the processes of one node. `PET_` are torchrun's options, for example from Kubeflow. `NODE_RANK` is from
+/// Lightning and others that start processes node by node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU and indexed
+/// jobs of Kubernetes.
+const MARKS: &str = "TORCHELASTIC_RUN_ID LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK PET_NNODES PET_NODE_RANK \
+    PET_NPROC_PER_NODE NODE_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID MPI_LOCALNRANKS PMIX_NAMESPACE \
+    MV2_COMM_WORLD_LOCAL_RANK HOROVOD_LOCAL_RANK FLUX_TASK_LOCAL_ID PALS_LOCAL_RANKID PALS_APID \
+    JSM_NAMESPACE_LOCAL_RANK TF_CONFIG SM_HOSTS SM_CURRENT_HOST TPU_WORKER_ID JOB_COMPLETION_INDEX";
 
 impl Plan {
     /// Returns a builder as [`builder`](Plan::builder) does, with the rank and the world size from the environment
@@ -183,7 +161,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         }
     }
     if found.is_none() {
-        if let Some(name) = MARKS.into_iter().find(|name| read(name).is_some()) {
+        if let Some(name) = MARKS.split_whitespace().find(|name| read(name).is_some()) {
             return Err(RankError::NoWorld { name });
         }
         // In a batch script both are 0.
@@ -417,10 +395,11 @@ mod tests {
         let mut variables: Vec<(&str, &str)> = Vec::new();
         variables.extend(pairs().flat_map(|launcher| [(launcher.rank, "1"), (launcher.world, "2")]));
         variables.extend(RANKS.map(|name| (name, "1")));
-        variables.extend(MARKS.map(|name| (name, "1")));
+        variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
         variables.push((SLURM_LOCAL, "1"));
         // Also the first process or node of several must not take itself for the only one.
-        variables.extend(RANKS.iter().chain(&MARKS).chain([&SLURM_LOCAL]).map(|name| (*name, "0")));
+        let alone = RANKS.into_iter().chain(MARKS.split_whitespace()).chain([SLURM_LOCAL]);
+        variables.extend(alone.map(|name| (name, "0")));
         let mut complete = 0;
         for first in &variables {
             for second in &variables {
