@@ -207,25 +207,6 @@ impl Reader {
         })
     }
 
-    /// The two halves of [`read`](Self::read), for a batch that several threads read in parts. This one asks for the
-    /// batches after it, once.
-    #[doc(hidden)]
-    pub fn ask_ahead(&self, batch: &BatchIndices) {
-        let (mut stats, bytes) = (ReadStats::default(), self.ranges().size(batch));
-        self.advance(bytes, true, &mut stats);
-        self.advance(bytes, false, &mut stats);
-        self.source.count(stats);
-    }
-
-    /// Reads a part, into a slot that has `behind` bytes more: how bytes are copied depends on the size of the slot.
-    #[doc(hidden)]
-    pub fn read_part(&self, part: &BatchIndices, out: &mut [u8], behind: usize) -> Result<usize, Error> {
-        let mut stats = ReadStats::default();
-        let read = self.read_now(part, self.ranges().size(part), (out, behind), &mut stats);
-        self.source.count(stats);
-        read
-    }
-
     /// Returns the files and byte ranges that this reader reads.
     #[must_use]
     pub const fn ranges(&self) -> &Arc<Ranges> {
@@ -369,28 +350,15 @@ impl<D: Units> Reader<D> {
         let bytes = self.data.size(unit)?;
         self.check(unit)?;
         self.advance(bytes, true, &mut stats);
-        let read = self.read_now(unit, bytes, (out, 0), &mut stats);
-        self.advance(bytes, false, &mut stats);
-        self.source.count(stats);
-        read
-    }
-
-    /// Reads the `bytes` of a unit, and asks for nothing.
-    fn read_now(
-        &self,
-        unit: &D::Unit,
-        bytes: u64,
-        slot: (&mut [u8], usize),
-        stats: &mut ReadStats,
-    ) -> Result<usize, Error> {
-        let asked = stats.disk;
-        let (data, extents) = (&self.data, self.data.extents(unit));
-        let read = read_slot(&self.source, data.shards(), extents, bytes, slot, stats)
+        let (data, asked) = (&self.data, stats.disk);
+        let read = read_slot(&self.source, data.shards(), data.extents(unit), bytes, out, &mut stats)
             .and_then(|out| data.spread(unit, out).map(|()| out.len()));
         if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
             self.lock().missed();
         }
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
+        self.advance(bytes, false, &mut stats);
+        self.source.count(stats);
         read
     }
 
@@ -646,7 +614,7 @@ impl Ranges {
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let (source, extents) = (Source::cached(), self.extents(batch.pieces()));
         let (wanted, stats) = (self.size(batch), &mut ReadStats::default());
-        let out = read_slot(&source, self.shards(), extents, wanted, (out, 0), stats)?;
+        let out = read_slot(&source, self.shards(), extents, wanted, out, stats)?;
         self.spread(batch, out)?;
         Ok(out.len())
     }
@@ -667,12 +635,12 @@ fn read_slot<'o>(
     shards: &[Shard],
     extents: impl Iterator<Item = Result<Extent, Error>>,
     wanted: u64,
-    (out, behind): (&'o mut [u8], usize),
+    out: &'o mut [u8],
     stats: &mut ReadStats,
 ) -> Result<&'o mut [u8], Error> {
     let found = out.len() as u64;
     let cut = usize::try_from(wanted).ok().and_then(|wanted| out.split_at_mut_checked(wanted));
     let (out, later) = cut.ok_or(Error::BufferTooSmall { wanted, found })?;
-    source.fill(shards, extents, (&mut *out, behind + later.len()), stats)?;
+    source.fill(shards, extents, (&mut *out, later.len()), stats)?;
     Ok(out)
 }
