@@ -247,6 +247,33 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
     assert_eq!(loader.epoch(7).count(), 6);
 }
 
+/// A checkpoint names the list, and does not contain it; ranges and equal steps are in the plan.
+#[test]
+fn a_plan_of_listed_records_resumes_over_the_same_list() {
+    let (_dir, paths) = files(&[48]);
+    let load = |records: Vec<u64>| {
+        let plan =
+            Plan::builder(48).records(records).batch(4).shuffle(Shuffle::Full).seed(3).build().unwrap();
+        Loader::builder(open(&paths), plan).build().unwrap()
+    };
+    let list: Vec<u64> = (0..40).map(|at| at * at % 48).collect();
+    let mut loader = load(list.clone());
+    let whole: Vec<_> = loader.epoch(2).map(|batch| batch.unwrap().to_vec()).collect();
+    let checkpoint = saved(&loader.epoch(2).nth(3).unwrap().unwrap().checkpoint());
+    let mut again = load(list.clone());
+    let rest = again.epochs_from(&checkpoint, 3).unwrap().map(|batch| batch.unwrap().to_vec());
+    assert!(rest.eq(whole[4..].iter().cloned()));
+    assert!(serde_json::to_string(&checkpoint).unwrap().len() < 500, "the list is not in it");
+    for (records, field) in [
+        (list.iter().rev().copied().collect(), "list of records"),
+        ((0..40).collect(), "list of records"),
+        (list[1..].to_vec(), "range of records"),
+    ] {
+        let error = load(records).epochs_from(&checkpoint, 3).unwrap_err();
+        assert!(matches!(&error, Error::Checkpoint { field: found, .. } if *found == field), "{error}");
+    }
+}
+
 /// Files of the same length that were swapped, replaced or changed at an end, in the middle of many.
 #[test]
 fn a_checkpoint_does_not_resume_over_other_files() {
