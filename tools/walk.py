@@ -18,7 +18,7 @@ import gdb
 # The batch that is followed.
 AT = 5
 # Where a batch begins, and the heading of its list in ARCHITECTURE.md.
-THREADS = {"src/backend/host.rs:acquire": "The reading thread:", "src/loader/epoch.rs:advance": "The caller:"}
+THREADS = {"src/pipe/turn.rs:take": "The reading thread:", "src/pipe/items.rs:advance": "The caller:"}
 
 
 def functions():
