@@ -175,3 +175,34 @@ fn a_round_left_early_has_its_after_in_the_next_call() {
     drop(generator.rounds(1).next());
     assert!(log.lock().unwrap().contains(&"after 0".to_owned()));
 }
+
+/// A round that a panic of `before` lost was not used, so `after` does not run for it.
+#[test]
+fn after_does_not_run_for_a_round_that_was_lost() {
+    for overlap in [false, true] {
+        let (after, mut failed) = (Mutex::new(Vec::new()), false);
+        let make = |round, slot: &mut u64| {
+            *slot = round;
+            Ok::<(), BoxError>(())
+        };
+        let before = |round| {
+            assert!(round != 2 || std::mem::replace(&mut failed, true), "the hook's own");
+            Ok::<(), BoxError>(())
+        };
+        let after_hook = |round| {
+            after.lock().unwrap().push(round);
+            Ok::<(), BoxError>(())
+        };
+        let builder = generate(make).overlap(overlap).before(before).after(after_hook);
+        let mut generator = builder.build().unwrap();
+        let mut received = Vec::new();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            generator.rounds(5).for_each(|round| received.push(*round.unwrap()));
+        }));
+        assert!(panicked.is_err());
+        generator.rounds(3).for_each(|round| received.push(*round.unwrap()));
+        drop(generator);
+        assert_eq!(received, [0, 2, 3, 4], "overlap {overlap}: round 1 was lost");
+        assert_eq!(*after.lock().unwrap(), received, "overlap {overlap}");
+    }
+}

@@ -1,0 +1,347 @@
+//! Pipes of one's own: in order with any number of workers, errors and ends in their place, and never a hang.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use common::{files, open, plan};
+use twinbuf::pipe::{self, Content, Filling, Pipe, Slots, Source};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
+
+/// Longer than anything takes here. Only a failing test waits this long.
+const LONG: Duration = Duration::from_secs(300);
+
+/// Writes the unit, after yielding to other threads a few times; does what it is told at some units.
+#[derive(Clone, Default)]
+struct Numbers {
+    fails: Option<u64>,
+    panics: Option<u64>,
+    ends: Option<u64>,
+    fills: Arc<AtomicU64>,
+}
+
+impl Source<u64> for Numbers {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        self.fills.fetch_add(1, Ordering::Relaxed);
+        (0..unit.wrapping_mul(0x9e37_79b9) % 7).for_each(|_| std::thread::yield_now());
+        if self.fails == Some(*unit) {
+            return Err(at.failed("no such number"));
+        }
+        assert!(self.panics != Some(*unit), "number {unit} is cursed");
+        *slot = *unit;
+        Ok(if self.ends == Some(*unit) { Content::End } else { Content::Bytes(8) })
+    }
+}
+
+fn build(source: &Numbers, workers: usize, depth: usize, overlap: bool) -> Pipe<Slots<u64, u64>> {
+    let builder = pipe::builder(vec![0; depth]).overlap(overlap);
+    (0..workers).fold(builder, |builder, _| builder.worker(source.clone())).build().unwrap()
+}
+
+/// Workers, slots, overlap.
+const MODES: [(usize, usize, bool); 5] =
+    [(1, 1, false), (1, 1, true), (1, 2, true), (2, 3, true), (4, 6, true)];
+
+#[test]
+fn units_come_in_order_whatever_the_number_of_workers() {
+    for (workers, depth, overlap) in MODES {
+        let mut pipe = build(&Numbers::default(), workers, depth, overlap);
+        for round in 0..20 {
+            // With a length that is known, and with one that only the end tells.
+            let found: Vec<u64> = pipe.items(round..100).map(|item| *item.unwrap()).collect();
+            assert!(found.into_iter().eq(round..100), "{workers} workers");
+            let unknown = (round..).take_while(|&unit| unit < 50);
+            let found: Vec<u64> = pipe.items(unknown).map(|item| *item.unwrap()).collect();
+            assert!(found.into_iter().eq(round..50), "{workers} workers, unknown length");
+            // Left early: nothing of it is left to the next call.
+            pipe.items(1000..2000).take(3).for_each(|item| assert!(*item.unwrap() < 1003));
+        }
+        pipe.close().unwrap();
+    }
+}
+
+#[test]
+fn an_error_a_panic_and_an_end_arrive_once_and_in_their_place() {
+    for (workers, depth, overlap) in MODES {
+        for at in [0, 1, 7] {
+            let failing = Numbers { fails: Some(at), ..Numbers::default() };
+            let panicking = Numbers { panics: Some(at), ..Numbers::default() };
+            let ending = Numbers { ends: Some(at), ..Numbers::default() };
+            for (what, source) in [("fails", failing), ("panics", panicking), ("ends", ending)] {
+                let case = format!("{what} at {at}, {workers} workers, overlap {overlap}");
+                let mut pipe = build(&source, workers, depth, overlap);
+                for _ in 0..2 {
+                    let mut items = pipe.items(0..30);
+                    for expected in 0..at {
+                        assert_eq!(*items.next().unwrap().unwrap(), expected, "{case}");
+                    }
+                    match (what, items.next()) {
+                        ("ends", None) => {}
+                        ("fails", Some(Err(Error::Load { at: place, source }))) => {
+                            assert_eq!(
+                                (place.step, &*source.to_string()),
+                                (Some(at), "no such number"),
+                                "{case}"
+                            );
+                        }
+                        ("panics", Some(Err(Error::Panicked { at: place, who, message }))) => {
+                            assert_eq!((place.step, who), (Some(at), "source"), "{case}");
+                            assert_eq!(message, format!("number {at} is cursed"), "{case}");
+                        }
+                        (_, found) => panic!("{case}: {found:?}"),
+                    }
+                    assert!(items.next().is_none() && items.next().is_none(), "{case}");
+                }
+                // No unit far behind is started.
+                let most = 2 * (at + workers as u64 + depth as u64);
+                assert!(source.fills.load(Ordering::Relaxed) <= most, "{case}");
+                pipe.close().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_panic_of_the_order_is_an_error_of_its_unit() {
+    for (workers, depth, overlap) in MODES {
+        let mut pipe = build(&Numbers::default(), workers, depth, overlap);
+        let order = (0..20_u64).inspect(|&unit| assert!(unit != 5, "the order's own"));
+        let mut items = pipe.items(order);
+        for expected in 0..5 {
+            assert_eq!(*items.next().unwrap().unwrap(), expected);
+        }
+        let error = items.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Panicked { at, who: "order", .. } if at.step == Some(5)), "{error}");
+        assert!(items.next().is_none());
+        drop(items);
+        assert_eq!(pipe.items(0..20).count(), 20, "and the next call is as ever");
+    }
+}
+
+#[test]
+fn close_tells_an_error_that_was_met_ahead() {
+    let source = Numbers { fails: Some(1), ..Numbers::default() };
+    let mut pipe = build(&source, 1, 3, true);
+    let mut items = pipe.items(0..9);
+    assert_eq!(*items.next().unwrap().unwrap(), 0);
+    while source.fills.load(Ordering::Relaxed) < 2 {
+        std::thread::yield_now();
+    }
+    drop(items);
+    let error = pipe.close().unwrap_err().to_string();
+    assert_eq!(error, "epoch 0, step 1: the batch could not be read: no such number");
+}
+
+/// Waits at each fill until a message comes.
+struct Gated(Receiver<()>, Arc<AtomicBool>);
+
+impl Source<u64> for Gated {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        at.reads(3, 40 + *unit);
+        self.0.recv().map_err(|error| at.failed(error))?;
+        *slot = *unit;
+        Ok(Content::Bytes(8))
+    }
+}
+
+impl Drop for Gated {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+fn gated() -> (Sender<()>, Arc<AtomicBool>, Pipe<Slots<u64, u64>>) {
+    let ((open, gate), dropped) = (channel(), Arc::default());
+    let pipe = pipe::builder(vec![0; 2]).worker(Gated(gate, Arc::clone(&dropped))).name("mine");
+    (open, dropped, pipe.build().unwrap())
+}
+
+#[test]
+fn a_fill_that_hangs_is_named_and_left_behind() {
+    let (open, dropped, mut pipe) = gated();
+    let mut items = pipe.items(0..9);
+    let mut reading = None;
+    while reading.is_none() {
+        assert!(items.next_timeout(Duration::from_millis(1)).is_pending());
+        reading = items.reading().filter(|reading| reading.record.is_some());
+    }
+    let reading = reading.unwrap();
+    assert_eq!((reading.at.to_string(), reading.record), ("mine: epoch 0, step 0".to_string(), Some(40)));
+    drop(items);
+    let error = pipe.close_timeout(Duration::from_millis(20)).unwrap_err();
+    let Error::Timeout { reading: Some(reading), .. } = &error else { panic!("{error}") };
+    assert_eq!(reading.at.to_string(), "mine: epoch 0, step 0");
+    assert!(!dropped.load(Ordering::Relaxed), "its thread has it");
+    drop(open);
+    while !dropped.load(Ordering::Relaxed) {
+        std::thread::yield_now(); // it ends with its fill
+    }
+}
+
+#[test]
+fn units_are_started_as_they_are_granted() {
+    for overlap in [false, true] {
+        let source = Numbers::default();
+        let mut pipe = build(&source, 1, 3, overlap);
+        pipe.begin(7, 0..u64::MAX, 0);
+        let mut items = pipe::Items::owned(pipe);
+        for granted in 1..=5 {
+            items.resume(granted);
+            assert_eq!(*items.next().unwrap().unwrap(), granted - 1);
+            assert_eq!(source.fills.load(Ordering::Relaxed), granted, "and no more, overlap {overlap}");
+        }
+        items.into_front().unwrap().close().unwrap();
+    }
+}
+
+#[test]
+fn an_iteration_goes_on_behind_an_error() {
+    let source = Numbers { fails: Some(3), ..Numbers::default() };
+    for overlap in [false, true] {
+        let mut pipe = build(&source, 1, 2, overlap);
+        pipe.begin(0, 0..6, u64::MAX);
+        let mut items = pipe::Items::lent(&mut pipe);
+        assert!(items.by_ref().map(|item| item.map(|item| *item).ok()).eq([Some(0), Some(1), Some(2), None]));
+        items.resume(u64::MAX);
+        assert!(items.map(|item| *item.unwrap()).eq([4, 5]), "overlap {overlap}");
+    }
+}
+
+/// A task that holds all slots is told at the timeout, though nobody polls it and nothing is released.
+#[test]
+fn a_task_that_holds_every_slot_is_told() {
+    const TIMEOUT: Duration = Duration::from_millis(40);
+    let told = |found: Result<(), Error>, began: Instant| {
+        assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}");
+        assert!(began.elapsed() >= TIMEOUT, "not before");
+    };
+    for overlap in [false, true] {
+        let (_dir, paths) = files(&[32]);
+        let builder = Loader::builder(open(&paths), plan(32, 4)).depth(2).overlap(overlap);
+        let mut loader = builder.held_timeout(TIMEOUT).build().unwrap();
+        let mut epoch = loader.epoch(0);
+        let held = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
+        let began = Instant::now();
+        told(pollster::block_on(epoch.next_async()).unwrap().map(drop), began);
+        drop(held);
+
+        let make = |round, slot: &mut u64| {
+            *slot = round;
+            Ok::<(), BoxError>(())
+        };
+        let builder = twinbuf::generate(make).overlap(overlap).held_timeout(TIMEOUT);
+        let mut generator = builder.build().unwrap();
+        let mut rounds = generator.rounds(9);
+        let held = (rounds.next().unwrap().unwrap(), rounds.next().unwrap().unwrap());
+        let began = Instant::now();
+        told(pollster::block_on(rounds.next_async()).unwrap().map(drop), began);
+        drop(held);
+
+        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default());
+        let mut pipe = builder.overlap(overlap).held_timeout(TIMEOUT).build().unwrap();
+        let mut items = pipe.items(0..9);
+        let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
+        let began = Instant::now();
+        told(pollster::block_on(items.next_async()).unwrap().map(drop), began);
+        drop(held);
+    }
+}
+
+/// Held slots that are released in time are no error, also for a task.
+#[test]
+fn a_task_waits_for_a_slot_that_another_thread_drops() {
+    for overlap in [false, true] {
+        let mut pipe = build(&Numbers::default(), 1, 2, overlap);
+        let mut items = pipe.items(0..40);
+        let (send, held) = channel();
+        let other = std::thread::spawn(move || held.into_iter().for_each(drop::<pipe::Filled<u64, u64>>));
+        for expected in 0..40 {
+            let item = pollster::block_on(items.next_async()).unwrap().unwrap();
+            assert_eq!(*item, expected);
+            send.send(item).unwrap();
+        }
+        drop(send);
+        other.join().unwrap();
+    }
+}
+
+/// Waits until a number of reads are in flight at once.
+#[derive(Clone)]
+struct Remote(Arc<(Mutex<usize>, Condvar)>, usize, Arc<AtomicUsize>);
+
+impl Dataset for Remote {
+    fn records(&self) -> u64 {
+        2 * self.1 as u64
+    }
+
+    fn record_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        let Self(state, wanted, met) = self;
+        let (count, changed) = &**state;
+        let mut inside = count.lock().unwrap();
+        *inside += 1;
+        if *inside >= *wanted {
+            met.store(1, Ordering::Relaxed);
+            changed.notify_all();
+        }
+        let waits = |_: &mut usize| met.load(Ordering::Relaxed) == 0;
+        let (mut inside, _) = changed.wait_timeout_while(inside, LONG, waits).unwrap();
+        *inside -= 1;
+        Ok(out.len())
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[test]
+fn sixty_four_reads_in_flight_need_two_more_slots() {
+    let data = Remote(Arc::default(), 64, Arc::default());
+    let plan = Plan::builder(128).build().unwrap();
+    let builder = Loader::builder(data.clone(), plan).workers(64);
+    assert_eq!(builder.wanted_slots().unwrap().0, 66);
+    let mut loader = builder.build().unwrap();
+    assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 128);
+    assert_eq!(data.2.load(Ordering::Relaxed), 1, "64 at once");
+}
+
+#[test]
+fn builders_refuse_what_cannot_work() {
+    let refused = |builder: pipe::Builder<u64, u64>| builder.build().unwrap_err().to_string();
+    assert_eq!(
+        refused(pipe::builder(Vec::new()).worker(Numbers::default())),
+        "option `slots`: wanted at least one, found none"
+    );
+    assert_eq!(refused(pipe::builder(vec![0])), "option `worker`: wanted at least one, found none");
+    let none = twinbuf::generate::with_slots(Vec::new(), |_, _: &mut u64| Ok::<(), BoxError>(()));
+    assert!(matches!(none.build(), Err(Error::Option { option: "slots", .. })));
+}
+
+/// Polls of any kind find what is there, and a future that was dropped has lost nothing.
+#[test]
+fn waits_of_every_kind_may_be_mixed() {
+    let (open, _dropped, mut pipe) = gated();
+    let mut items = pipe.items(0..4);
+    assert!(items.try_next().is_pending());
+    drop(items.next_async());
+    assert!(items.next_timeout(Duration::from_millis(1)).is_pending());
+    (0..4).for_each(|_| open.send(()).unwrap());
+    let Poll::Ready(Some(Ok(first))) = items.next_timeout(LONG) else { panic!("no first item") };
+    assert_eq!(*first, 0);
+    drop(first);
+    assert_eq!(*pollster::block_on(items.next_async()).unwrap().unwrap(), 1);
+    assert_eq!(items.size_hint(), (1, Some(2)));
+    assert_eq!(items.map(|item| *item.unwrap()).collect::<Vec<_>>(), [2, 3]);
+}
