@@ -49,8 +49,8 @@ const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
 
 /// Other variables that only a launcher or a cluster sets. None has the rank among all processes: they count nodes, pods
 /// and hosts, or the processes of one node. `PET_` are torchrun's options, for example from Kubeflow. `NODE_RANK` is from
-/// Lightning and others that start processes node by node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU and indexed
-/// jobs of Kubernetes.
+/// Lightning and others that start processes node by node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU
+/// and indexed jobs of Kubernetes.
 const MARKS: &str = "TORCHELASTIC_RUN_ID LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK PET_NNODES PET_NODE_RANK \
     PET_NPROC_PER_NODE NODE_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID MPI_LOCALNRANKS PMIX_NAMESPACE \
     MV2_COMM_WORLD_LOCAL_RANK HOROVOD_LOCAL_RANK FLUX_TASK_LOCAL_ID PALS_LOCAL_RANKID PALS_APID \
