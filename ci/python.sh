@@ -54,7 +54,6 @@ rm -rf target/source
 root=$PWD
 cd "$venv"
 python -m mypy.stubtest twinbuf._twinbuf --allowlist "$root/ci/python-stubs.txt"
-cp "$root/python/tests/typed.py" . && mypy --strict typed.py && pyright typed.py
 python -m pytest -q --doctest-modules --pyargs twinbuf -p no:cacheprovider \
   -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 python -m pytest -q -c "$root/python/pyproject.toml" --rootdir "$root/python" -p no:cacheprovider \

@@ -32,8 +32,8 @@ pub(crate) fn slots(
         let start = NonNull::new(tensor.call_method0("data_ptr")?.extract::<usize>()? as *mut u8);
         let fits = tensor.call_method0("numel")?.extract::<usize>()? == bytes;
         Ok(start.filter(|start| fits && start.addr().get() % slot.align() == 0).map(|start| {
-            // SAFETY: the tensor has this many initialized bytes. The sender also reads them, but only
-            // those of a batch that it holds. `Upload.lend` waits for these reads before the tensor is freed.
+            // SAFETY: the tensor has this many initialized bytes. The sender also reads them, but only those of a batch
+            // that it holds: it waits for a copy out of the slot before it lets go of the batch.
             unsafe { Buffer::lent(start, bytes, tensor.unbind()) }
         }))
     };

@@ -5,12 +5,14 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use pyo3::prelude::*;
-use twinbuf::loader::Epochs;
+use twinbuf::loader::{Epochs, Reading};
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
@@ -303,6 +305,14 @@ impl State {
         }
     }
 
+    /// What the thread is reading whose batch is needed first.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        match &self.run {
+            Run::Running(epochs) => epochs.reading(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn report(&self) -> twinbuf::Report {
         match &self.run {
             Run::Idle(loader) => loader.report(),
@@ -333,24 +343,81 @@ fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
 }
 
 impl Drop for Shared {
+    /// Waits for a read in progress, but no longer than [`LEAVE`]. The thread may need the GIL to finish a batch.
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let run = std::mem::replace(&mut state.run, Run::Closed);
-        end(run, &self.kept);
+        let Some(Ok(closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
+        let mut closing = Some(closing);
+        // The error that nobody asked for is dropped, as at the end of a loop that was left.
+        let mut wait = || {
+            if let Some(closing) = closing.take() {
+                closing.wait(LEAVE);
+            }
+        };
+        if Python::try_attach(|py| py.detach(&mut wait)).is_none() {
+            wait();
+        }
     }
 }
 
-/// Drops a loader and joins its thread. The thread may need the GIL to finish a batch.
-pub(crate) fn end(run: Run, kept: &AtomicBool) {
+/// How long a thread may take to leave a data set, a function or an iterable. It may never return: after that it is left
+/// behind, and keeps what it uses.
+pub(crate) const LEAVE: Duration = Duration::from_secs(1);
+
+/// The longest time before a signal is handled.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// The loader to close, if there is one.
+pub(crate) fn loader_of(run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
     // Relaxed: the error that reports it was delivered, or this thread does not reach the view's memory.
     if kept.load(Ordering::Relaxed) {
         // Python code has a view of a slot: that memory must stay forever.
         std::mem::forget(run);
-        return;
+        return None;
     }
-    let mut run = Some(run);
-    if Python::try_attach(|py| py.detach(|| drop(run.take()))).is_none() {
-        drop(run);
+    run.into_loader()
+}
+
+/// A loader that is being closed, on a thread of its own: the caller's can look at signals meanwhile, or give up.
+pub(crate) struct Closing(Receiver<Result<(), twinbuf::Error>>);
+
+/// Loaders that were given up. Their threads are there yet.
+static LEFT: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
+
+impl Closing {
+    pub(crate) fn start(loader: twinbuf::Loader) -> io::Result<Self> {
+        let (sender, receiver) = sync_channel(1);
+        thread::Builder::new().name("twinbuf-close".to_string()).spawn(move || {
+            // Nobody may wait for it any more.
+            let _ = sender.send(loader.close());
+        })?;
+        Ok(Self(receiver))
+    }
+
+    /// Waits for the end, or gives the wait back.
+    pub(crate) fn wait_slice(self, slice: Duration) -> Result<Result<(), twinbuf::Error>, Self> {
+        match self.0.recv_timeout(slice) {
+            Ok(closed) => Ok(closed),
+            Err(RecvTimeoutError::Timeout) => Err(self),
+            Err(RecvTimeoutError::Disconnected) => Ok(Ok(())),
+        }
+    }
+
+    /// Waits for the end, and then gives up.
+    fn wait(self, limit: Duration) {
+        if let Err(closing) = self.wait_slice(limit) {
+            closing.leave();
+        }
+    }
+
+    /// Leaves the threads behind.
+    pub(crate) fn leave(self) {
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+    }
+
+    fn is_there(&self) -> bool {
+        matches!(self.0.try_recv(), Err(TryRecvError::Empty))
     }
 }
 
@@ -358,16 +425,51 @@ pub(crate) fn end(run: Run, kept: &AtomicBool) {
 /// interpreter that is gone.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
-    handover::close_all(py)?;
+    let mut threads = handover::stop_all(py);
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
         // From now on an iterator is at its end.
         let run = shared.state.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
-        end(run, &shared.kept);
+        if let Some(closing) = loader_of(run, &shared.kept).map(Closing::start) {
+            let closing = closing?;
+            threads.push((LEAVE, Box::new(move || closing.is_there())));
+        }
     }
+    let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+    threads.extend(
+        left.into_iter().map(|closing| -> (_, IsThere) { (LEFT_FOR, Box::new(move || closing.is_there())) }),
+    );
+    wait_for(py, threads)?;
     let started = Instant::now();
-    while DETACHED.load(Ordering::SeqCst) > 0 && started.elapsed() < Duration::from_secs(1) {
-        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+    while DETACHED.load(Ordering::SeqCst) > 0 && started.elapsed() < LEAVE {
+        py.detach(|| thread::sleep(Duration::from_millis(1)));
     }
     Ok(())
+}
+
+/// How long to look at the processor's time of threads that had their time to leave.
+pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
+
+/// Tells whether a thread is there.
+pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
+
+/// Waits for threads to end, each with the time that it has. One that computes is waited for: Python (before 3.14) would
+/// end it in the middle of native code, which aborts the process. One that sleeps in foreign code may never wake.
+fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<()> {
+    let clock = py.import("time")?.getattr("process_time")?;
+    let used = || clock.call0()?.extract::<f64>();
+    let (mut since, mut before) = (Instant::now(), used()?);
+    loop {
+        threads.retain_mut(|(_, is_there)| is_there());
+        let Some(patience) = threads.iter().map(|&(patience, _)| patience).max() else { return Ok(()) };
+        if since.elapsed() >= patience {
+            let now = used()?;
+            if now - before < 0.05 * since.elapsed().as_secs_f64() {
+                return Ok(());
+            }
+            (since, before) = (Instant::now(), now);
+        }
+        py.detach(|| thread::sleep(Duration::from_millis(1)));
+        py.check_signals()?;
+    }
 }

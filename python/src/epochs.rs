@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -19,6 +20,8 @@ use crate::engine::State;
 pub(crate) struct Epochs {
     start: Start,
     which: Which,
+    /// The longest wait for a batch.
+    timeout: Option<Duration>,
     begun: OnceLock<Py<PyAny>>,
     /// Held by the thread that begins.
     beginning: Mutex<()>,
@@ -27,11 +30,14 @@ pub(crate) struct Epochs {
     received: AtomicU64,
 }
 
+/// Begins an iteration of a loader with this longest wait for a batch.
+type Begin = fn(&Bound<'_, PyAny>, &Which, Option<Duration>) -> PyResult<Py<PyAny>>;
+
 /// A loader, and what is asked of it.
 pub(crate) struct Start {
     pub(crate) loader: Py<PyAny>,
     /// Begins an iteration.
-    pub(crate) begin: fn(&Bound<'_, PyAny>, &Which) -> PyResult<Py<PyAny>>,
+    pub(crate) begin: Begin,
     /// The number of its batches, if it begins now.
     pub(crate) count: fn(&Bound<'_, PyAny>, &Which) -> PyResult<u64>,
 }
@@ -58,9 +64,9 @@ impl Which {
 }
 
 impl Epochs {
-    pub(crate) fn new(start: Start, which: Which) -> Self {
+    pub(crate) fn new(start: Start, which: Which, timeout: Option<Duration>) -> Self {
         let (begun, all) = (OnceLock::new(), OnceLock::new());
-        Self { start, which, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
+        Self { start, which, timeout, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
@@ -99,7 +105,8 @@ impl Epochs {
                 let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
                 if self.begun.get().is_none() {
                     self.all(py)?;
-                    let _ = self.begun.set((self.start.begin)(self.start.loader.bind(py), &self.which)?);
+                    let begun = (self.start.begin)(self.start.loader.bind(py), &self.which, self.timeout)?;
+                    let _ = self.begun.set(begun);
                 }
                 self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
             }

@@ -169,6 +169,10 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         Error::Length { at, .. } | Error::Panicked { at, .. } | Error::ThreadGone { at } => {
             raise(py, Failure { at: Some(at), ..Failure::new("LoaderError", whole) })
         }
+        Error::Timeout { reading, .. } => {
+            let at = reading.map(|reading| reading.at);
+            raise(py, Failure { at, ..Failure::new("LoaderTimeoutError", whole) })
+        }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
         Error::Checkpoint { field, wanted, found } => {
             let (field, told): (_, fn(&str) -> String) = match field {

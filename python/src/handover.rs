@@ -18,14 +18,13 @@ use twinbuf::Error;
 use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
 
 use crate::batch::Batch;
+use crate::engine::{IsThere, LEAVE, LEFT_FOR, SLICE};
 use crate::errors;
 use crate::locked::{Locked, detached};
+use crate::number::seconds_or_none;
 use crate::object::{Object, mapped};
 use crate::recorder::Recorder;
 use crate::report::{Kind, Report};
-
-/// The longest time before a signal is handled.
-const SLICE: Duration = Duration::from_millis(50);
 
 struct Item {
     item: Py<PyAny>,
@@ -109,6 +108,8 @@ struct Making {
     /// No more items are wanted.
     stop: AtomicBool,
     running: AtomicBool,
+    /// It was given up.
+    left: AtomicBool,
     thread: Turn,
     caller: Turn,
     /// Why it could not begin.
@@ -253,14 +254,20 @@ impl Thread {
         Self::default()
     }
 
-    /// Wait for its end, if it was started.
-    fn join(&self, py: Python<'_>) -> PyResult<()> {
+    /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
+    #[pyo3(signature = (timeout=None))]
+    fn join(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let (timeout, since) = (seconds_or_none("timeout", timeout)?, Instant::now());
         // Acquire: the iterable is used by the caller next.
         while self.0.running.load(Ordering::Acquire) {
+            if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+                self.0.left.store(true, Ordering::Relaxed);
+                return Ok(false);
+            }
             py.check_signals()?;
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -732,32 +739,20 @@ impl Drop for Items {
     }
 }
 
-/// Seconds after which a thread that does not compute is left behind.
-const ASLEEP: Duration = Duration::from_secs(1);
-
-/// Ends the threads, before the interpreter goes that they need. One that computes is waited for: Python (before 3.14)
-/// would end it in the middle of native code, which aborts the process. One that sleeps in the iterable may never wake.
-pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
+/// Stops all iterations, before the interpreter goes that their threads need. Returns what tells whether each is there,
+/// and how long it may take to leave.
+pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
-    for shared in iterations.iter().filter_map(|(shared, _)| shared.upgrade()) {
-        if shared.state.is_forked() {
-            return Ok(());
-        }
-        shared.stop(Some(py));
-    }
-    let clock = py.import("time")?.getattr("process_time")?;
-    let used = || clock.call0()?.extract::<f64>();
-    let (mut since, mut before) = (Instant::now(), used()?);
-    while iterations.iter().any(|(_, making)| making.running.load(Ordering::Relaxed)) {
-        if since.elapsed() >= ASLEEP {
-            let now = used()?;
-            if now - before < 0.05 * since.elapsed().as_secs_f64() {
-                break;
+    let mut threads: Vec<(Duration, IsThere)> = Vec::new();
+    for (shared, making) in iterations {
+        if let Some(shared) = shared.upgrade() {
+            if shared.state.is_forked() {
+                return Vec::new();
             }
-            (since, before) = (Instant::now(), now);
+            shared.stop(Some(py));
         }
-        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
-        py.check_signals()?;
+        let patience = if making.left.load(Ordering::Relaxed) { LEFT_FOR } else { LEAVE };
+        threads.push((patience, Box::new(move || making.running.load(Ordering::Relaxed))));
     }
-    Ok(())
+    threads
 }

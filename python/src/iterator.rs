@@ -2,21 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::Error;
 
 use crate::batch::Batch;
-use crate::engine::{Asked, Freed, Shared, State};
+use crate::engine::{Asked, Freed, SLICE, Shared, State};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::object::{Object, mapped};
 use crate::position::Position;
 
-/// The longest time before a signal is handled.
-const SLICE: Duration = Duration::from_millis(50);
 /// How long to wait for a slot in use: another thread may be about to release it.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -35,6 +34,8 @@ pub(crate) struct Batches {
     map: Option<Arc<Object>>,
     /// Whether a step of the breakdown has begun.
     stepping: AtomicBool,
+    /// The longest wait for a batch.
+    timeout: Option<Duration>,
 }
 
 impl Batches {
@@ -43,8 +44,9 @@ impl Batches {
         loader: Py<PyAny>,
         iteration: u64,
         map: Option<Arc<Object>>,
+        timeout: Option<Duration>,
     ) -> Self {
-        Self { shared, loader, iteration, map, stepping: AtomicBool::new(false) }
+        Self { shared, loader, iteration, map, stepping: AtomicBool::new(false), timeout }
     }
 
     /// Ends the step of the breakdown that the last batch began.
@@ -97,6 +99,7 @@ impl Batches {
         let shared = &*self.shared;
         shared.check(py)?;
         self.end_step();
+        let since = Instant::now();
         let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
         let mut asked = match shared.overlap {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
@@ -109,7 +112,13 @@ impl Batches {
             match asked {
                 Asked::Batch(lease) => return self.hand_out(py, lease).map(Some),
                 Asked::End => return Ok(None),
-                Asked::NotYet => py.check_signals()?,
+                Asked::NotYet => {
+                    py.check_signals()?;
+                    if let Some(waited) = self.timeout.filter(|&timeout| since.elapsed() >= timeout) {
+                        let reading = shared.state.with(py, |state| state.reading());
+                        return Err(errors::loading(py, Error::Timeout { waited, reading }));
+                    }
+                }
                 Asked::Failed(error) => return Err(errors::loading(py, *error)),
                 Asked::Closed => return Err(closed(py)),
                 Asked::Replaced => {
@@ -117,10 +126,12 @@ impl Batches {
                     return Err(errors::raise(py, Failure::new("LoaderError", message)));
                 }
             }
+            let slice =
+                self.timeout.map_or(SLICE, |timeout| SLICE.min(timeout.saturating_sub(since.elapsed())));
             let freed;
             (freed, asked) = shared.state.detached(py, |state| {
                 let freed = state.free_a_slot(PATIENCE);
-                (freed, shared.ask(state, self.iteration, SLICE))
+                (freed, shared.ask(state, self.iteration, slice))
             });
             if let Err(raised) = tell(py, shared, &freed) {
                 return Err(match asked {

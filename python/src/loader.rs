@@ -3,24 +3,25 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::ReadMode;
-use twinbuf::{Breakdown, Checkpoint, Dataset, LastBatch};
+use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::dataset::{self, PythonData};
 use crate::device;
-use crate::engine::{self, Run, Shared, State};
+use crate::engine::{self, Closing, LEAVE, Run, SLICE, Shared, State};
 use crate::epochs::{Epochs, Start, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
-use crate::locked::Locked;
+use crate::locked::{Locked, detached};
 use crate::names::Names;
-use crate::number::{whole, whole_or_none};
+use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
 use crate::phase::Phase;
 use crate::plan::Plan;
@@ -44,7 +45,7 @@ const IN_PYTHON: [(&str, &str); 6] = [
 ///
 /// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are allocated
 /// once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written
-/// in Python, or chunks of a batch are sent to a ``device``).
+/// in Python).
 ///
 /// Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is active:
 /// starting another ends the previous one. The environment can override arguments with switches such as
@@ -74,16 +75,13 @@ const IN_PYTHON: [(&str, &str); 6] = [
 ///     the next batch from page-locked slots, on a separate stream, while the loop uses this one. ``batch.torch()`` is
 ///     then on the device, and the current stream waits for it. A rank without ``set_device`` gets the device of its
 ///     ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
-///
-///     A batch of more than 8 MiB that the loop waits for is sent in chunks of 8 MiB while the rest of it is read, if its
-///     records have one length. Its tensors of 1 MiB or more then share memory: one that is kept keeps the others. A data
-///     set in Python is asked for the records of each chunk.
 /// device_depth
 ///     How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use and one on its
 ///     way.
 /// depth
-///     The number of slots per worker: 1 to 8. With 1 nothing is read ahead. Default: 2, or 3 if a batch is smaller
-///     than 8 MiB: a loop holds a batch until it gets the next one, and a small batch is read within that time.
+///     The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two more than
+///     ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of 16 MiB or more, and
+///     without overlap.
 ///     ``TWINBUF_DEPTH`` overrides it.
 /// workers
 ///     The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files. More help
@@ -120,14 +118,14 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    fn iterate(slf: &Bound<'_, Self>, which: Which) -> PyResult<Epochs> {
-        let (py, this) = (slf.py(), slf.get());
+    fn iterate(slf: &Bound<'_, Self>, which: Which, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Epochs> {
+        let (py, this, timeout) = (slf.py(), slf.get(), seconds_or_none("timeout", timeout)?);
         this.shared.check(py)?;
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
         let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
-        Ok(Epochs::new(start, which))
+        Ok(Epochs::new(start, which, timeout))
     }
 
     /// The number of batches of such an iteration, if it begins now.
@@ -142,7 +140,7 @@ impl Loader {
     }
 
     /// Begins an iteration, which ends the one before it.
-    fn begin(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<Py<PyAny>> {
+    fn begin(slf: &Bound<'_, PyAny>, which: &Which, timeout: Option<Duration>) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.cast::<Self>()?.get());
         this.shared.check(py)?;
         this.stop_sending(py)?;
@@ -157,8 +155,8 @@ impl Loader {
         match begun {
             Ok(Some(iteration)) => {
                 let (shared, map) = (this.shared.clone(), this.map.clone());
-                let batches =
-                    |map| Bound::new(py, Batches::new(shared, slf.clone().unbind(), iteration, map));
+                let of = slf.clone().unbind();
+                let batches = |map| Bound::new(py, Batches::new(shared, of, iteration, map, timeout));
                 let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
                 let batches = batches(None)?;
                 let position = batches.getattr("_position")?;
@@ -180,18 +178,12 @@ impl Loader {
     }
 
     /// Logs each argument that the environment has overridden.
-    fn tell_overridden(
-        &self,
-        py: Python<'_>,
-        depth: Option<usize>,
-        workers: usize,
-        overlap: bool,
-    ) -> PyResult<()> {
+    fn tell_overridden(&self, py: Python<'_>, depth: usize, workers: usize, overlap: bool) -> PyResult<()> {
         let name = self.shared.name.as_deref();
         let word = |on| if on { "True" } else { "False" };
         let found = self.workers.to_string();
         let options = [
-            ("DEPTH", "depth", depth.unwrap_or(self.depth).to_string(), self.depth.to_string()),
+            ("DEPTH", "depth", depth.to_string(), self.depth.to_string()),
             ("WORKERS", "workers", workers.to_string(), found),
             ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.overlap).to_owned()),
         ];
@@ -270,6 +262,9 @@ impl Loader {
                 steps.push((field, step));
             }
         }
+        if let Some(set) = opened.first() {
+            plan.get().check(py, set.records())?;
+        }
         let map = map.map(|map| Arc::new(Object::new(map)));
         objects.extend(map.clone());
         let builder = twinbuf::Loader::builder(opened, plan.get().inner.clone());
@@ -284,6 +279,8 @@ impl Loader {
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let builder = if sender.is_some() { builder.sends() } else { builder };
         let failed = |error| errors::loading(py, error);
+        let asked_depth =
+            given_depth.map_or_else(|| builder.wanted_slots().map(|wanted| wanted.0), Ok).map_err(failed)?;
         let builder = builder.from_env().map_err(failed)?;
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
@@ -310,9 +307,9 @@ impl Loader {
         let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
-        let depth = wanted.0 / usize::try_from(report.workers)?;
+        let depth = wanted.0;
         let this = Self { shared, plan: plan.unbind(), objects, map, sender, depth, workers: report.workers };
-        this.tell_overridden(py, given_depth, asked_workers, asked_overlap)?;
+        this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }
 
@@ -320,8 +317,15 @@ impl Loader {
     ///
     /// There is no gap between two epochs. After `load_state_dict` the iteration continues from that state:
     /// ``epochs(3)`` is what remains of three epochs.
-    #[pyo3(signature = (epochs, /))]
-    fn epochs(slf: &Bound<'_, Self>, epochs: &Bound<'_, PyAny>) -> PyResult<Epochs> {
+    ///
+    /// With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a ``TimeoutError``
+    /// and names what is being read. The next call waits again. Without overlap there is no such wait.
+    #[pyo3(signature = (epochs, /, *, timeout=None))]
+    fn epochs(
+        slf: &Bound<'_, Self>,
+        epochs: &Bound<'_, PyAny>,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Epochs> {
         let (first, end) = match epochs.cast::<PyRange>() {
             Ok(range) => {
                 let part = |name: &str| range.getattr(name)?.extract::<i64>();
@@ -340,17 +344,22 @@ impl Loader {
             }
             Err(_) => (0, whole("epochs", epochs)?),
         };
-        Self::iterate(slf, Which::Range(first..end))
+        Self::iterate(slf, Which::Range(first..end), timeout)
     }
 
-    /// The batches of one epoch, or the rest of it after `load_state_dict`.
-    fn epoch(slf: &Bound<'_, Self>, epoch: &Bound<'_, PyAny>) -> PyResult<Epochs> {
-        Self::iterate(slf, Which::One(Some(epoch_of(epoch)?)))
+    /// The batches of one epoch, or the rest of it after `load_state_dict`. ``timeout`` as of `epochs`.
+    #[pyo3(signature = (epoch, *, timeout=None))]
+    fn epoch(
+        slf: &Bound<'_, Self>,
+        epoch: &Bound<'_, PyAny>,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Epochs> {
+        Self::iterate(slf, Which::One(Some(epoch_of(epoch)?)), timeout)
     }
 
     /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Epochs> {
-        Self::iterate(slf, Which::One(None))
+        Self::iterate(slf, Which::One(None), None)
     }
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.
@@ -482,26 +491,57 @@ impl Loader {
         Ok(Report::new(report, name, Kind::Loader).with_kept(kept).with_phases(&self.shared.breakdown))
     }
 
+    /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many
+    /// ``seconds``, from which ``record`` on, and the ``path`` and ``offset`` of that.
+    fn reading<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        self.shared.check(py)?;
+        let Some(reading) = self.shared.state.with(py, |state| state.reading()) else { return Ok(None) };
+        let (path, offset) = reading.file.unzip();
+        let found = PyDict::new(py);
+        found.set_item("epoch", reading.at.epoch)?;
+        found.set_item("step", reading.at.step)?;
+        found.set_item("seconds", reading.time.as_secs_f64())?;
+        found.set_item("record", reading.record)?;
+        found.set_item("path", path)?;
+        found.set_item("offset", offset)?;
+        Ok(Some(found))
+    }
+
     /// Stop the reading thread. Raises the error of a read that the loop has not received. Batches in use stay valid.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
+    ///
+    /// Waits up to ``timeout`` seconds for a read in progress, and then raises `LoaderTimeoutError`, which names it. The
+    /// thread is left behind, and ends with its read. Default: 1 second if the data set or a function is written in
+    /// Python, otherwise no limit. Ctrl-C ends the wait.
+    #[pyo3(signature = (*, timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let limit = seconds_or_none("timeout", timeout)?.or((!self.objects.is_empty()).then_some(LEAVE));
         self.shared.check(py)?;
         self.stop_sending(py)?;
         let shared = &self.shared;
-        let result = shared.state.detached(py, |state| {
+        let (reading, run) = shared.state.detached(py, |state| {
+            let reading = state.reading();
             state.rest();
             state.iteration += 1;
             state.last_report = state.report();
-            match std::mem::replace(&mut state.run, Run::Closed) {
-                // Relaxed: as in `end`.
-                run if shared.kept.load(Ordering::Relaxed) => {
-                    std::mem::forget(run);
-                    Ok(())
-                }
-                Run::Idle(loader) => loader.close(),
-                _ => Ok(()),
-            }
+            (reading, std::mem::replace(&mut state.run, Run::Closed))
         });
-        result.map_err(|error| errors::loading(py, error))
+        let Some(loader) = engine::loader_of(run, &shared.kept) else { return Ok(()) };
+        let (mut closing, since) = (Closing::start(loader)?, Instant::now());
+        loop {
+            let rest = limit.map(|limit| limit.saturating_sub(since.elapsed()));
+            match detached(py, move || closing.wait_slice(rest.unwrap_or(SLICE).min(SLICE))) {
+                Ok(closed) => return closed.map_err(|error| errors::loading(py, error)),
+                Err(waiting) => closing = waiting,
+            }
+            let over = rest.is_some_and(|rest| rest.is_zero());
+            let raised = match py.check_signals() {
+                Ok(()) if !over => continue,
+                Ok(()) => errors::loading(py, Error::Timeout { waited: limit.unwrap_or_default(), reading }),
+                Err(raised) => raised,
+            };
+            closing.leave();
+            return Err(raised);
+        }
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -516,7 +556,7 @@ impl Loader {
         _error: &Bound<'_, PyAny>,
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let closed = self.close(py);
+        let closed = self.close(py, None);
         // The loop's exception is the one to report.
         if kind.is_none() { closed } else { Ok(()) }
     }

@@ -1,7 +1,10 @@
-//! Whole numbers as arguments: an invalid one is refused with the argument's name and the value found.
+//! Numbers as arguments: an invalid one is refused with the argument's name and the value found.
+
+use std::time::Duration;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::errors;
 
@@ -29,4 +32,38 @@ where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
 {
     found.map(|found| whole(name, found)).transpose()
+}
+
+/// A time in seconds, or `None` for no limit.
+pub(crate) fn seconds_or_none(name: &str, found: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
+    let Some(found) = found else { return Ok(None) };
+    let seconds = found.extract::<f64>().map_err(|_| {
+        PyTypeError::new_err(format!("{name}: wanted a number of seconds or None, found {found}"))
+    })?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) => Ok(Some(time)),
+        Err(_) => Err(errors::option(found.py(), format!("{name}: wanted 0 seconds or more, found {found}"))),
+    }
+}
+
+/// Whole numbers from 0 on: a range, a list, or an array.
+pub(crate) fn numbers(name: &str, found: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let py = found.py();
+    let array = py.import("numpy")?.call_method1("asarray", (found,))?;
+    let kind = array.getattr("dtype")?.getattr("kind")?.extract::<String>()?;
+    let empty = array.getattr("size")?.extract::<usize>()? == 0;
+    if array.getattr("ndim")?.extract::<usize>()? != 1 || !(empty || matches!(&*kind, "i" | "u")) {
+        let found =
+            array.getattr("dtype")?.str()?.to_string() + " " + &array.getattr("shape")?.repr()?.to_string();
+        return Err(PyTypeError::new_err(format!(
+            "{name}: wanted a list or an array of whole numbers, found {found}"
+        )));
+    }
+    if !empty && array.call_method0("min")?.extract::<i128>()? < 0 {
+        let least = array.call_method0("min")?;
+        return Err(errors::option(py, format!("{name}: wanted numbers from 0 on, found {least}")));
+    }
+    let bytes = array.call_method1("astype", ("<u8",))?.call_method0("tobytes")?.cast_into::<PyBytes>()?;
+    let word = |word: &[u8]| word.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+    Ok(bytes.as_bytes().chunks_exact(8).map(word).collect())
 }

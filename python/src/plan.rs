@@ -1,14 +1,17 @@
 //! `Plan`: which records make up each batch.
 
+use std::hash::{Hash, Hasher};
+
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PySequence, PyString};
+use pyo3::types::{PyDict, PyInt, PyList, PyRange, PySequence, PySlice, PyString, PyTuple};
+use twinbuf::mmap::RecordList;
 use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
 use crate::errors;
 use crate::indices::indices;
-use crate::number::{whole, whole_or_none};
+use crate::number::{numbers, whole, whole_or_none};
 
 /// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough for sequential reads on any
 /// disk.
@@ -22,12 +25,19 @@ const CHUNK: u64 = 1 << 20;
 /// Parameters
 /// ----------
 /// data
-///     The data set, or a tuple or dict of data sets with the same number of records. Or a number: the plan then has the
-///     first records of any data set that has at least as many.
+///     The data set, or a tuple or dict of data sets with the same number of records. A loader refuses the plan of a data
+///     set with another number of records. Or a number: the plan then has the first records of any data set that has at
+///     least as many.
 /// batch
 ///     The number of records in a batch of one rank. Or a schedule, a list of up to 16 pairs ``(steps, records)``:
 ///     ``[(1000, 32), (4000, 64)]`` is 1000 steps of 32 records, then batches of 64. The last size stays until the
 ///     training ends, and its number of steps is ignored. Steps are counted over all epochs.
+/// records
+///     Which records of the data set: a ``range``, a ``slice``, or an array of whole numbers, in any order, also repeated:
+///     a record comes as often in an epoch as it is in there. Default: all.
+/// steps
+///     The number of steps of an epoch, which then has the first records of its order. Default: as many as the records
+///     fill.
 /// shuffle
 ///     ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are mixed over n
 ///     chunks from all over the files. These chunks are in memory and are replaced one by one. More and smaller chunks
@@ -42,9 +52,39 @@ const CHUNK: u64 = 1 << 20;
 ///     several ranks the last step is filled up from the front of the epoch, so all ranks have the same number of
 ///     steps.
 #[pyclass(frozen, eq, hash, module = "twinbuf", name = "Plan")]
-#[derive(PartialEq, Hash)]
 pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
+    /// The number of records of the data set that it is made for. `None`: of any that has as many as the plan.
+    of: Option<u64>,
+}
+
+/// Plans with the same batches are equal.
+impl PartialEq for Plan {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl Hash for Plan {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.hash(state);
+    }
+}
+
+impl Plan {
+    /// Refuses a data set that the plan was not made for: its batches would have other records than meant.
+    pub(crate) fn check(&self, py: Python<'_>, found: u64) -> PyResult<()> {
+        match self.of {
+            Some(wanted) if wanted != found => {
+                let line = format!(
+                    "plan: wanted the plan of a data set with {found} records, found that of one with {wanted}: for some \
+                     of the records, `Plan(data, batch, records=...)`"
+                );
+                Err(errors::option(py, line))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A shuffle that mixes the records of ``chunks`` chunks at a time. The chunks come from all over the files.
@@ -109,11 +149,15 @@ impl Chunks {
 #[pymethods]
 impl Plan {
     #[new]
-    #[pyo3(signature = (data, batch, *, shuffle=None, seed=None, rank=None, world=None, drop_last=true))]
+    #[pyo3(signature = (
+        data, batch, *, records=None, steps=None, shuffle=None, seed=None, rank=None, world=None, drop_last=true
+    ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
         data: &Bound<'_, PyAny>,
         batch: &Bound<'_, PyAny>,
+        records: Option<&Bound<'_, PyAny>>,
+        steps: Option<&Bound<'_, PyAny>>,
         shuffle: Option<&Bound<'_, PyAny>>,
         seed: Option<&Bound<'_, PyAny>>,
         rank: Option<&Bound<'_, PyAny>>,
@@ -123,7 +167,9 @@ impl Plan {
         let py = data.py();
         let (sizes, seed) = (sizes_of(batch)?, whole_or_none("seed", seed)?);
         let world = whole_or_none::<u64>("world", world)?;
+        let (list, steps) = (records, whole_or_none::<u64>("steps", steps)?);
         let records = records_of(data)?;
+        let of = (!data.is_instance_of::<PyInt>()).then_some(records);
         let shuffle = shuffle.map_or(Ok(Shuffle::None), |shuffle| shuffle_of(shuffle, data))?;
         let builder = match (rank, world) {
             (None, None) => {
@@ -147,6 +193,9 @@ impl Plan {
             },
         };
         let builder = builder.batches(sizes).shuffle(shuffle);
+        let list = list.map(|list| list_of(list, records)).transpose()?;
+        let builder = list.into_iter().fold(builder, |builder, list| builder.records(list));
+        let builder = steps.into_iter().fold(builder, |builder, steps| builder.steps(steps));
         let builder = seed.into_iter().fold(builder, |builder, seed| builder.seed(seed));
         let build =
             |tail| builder.clone().last_batch(tail).build().map_err(|error| errors::option(py, error));
@@ -157,7 +206,7 @@ impl Plan {
                 plan => plan,
             },
         };
-        Ok(Self { inner })
+        Ok(Self { inner, of })
     }
 
     /// The number of steps of this rank in epoch 0, and in any other unless ``batch`` is a schedule.
@@ -219,15 +268,15 @@ impl Plan {
 
     /// The plan from its saved form, for ``pickle``.
     #[staticmethod]
-    fn _saved(saved: &str) -> PyResult<Self> {
+    fn _saved(saved: &str, of: Option<u64>) -> PyResult<Self> {
         let inner = serde_json::from_str(saved).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok(Self { inner })
+        Ok(Self { inner, of })
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
         let saved = serde_json::to_string(&slf.get().inner);
         let saved = saved.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok((slf.get_type().getattr("_saved")?, (saved,)))
+        (slf.get_type().getattr("_saved")?, (saved, slf.get().of)).into_pyobject(slf.py())
     }
 
     fn __repr__(&self) -> String {
@@ -249,13 +298,38 @@ impl Plan {
             [_] => plan.batch_records().to_string(),
             sizes => format!("[{}]", sizes.join(", ")),
         };
+        let list = match (plan.range(), plan.list().step()) {
+            (range, Some(1)) if range.start == 0 => String::new(),
+            (range, Some(1)) => format!(", records=range({}, {})", range.start, range.end),
+            (range, Some(step)) => format!(", records=range({}, {}, {step})", range.start, range.end),
+            (_, None) => format!(", records=[{} numbers]", plan.records()),
+        };
+        let steps = plan.epoch_steps().map_or(String::new(), |steps| format!(", steps={steps}"));
         format!(
-            "Plan({}, {batch}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
-            plan.records(),
+            "Plan({}, {batch}{list}{steps}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
+            self.of.unwrap_or(plan.range().end),
             plan.seed(),
             if plan.last_batch() == LastBatch::Drop { "True" } else { "False" },
         )
     }
+}
+
+/// The records of a plan over this many.
+fn list_of(list: &Bound<'_, PyAny>, records: u64) -> PyResult<RecordList> {
+    let py = list.py();
+    let list = match list.cast::<PySlice>() {
+        Ok(slice) => {
+            let part = slice.indices(isize::try_from(records)?)?;
+            PyRange::new_with_step(py, part.start, part.stop, part.step)?.into_any()
+        }
+        Err(_) => list.clone(),
+    };
+    let found: RecordList = numbers("records", &list)?.into_iter().collect();
+    if found.range().end > records {
+        let most = found.range().end - 1;
+        return Err(errors::option(py, format!("records: wanted numbers below {records}, found {most}")));
+    }
+    Ok(found)
 }
 
 /// Warns where a launcher started several processes: each would read every record.

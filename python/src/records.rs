@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyList, PySlice, PyTuple};
+use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
@@ -13,7 +13,7 @@ use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
 use crate::dtype::{self, Layout};
 use crate::errors::{self, Failure};
-use crate::number::{whole, whole_or_none};
+use crate::number::{numbers, whole, whole_or_none};
 use crate::object::Object;
 use crate::transform::{self, Step};
 
@@ -466,7 +466,7 @@ impl Records {
         Ok(usize::try_from(self.files.ranges().len())?)
     }
 
-    /// A record as a numpy array, or those of a slice: an array with one axis more, or a list of records that differ in
+    /// A record as a numpy array, or those of a slice or a list of numbers: an array with one axis more, or a list of records that differ in
     /// length. Each call reads from the files.
     fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let len = isize::try_from(self.files.ranges().len())?;
@@ -474,6 +474,16 @@ impl Records {
             let part = slice.indices(len)?;
             return self
                 .read(py, (0..part.slicelength).map(|i| (part.start + i as isize * part.step) as u64));
+        }
+        if !index.is_instance_of::<PyInt>() && index.hasattr("__len__")? {
+            let wanted = numbers("index", index)?;
+            if let Some(most) = wanted.iter().max().filter(|&&most| most >= len as u64) {
+                return Err(PyIndexError::new_err(format!(
+                    "wanted records from 0 to {}, found {most}",
+                    len - 1
+                )));
+            }
+            return self.read(py, wanted.into_iter());
         }
         let outside =
             || PyIndexError::new_err(format!("wanted a record from -{len} to {}, found {index}", len - 1));
@@ -573,14 +583,14 @@ impl Records {
         Ok(records)
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyList>, usize))> {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
         let (py, this) = (slf.py(), slf.get());
         let calls = PyList::new(py, [this.opening(py)?])?;
         if let Cut::Windows { rows, stride } = this.cut {
             calls.append(("windows", (rows, stride), PyDict::new(py)))?;
         }
         this.calls.iter().try_for_each(|call| calls.append(call.get(py)))?;
-        Ok((slf.get_type().getattr("_again")?, (calls, slf.as_any().len()?)))
+        (slf.get_type().getattr("_again")?, (calls, slf.as_any().len()?)).into_pyobject(py)
     }
 }
 

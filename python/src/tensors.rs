@@ -94,7 +94,7 @@ impl Tensors {
 /// cycle
 ///     Whether a pass follows the one before it without a gap: the first group is read while the last one is used.
 /// depth
-///     The number of slots, each as large as the largest group: 2 to 8. The loop has a group while it asks for the next one.
+///     The number of slots, each as large as the largest group: 2 or more. The loop has a group while it asks for the next one.
 /// memory_limit
 ///     The most bytes for slots and for groups that are kept in what the slots leave of it: these are read once. Default:
 ///     no limit, and no group is kept.

@@ -42,11 +42,10 @@ def pairs(batches: Iterable[Any]) -> None:
 
 # name: options of the loader, and the loop.
 LOOPS: dict[str, tuple[dict[str, Any], Callable[[Iterable[Any]], object]]] = {
-    "for, depth=1": ({"depth": 1}, loop),
+    "for, depth=2": ({"depth": 2}, loop),
     "accumulate 2, depth=2": ({"depth": 2}, accumulate(2)),
     "accumulate 4": ({}, accumulate(4)),
     "pairwise, depth=2": ({"depth": 2}, pairs),
-    "pairwise, depth=1": ({"depth": 1}, pairs),
     "list(loader)": ({}, list),
     "list(loader), overlap=False": ({"overlap": False}, list),
     "for, depth=1, overlap=False": ({"depth": 1, "overlap": False}, loop),

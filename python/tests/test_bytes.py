@@ -38,7 +38,7 @@ def test_every_batch_is_the_slice_of_its_records(case: Case, order: str, drop_la
         assert set(seen) == set(range(len(case.records)))
 
 
-@pytest.mark.parametrize("options", [{"overlap": False}, {"depth": 1}, {"depth": 5}, {"workers": 3}])
+@pytest.mark.parametrize("options", [{"overlap": False}, {"depth": 2}, {"depth": 5}, {"workers": 3}])
 def test_no_option_changes_a_batch(npy: Case, options: dict[str, int]) -> None:
     plan = tb.Plan(npy.data, 10, shuffle="full", seed=3, drop_last=False)
     batches = [batch.numpy().tobytes() for batch in tb.Loader(npy.data, plan).epochs(2)]

@@ -58,7 +58,7 @@ def test_fields_are_matched_by_number(tmp_path: Path, labels_in: str) -> None:
 
 def test_one_field_keeps_the_memory_of_all(tmp_path: Path) -> None:
     x, y, _, labels = pair(tmp_path)
-    loader = tb.Loader((x, y), tb.Plan((x, y), 10), depth=1)
+    loader = tb.Loader((x, y), tb.Plan((x, y), 10), depth=1, overlap=False)
     kept = [(batch.torch()[1], batch.numpy()[1], batch.indices) for batch in loader.epoch(0)]
     del loader
     gc.collect()

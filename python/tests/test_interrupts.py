@@ -24,4 +24,5 @@ def test_no_item_is_lost(kind: str, tmp_path: Path) -> None:
 def test_no_item_is_lost_to_a_handler_with_another_exception(kind: str, tmp_path: Path) -> None:
     found = interrupts.run(kind, 300, tmp_path, TimeoutError)
     assert (found.interrupts, found.lost, found.twice, found.broken) == (300, 0, 0, 0)
-    assert found.items > 0
+    # Where the handler runs within `before`, that fails, and ends the rounds.
+    assert found.items > 0 or kind == "generate(before=)"

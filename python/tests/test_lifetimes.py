@@ -49,7 +49,7 @@ def test_del_in_any_order(numbers: Numbers, order: tuple[int, ...], caplog: pyte
 
 @pytest.mark.parametrize("last", range(5))
 def test_each_view_keeps_the_memory(numbers: Numbers, last: int, caplog: pytest.LogCaptureFixture) -> None:
-    loader = numbers(depth=1, name="train")
+    loader = numbers(depth=1, overlap=False, name="train")
     iterator = iter(loader)
     batch = next(iterator)
     indices = batch.indices
@@ -65,7 +65,7 @@ def test_each_view_keeps_the_memory(numbers: Numbers, last: int, caplog: pytest.
 
 
 def test_release_leaves_arrays_alone(numbers: Numbers) -> None:
-    loader = numbers(depth=1)
+    loader = numbers(depth=1, overlap=False)
     iterator = loader.epochs(2)
     with next(iterator) as batch:
         array, indices = batch.numpy(), batch.indices
@@ -82,7 +82,7 @@ def test_release_leaves_arrays_alone(numbers: Numbers) -> None:
 def test_what_takes_the_buffer_itself_has_it_until_the_batch_goes(
     numbers: Numbers, take: Callable[[tb.Batch], object], caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = numbers(depth=1, name="train")
+    loader = numbers(depth=1, overlap=False, name="train")
     iterator = loader.epochs(2)
     with next(iterator) as batch:
         indices, taken = batch.indices, take(batch)
@@ -100,7 +100,7 @@ def test_what_takes_the_buffer_itself_has_it_until_the_batch_goes(
 
 
 def test_a_view_that_ends_after_the_release_keeps_the_memory_too(numbers: Numbers) -> None:
-    batch = next(numbers(depth=1).epochs(2))
+    batch = next(numbers(depth=1, overlap=False).epochs(2))
     indices, view = batch.indices, memoryview(batch)
     inner = torch.frombuffer(view, dtype=torch.int64)
     batch.release()
@@ -153,7 +153,7 @@ def test_a_kept_batch_that_another_thread_lets_go_of_is_waited_for(
     for _ in range(100):
         caplog.clear()
         start = time.monotonic()
-        iterator = numbers(depth=1).epoch(0)
+        iterator = numbers(depth=1, overlap=False).epoch(0)
         held = [next(iterator)]
         let_go: list[float] = []
 
@@ -176,7 +176,7 @@ def test_batches_in_reference_cycles_are_collected(numbers: Numbers) -> None:
     gc.disable()
     try:
         seen = []
-        for batch in numbers(depth=1).epochs(3):
+        for batch in numbers(depth=1, overlap=False).epochs(3):
             cycle: list[object] = [batch.numpy()]
             cycle.append(cycle)
             seen.append(batch.step)

@@ -235,7 +235,7 @@ def test_a_data_set_in_python_may_have_a_fingerprint() -> None:
 
 def test_what_cannot_be_pickled_gives_the_reason(npy: Case) -> None:
     loader = build(npy, "full")
-    for thing, reason in ((loader, "a thread"), (next(iter(loader)), "a slot"), (npy.data, "open files")):
+    for thing, reason in ((loader, "a thread"), (next(iter(loader)), "a slot")):
         with pytest.raises(TypeError, match=reason):
             pickle.dumps(thing)
         with pytest.raises(TypeError, match=reason):

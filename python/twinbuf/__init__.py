@@ -42,7 +42,15 @@ from ._twinbuf import (
     stream,
 )
 from ._watch import Watched, watch
-from .errors import CheckpointError, Error, FileError, ForkedError, LoaderError, OptionError
+from .errors import (
+    CheckpointError,
+    Error,
+    FileError,
+    ForkedError,
+    LoaderError,
+    LoaderTimeoutError,
+    OptionError,
+)
 from .tensors import TensorInfo
 
 __all__ = [
@@ -55,6 +63,7 @@ __all__ = [
     "Group",
     "Loader",
     "LoaderError",
+    "LoaderTimeoutError",
     "OptionError",
     "Plan",
     "Prediction",

@@ -56,10 +56,6 @@ class Sender:
         """Return page-locked bytes for the loader to read into."""
         return self._upload.lend(nbytes)
 
-    def filled(self, start: int, first: int, end: int) -> None:
-        """Send bytes of the slot at ``start`` before the rest is filled; called by the thread that reads."""
-        self._upload.filled(start, first, end)
-
     def begin(
         self,
         batches: Any,

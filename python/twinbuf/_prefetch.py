@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Thread, _Total
-from .errors import OptionError
+from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -179,16 +179,20 @@ class Prefetcher(Around[T]):
         items = self._items()
         return self._total.report(self._name) if items is None else items.report()
 
-    def close(self) -> None:
-        """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped."""
+    def close(self, *, timeout: float | None = 1.0) -> None:
+        """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.
+
+        After ``timeout`` seconds in the iterable the thread is left behind: this raises
+        `LoaderTimeoutError`. None waits as long as it takes.
+        """
         items = self._items()
         if items is not None:
             items.close()
-        self._join()
+        if not self._join(timeout):
+            raise LoaderTimeoutError(f"prefetch: wanted an end of the iterable's item within {timeout} s")
 
-    def _join(self) -> None:
-        if self._pid == os.getpid():
-            self._thread.join()
+    def _join(self, timeout: float | None = None) -> bool:
+        return self._pid != os.getpid() or self._thread.join(timeout)
 
 
 class _Stateful(Prefetcher[T]):
@@ -204,7 +208,7 @@ class _Stateful(Prefetcher[T]):
     def load_state_dict(self, state: Any) -> None:
         """Set the state of the iterable; it takes effect at the next ``iter()``."""
         load = self._iterable.load_state_dict  # type: ignore[attr-defined]
-        self.close()
+        self.close(timeout=None)
         load(state)
         self._place = []
         self._only = None

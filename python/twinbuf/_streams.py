@@ -7,8 +7,6 @@ what waits                for what
 ========================  =============================================================================
 the side stream           the caller's current stream when the iteration starts (:meth:`Upload.start`)
 filling a slot            the copy that last read this slot (``slot.copied.synchronize()``)
-reusing a loader's slot   the chunks of a batch that nobody received (:meth:`Upload.filled`)
-freeing a loader's slot   the same (:meth:`Upload.lend`)
 the copy                  the fill: it is enqueued after the fill has returned
 the next item             the copy, where that reads the iterable's own page-locked memory
 the caller's stream       the copy (``copied.wait(current)``)
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     import torch
 
 ALIGN = 256  # bytes; what torch's own allocators align to
-# Bytes. Smaller tensors get separate memory: labels that are kept should not keep the images of the batch.
-SMALL = 1 << 20
 
 
 class Event(Protocol):
@@ -253,19 +249,9 @@ class _Late:
 
 
 @dataclass
-class _Begun:
-    """A batch that is sent while a loader fills its slot, by the slot's address."""
-
-    start: int
-    device: torch.Tensor
-    sent: int = 0
-
-
-@dataclass
 class _Copies:
     """The copies of one item: each source, its place on the device and its offset in the slot."""
 
-    begun: _Begun | None = None
     bounced: list[tuple[Any, torch.Tensor, int]] = field(default_factory=list)
     direct: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     on_device: list[torch.Tensor] = field(default_factory=list)
@@ -277,7 +263,7 @@ class Upload:
     """Sends items to a device through two page-locked slots.
 
     :meth:`start` and :meth:`receive` run in the caller's thread, :meth:`send` in the thread that fetches,
-    inside :meth:`using`. :meth:`filled` runs in any thread.
+    inside :meth:`using`.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -285,48 +271,10 @@ class Upload:
         self._side = streams.side()
         self._slots = [_Slot(streams.event()), _Slot(streams.event())]
         self._next = 0
-        self._lent: dict[int, weakref.ref[torch.Tensor]] = {}
-        # At most one: the loader sends chunks of a batch once the thread that sends has asked for it.
-        self._begun: _Begun | None = None
-        self._chunk = streams.event()
 
     def lend(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked bytes for a loader, which calls :meth:`filled` while it fills them."""
-        host = self._streams.host(nbytes).zero_()
-        self._lent[host.data_ptr()] = weakref.ref(host)
-        # Called before the one that unlocks the memory: the last one made is the first.
-        weakref.finalize(host, self._wait).atexit = False
-        return host
-
-    def filled(self, start: int, first: int, end: int) -> None:
-        """Enqueue the copy of these bytes of the slot at ``start``, whose rest is still being filled.
-
-        If there are no bytes, the slot is about to be filled again: waits for the copies.
-        """
-        if end == 0:
-            if self._begun is not None and self._begun.start == start:
-                self._begun = None  # nobody received it
-            return self._wait()
-        host: Any = self._lent[start]()
-        try:
-            with self.using():
-                if first == 0:
-                    # Frees the memory of a batch that nobody received before it takes more.
-                    self._begun = None
-                    self._begun = _Begun(start, self._streams.empty_like(host))
-                begun = self._begun
-                # After an error, or if another iteration has begun, the batch goes as a whole.
-                if begun is not None and begun.start == start:
-                    self._streams.copy(begun.device[first:end], host[first:end])
-                    self._chunk.record(self._side)
-                    begun.sent = end
-        except Exception:
-            # `send` copies all of the batch, and meets the error if there still is one.
-            self._begun = None
-
-    def _wait(self) -> None:
-        with self.using():
-            self._chunk.synchronize()
+        """Return page-locked bytes for a loader to read into."""
+        return self._streams.host(nbytes).zero_()
 
     def start(self) -> None:
         """Let the side stream wait for what the caller has enqueued: the iterable may use its results."""
@@ -342,8 +290,7 @@ class Upload:
         """Enqueue the copies of all tensors and arrays in ``item``."""
         import torch
 
-        copies = _Copies(self._begun)
-        self._begun = None
+        copies = _Copies()
         with torch.no_grad():
             moved = map_leaves(self._planner(copies), item)
             slot = self._slots[self._next]
@@ -409,8 +356,6 @@ class Upload:
             return _Late(leaf.pin_memory() if pins else leaf, pins)
 
         def place(leaf: Any, like: torch.Tensor) -> torch.Tensor:
-            if leaf is like and (begun := _rest(leaf, copies)) is not None:
-                return begun
             out = streams.empty_like(like)
             copies.on_device.append(out)
             if leaf is like and streams.pinned(like) and like.stride() == out.stride():
@@ -421,24 +366,6 @@ class Upload:
             return out
 
         return plan
-
-
-def _rest(leaf: torch.Tensor, copies: _Copies) -> torch.Tensor | None:
-    """Return the place of a tensor whose first bytes were sent already, and note the copy of the rest."""
-    import torch
-
-    begun, size, nbytes = copies.begun, leaf.element_size(), leaf.numel() * leaf.element_size()
-    if begun is None or nbytes < SMALL or not leaf.is_contiguous():
-        return None
-    at = leaf.data_ptr() - begun.start
-    if not 0 <= at < begun.sent or at % size:
-        return None
-    whole, source = begun.device[at : at + nbytes], leaf.view(-1).view(torch.uint8)
-    sent = begun.sent - at
-    # None is left if all was sent; the slot is given back after the wait for this copy.
-    copies.direct.append((source[sent:], whole[sent:]))
-    copies.on_device.append(begun.device)
-    return whole.view(leaf.dtype).view(leaf.shape)
 
 
 def _imported(leaf: Any) -> Any:

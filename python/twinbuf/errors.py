@@ -18,6 +18,7 @@ __all__ = [
     "FileError",
     "ForkedError",
     "LoaderError",
+    "LoaderTimeoutError",
     "OptionError",
 ]
 
@@ -65,6 +66,10 @@ class CheckpointError(Error, ValueError):
 
 class LoaderError(Error, RuntimeError):
     """The loader cannot continue."""
+
+
+class LoaderTimeoutError(LoaderError, TimeoutError):
+    """A batch, or the end of a read, has not come in time."""
 
 
 class ForkedError(LoaderError):

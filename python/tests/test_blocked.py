@@ -1,0 +1,85 @@
+"""Foreign code that never returns: whatever ends the program does so, and Ctrl-C is delivered."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import blocked
+import numpy as np
+import pytest
+
+import twinbuf as tb
+
+CASES = [("sleep", code, end) for code in blocked.CODES for end in blocked.ENDS]
+
+
+@pytest.mark.parametrize(("how", "code", "end"), CASES)
+def test_a_program_ends(how: str, code: str, end: str, tmp_path: Path) -> None:
+    _, status, told = blocked.run(how, code, end, str(tmp_path))
+    error = {"exception": "KeyError", "close": "LoaderTimeoutError"}.get(end, "")
+    if end.startswith("Ctrl-C"):
+        error = "KeyboardInterrupt"
+    if (code, end) == ("generate", "close"):
+        error = ""  # it does not wait
+    assert error in told and "panicked" not in told and "Fatal" not in told, told
+    assert (told != "") == (error != "") and (status != 0) == (error != ""), (status, told)
+
+
+class Gate:
+    dtype, shape = "int64", (1,)
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def __len__(self) -> int:
+        return 8
+
+    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+        if indices[0] == 4:
+            self.open.wait()
+        np.asarray(out)[:] = indices[:, None]
+
+
+def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:
+    data: Any = Gate()
+    loader = tb.Loader(data, tb.Plan(data, 2), name="train")
+    assert loader.reading() is None
+    items = loader.epochs(1, timeout=0.05)
+    steps = [next(items).step, next(items).step]
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="train: epoch 0, step 2: loading for") as caught:
+            next(items)
+        assert isinstance(caught.value, tb.LoaderTimeoutError)
+        assert (caught.value.loader, caught.value.epoch, caught.value.step) == ("train", 0, 2)
+    reading = loader.reading()
+    assert reading is not None and (reading["epoch"], reading["step"]) == (0, 2)
+    assert reading["seconds"] > 0
+    data.open.set()
+    for batch in items:
+        steps.append(batch.step)
+    assert steps == [0, 1, 2, 3]
+    loader.close(timeout=5)
+    for timeout in (-1, float("nan")):
+        with pytest.raises(tb.OptionError, match="timeout"):
+            loader.epochs(1, timeout=timeout)
+    with pytest.raises(TypeError, match="timeout: wanted a number"):
+        loader.close(timeout="1")  # type: ignore[arg-type]
+
+
+def test_close_with_a_limit_leaves_the_thread_behind() -> None:
+    data: Any = Gate()
+    loader = tb.Loader(data, tb.Plan(data, 2))
+    items = loader.epochs(1)
+    batch = next(items)
+    next(items)
+    while loader.reading() is None:
+        pass
+    with pytest.raises(tb.LoaderTimeoutError, match="epoch 0, step 2"):
+        loader.close(timeout=0)
+    loader.close()
+    with pytest.raises(tb.LoaderError, match="closed"):
+        next(items)
+    assert batch.numpy().ravel().tolist() == [0, 1]
+    data.open.set()
