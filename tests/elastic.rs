@@ -58,11 +58,12 @@ fn go_on(
     workers: usize,
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
-    let builder = Loader::builder(Numbers(plan.range().end), plan.clone());
+    let left = plan.clone();
+    let builder = Loader::builder(Numbers(plan.range().end), plan);
     let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
     let mut loader = builder.build().unwrap();
     for end in from.epoch()..from.epoch() + 4 {
-        let foretold = from.steps_left(&plan, end).unwrap() as usize;
+        let foretold = from.steps_left(&left, end).unwrap() as usize;
         assert_eq!(loader.epochs_from(from, end).unwrap().size_hint().1, Some(foretold), "{from:?} to {end}");
     }
     let mut epochs = loader.epochs_from(from, from.epoch() + 1).unwrap();
@@ -337,7 +338,7 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
     // An earlier version has not counted them.
     let mut old = serde_json::to_value(&checkpoint).unwrap();
     (old["version"], old["trained"]) = (2.into(), serde_json::Value::Null);
-    assert_eq!(renewed(old), checkpoint);
+    assert_eq!(renewed(&old), checkpoint);
 }
 
 #[test]
@@ -420,11 +421,11 @@ fn a_past_that_cannot_be_is_refused() {
     let mut old = good.clone();
     old.as_object_mut().unwrap().remove("before");
     old["version"] = 1.into();
-    assert_eq!(renewed(old), loader.checkpoint());
+    assert_eq!(renewed(&old), loader.checkpoint());
 }
 
 /// A checkpoint of an earlier version, as this version writes all but its fingerprint.
-fn renewed(old: serde_json::Value) -> Checkpoint {
+fn renewed(old: &serde_json::Value) -> Checkpoint {
     let mut read = serde_json::to_value(serde_json::from_value::<Checkpoint>(old.clone()).unwrap()).unwrap();
     assert_eq!(read["version"], old["version"]);
     read["version"] = 4.into();

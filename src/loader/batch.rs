@@ -28,7 +28,7 @@ use crate::transform::{RecordType, fits};
 /// fields in order. Each field starts at a multiple of 64 bytes; see [`fields`](Self::fields).
 ///
 /// In host memory, the batch dereferences to its bytes. They are aligned to 64 bytes. [`cast`](Self::cast) returns them
-/// as numbers. On a device it dereferences to its [lease](twinbuf_cuda::Lease): call `on` for each stream that uses the
+/// as numbers. On a device it dereferences to its lease: call `on` for each stream that uses the
 /// batch, and drop the batch as soon as the work that reads it is *enqueued*. The next copy into the slot waits for these
 /// streams.
 ///

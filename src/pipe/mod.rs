@@ -12,7 +12,7 @@
 //! - A **call** is one order ([`Pipe::begin`]). What was filled for an earlier call is discarded.
 //! - An error or a panic of a source arrives once, in its place, and no later unit is started.
 //! - Slots come round in turn. If the caller holds the next one for too long, it receives
-//!   [`Error::SlotHeld`](crate::Error::SlotHeld).
+//!   [`Error::SlotHeld`].
 //! - Without overlap there is no thread: the caller fills the slot when it asks for it.
 //!
 //! [`Loader`](crate::Loader), [`Generator`](crate::generate::Generator) and the stream of weights are front ends of a

@@ -43,7 +43,7 @@ impl Stack {
 }
 
 /// The stack of this thread's Python, if it runs some: written by the function that `faulthandler` uses, which takes no lock
-/// and allocates nothing. CPython 3.8, 3.11 and 3.12 export it under its private name, and newer ones may under a public one.
+/// and allocates nothing. `CPython` 3.8, 3.11 and 3.12 export it under its private name, and newer ones may under a public one.
 /// Those that do not, 3.9, 3.10 and 3.13 among them, have the frames of machine code only.
 fn python() -> Option<String> {
     type State = unsafe extern "C" fn() -> *mut c_void;
