@@ -158,7 +158,15 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let told = !past && options.files.iter().all(|path| tells(path));
     // Files that are cold are made so again before each round, because the one before has filled the cache.
     let evict = options.cold || past || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
-    let probe = Probe { records: &records, plan: plan.clone(), mode, steps, compute: options.compute_ms, evict, told };
+    let probe = Probe {
+        records: &records,
+        plan: plan.clone(),
+        mode,
+        steps,
+        compute: options.compute_ms,
+        evict,
+        told,
+    };
 
     let runs = (0..options.rounds).map(|_| probe.run(None)).collect::<Result<Vec<_>, _>>()?;
     let mut found = figures(&records, &plan, &runs);

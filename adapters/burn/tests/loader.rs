@@ -53,7 +53,7 @@ fn shuffled(records: u64, batch: u64, tail: LastBatch) -> Plan {
 }
 
 fn loader(source: Source, plan: Plan) -> BurnLoader<Source, Vec<u32>> {
-    BurnLoader::builder(source, plan, numbers).build(&Device::flex()).unwrap()
+    BurnLoader::builder(source, plan.clone(), numbers).build(&Device::flex()).unwrap()
 }
 
 fn epoch(loader: &dyn DataLoader<Vec<u32>>) -> Vec<Vec<u32>> {
@@ -76,7 +76,7 @@ fn inner(error: &DatasetError) -> &Error {
 fn each_iterator_is_the_next_epoch() {
     for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         let plan = shuffled(10, 4, tail);
-        let loader = loader(source(10), plan);
+        let loader = loader(source(10), plan.clone());
         for number in 0..3 {
             assert_eq!(epoch(&loader), planned(&plan, number), "{tail:?}");
         }
@@ -88,7 +88,7 @@ fn each_iterator_is_the_next_epoch() {
 fn an_epoch_left_early_counts() {
     let plan = shuffled(40, 4, LastBatch::Drop);
     let loader =
-        BurnLoader::builder(source(40), plan, numbers).first_epoch(5).build(&Device::flex()).unwrap();
+        BurnLoader::builder(source(40), plan.clone(), numbers).first_epoch(5).build(&Device::flex()).unwrap();
     assert_eq!(loader.iter().next().unwrap().unwrap(), planned(&plan, 5)[0]);
     drop(loader.iter());
     assert_eq!(epoch(&loader), planned(&plan, 7));
@@ -112,7 +112,7 @@ fn items_are_counted() {
     }
     // With more ranks than records, the last has none.
     let plan = Plan::builder(2).rank(2, 3).last_batch(LastBatch::Keep).build().unwrap();
-    let loader = loader(source(2), plan);
+    let loader = loader(source(2), plan.clone());
     assert_eq!((loader.num_items(), epoch(&loader).len()), (0, 0));
 }
 
@@ -151,7 +151,7 @@ fn a_file_that_is_cut_off_is_named() -> Result<(), BoxError> {
     std::fs::write(&path, [7; 64])?;
     let data = Arc::new(Records::open([&path], 4)?);
     let plan = Plan::builder(data.len()).batch(4).build()?;
-    let loader = BurnLoader::builder(data, plan, |batch, _| Ok(batch.len())).build(&Device::flex())?;
+    let loader = BurnLoader::builder(data, plan.clone(), |batch, _| Ok(batch.len())).build(&Device::flex())?;
     std::fs::OpenOptions::new().write(true).open(&path)?.set_len(20)?;
     let items: Vec<_> = loader.iter().collect();
     assert_eq!(items.len(), 2);
@@ -168,7 +168,7 @@ fn what_the_function_refuses_ends_the_epoch() {
         1 => Err("too dark".into()),
         step => Ok(step),
     };
-    let loader = BurnLoader::builder(source(12), plan, refuse).build(&Device::flex()).unwrap();
+    let loader = BurnLoader::builder(source(12), plan.clone(), refuse).build(&Device::flex()).unwrap();
     let items: Vec<_> = loader.iter().collect();
     assert_eq!(items.len(), 2);
     let error = items[1].as_ref().unwrap_err();
@@ -179,9 +179,9 @@ fn what_the_function_refuses_ends_the_epoch() {
 #[test]
 fn bad_options_are_refused_when_it_is_built() {
     let plan = Plan::builder(12).batch(4).build().unwrap();
-    let depth = BurnLoader::builder(source(12), plan, numbers).options(|loader| loader.depth(0));
+    let depth = BurnLoader::builder(source(12), plan.clone(), numbers).options(|loader| loader.depth(0));
     assert!(depth.build(&Device::flex()).unwrap_err().to_string().contains("depth"));
-    let records = BurnLoader::builder(source(11), plan, numbers);
+    let records = BurnLoader::builder(source(11), plan.clone(), numbers);
     assert!(records.build(&Device::flex()).unwrap_err().to_string().contains("plan"));
 }
 
@@ -189,7 +189,7 @@ fn bad_options_are_refused_when_it_is_built() {
 fn counted(plan: Plan) -> (BurnLoader<Source, Vec<u32>>, Arc<AtomicUsize>) {
     let built = Arc::new(AtomicUsize::new(0));
     let count = built.clone();
-    let loader = BurnLoader::builder(source(plan.records()), plan, numbers)
+    let loader = BurnLoader::builder(source(plan.records()), plan.clone(), numbers)
         .options(move |loader| {
             count.fetch_add(1, Ordering::Relaxed);
             loader.memory_limit(1 << 20)
@@ -202,7 +202,7 @@ fn counted(plan: Plan) -> (BurnLoader<Source, Vec<u32>>, Arc<AtomicUsize>) {
 #[test]
 fn a_loader_is_kept_between_epochs() {
     let plan = shuffled(10, 4, LastBatch::Keep);
-    let (loader, built) = counted(plan);
+    let (loader, built) = counted(plan.clone());
     epoch(&loader);
     drop(loader.iter().next());
     epoch(&loader);
@@ -214,7 +214,7 @@ fn a_loader_is_kept_between_epochs() {
 #[test]
 fn two_iterators_at_once() {
     let plan = shuffled(10, 4, LastBatch::Keep);
-    let (loader, built) = counted(plan);
+    let (loader, built) = counted(plan.clone());
     let (mut first, mut second) = (loader.iter(), loader.iter());
     assert!(loader.report().is_none());
     for (first_wanted, second_wanted) in planned(&plan, 0).into_iter().zip(planned(&plan, 1)) {
@@ -270,8 +270,9 @@ impl Dataset for Gated {
 fn a_loader_that_is_one_too_many_still_reads_and_nobody_waits_for_it() {
     let gate = Arc::new(Gate::default());
     let plan = Plan::builder(12).batch(4).build().unwrap();
-    let loader =
-        BurnLoader::builder(Gated(source(12), gate.clone()), plan, numbers).build(&Device::flex()).unwrap();
+    let loader = BurnLoader::builder(Gated(source(12), gate.clone()), plan.clone(), numbers)
+        .build(&Device::flex())
+        .unwrap();
     let batches = || loader.report().map(|report| report.batches);
     let mut first = loader.iter();
     std::thread::scope(|scope| {
@@ -300,7 +301,7 @@ fn a_loader_that_is_one_too_many_still_reads_and_nobody_waits_for_it() {
 #[test]
 fn threads_share_it() {
     let plan = shuffled(100, 4, LastBatch::Keep);
-    let loader: Arc<dyn DataLoader<Vec<u32>>> = Arc::new(loader(source(100), plan));
+    let loader: Arc<dyn DataLoader<Vec<u32>>> = Arc::new(loader(source(100), plan.clone()));
     let threads: Vec<_> = (0..4)
         .map(|_| {
             let loader = loader.clone();
@@ -319,7 +320,7 @@ fn another_device_goes_on_from_the_same_epoch() {
     let plan = shuffled(10, 4, LastBatch::Keep);
     // Devices with and without autodiff are equal.
     let on = |batch: Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
-    let loader = BurnLoader::builder(source(10), plan, on).build(&Device::flex()).unwrap();
+    let loader = BurnLoader::builder(source(10), plan.clone(), on).build(&Device::flex()).unwrap();
     loader.iter().for_each(drop);
     let moved = loader.to_device(&Device::flex().autodiff());
     for (found, wanted) in moved.iter().map(Result::unwrap).zip(planned(&plan, 1)) {
@@ -406,7 +407,7 @@ fn slices_of_files() -> Result<(), BoxError> {
     let data = Arc::new(Records::open(&paths, 2)?);
     let plan = shuffled(30, 4, LastBatch::Keep);
     // With all that a loader can ask of a data set.
-    let loader = BurnLoader::builder(data, plan, numbers)
+    let loader = BurnLoader::builder(data, plan.clone(), numbers)
         .options(|loader| loader.transform(Convert::U16ToU32).hint_window(1 << 20))
         .build(&Device::flex())?;
     let mut found = epoch(&*loader.slice(7, 25)).concat();
@@ -438,7 +439,7 @@ fn slices_that_are_not_there() {
     assert_eq!(epoch(&*whole.slice(2, 2)).len(), 0);
 
     let plan = Plan::builder(10).batch(2).rank(1, 2).build().unwrap();
-    let (error, text) = refused(&*loader(source(10), plan).slice(0, 2));
+    let (error, text) = refused(&*loader(source(10), plan.clone()).slice(0, 2));
     assert!(matches!(error, Error::Slice { ranks: 2, .. }));
     assert!(text.contains("one rank"), "{text}");
 }
@@ -451,7 +452,7 @@ fn tensors_on_the_device() -> Result<(), BoxError> {
         let shape = [numbers.len(), 1];
         Ok(Tensor::<2, Int>::from_data(TensorData::new(numbers, shape), device))
     };
-    let loader = BurnLoader::builder(source(6), plan, tensors).build(&Device::flex())?;
+    let loader = BurnLoader::builder(source(6), plan.clone(), tensors).build(&Device::flex())?;
     let found: Vec<_> = loader.iter().map(Result::unwrap).collect();
     // At the end: a tensor that still looked into a buffer of the loader would show a later batch.
     for (tensor, wanted) in found.into_iter().zip([[0, 1, 2], [3, 4, 5]]) {
@@ -472,7 +473,7 @@ fn in_place(batch: Batch, device: &Device) -> Result<(Tensor<1, Int>, usize), Bo
 #[test]
 fn a_tensor_uses_the_slot_itself() -> Result<(), BoxError> {
     let plan = Plan::builder(20).batch(4).build()?;
-    let loader = BurnLoader::builder(source(20), plan, in_place).build(&Device::flex())?;
+    let loader = BurnLoader::builder(source(20), plan.clone(), in_place).build(&Device::flex())?;
     let mut first = 0;
     for item in loader.iter() {
         let (tensor, at) = item?;
@@ -492,7 +493,7 @@ fn a_tensor_uses_the_slot_itself() -> Result<(), BoxError> {
 #[test]
 fn a_tensor_that_is_kept_keeps_its_slot() -> Result<(), BoxError> {
     let plan = Plan::builder(20).batch(4).build()?;
-    let loader = BurnLoader::builder(source(20), plan, in_place)
+    let loader = BurnLoader::builder(source(20), plan.clone(), in_place)
         .options(|loader| loader.held_timeout(std::time::Duration::from_millis(1)))
         .build(&Device::flex())?;
     let mut items: Vec<_> = loader.iter().collect();
@@ -510,7 +511,7 @@ fn a_tensor_that_is_kept_keeps_its_slot() -> Result<(), BoxError> {
 fn data_of_another_length_is_refused() -> Result<(), BoxError> {
     let plan = Plan::builder(4).batch(4).build()?;
     let wrong = |batch: Batch, _: &Device| Ok(tensor_data(batch, [5], DType::I32)?);
-    let loader = BurnLoader::builder(source(4), plan, wrong).build(&Device::flex())?;
+    let loader = BurnLoader::builder(source(4), plan.clone(), wrong).build(&Device::flex())?;
     let items: Vec<_> = loader.iter().collect();
     assert!(items.len() == 1 && items[0].is_err());
     Ok(())
@@ -523,7 +524,7 @@ fn a_pair_of_data_sets_is_iterated() -> Result<(), BoxError> {
         let (a, b) = batch.fields::<(u32, u32)>()?;
         Ok(a.iter().zip(b).map(|(a, b)| (*a, *b)).collect::<Vec<_>>())
     };
-    let loader = BurnLoader::builder((source(6), source(6)), plan, pair).build(&Device::flex())?;
+    let loader = BurnLoader::builder((source(6), source(6)), plan.clone(), pair).build(&Device::flex())?;
     let found = loader.iter().map(Result::unwrap).collect::<Vec<_>>().concat();
     assert_eq!(found, (0..6).map(|i| (i, i)).collect::<Vec<_>>());
     assert_eq!(loader.slice(3, 6).iter().map(Result::unwrap).next(), Some(vec![(3, 3), (4, 4), (5, 5)]));

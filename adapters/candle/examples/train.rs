@@ -41,7 +41,7 @@ fn train(path: &Path) -> Result<Vec<f32>, BoxError> {
     let normalise = Transform::new(data.dtype(), PIXELS + 1)?.normalise(&scale, &shift)?;
 
     let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).seed(42).build()?;
-    let mut loader = Loader::builder(data, plan).transform(normalise).build()?;
+    let mut loader = Loader::builder(data, plan.clone()).transform(normalise).build()?;
 
     // Softmax regression is convex: zeros are as good a start as any, and the same in every run.
     let weight = Var::zeros((CLASSES, PIXELS), candle_core::DType::F32, &device)?;

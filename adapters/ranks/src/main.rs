@@ -19,7 +19,7 @@ fn main() -> Result<(), BoxError> {
         .seed(42)
         .last_batch(LastBatch::Keep)
         .build()?;
-    let mut loader = Loader::builder(data, plan).build()?;
+    let mut loader = Loader::builder(data, plan.clone()).build()?;
     let mut lines = String::new();
     for epoch in 0..2 {
         for batch in loader.epoch(epoch) {

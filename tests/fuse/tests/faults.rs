@@ -285,7 +285,8 @@ fn hints_wait_for_nothing() {
         // No batch is read before hints were sent for all of them, except one of zero bytes, which fails.
         let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Full).build().unwrap();
         let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
-        reader.begin((0..2).filter_map(move |step| plan.batch(0, step)));
+        let ahead = plan.clone();
+        reader.begin((0..2).filter_map(move |step| ahead.batch(0, step)));
         let refused = reader.read(&plan.batch(0, 0).unwrap(), &mut []);
         let _ = sender.send((reader.stats(), refused.is_err()));
         records
