@@ -18,7 +18,7 @@ use twinbuf::{Breakdown, Checkpoint, Plan};
 use crate::errors::{self, Failure};
 use crate::handover;
 use crate::lease::Lease;
-use crate::locked::{DETACHED, Locked};
+use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked};
 use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
@@ -361,13 +361,6 @@ impl Drop for Shared {
     }
 }
 
-/// How long a thread may take to leave a data set, a function or an iterable. It may never return: after that it is left
-/// behind, and keeps what it uses.
-pub(crate) const LEAVE: Duration = Duration::from_secs(1);
-
-/// The longest time before a signal is handled.
-pub(crate) const SLICE: Duration = Duration::from_millis(50);
-
 /// The loader to close, if there is one.
 pub(crate) fn loader_of(run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
     // Relaxed: the error that reports it was delivered, or this thread does not reach the view's memory.
@@ -446,12 +439,6 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     }
     Ok(())
 }
-
-/// How long to look at the processor's time of threads that had their time to leave.
-pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
-
-/// Tells whether a thread is there.
-pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
 
 /// Waits for threads to end, each with the time that it has. One that computes is waited for: Python (before 3.14) would
 /// end it in the middle of native code, which aborts the process. One that sleeps in foreign code may never wake.

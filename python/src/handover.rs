@@ -18,9 +18,8 @@ use twinbuf::Error;
 use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
 
 use crate::batch::Batch;
-use crate::engine::{IsThere, LEAVE, LEFT_FOR, SLICE};
 use crate::errors;
-use crate::locked::{Locked, detached};
+use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
 use crate::number::seconds_or_none;
 use crate::object::{Object, mapped};
 use crate::recorder::Recorder;

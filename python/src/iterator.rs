@@ -10,9 +10,10 @@ use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 
 use crate::batch::Batch;
-use crate::engine::{Asked, Freed, SLICE, Shared, State};
+use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
+use crate::locked::SLICE;
 use crate::object::{Object, mapped};
 use crate::position::Position;
 

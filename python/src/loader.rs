@@ -15,11 +15,11 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::dataset::{self, PythonData};
 use crate::device;
-use crate::engine::{self, Closing, LEAVE, Run, SLICE, Shared, State};
+use crate::engine::{self, Closing, Run, Shared, State};
 use crate::epochs::{Epochs, Start, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
-use crate::locked::{Locked, detached};
+use crate::locked::{LEAVE, Locked, SLICE, detached};
 use crate::names::Names;
 use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;

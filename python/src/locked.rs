@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -56,6 +57,19 @@ impl<T: Send> Locked<T> {
         Err(errors::raise(py, Failure::new("ForkedError", line)))
     }
 }
+
+/// How long a thread may take to leave a data set, a function or an iterable. It may never return: after that it is left
+/// behind, and keeps what it uses.
+pub(crate) const LEAVE: Duration = Duration::from_secs(1);
+
+/// The longest time before a signal is handled.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// How long to look at the processor's time of threads that had their time to leave.
+pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
+
+/// Tells whether a thread is there.
+pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
 
 /// Waits without the GIL.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
-use std::time::Duration;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
@@ -14,13 +13,10 @@ use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::loader::read_mode_of;
-use crate::locked::Locked;
+use crate::locked::{Locked, SLICE};
 use crate::number::whole;
 use crate::records::paths_of;
 use crate::report::{Kind, Report};
-
-/// The longest time before a signal is handled.
-const SLICE: Duration = Duration::from_millis(50);
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
 ///
