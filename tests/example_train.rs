@@ -147,7 +147,7 @@ fn bad_input_is_one_clear_line_and_exit_code_2() {
     assert_eq!(output.status.code(), Some(2));
     let most = u64::MAX.to_string();
     let (short, trace) = (path("short"), path("trace.json"));
-    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--depth", "9"]] {
+    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--depth", "0"]] {
         let numbers = ["--epochs", &most, "--trace", text(&trace)];
         let output = train(&[&["--data", text(&short)][..], &arguments, &numbers].concat());
         let stderr = String::from_utf8(output.stderr).unwrap();
