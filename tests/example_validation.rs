@@ -20,9 +20,9 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
 fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("data.bin"), vec![1; 1000 * 1024]).unwrap();
-    // 4 slots of 16 KiB. Without overlap a loader has the same number.
+    // Slots of 16 KiB: three with overlap, two without.
     let variables =
-        [("TWINBUF_TRACE", "trace.json"), ("TWINBUF_VALID_OVERLAP", "0"), ("TWINBUF_MEMORY", "64KiB")];
+        [("TWINBUF_TRACE", "trace.json"), ("TWINBUF_VALID_OVERLAP", "0"), ("TWINBUF_MEMORY", "80KiB")];
     let Output { status, stdout, stderr } = run(folder.path(), &variables);
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     let text = String::from_utf8(stdout).unwrap();
@@ -53,7 +53,7 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
         assert!(waits.iter().any(|wait| wait.0 <= start + 0.01 && end <= wait.1 + 0.01), "{start} to {end}");
     }
 
-    let Output { status, stderr, .. } = run(folder.path(), &[("TWINBUF_MEMORY", "65535")]);
+    let Output { status, stderr, .. } = run(folder.path(), &[("TWINBUF_MEMORY", "81919")]);
     let stderr = String::from_utf8(stderr).unwrap();
-    assert!(!status.success() && stderr.contains("of which 32768 are taken"), "{stderr}");
+    assert!(!status.success() && stderr.contains("of which 49152 are taken"), "{stderr}");
 }
