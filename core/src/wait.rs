@@ -333,8 +333,13 @@ mod with_std {
                 return true;
             }
             if round < Self::LOOKS + Self::YIELDS {
+                let start = Instant::now();
                 std::thread::yield_now();
-                return true;
+                // A long yield gave the processor to another program. The next may give it away as long, when the other
+                // side was ready at once: a sleep is woken earlier.
+                if start.elapsed() < Self::SHORT {
+                    return true;
+                }
             }
             self.looked_in_vain();
             false
