@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::recorder::Kind;
-use crate::observe::report::{LiveReport, Report};
+use crate::observe::report::{Kind, LiveReport, Report};
 use crate::pipe::options::{Options, common};
 use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Setup, Slots};
 

@@ -19,7 +19,7 @@ use super::sizes::{Depths, Part, Sizes};
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
-use crate::observe::recorder::Kind;
+use crate::observe::report::Kind;
 use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;

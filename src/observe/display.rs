@@ -5,7 +5,7 @@ use std::time::Duration;
 use twinbuf_mmap::ReadStats;
 
 use super::log::StageTimes;
-use super::report::{EpochTimes, Report, Verdict};
+use super::report::{EpochTimes, Kind, Report, Verdict};
 
 /// Epochs that are printed.
 const ROWS: usize = 8;
@@ -64,13 +64,13 @@ impl fmt::Display for Verdict {
 /// Prints a few lines of text: the times of both stages, the verdict, and the advice.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.generated {
+        if self.kind == Kind::Rounds {
             write!(f, "{}", count(self.batches, "round", "rounds"))?;
         } else {
             let epochs = count(self.epochs, "epoch", "epochs");
             let batches = count(self.batches, "batch", "batches");
             write!(f, "{epochs}, {batches}")?;
-            if !self.items {
+            if self.kind != Kind::Items {
                 write!(f, ", {}", size(self.bytes))?;
             }
             if self.io_calls > 0 {

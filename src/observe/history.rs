@@ -142,10 +142,9 @@ impl History {
     /// A slot is free, or its content had none.
     #[inline]
     pub(super) fn freed(&mut self, freed: Option<Freed>) {
-        let Some(Freed { batch, at, thread }) = freed else { return };
-        let same = |seen: &&mut Seen| (seen.ticket.generation, seen.ticket.seq) == batch;
+        let Some(Freed { number, at, thread }) = freed else { return };
         // It is one of the last.
-        if let Some(seen) = self.units.iter_mut().rev().find(same) {
+        if let Some(seen) = self.units.iter_mut().rev().find(|seen| seen.ticket.seq == number) {
             seen.freed = Some((at, thread));
         }
     }

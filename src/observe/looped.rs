@@ -8,7 +8,7 @@ use super::history::LOOK;
 use super::log::What;
 use super::recorder::Recorder;
 use super::replay::Settings;
-use super::report::Report;
+use super::report::{Kind, Report};
 use super::trace::{Trace, Track};
 use crate::error::Error;
 use crate::observe::unit::{BatchId, Freed, LoadTimes, Naming, Ticket};
@@ -70,7 +70,7 @@ impl LoopRecorder {
         let next = Ticket::default();
         let settings = Settings { overlap: false, depth: 2, workers: 1 };
         let mut recorder = Recorder::new(track, naming, wait, &Breakdown::off(), settings, 0);
-        recorder.report.items = true;
+        recorder.kind(Kind::Items, false);
         Self { recorder, next, looked: None, clock: None, last: None }
     }
 
@@ -105,8 +105,7 @@ impl LoopRecorder {
         let start = self.last.filter(|_| waits).unwrap_or(asked);
         self.last = Some(at);
         // The item leaves nothing behind that it could occupy.
-        let batch = (self.next.generation, self.next.seq);
-        let freed = Some(Freed { batch, at, thread: this_thread() });
+        let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
         let (transform, io_calls, bytes) = (Duration::ZERO, 0, 0);
         let load = LoadTimes { end: at, transform, io_calls, bytes, cpu, ..LoadTimes::new(start) };
         load.events(What::Read, self.naming_id(), |event| self.recorder.report.add(event));

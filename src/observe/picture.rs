@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::display::{count, time};
 use super::history::Seen;
 use super::replay::Settings;
-use super::report::Report;
+use super::report::{Kind, Report};
 
 /// Steps in the timeline.
 const STEPS: usize = 24;
@@ -199,11 +199,11 @@ impl Report {
 
     /// What the last batches would take.
     fn table(&self, out: &mut String) -> fmt::Result {
-        if self.generated || self.recent.units.is_empty() {
+        if self.kind == Kind::Rounds || self.recent.units.is_empty() {
             return Ok(());
         }
         let now = self.settings();
-        let mut workers = if self.items || self.stream { vec![1] } else { vec![1, 2, 4, now.workers] };
+        let mut workers = if self.kind == Kind::Batches { vec![1, 2, 4, now.workers] } else { vec![1] };
         let mut depths = vec![2, 3, 4, 6, 8, now.depth];
         for list in [&mut depths, &mut workers] {
             list.sort_unstable();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::display::{count, time};
 use super::history::Recent;
 use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
-use super::report::{Report, Verdict};
+use super::report::{Kind, Report, Verdict};
 
 /// The predicted time of the last batches with other settings. [`Report::predict`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,11 +145,11 @@ impl Model {
             return Vec::new();
         }
         let mut all = vec![Settings { overlap: !now.overlap, ..now }];
-        if report.generated || (report.items && !now.overlap) {
+        if report.kind == Kind::Rounds || (report.kind == Kind::Items && !now.overlap) {
             return all;
         }
-        // A stream has one thread.
-        let more: &[usize] = if report.items || report.stream { &[0] } else { &[0, 1, 2, 4] };
+        // The others have one thread.
+        let more: &[usize] = if report.kind == Kind::Batches { &[0, 1, 2, 4] } else { &[0] };
         for workers in more.iter().map(|more| now.workers + more) {
             // As many slots beyond the workers as now, and more.
             for more in [0, 1, 2, 4] {
@@ -255,8 +255,8 @@ impl Report {
     /// Returns the smallest change of settings that saves at least 3 % of the time, unless a larger change saves at
     /// least 5 percentage points more. Returns `None` if no change saves 3 %.
     ///
-    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot. For a generator it tries only to toggle overlap. For a stream of tensors it tries
-    /// overlap and slots.
+    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot. For a
+    /// generator it tries only to toggle overlap. For a stream of tensors it tries overlap and slots.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         Model::of(self).recommended(self)
@@ -270,7 +270,7 @@ impl Report {
         let mut model = Model::of(self);
         let recommended = model.recommended(self);
         let verdict = verdict(&model, self);
-        if !(self.generated || self.items || self.stream) && verdict != Verdict::Unmeasured {
+        if self.kind == Kind::Batches && verdict != Verdict::Unmeasured {
             let least = recommended.map_or(1.0, |found| 1.0 - found.gain());
             let at_once = model.at_once().filter(|found| 1.0 - found.gain() <= least - WORTH_IT);
             if let Some(found) = at_once {
@@ -280,10 +280,11 @@ impl Report {
         if let Some(found) = recommended {
             return format!("{}: {}", change(self, found.settings), gains(&found));
         }
+        let stream = self.kind == Kind::Groups;
         let why = match verdict {
             Verdict::Unmeasured => return "Nothing was measured.".to_string(),
             Verdict::ComputeBound => "the compute decides",
-            Verdict::DiskBound if self.stream => {
+            Verdict::DiskBound if stream => {
                 "the disk decides: try another `ReadMode`, keep more groups in memory, or use a faster disk"
             }
             Verdict::DiskBound => {
@@ -292,16 +293,16 @@ impl Report {
             Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
             Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
-            Verdict::TransferBound if self.stream => {
+            Verdict::TransferBound if stream => {
                 "the copy to the device decides: store the tensors in a smaller type"
             }
             Verdict::TransferBound => "the copy to the device decides: send smaller numbers",
             Verdict::GenerationBound => "the closure decides: make it faster",
-            Verdict::HeldBound if self.stream => "the threads that use the groups decide: make them faster",
+            Verdict::HeldBound if stream => "the threads that use the groups decide: make them faster",
             Verdict::HeldBound => "the threads that use the batches decide: make them faster",
             Verdict::Balanced => "the stages are balanced, and only making both faster helps",
         };
-        let whose = if self.stream { "stream" } else { "loader" };
+        let whose = if stream { "stream" } else { "loader" };
         format!("No option of the {whose} gains 3 %: {why}.")
     }
 
@@ -317,10 +318,10 @@ impl Report {
 }
 
 fn verdict(model: &Model, report: &Report) -> Verdict {
-    let read = match (report.generated, report.items) {
-        (true, _) => Verdict::GenerationBound,
-        (_, true) => Verdict::LoadBound,
-        _ => Verdict::DiskBound,
+    let read = match report.kind {
+        Kind::Rounds => Verdict::GenerationBound,
+        Kind::Items => Verdict::LoadBound,
+        Kind::Batches | Kind::Groups => Verdict::DiskBound,
     };
     // The device has what the caller has enqueued.
     let lent = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };

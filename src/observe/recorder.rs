@@ -7,7 +7,7 @@ use super::breakdown::Breakdown;
 use super::history::{History, LOOK, Seen, StepTimes};
 use super::log::{self, Event, Interval, What};
 use super::replay::Settings;
-use super::report::Report;
+use super::report::{Kind, Report};
 use super::trace::Track;
 use crate::observe::unit::{BatchId, LoadTimes, Naming, Ticket};
 use crate::thread::Clock;
@@ -31,19 +31,6 @@ pub(crate) struct Recorder {
     pub(super) history: History,
     /// The caller is a thread that sends the batches to a device.
     sends: bool,
-}
-
-/// What the items of a pipe are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Batches of records.
-    Batches,
-    /// Rounds of a generator. They have no steps.
-    Rounds,
-    /// Items of any iterable.
-    Items,
-    /// Groups of tensors.
-    Groups,
 }
 
 pub(super) struct Epoch {
@@ -70,7 +57,7 @@ impl Recorder {
         device_depth: usize,
     ) -> Self {
         let by_breakdown = !settings.overlap && breakdown.is_on();
-        let report = Report { by_breakdown, ..Report::new(naming.rounds, settings, device_depth) };
+        let report = Report { by_breakdown, ..Report::new(settings, device_depth) };
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
         let (epoch, asked, first, since, history) = (None, None, None, None, History::default());
         Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history, sends: false }
@@ -78,10 +65,7 @@ impl Recorder {
 
     /// What the items are, and whether the caller sends them to a device.
     pub(crate) fn kind(&mut self, kind: Kind, sends: bool) {
-        self.report.generated = kind == Kind::Rounds;
-        self.report.items = kind == Kind::Items;
-        self.report.stream = kind == Kind::Groups;
-        self.sends = sends;
+        (self.report.kind, self.sends) = (kind, sends);
     }
 
     /// Whether the rounds of a generator wait for a hook of the caller.

@@ -132,15 +132,8 @@ pub struct Report {
     pub choices: Vec<ReadChoice>,
     /// The times of the most recent epochs, at most [`EPOCHS`], oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
-    /// Whether this is the report of a generator.
     #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) generated: bool,
-    /// Whether this is the report of a loop over any iterable.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) items: bool,
-    /// Whether this is the report of a stream of tensors, which has one thread and no `workers` option.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) stream: bool,
+    pub(crate) kind: Kind,
     /// They come from threads or processes of the iterable, as far ahead as it has them.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) elsewhere: bool,
@@ -148,7 +141,7 @@ pub struct Report {
     /// overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub overlap: bool,
-    /// Host slots of each loading thread, and slots on the device.
+    /// Host slots, and slots on the device.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) depth: usize,
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -164,11 +157,25 @@ pub struct Report {
     pub(super) recent: Arc<Recent>,
 }
 
+/// What the items of a pipe, or of a loop, are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Batches of records.
+    #[default]
+    Batches,
+    /// Rounds of a generator. They have no steps.
+    Rounds,
+    /// Items of any iterable.
+    Items,
+    /// Groups of tensors: they have one thread and no `workers` option.
+    Groups,
+}
+
 impl Report {
-    pub(crate) fn new(rounds: bool, settings: Settings, device_depth: usize) -> Self {
+    pub(crate) fn new(settings: Settings, device_depth: usize) -> Self {
         let Settings { overlap, depth, workers } = settings;
         let workers = workers as u64;
-        Self { generated: rounds, overlap, workers, depth, device_depth, ..Self::default() }
+        Self { overlap, workers, depth, device_depth, ..Self::default() }
     }
 
     /// What is counted elsewhere.
@@ -310,10 +317,10 @@ impl Report {
 
     /// What making the batches is called.
     pub(super) fn loads_name(&self) -> &'static str {
-        match (self.generated, self.items) {
-            (true, _) => "generate",
-            (_, true) => "load",
-            _ => "read",
+        match self.kind {
+            Kind::Rounds => "generate",
+            Kind::Items => "load",
+            Kind::Batches | Kind::Groups => "read",
         }
     }
 
@@ -340,7 +347,7 @@ impl Report {
     /// the first batch.
     #[must_use]
     pub fn read_rate(&self) -> f64 {
-        let bytes = if self.generated || self.items { 0 } else { self.read_bytes };
+        let bytes = if matches!(self.kind, Kind::Rounds | Kind::Items) { 0 } else { self.read_bytes };
         rate(bytes, self.each(self.read.busy))
     }
 

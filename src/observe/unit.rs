@@ -89,8 +89,8 @@ impl LoadTimes {
 /// When the slot of a batch was freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
-    /// Generation and number of that batch.
-    pub(crate) batch: (u64, u64),
+    /// The number of that batch in the ring.
+    pub(crate) number: u64,
     pub(crate) at: Instant,
     pub(crate) thread: usize,
 }

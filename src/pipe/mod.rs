@@ -74,7 +74,6 @@ pub(crate) mod ring;
 pub(crate) mod turn;
 
 use std::mem;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
 use std::thread::{self, JoinHandle};
@@ -86,7 +85,7 @@ pub use self::device::{Cuda, DeviceSlots};
 pub use self::items::{Ended, Front, Items, Next};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
-use self::record::Doing;
+use self::record::Locate;
 pub use self::record::{Content, Filling, Header, Place};
 pub use self::ring::{Filled, NoSlot, Received, Ring, Slots, Waiting};
 use self::turn::{AnySource, Patience, Shared, Take, Worker};
@@ -95,9 +94,9 @@ use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::history::StepTimes;
 use crate::observe::log::What;
-use crate::observe::recorder::{Kind, LoadRecorder, Recorder, Span};
+use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
-use crate::observe::report::{LiveReport, Publisher, Report};
+use crate::observe::report::{Kind, LiveReport, Publisher, Report};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::observe::unit::{Freed, Naming, Ticket};
 use crate::thread::ForkGuard;
@@ -110,9 +109,6 @@ const TASK_LIMIT: Duration = Duration::from_millis(10);
 const HELP_LIMIT: Duration = Duration::from_millis(1);
 /// How often a waiting caller looks for a unit to fill: about as long as a worker takes from a unit to the next.
 const LOOKS: u32 = 100;
-
-/// Finds the file and the offset of what a source is reading.
-pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
 /// What a pipe is made of.
 pub(crate) struct Setup<R: Ring> {
@@ -271,7 +267,7 @@ impl<R: Ring> Pipe<R> {
 
     /// The unit's name in errors.
     pub(crate) fn at(&self, place: Place) -> At {
-        self.naming.at(named(place, 0))
+        self.naming.at(place.ticket())
     }
 
     pub(crate) fn recorder(&mut self) -> &mut Recorder {
@@ -330,7 +326,7 @@ impl<R: Ring> Pipe<R> {
 
     /// The epoch of this unit begins.
     pub(crate) fn began(&mut self, place: Place, now: Instant) {
-        self.running.recorder.began(named(place, 0), now);
+        self.running.recorder.began(place.ticket(), now);
     }
 
     /// Returns a report of where the time went so far.
@@ -353,26 +349,27 @@ impl<R: Ring> Pipe<R> {
         self.publisher.handle(so_far)
     }
 
-    fn copied(&self, ticket: Option<Ticket>) -> Option<(Instant, Instant)> {
-        R::copied(self.running.consumer.as_ref()?, ticket?.seq)
+    /// When the unit in use was copied to a device, as far as that is over.
+    fn copy_in_use(&self) -> Option<(Instant, Instant)> {
+        R::copied(self.running.consumer.as_ref()?, self.running.recorder.in_use()?.seq)
     }
 
     /// The caller asks for the unit of this name: the use of the one before is over.
     pub(crate) fn asked(&mut self, place: Place, now: Instant) {
-        let copy = self.copied(self.running.recorder.in_use());
-        self.running.recorder.asked(named(place, 0), now, copy);
+        let copy = self.copy_in_use();
+        self.running.recorder.asked(place.ticket(), now, copy);
     }
 
     /// The epoch of the unit in use is over.
     pub(crate) fn epoch_ended(&mut self, now: Instant) {
-        let copy = self.copied(self.running.recorder.in_use());
+        let copy = self.copy_in_use();
         self.running.recorder.released(now, copy);
         self.running.recorder.epoch_ended(now);
     }
 
     /// The iteration is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
-        let copy = self.copied(self.running.recorder.in_use());
+        let copy = self.copy_in_use();
         let Running { recorder, own, .. } = &mut *self.running;
         recorder.ended(now, copy);
         own.iter_mut().for_each(Worker::flush);
@@ -390,7 +387,7 @@ impl<R: Ring> Pipe<R> {
         let asked = Instant::now();
         self.asked(place, asked);
         let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
-        let at = self.naming.at(named(place, 0));
+        let at = self.naming.at(place.ticket());
         let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
         let Some(consumer) = consumer else { return Poll::Ready(Err(Error::ThreadGone { at })) };
         *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
@@ -401,12 +398,10 @@ impl<R: Ring> Pipe<R> {
         let _waiting = recorder.waiting().map(Span::entered);
         // A unit that is ready costs no second read of the clock, unless a trace shows how long that took.
         let mut there = trace.is_none();
-        let mut look = true;
         let mut item = loop {
             let received = match found.take() {
                 Some(found) => found,
-                None if mem::take(&mut look) => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO)
-                {
+                None => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
                     Received::Empty | Received::Held => {
                         there = false;
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
@@ -416,7 +411,6 @@ impl<R: Ring> Pipe<R> {
                     }
                     found => found,
                 },
-                None => R::receive(consumer, &mut waiting, held_timeout),
             };
             match received {
                 Received::Item(mut item) => {
@@ -447,7 +441,7 @@ impl<R: Ring> Pipe<R> {
         let copied = R::copied(consumer, number);
         let header = R::header_mut(&mut item);
         let load = &mut header.load;
-        load.freed = freed.map(|(before, (at, thread))| Freed { batch: (0, before), at, thread });
+        load.freed = freed.map(|(number, (at, thread))| Freed { number, at, thread });
         if own.is_some() && *overlap {
             load.helped.get_or_insert(Duration::ZERO);
         }
@@ -462,13 +456,7 @@ impl<R: Ring> Pipe<R> {
         match mem::replace(&mut header.result, Ok(Content::End)) {
             Ok(Content::Bytes(bytes)) => {
                 header.result = Ok(Content::Bytes(bytes));
-                recorder.received(
-                    Ticket { seq: number, ..named_ticket(header.ticket) },
-                    bytes,
-                    load,
-                    now,
-                    copied,
-                );
+                recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
             }
             Ok(Content::End) => {
                 recorder.discarded(header.ticket);
@@ -545,10 +533,7 @@ impl<R: Ring> Pipe<R> {
         if self.is_orphaned() {
             return None;
         }
-        let Doing { ticket, since, place } = self.running.shared.first_fill()?;
-        let file = place.and_then(|(part, offset)| (self.locate)(part, offset));
-        let record = place.map(|(_, offset)| offset);
-        Some(Reading { at: self.naming.at(ticket), time: since.elapsed(), record, file })
+        self.running.shared.first_fill().map(|doing| doing.reading(&self.naming, &self.locate))
     }
 
     /// Joins the workers and returns a pending error. Waits without a time limit for running fills; see
@@ -586,12 +571,7 @@ impl<R: Ring> Pipe<R> {
         running.shared.close();
         let unheard = running.unheard(call, until);
         if !running.end(until) {
-            let reading = running.shared.first_fill().map(|Doing { ticket, since, place }| Reading {
-                at: naming.at(ticket),
-                time: since.elapsed(),
-                record: place.map(|(_, offset)| offset),
-                file: place.and_then(|(part, offset)| locate(part, offset)),
-            });
+            let reading = running.shared.first_fill().map(|doing| doing.reading(&naming, &locate));
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
         let trace = running.trace.take();
@@ -707,16 +687,6 @@ fn help<R: Ring>(
         }
     }
     None
-}
-
-/// A unit's name as the log has it. `number`: the item's in the ring.
-fn named(place: Place, number: u64) -> Ticket {
-    let Place { ordinal, epoch, step } = place;
-    Ticket { seq: number, ordinal, epoch, step, ..Ticket::default() }
-}
-
-fn named_ticket(ticket: Ticket) -> Ticket {
-    Ticket { generation: 0, ..ticket }
 }
 
 /// An order that panicked does not know the name of its unit.

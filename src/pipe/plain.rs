@@ -10,7 +10,7 @@ use super::ring::{Ring, Slots};
 use super::turn::{AnySource, Source};
 use super::{Pipe, Setup};
 use crate::error::Error;
-use crate::observe::recorder::Kind;
+use crate::observe::report::Kind;
 
 /// Builds a [`Pipe`] with host slots. [`builder`] returns it.
 #[must_use = "a builder does nothing until `build`"]

@@ -1,10 +1,11 @@
 //! The record of a unit: what a worker knows when it commits the slot, and when the item was released.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::error::{At, BoxError, Error};
+use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::unit::{LoadTimes, Naming, Ticket};
 use crate::thread::this_thread;
 
@@ -17,6 +18,14 @@ pub struct Place {
     pub epoch: u64,
     /// The step in the epoch.
     pub step: u64,
+}
+
+impl Place {
+    /// The name alone, as the log has it.
+    pub(super) fn ticket(self) -> Ticket {
+        let Self { ordinal, epoch, step } = self;
+        Ticket { ordinal, epoch, step, ..Ticket::default() }
+    }
 }
 
 /// What filled a slot.
@@ -92,12 +101,28 @@ impl Filling<'_> {
 #[derive(Debug, Default)]
 pub(super) struct Progress(Mutex<Option<Doing>>);
 
+/// Finds the file and the offset of what a source is reading.
+pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send + Sync>;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doing {
     pub(super) ticket: Ticket,
     pub(super) since: Instant,
     /// What is being read: a part of the data, and an offset in it.
     pub(super) place: Option<(usize, u64)>,
+}
+
+impl Doing {
+    pub(super) fn reading(self, naming: &Naming, locate: &Locate) -> Reading {
+        let Self { ticket, since, place } = self;
+        let file = place.and_then(|(part, offset)| locate(part, offset));
+        Reading {
+            at: naming.at(ticket),
+            time: since.elapsed(),
+            record: place.map(|(_, offset)| offset),
+            file,
+        }
+    }
 }
 
 impl Progress {

@@ -13,7 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::record::{Content, Filling, Header, Place, Progress};
+use super::record::{Content, Doing, Filling, Header, Place, Progress};
 use super::ring::{NoSlot, Ring};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
@@ -230,8 +230,7 @@ impl<R: Ring> Shared<R> {
                 };
                 // The slot is still free: only who has the turn takes one.
                 let Ok(reserved) = R::reserve(producer) else { return Take::Over };
-                let Place { ordinal, epoch, step } = place;
-                let ticket = Ticket { generation: call, seq, ordinal, epoch, step };
+                let ticket = Ticket { generation: call, seq, ..place.ticket() };
                 return Take::Unit(Taken { reserved, ticket, unit, resumed });
             } else if patience == Patience::Idle {
                 mail = self.wait_for_mail(mail);
@@ -371,7 +370,7 @@ impl<R: Ring> Shared<R> {
     }
 
     /// What the workers are doing: the fill of the unit that is needed first.
-    pub(super) fn first_fill(&self) -> Option<super::record::Doing> {
+    pub(super) fn first_fill(&self) -> Option<Doing> {
         let doing = self.progress.iter().filter_map(Progress::get);
         doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
     }

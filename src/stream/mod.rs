@@ -24,8 +24,7 @@ use self::group::Place as GroupPlace;
 pub use self::group::{Group, View};
 use self::schedule::{Order, Passes, Schedule};
 use crate::error::Error;
-use crate::observe::recorder::Kind;
-use crate::observe::report::{LiveReport, Report};
+use crate::observe::report::{Kind, LiveReport, Report};
 use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 pub use crate::pipe::Cuda;

@@ -50,7 +50,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
         batches: units.len() as u64,
         wall: now - origin,
         recent: Recent { units }.into(),
-        ..Report::new(false, settings, 0)
+        ..Report::new(settings, 0)
     }
 }
 
@@ -117,7 +117,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
 /// A stream of tensors has one thread, and no call that asks for several passes.
 #[test]
 fn a_stream_is_advised_to_change_what_it_has() {
-    let stream = |report: Report| Report { stream: true, ..report };
+    let stream = |report: Report| Report { kind: Kind::Groups, ..report };
     // Two workers would read twice as much, and a stream has no such option.
     let found = stream(report(true, &[20; 100], 10));
     assert_eq!(found.recommended(), None);
