@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::report::{Kind, LiveReport, Report};
+use crate::observe::report::{LiveReport, Report};
 use crate::pipe::options::{Options, common};
-use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Setup, Slots};
+use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Slots};
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
@@ -213,24 +213,8 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, first, before, after, mut options } = self;
-        if slots.is_empty() {
-            let (wanted, found) = ("at least one".to_string(), "none".to_string());
-            return Err(Error::Option { option: "slots", wanted, found });
-        }
-        let trace = options.open(0, 1)?;
-        let depths = (slots.len(), 0);
-        let mut pipe = Pipe::start(Setup {
-            sides: Slots::ring(slots),
-            sources: vec![Box::new(Maker { make })],
-            helper: None,
-            options,
-            trace,
-            kind: Kind::Rounds,
-            sends: false,
-            depths,
-            locate: Box::new(|_, _| None),
-        })?;
+        let Self { slots, make, first, before, after, options } = self;
+        let mut pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
         pipe.recorder().lockstep(before.is_some());
         let (base, next, end, granted, started) = (None, first, first, first, Instant::now());
         let (used, hook_failed) = (None, None);

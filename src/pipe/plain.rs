@@ -43,6 +43,12 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
 
     common!();
 
+    /// Takes the options of another front end.
+    pub(crate) fn with(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
     /// Starts the threads.
     ///
     /// # Errors
