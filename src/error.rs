@@ -209,9 +209,9 @@ pub enum Error {
     SlotHeld {
         /// The batch that could not be loaded.
         at: At,
-        /// The builder option that sets the number of slots: `host_depth` or `device_depth`.
+        /// The builder option that sets the number of slots: `depth` or `device_depth`.
         option: &'static str,
-        /// The number of slots of all workers.
+        /// The number of slots.
         slots: usize,
     },
     /// A read did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). The loader

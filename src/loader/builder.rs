@@ -12,7 +12,7 @@ use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::Loader;
 use super::fields;
-use super::layout::Layout;
+use super::layout::{ALIGN, Layout};
 use super::order::{Records, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
 use super::sizes::{Depths, Part, Sizes};
@@ -32,9 +32,6 @@ use crate::transform::RecordTransform;
 
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
 pub const MAX_WORKERS: usize = 64;
-
-/// Slots begin at multiples of it, as fields do in a slot.
-const SLOT_ALIGN: usize = 64;
 
 /// A single worker has a third slot only if slots are smaller than this: it absorbs what a larger batch does not have,
 /// the time of a wake-up.
@@ -181,7 +178,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// - [`Error::Transform`]: a transform does not accept the records.
     pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
         let (sizes, _) = self.sizes()?;
-        let slot = alloc::Layout::from_size_align(sizes.slot, SLOT_ALIGN).map_err(|_| too_large(&sizes))?;
+        let slot = alloc::Layout::from_size_align(sizes.slot, ALIGN).map_err(|_| too_large(&sizes))?;
         Ok((sizes.depths.host, slot))
     }
 
@@ -232,10 +229,11 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Limits the memory of the slots, in bytes. To share one limit between loaders, pass clones of a
     /// [`MemoryLimit`]. Default: no limit.
     ///
-    /// The loader counts the following memory: [`depth`](Self::depth) batches, `device_depth` batches on a device, and for
-    /// each worker, and a caller that helps, the scratch buffers of the transforms. It also counts the memory for direct I/O ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the
-    /// caller took out of a slot with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page
-    /// cache. Memory is counted until the loader and its last batch are dropped.
+    /// The loader counts the following memory: [`depth`](Self::depth) batches, `device_depth` batches on a device, and
+    /// the scratch buffers of the transforms, for each worker and for a caller that helps. It also counts the memory for
+    /// direct I/O ([`Reader::memory`](twinbuf_mmap::Reader::memory)) and the memory that the caller took out of a slot
+    /// with [`Batch::into_buffer`](crate::Batch::into_buffer). It does not count the page cache. Memory is counted until
+    /// the loader and its last batch are dropped.
     ///
     /// `build` returns [`Error::Memory`] if the loader needs more than the limit has left.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
@@ -436,8 +434,8 @@ fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<
     if let Some(slot) = slots.iter().find(|slot| slot.len() < bytes) {
         return refuse(format!("buffers of at least {bytes} bytes"), slot.len().to_string());
     }
-    match slots.iter().find(|slot| slot.as_ptr().addr() % SLOT_ALIGN != 0) {
-        Some(slot) => refuse(format!("buffers at multiples of {SLOT_ALIGN}"), format!("{:p}", slot.as_ptr())),
+    match slots.iter().find(|slot| slot.as_ptr().addr() % ALIGN != 0) {
+        Some(slot) => refuse(format!("buffers at multiples of {ALIGN}"), format!("{:p}", slot.as_ptr())),
         None => Ok(()),
     }
 }

@@ -20,8 +20,8 @@ pub(crate) struct Layout {
     pub(crate) name: Option<Arc<str>>,
 }
 
-/// Fields begin at multiples of it.
-const ALIGN: usize = 64;
+/// Slots begin at multiples of it, and so do fields in a slot.
+pub(super) const ALIGN: usize = 64;
 
 impl Layout {
     pub(crate) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
