@@ -176,8 +176,8 @@ impl<T> Drop for Line<T> {
     }
 }
 
-/// The marker of a type that uses a ring for `'r`. It is invariant in `T`, as a cell is. It is made of functions, so that
-/// a struct with such a type needs no bound `T: 'r`. The constructors of the handles require that bound.
+/// Marks a type that uses a ring for `'r`. It is invariant in `T`, as a cell is. It consists of function pointers: a
+/// struct with such a type then needs no bound `T: 'r`. The constructors of the handles require that bound.
 type Marker<'r, T, W> = PhantomData<(&'r (), fn(T) -> T, fn(W) -> W)>;
 
 /// A share of a [`Block`] if the ring is owned by its handles and guards; nothing if it is borrowed.
@@ -382,8 +382,8 @@ impl<T, W: Wait> RingRef<'_, T, W> {
     /// Ends one side: sets on each word the `bits` of the lap of this side's next visit, then wakes the other `side` if
     /// it waits. `at` is where this side ends.
     ///
-    /// The words are visited in the order of the ring. Whoever reads the end from one of them finds it on those before,
-    /// such as the slot that a consumer put back.
+    /// It visits the words in the order of the ring. A side that reads the end from one word therefore finds it in the
+    /// words before, such as that of a slot that the consumer put back.
     pub(crate) fn end(self, mut at: Cursor, bits: impl Fn(Lap) -> State, side: Side) {
         let waiting = self.waiting();
         let mut any_waiter = false;

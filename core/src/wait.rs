@@ -207,11 +207,11 @@ impl Wait for Spin {
 /// The default strategy. With the feature `std`, a waiting side looks at the word for about a microsecond, yields its
 /// processor a few times, then sleeps as `Park` does. Without `std`, it polls in a loop as [`Spin`] does.
 ///
-/// A wait in which looking was in vain makes the next waits sleep at once: first 2, then 4, at most 256. So a ring with
-/// long waits, or one whose sides share a processor, spends almost no time on looking. A wait that ends while the side
-/// looks halves that number.
+/// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits, or
+/// one whose sides share a processor, spends almost no time on looking. A wait that a look ends halves that number. A
+/// sleep of less than 50 µs resets it to none.
 ///
-/// One `Auto` is for one ring: both sides learn from it.
+/// Use one `Auto` for one ring: both sides learn from it.
 ///
 /// ```
 /// use twinbuf_core::{Auto, DoubleBuffer};
@@ -220,8 +220,9 @@ impl Wait for Spin {
 /// ```
 #[derive(Debug, Default)]
 pub struct Auto {
-    /// The number of waits left that sleep at once, and how many the last look in vain added, in the upper half. A
-    /// guess: any value is right, so every access is Relaxed, and two sides may overwrite each other's value.
+    /// The lower half counts the waits that still sleep at once. The upper half is that count after the last look in
+    /// vain. It is a guess: any value is right, so every access is Relaxed, and two sides may overwrite each other's
+    /// value.
     #[cfg(feature = "std")]
     pause: core::sync::atomic::AtomicU32,
 }
@@ -251,40 +252,6 @@ impl Wait for Auto {
 
     #[inline]
     fn wake(&self, _word: Word<'_>) {}
-}
-
-#[cfg(feature = "std")]
-impl Auto {
-    /// How often a wait looks at the word before it yields: about 1 µs, as a pause of the processor takes 20 to 50 ns.
-    /// More is wasted wherever the other side needs this processor: with 100, a round trip on one processor takes twice the
-    /// CPU time of `Park`.
-    const LOOKS: u32 = 30;
-    /// How often it yields, and looks after it: about 20 µs if no other thread wants the processor, as long as a sleep and a
-    /// wake take. If the other side does, one yield is enough, and cheaper than a sleep and a wake.
-    const YIELDS: u32 = 64;
-    /// The most waits that a look in vain can leave out.
-    const LONGEST_PAUSE: u32 = 256;
-
-    /// A wait begins. Returns whether it looks before it sleeps.
-    fn looks(&self) -> bool {
-        let pause = self.pause.load(Ordering::Relaxed);
-        if pause == 0 {
-            return true;
-        }
-        let (left, last) = (pause & 0xffff, pause >> 16);
-        // A wait that looks counts as a good one until `looked_in_vain`.
-        let next = if left > 0 { pause - 1 } else { (last / 2) << 16 };
-        self.pause.store(next, Ordering::Relaxed);
-        left == 0
-    }
-
-    /// The wait goes to sleep after it looked.
-    fn looked_in_vain(&self) {
-        let last = self.pause.load(Ordering::Relaxed) >> 16;
-        // Twice the pause before `looks` halved it.
-        let pause = (4 * last).clamp(2, Self::LONGEST_PAUSE);
-        self.pause.store(pause << 16 | pause, Ordering::Relaxed);
-    }
 }
 
 #[cfg(feature = "std")]
@@ -357,8 +324,38 @@ mod with_std {
     }
 
     impl Auto {
+        /// How often a wait looks at the word before it yields: about 1 µs, as a pause of the processor takes 20 to
+        /// 50 ns. More is wasted wherever the other side needs this processor: with 100, a round trip on one processor
+        /// takes twice the CPU time of `Park`.
+        const LOOKS: u32 = 30;
+        /// How often it yields, and looks after it: about 20 µs if no other thread wants the processor, as long as a
+        /// sleep and a wake take. If the other side does, one yield is enough, and cheaper than a sleep and a wake.
+        const YIELDS: u32 = 64;
+        /// The most waits that sleep at once after a look in vain.
+        const LONGEST_PAUSE: u32 = 256;
         /// A sleep that is shorter would have been ended by a look. Sleeps are not as short on a busy machine.
         const SHORT: Duration = Duration::from_micros(50);
+
+        /// A wait begins. Returns whether it looks before it sleeps.
+        fn looks(&self) -> bool {
+            let pause = self.pause.load(sync::Ordering::Relaxed);
+            if pause == 0 {
+                return true;
+            }
+            let (left, last) = (pause & 0xffff, pause >> 16);
+            // A wait that looks counts as a good one until `looked_in_vain`.
+            let next = if left > 0 { pause - 1 } else { (last / 2) << 16 };
+            self.pause.store(next, sync::Ordering::Relaxed);
+            left == 0
+        }
+
+        /// The wait goes to sleep after it looked.
+        fn looked_in_vain(&self) {
+            let last = self.pause.load(sync::Ordering::Relaxed) >> 16;
+            // Twice the pause before `looks` halved it.
+            let pause = (4 * last).clamp(2, Self::LONGEST_PAUSE);
+            self.pause.store(pause << 16 | pause, sync::Ordering::Relaxed);
+        }
 
         /// Sleeps. After a short sleep the next wait looks: otherwise two sides that sleep at once, and so let each other
         /// wait for a wake, would do so for ever.
