@@ -175,7 +175,7 @@ pub fn with_requests<T>(
 /// Reads one epoch of the file, from the disk only, and spends `compute` on each batch.
 ///
 /// The file is opened again each time: pages mapped by an open data set would stay in the page cache.
-pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
+pub fn cold_epoch(path: &Path, plan: &Plan, way: Way, compute: Duration) -> Result<Ran, BoxError> {
     cold_run(path, data::open(path)?, plan, way, compute)
 }
 
@@ -183,7 +183,7 @@ pub fn cold_epoch(path: &Path, plan: Plan, way: Way, compute: Duration) -> Resul
 pub fn cold_run(
     path: &Path,
     records: Arc<Records>,
-    plan: Plan,
+    plan: &Plan,
     way: Way,
     compute: Duration,
 ) -> Result<Ran, BoxError> {
@@ -191,7 +191,7 @@ pub fn cold_run(
     let mut loader = if way.residency {
         // Reads like the loader, except that hints may be off.
         let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
-        let reader = Reader::new(records.ranges(), &plan, options)?;
+        let reader = Reader::new(records.ranges(), plan, options)?;
         let (records, found) = (records.clone(), found.clone());
         way.build_over(Counted { records, reader, plan: plan.clone(), found, first: true }, plan.clone())?
     } else {
@@ -214,7 +214,7 @@ pub fn cold_run(
     let major_faults = sys::major_faults() - faults;
     let report = loader.report();
     loader.close()?;
-    check(&report, &plan)?;
+    check(&report, plan)?;
     let first_wait = first.ok_or("an epoch without a batch")?;
     let resident = *found.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(Ran { report, resident, wall, first_wait, major_faults, request })

@@ -57,8 +57,7 @@ pub fn run(
                 bucket.wait()?;
                 let records = Arc::new(Records::open([path], usize::try_from(record)?)?);
                 let before = requests();
-                let ran =
-                    cold_run(path, records, plan.clone(), Way { mode, ..Way::default() }, Duration::ZERO)?;
+                let ran = cold_run(path, records, plan, Way { mode, ..Way::default() }, Duration::ZERO)?;
                 Ok(figures(ran.report.bytes as f64 / MIB as f64 / ran.wall.as_secs_f64(), before))
             }));
         }

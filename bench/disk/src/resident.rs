@@ -39,9 +39,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         ];
         let mut table = Table::new("resident", format!("{title}, batches of {BATCH} MiB"), &columns);
         let subject = |name: &str, way: Way, times: u32| {
-            Subject::new(name, move |load: Duration| {
-                Ok(figures(&cold_epoch(path, plan.clone(), way, load * times)?))
-            })
+            Subject::new(name, move |load: Duration| Ok(figures(&cold_epoch(path, plan, way, load * times)?)))
         };
         let way = Way { residency: true, ..Way::default() };
         let subjects = [
@@ -54,7 +52,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         // The time that a batch takes when nothing is read ahead and no hint precedes it.
         let serial = Way { overlap: false, ..Way::default() };
         let calibrate = || {
-            let ran = cold_epoch(path, plan.clone(), serial, Duration::ZERO)?;
+            let ran = cold_epoch(path, plan, serial, Duration::ZERO)?;
             Ok(ran.report.read.busy / u32::try_from(ran.report.batches)?)
         };
         measure::run(&mut table, &subjects, effort.part(3), calibrate)?;

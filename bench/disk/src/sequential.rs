@@ -29,7 +29,7 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         let mut table = Table::new("sequential", format!("cold sequential, blocks of {mib} MiB"), &columns);
         let loader = |name: String, way: Way| {
             Subject::new(name, move |compute| {
-                let ran = cold_epoch(path, plan.clone(), way, compute)?;
+                let ran = cold_epoch(path, &plan, way, compute)?;
                 let (report, wall) = (&ran.report, ran.wall.as_secs_f64());
                 let ms_a_batch = |time: Duration| 1e3 * time.as_secs_f64() / report.batches as f64;
                 Ok(vec![

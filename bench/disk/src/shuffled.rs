@@ -26,23 +26,20 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
     // The compute time per batch equals the load time without overlap. It is measured at the start of each
     // round, because disks drift.
     let calibrate = |mode| {
-        let ran =
-            cold_epoch(path, plan.clone(), Way { overlap: false, mode, ..Way::default() }, Duration::ZERO)?;
+        let ran = cold_epoch(path, plan, Way { overlap: false, mode, ..Way::default() }, Duration::ZERO)?;
         Ok::<_, BoxError>(ran.report.read.busy / u32::try_from(ran.report.batches)?)
     };
     let columns = ["waiting %", "without first", "epoch ms", "load ms a batch", "of it hints", "compute"];
     let mut table =
         Table::new("shuffled", format!("cold, shuffled chunks of {CHUNK} MiB, compute = load"), &columns);
     let subject = |name: String, way: Way| {
-        Subject::new(name, move |compute| Ok(figures(&cold_epoch(path, plan.clone(), way, compute)?)))
+        Subject::new(name, move |compute| Ok(figures(&cold_epoch(path, plan, way, compute)?)))
     };
     // With the load time of this read mode.
     let direct = |depth| {
         let way = Way { mode: ReadMode::Direct, depth, ..Way::default() };
         let name = if depth == 2 { "loader, Direct" } else { "loader, Direct, depth 4" };
-        Subject::new(name, move |_| {
-            Ok(figures(&cold_epoch(path, plan.clone(), way, calibrate(ReadMode::Direct)?)?))
-        })
+        Subject::new(name, move |_| Ok(figures(&cold_epoch(path, plan, way, calibrate(ReadMode::Direct)?)?)))
     };
     let default = Way::default();
     let mut subjects = vec![

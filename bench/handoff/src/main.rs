@@ -7,6 +7,7 @@ mod ours;
 mod payload;
 mod peers;
 mod report;
+mod stats;
 mod sys;
 mod task;
 

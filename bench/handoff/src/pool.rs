@@ -1,12 +1,13 @@
 //! Pools and read-ahead, as the examples of twinbuf-core have them, next to channels that do the same.
 //!
 //! A pool: workers whose results come in order. The peer is crossbeam's bounded channel with a map that restores the
-//! order; the results cost 0, 1 or 100 us. Read-ahead: a thread fills buffers that come back to it. The peer is two unbounded channels, one each way.
-//! Both sides have the same number of items in flight. Printed is the speed of ours in terms of the peer's: the median
-//! of the rounds, and the quartiles.
+//! order; the results cost 0, 1 or 100 us. Read-ahead: a thread fills buffers that come back to it. The peer is two
+//! unbounded channels, one each way. Both sides have the same number of items in flight. It prints the speed of ours
+//! divided by the peer's: the median of the rounds, and the quartiles.
 //!
-//! `pool [ROUNDS [BUSY]]`: so many rounds (default: 11), beside so many busy threads (default: 0).
+//! `pool [ROUNDS [BUSY]]`: the number of rounds (default: 11), and of busy threads beside them (default: 0).
 
+mod stats;
 #[allow(dead_code, reason = "shared with the other binary")]
 mod sys;
 
@@ -24,10 +25,10 @@ use twinbuf_core::{Auto, HeapRing, Park, Wait};
 const DEPTH: usize = 8;
 const SAMPLE: Duration = Duration::from_millis(40);
 
-/// One measurement: so many items, and how long they took.
+/// Passes this many items, and returns how long that took.
 type Run<'a> = Box<dyn Fn(u64) -> Duration + 'a>;
 
-/// What an item costs: so many steps of arithmetic, so that a thread that is not running makes no progress.
+/// What an item costs, in steps of arithmetic: a thread that is not running makes no progress.
 fn work(steps: u64, item: u64) -> u64 {
     (0..steps).fold(item, |sum, step| black_box(sum ^ step));
     item
@@ -176,11 +177,7 @@ fn main() {
             });
         }
         measure(&cells, rounds);
-        let median = |trip: fn() -> f64| {
-            let mut all: Vec<f64> = (0..rounds).map(|_| trip()).collect();
-            all.sort_by(f64::total_cmp);
-            all[rounds / 2]
-        };
+        let median = |trip: fn() -> f64| stats::median((0..rounds).map(|_| trip()));
         let [auto, park] =
             [median(|| on_one_processor([Auto::new(), Auto::new()])), median(|| on_one_processor([Park; 2]))];
         println!(
@@ -232,11 +229,7 @@ fn measure(cells: &[(String, [Run<'_>; 2])], rounds: usize) {
     }
     println!("{:28} {:>12} {:>12}   ours / peer's speed (quartiles)", "", "ours, ns", "peer, ns");
     for ((name, _), times) in cells.iter().zip(&times) {
-        let quartiles = |of: fn(&[f64; 2]) -> f64| {
-            let mut all: Vec<f64> = times.iter().map(of).collect();
-            all.sort_by(f64::total_cmp);
-            [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
-        };
+        let quartiles = |of: fn(&[f64; 2]) -> f64| stats::quartiles(times.iter().map(of));
         let [low, ratio, high] = quartiles(|[ours, peer]| peer / ours);
         let [ours, peer] = [quartiles(|times| times[0])[1], quartiles(|times| times[1])[1]];
         println!("{name:28} {ours:12.0} {peer:12.0}   {ratio:.2} ({low:.2} to {high:.2})");
