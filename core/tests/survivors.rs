@@ -103,7 +103,7 @@ fn each_strategy_relaxes_as_it_promises() {
     }
 }
 
-/// The default strategy looks less and less often while looking is in vain, and again once it is not.
+/// The default strategy looks less often after each look in vain, and more often again once a look pays.
 #[test]
 fn the_default_strategy_learns_whether_looking_pays() {
     let auto = Auto::new();
