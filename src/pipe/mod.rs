@@ -387,9 +387,9 @@ impl<R: Ring> Pipe<R> {
         let asked = Instant::now();
         self.asked(place, asked);
         let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
-        let at = self.naming.at(place.ticket());
+        let at = || self.naming.at(place.ticket());
         let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
-        let Some(consumer) = consumer else { return Poll::Ready(Err(Error::ThreadGone { at })) };
+        let Some(consumer) = consumer else { return Poll::Ready(Err(Error::ThreadGone { at: at() })) };
         *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = match own {
             Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, &mut waiting, held_timeout),
@@ -428,10 +428,11 @@ impl<R: Ring> Pipe<R> {
                 }
                 Received::Held => {
                     let (option, slots) = R::depth(consumer);
-                    return self.slot_held(&waiting, Error::SlotHeld { at, option, slots });
+                    let error = Error::SlotHeld { at: at(), option, slots };
+                    return self.slot_held(&waiting, error);
                 }
-                Received::Gone | Received::Lost => return Poll::Ready(Err(Error::ThreadGone { at })),
-                Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at, source })),
+                Received::Gone | Received::Lost => return Poll::Ready(Err(Error::ThreadGone { at: at() })),
+                Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at: at(), source })),
             }
         };
         let number = R::number(&item);
@@ -464,9 +465,10 @@ impl<R: Ring> Pipe<R> {
                 return Poll::Ready(Ok(None));
             }
             Err(error) => {
+                let error = at_place(*error, at());
                 recorder.discarded(header.ticket);
                 self.not_held();
-                return Poll::Ready(Err(at_place(*error, at)));
+                return Poll::Ready(Err(error));
             }
         }
         self.not_held();
