@@ -293,11 +293,7 @@ impl Batch {
             let wanted = "slots in memory of the loader's own".to_string();
             return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
         }
-        let taken = layout.taken.as_ref().map(|taken| taken.more(len as u64)).transpose();
-        let taken = taken.map_err(|(limit, taken)| {
-            let sum = "new memory for the slot of a batch that is kept".to_string();
-            Error::Memory { sum, wanted: len as u64, limit, taken }
-        })?;
+        let taken = layout.taken.as_ref().map(|taken| taken.more(len)).transpose()?;
         let other = Buffer::new(len).ok_or_else(|| too_large(&format_args!("one more of {len} bytes")))?;
         Ok((other, taken))
     }

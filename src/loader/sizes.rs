@@ -135,12 +135,7 @@ impl Sizes {
             .and_then(|slots| slots.checked_add(self.scratch() as u64))
             .and_then(|all| all.checked_add(self.ahead))
             .ok_or_else(|| too_large(self))?;
-        limit.take(wanted).map_err(|(limit, taken)| Error::Memory {
-            sum: self.to_string(),
-            wanted,
-            limit,
-            taken,
-        })
+        limit.take(wanted, self)
     }
 }
 

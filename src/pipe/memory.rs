@@ -1,6 +1,9 @@
 //! A limit of memory, for one loader or for several together.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Error;
 
 /// A limit, in bytes, on the memory of one or more loaders. See
 /// [`LoaderBuilder::memory_limit`](crate::loader::LoaderBuilder::memory_limit).
@@ -48,15 +51,18 @@ impl MemoryLimit {
         self.bytes.saturating_sub(self.taken())
     }
 
-    /// Takes this many bytes until the result is dropped, or returns the limit and how many bytes others have.
-    pub(crate) fn take(self, bytes: u64) -> Result<Taken, (u64, u64)> {
+    /// Takes this many bytes until the result is dropped. `sum` is what they are for, spelled out.
+    pub(crate) fn take(self, wanted: u64, sum: &dyn fmt::Display) -> Result<Taken, Error> {
         let mut taken = self.lock();
-        match taken.checked_add(bytes).filter(|&sum| sum <= self.bytes) {
-            Some(sum) => *taken = sum,
-            None => return Err((self.bytes, *taken)),
+        match taken.checked_add(wanted).filter(|&all| all <= self.bytes) {
+            Some(all) => *taken = all,
+            None => {
+                let (sum, limit) = (sum.to_string(), self.bytes);
+                return Err(Error::Memory { sum, wanted, limit, taken: *taken });
+            }
         }
         drop(taken);
-        Ok(Taken { limit: self, bytes })
+        Ok(Taken { limit: self, bytes: wanted })
     }
 
     /// Returns the limit of this process's environment: the same one for each loader that asks for the same number of
@@ -91,9 +97,9 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Takes more of the same limit, or tells the limit and how much is taken.
-    pub(crate) fn more(&self, bytes: u64) -> Result<Self, (u64, u64)> {
-        self.limit.clone().take(bytes)
+    /// Takes more of the same limit: for a slot whose memory the caller keeps.
+    pub(crate) fn more(&self, bytes: usize) -> Result<Self, Error> {
+        self.limit.clone().take(bytes as u64, &"new memory for the slot of a batch that is kept")
     }
 }
 

@@ -84,7 +84,7 @@ impl Group {
     pub fn leave_slot(&mut self) -> Option<bool> {
         let Place::Slot(slot) = &mut self.place else { return None };
         let len = slot.len();
-        let Ok(more) = self.taken.as_ref().map(|taken| taken.more(len as u64)).transpose() else {
+        let Ok(more) = self.taken.as_ref().map(|taken| taken.more(len)).transpose() else {
             return Some(false);
         };
         let Some(other) = Buffer::new(len) else { return Some(false) };

@@ -187,17 +187,13 @@ impl<B: Backend> StreamBuilder<B> {
         let left = memory_limit.as_ref().map(MemoryLimit::left);
         let device_depth = backend.device_depth();
         let schedule = Arc::new(Schedule::new(groups, order, (depth, device_depth), left, keep));
-        let sum = schedule.to_string();
-        let wanted = schedule.memory().ok_or_else(|| too_large(&sum))?;
-        let taken = memory_limit.map(|limit| limit.take(wanted)).transpose();
-        let taken =
-            taken.map_err(|(limit, taken)| Error::Memory { sum: sum.clone(), wanted, limit, taken })?;
-        let taken = taken.map(Arc::new);
+        let wanted = schedule.memory().ok_or_else(|| too_large(&*schedule))?;
+        let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
         let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
         // A device has page-locked slots.
         let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
-        let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&sum))?;
+        let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&*schedule))?;
         let trace = options.open(0, 1)?;
         let kept: Kept = (0..schedule.groups().len()).map(|_| OnceLock::new()).collect();
         let source = Reading {
@@ -210,7 +206,7 @@ impl<B: Backend> StreamBuilder<B> {
             slot: schedule.slot(),
             depth,
             lent: (device_depth == 0).then_some(slots),
-            sum: &sum,
+            sum: &*schedule,
             overlap: options.overlaps(),
             trace: trace.clone(),
             naming: Naming { loader: options.name.clone(), rounds: false },
