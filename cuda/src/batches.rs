@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::thread::ThreadId;
 use std::time::Instant;
 
 use cudarc::driver::CudaContext;
@@ -37,7 +36,7 @@ pub struct DeviceBatches<M: 'static> {
     end: End<M>,
     /// `None` with a copy thread.
     hand: Option<Arc<Hand<M>>>,
-    thread: Option<Arc<Thread>>,
+    _thread: Option<Arc<Thread>>,
 }
 
 /// Wakes the copy thread when the ring is gone: no one receives.
@@ -59,7 +58,7 @@ impl<M: 'static> DeviceBatches<M> {
         hand: Option<Arc<Hand<M>>>,
         thread: Option<Arc<Thread>>,
     ) -> Self {
-        Self { ring, next: 0, shared, end: End(hosts), hand, thread }
+        Self { ring, next: 0, shared, end: End(hosts), hand, _thread: thread }
     }
 
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
@@ -125,7 +124,8 @@ impl<M: 'static> DeviceBatches<M> {
 
     /// Returns the next batch if its copy has been issued, or `None` at the end. Otherwise returns `Pending`, and
     /// wakes the task of `cx` when the copy has been issued, or when the lease that holds the next device slot is
-    /// dropped.
+    /// dropped. The copy thread calls the waker, or the thread that drops the lease: a waker must not wait for the thread
+    /// that fills the slots.
     ///
     /// # Errors
     ///
@@ -175,14 +175,6 @@ impl<M: 'static> DeviceBatches<M> {
             Err(TryRecvError::Cancelled) => Err(Error::Cancelled),
             Err(_abandoned) => Err(fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
-    }
-
-    /// Returns the ID of the thread that issues the copies and wakes tasks. Code on that thread must not wait for
-    /// the thread that fills the slots. Returns `None` with `overlap(false)`.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn copy_thread(&self) -> Option<ThreadId> {
-        self.thread.as_ref()?.0.as_ref().map(|thread| thread.thread().id())
     }
 
     /// Returns the context of the device.
