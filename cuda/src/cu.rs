@@ -4,7 +4,7 @@
 //! them.
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, Range};
 use std::ptr;
 use std::sync::Arc;
@@ -20,11 +20,13 @@ use crate::error::Error;
 ///
 /// `CudaContext::bind_to_thread` would not do: it also returns errors that drops elsewhere in the program left behind.
 pub(crate) fn bind(ctx: &CudaContext) -> Result<(), Error> {
-    if check("cuCtxGetCurrent", result::ctx::get_current())? != Some(ctx.cu_ctx()) {
-        // SAFETY: the context is alive while its `CudaContext` is.
-        check("cuCtxSetCurrent", unsafe { result::ctx::set_current(ctx.cu_ctx()) })?;
-    }
-    Ok(())
+    Current::enter(ctx).map(mem::forget)
+}
+
+/// Calls `call` again if it fails: the first call may have returned an error of earlier work. Used where such an error
+/// must not keep something from being freed or waited for.
+pub(crate) fn twice<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    call().or_else(|_| call())
 }
 
 /// Makes a context current on the calling thread, and restores the previous one when dropped: for the caller's threads.
@@ -54,11 +56,10 @@ impl Current {
         Ok(Self { before, _here: PhantomData })
     }
 
-    /// Same as `enter`, before freeing something. Tries twice: the first call may have returned an error of earlier
-    /// work, and nothing can be freed without a current context.
+    /// Same as `enter`, before freeing something: nothing can be freed without a current context.
     pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
         // If the second call fails too, so does the free. The memory then stays until the context ends.
-        Self::enter(ctx).or_else(|_| Self::enter(ctx)).ok()
+        twice(|| Self::enter(ctx)).ok()
     }
 }
 
@@ -94,8 +95,7 @@ impl<T> Deref for Owner<T> {
 
 impl<T> Drop for Owner<T> {
     fn drop(&mut self) {
-        // Twice, because the first call may have returned an error of earlier work.
-        let _current = Current::keep().or_else(|_| Current::keep());
+        let _current = twice(Current::keep);
         // SAFETY: dropped only here.
         unsafe { ManuallyDrop::drop(&mut self.0) };
     }
@@ -115,24 +115,26 @@ pub(crate) struct BesideCaptures {
 impl BesideCaptures {
     /// `None` if the driver refuses. Copies need the mode only during a capture, and then their own calls fail.
     pub(crate) fn enter() -> Option<Self> {
-        let relaxed = || exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-        // Twice, because the first call may have returned an error of earlier work.
-        Some(Self { before: relaxed().or_else(relaxed)?, _here: PhantomData })
+        let before = exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+        Some(Self { before, _here: PhantomData })
     }
 }
 
 impl Drop for BesideCaptures {
     fn drop(&mut self) {
-        // Twice, as above.
-        let _ = exchange(self.before).or_else(|| exchange(self.before));
+        let _ = exchange(self.before);
     }
 }
 
-/// Sets the calling thread's capture mode and returns the previous one.
-fn exchange(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    // SAFETY: the pointer is valid for the call, which writes the previous mode there.
-    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().ok()?;
-    Some(mode)
+/// Sets the calling thread's capture mode and returns the previous one. `None` if the driver refuses.
+fn exchange(mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
+    let once = || {
+        let mut mode = mode;
+        // SAFETY: the pointer is valid for the call, which writes the previous mode there.
+        let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", exchanged.result()).map(|()| mode)
+    };
+    twice(once).ok()
 }
 
 /// Whether work in `stream` becomes part of a graph now, or cannot be enqueued because of a capture. If `stream` is the
@@ -275,13 +277,12 @@ impl Stream {
         &self.ctx
     }
 
-    /// Waits until all work in it is done. Tries twice, because the first call may return an error of earlier work.
+    /// Waits until all work in it is done.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         let _current = Current::enter_to_free(&self.ctx);
         let _beside = BesideCaptures::enter();
         // SAFETY: the stream exists.
-        let once = || unsafe { synchronize(self.raw) };
-        once().or_else(|_| once())
+        twice(|| unsafe { synchronize(self.raw) })
     }
 }
 

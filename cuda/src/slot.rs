@@ -124,9 +124,7 @@ impl<M> DeviceBuf<M> {
         let _current = Current::enter_to_free(self.context());
         let is_captured = |used: &UsedOn| {
             // SAFETY: the caller of `use_on` guarantees that the stream still exists.
-            let once = || unsafe { cu::is_captured(used.stream) };
-            // Twice, because the first call may return an error of earlier work.
-            once().or_else(|_| once()) == Ok(true)
+            cu::twice(|| unsafe { cu::is_captured(used.stream) }) == Ok(true)
         };
         if uses.streams.iter().any(is_captured) {
             return false;
@@ -169,9 +167,9 @@ impl<M> Drop for DeviceBuf<M> {
     /// copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
-        // Twice, because the first call may return an error of earlier work. If a stream that used the slot is still being
-        // captured, nothing may wait for it; if a use could not be recorded, nothing can.
-        if !self.end_uses() || self.copy_after_uses().or_else(|_| self.copy_after_uses()).is_err() {
+        // If a stream that used the slot is still being captured, nothing may wait for it; if a use could not be recorded,
+        // nothing can.
+        if !self.end_uses() || cu::twice(|| self.copy_after_uses()).is_err() {
             self.bytes.leak();
         }
     }
