@@ -131,14 +131,19 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
         }
     }
     let _end = End(orders);
-    if let Err(error) = all(orders, copies) {
-        // Set before the ring ends, because the caller looks here when it sees the end. The first error counts.
-        let _ = fate.set(error);
-    }
+    // Set before the slot of a failed copy is free: its event does not cover the copy, and the caller, which takes that
+    // slot, hands nothing over after an error. Also before the ring ends. The first error counts.
+    let failed = |error: &Error| drop(fate.set(error.clone()));
+    // The error is in `fate`.
+    let _ = all(orders, copies, failed);
 }
 
-fn all<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream) -> Result<(), Error> {
-    cu::bind(copies.context())?;
+fn all<'s, 'env: 's>(
+    orders: &Orders<'s, 'env>,
+    copies: &Stream,
+    failed: impl Fn(&Error) + Copy,
+) -> Result<(), Error> {
+    cu::bind(copies.context()).inspect_err(failed)?;
     let _beside = BesideCaptures::enter();
     // An offload whose copies run. The next one is issued before this one is waited for.
     let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
@@ -154,20 +159,22 @@ fn all<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream) -> Result<(), E
         };
         match next {
             Ok(Some(mut order)) => {
-                order.start(copies)?;
+                order.start(copies).inspect_err(failed)?;
                 let offload = (order.way == Way::Offload).then_some(order);
                 if let Some(mut before) = mem::replace(&mut last, offload) {
-                    before.serve()?;
+                    before.serve().inspect_err(failed)?;
                 }
             }
             // The caller's work has failed; its order was given up.
             Err(TryRecvError::Cancelled) => {}
             Err(TryRecvError::Empty | TryRecvError::Held) => {
                 if let Some(mut order) = last.take() {
-                    order.serve()?;
+                    order.serve().inspect_err(failed)?;
                 }
             }
-            Ok(None) | Err(_) => return last.map_or(Ok(()), |mut order| order.serve()),
+            Ok(None) | Err(_) => {
+                return last.map_or(Ok(()), |mut order| order.serve().inspect_err(failed));
+            }
         }
     }
 }
