@@ -191,6 +191,7 @@ PROMISES = [
     (WAIT, "`Auto` looks 30 times longer", "LOOKS: u32 = 30;", "LOOKS: u32 = 900;"),
     (WAIT, "`Auto` does not learn that looking is in vain", "            self.looked_in_vain();\n", ""),
     (WAIT, "`Auto` does not learn that looking pays", "(last / 2) << 16", "last << 16"),
+    (WAIT, "`Auto` does not learn from a short sleep", "self.pause.store(0, sync::Ordering::Relaxed);", ""),
     (WAIT, "`Park` spins", "fn relax(&self, _round: u32) -> bool {\n            false\n        }", "fn relax(&self, round: u32) -> bool {\n            round < 1000\n        }"),
     (STATE, "a ring that has ended forgets it", "DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE)", "DEAD: State = State(Self::TX_GONE | Self::RX_GONE)"),
     (STATE, "a slot counts as unread while the consumer exists", "self.is_closed() && matches!", "matches!"),

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use twinbuf_core::{
@@ -126,6 +127,37 @@ fn the_default_strategy_learns_whether_looking_pays() {
     assert!(auto.relax(0));
     assert!(few.contains(&in_vain()));
     assert_eq!(pauses(2), [2, 4]);
+}
+
+/// The default strategy looks again after a sleep that a look would have ended.
+#[test]
+fn the_default_strategy_looks_after_a_short_sleep() {
+    /// Sleeps in a wake, on a word that differs from the expected value: such a sleep is short.
+    struct Short<'a>(&'a Auto);
+
+    impl Wait for Short<'_> {
+        fn relax(&self, _round: u32) -> bool {
+            false
+        }
+        fn wait(&self, _word: Word<'_>, _expected: u32) {}
+        fn wake(&self, word: Word<'_>) {
+            self.0.wait(word, !word.load());
+        }
+    }
+
+    let auto = Auto::new();
+    let mut ring = DoubleBuffer::with_wait([0, 0], Short(&auto));
+    let (mut tx, mut rx) = ring.split();
+    // Eight looks in vain, and the 2 + 4 + ... + 128 waits between them. The next 256 waits sleep at once.
+    (0..8 + 254).for_each(|_| assert!((0..).any(|round| !auto.relax(round))));
+    let mut sleep_and_relax = || {
+        assert!(rx.poll_recv(&mut Context::from_waker(Waker::noop())).is_pending());
+        tx.fill(|_| ()).unwrap();
+        assert!(rx.recv().unwrap().is_some());
+        auto.relax(0)
+    };
+    // One is enough: on a busy machine the other sleeps may be long.
+    assert!((0..100).any(|_| sleep_and_relax()));
 }
 
 /// A slot that is filled at the last moment is delivered: the wait checks the slot before the deadline.
