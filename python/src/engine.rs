@@ -347,16 +347,12 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let run = std::mem::replace(&mut state.run, Run::Closed);
-        let Some(Ok(closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
-        let mut closing = Some(closing);
+        let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
+        let mut wait = || closing.wait(LEAVE);
+        let closed = Python::try_attach(|py| py.detach(&mut wait)).unwrap_or_else(wait);
         // The error that nobody asked for is dropped, as at the end of a loop that was left.
-        let mut wait = || {
-            if let Some(closing) = closing.take() {
-                closing.wait(LEAVE);
-            }
-        };
-        if Python::try_attach(|py| py.detach(&mut wait)).is_none() {
-            wait();
+        if closed.is_none() {
+            closing.leave();
         }
     }
 }
@@ -388,19 +384,12 @@ impl Closing {
         Ok(Self(receiver))
     }
 
-    /// Waits for the end, or gives the wait back.
-    pub(crate) fn wait_slice(self, slice: Duration) -> Result<Result<(), twinbuf::Error>, Self> {
-        match self.0.recv_timeout(slice) {
-            Ok(closed) => Ok(closed),
-            Err(RecvTimeoutError::Timeout) => Err(self),
-            Err(RecvTimeoutError::Disconnected) => Ok(Ok(())),
-        }
-    }
-
-    /// Waits for the end, and then gives up.
-    fn wait(self, limit: Duration) {
-        if let Err(closing) = self.wait_slice(limit) {
-            closing.leave();
+    /// Waits for the end as long as `timeout`. `None`: it has not come.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<Result<(), twinbuf::Error>> {
+        match self.0.recv_timeout(timeout) {
+            Ok(closed) => Some(closed),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Ok(())),
         }
     }
 

@@ -529,9 +529,8 @@ impl Loader {
         let (mut closing, since) = (Closing::start(loader)?, Instant::now());
         loop {
             let rest = limit.map(|limit| limit.saturating_sub(since.elapsed()));
-            match detached(py, move || closing.wait_slice(rest.unwrap_or(SLICE).min(SLICE))) {
-                Ok(closed) => return closed.map_err(|error| errors::loading(py, error)),
-                Err(waiting) => closing = waiting,
+            if let Some(closed) = detached(py, || closing.wait(rest.unwrap_or(SLICE).min(SLICE))) {
+                return closed.map_err(|error| errors::loading(py, error));
             }
             let over = rest.is_some_and(|rest| rest.is_zero());
             let raised = match py.check_signals() {
