@@ -168,12 +168,8 @@ impl Shared {
 
 impl State {
     fn lent(&mut self, lease: &Arc<Lease>) {
-        while self.leases.front().is_some_and(|(_, lease)| lease.strong_count() == 0) {
-            self.leases.pop_front();
-        }
-        if self.leases.len() >= 16 {
-            self.leases.retain(|(_, lease)| lease.strong_count() > 0);
-        }
+        // No more of them than slots are in use.
+        self.leases.retain(|(_, lease)| lease.strong_count() > 0);
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
