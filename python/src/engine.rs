@@ -98,15 +98,11 @@ pub(crate) enum Asked {
     Closed,
 }
 
-/// Whether a slot was freed.
+/// What the loop is told of a slot that was freed, or that could not be.
 pub(crate) enum Freed {
-    No,
-    /// The slot of a batch of an earlier iteration.
-    LeftOver,
-    /// The slot of a batch that this iteration's loop has kept, for the first time or not.
-    Kept {
-        first: bool,
-    },
+    Nothing,
+    /// For the first time the slot was that of a batch that this iteration's loop has kept.
+    FirstKept,
     NoMemory,
 }
 
@@ -177,8 +173,8 @@ impl State {
     /// only if the slot has been held for `patience`, or at once if the batch belongs to a finished iteration: a loop
     /// variable then holds it. A loop that has kept a batch keeps others, so it waits no more.
     pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
-        let Run::Running(epochs) = &self.run else { return Freed::No };
-        let Some(held_for) = epochs.held_for() else { return Freed::No };
+        let Run::Running(epochs) = &self.run else { return Freed::Nothing };
+        let Some(held_for) = epochs.held_for() else { return Freed::Nothing };
         while let Some((iteration, lease)) = self.leases.front() {
             let Some(lease) = lease.upgrade() else {
                 self.leases.pop_front();
@@ -186,20 +182,20 @@ impl State {
             };
             let left_over = *iteration != self.iteration;
             if !left_over && held_for < patience && self.kept == 0 {
-                return Freed::No;
+                return Freed::Nothing;
             }
             self.leases.pop_front();
             match lease.leave_slot() {
-                Some(true) if left_over => return Freed::LeftOver,
+                Some(true) if left_over => return Freed::Nothing,
                 Some(true) => {
                     self.kept += 1;
-                    return Freed::Kept { first: self.kept == 1 };
+                    return if self.kept == 1 { Freed::FirstKept } else { Freed::Nothing };
                 }
                 Some(false) => return Freed::NoMemory,
                 None => {}
             }
         }
-        Freed::No
+        Freed::Nothing
     }
 
     /// Takes back a batch that the loop did not get. The loop gets it next if it is to come `again`.

@@ -168,7 +168,7 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
         Freed::NoMemory => {
             Err(PyMemoryError::new_err("no memory for a batch that was kept: let go of earlier batches"))
         }
-        Freed::Kept { first: true } => {
+        Freed::FirstKept => {
             let name = shared.name.as_deref().map_or(String::new(), |name| format!("{name}: "));
             errors::warn(
                 py,
@@ -179,6 +179,6 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
                 ),
             )
         }
-        Freed::No | Freed::LeftOver | Freed::Kept { first: false } => Ok(()),
+        Freed::Nothing => Ok(()),
     }
 }
