@@ -345,7 +345,10 @@ impl State {
         match found {
             Poll::Pending => Poll::Pending,
             Poll::Ready(None) => Poll::Ready(Ok(false)),
-            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(true)),
+            Poll::Ready(Some(Ok(_))) => {
+                self.received += 1;
+                Poll::Ready(Ok(true))
+            }
             Poll::Ready(Some(Err(error))) => {
                 // The iterable goes on after an error, if the loop does.
                 self.granted = 0;
@@ -407,7 +410,6 @@ pub(crate) struct Items {
     recorder: Option<Py<Recorder>>,
     /// Without overlap the loop sends the batches itself.
     overlap: bool,
-    kind: Kind,
     name: String,
 }
 
@@ -445,8 +447,8 @@ impl Items {
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
-        let lockstep = before.is_some();
-        let asked = if lockstep { 0 } else { rounds.unwrap_or(u64::MAX) };
+        let all = rounds.unwrap_or(u64::MAX);
+        let asked = if before.is_some() { 0 } else { all };
         let run = if overlap {
             let (shared, since) = (making.clone(), Instant::now());
             let source = Source { iterable: iterable.clone(), shared, since, around };
@@ -455,7 +457,7 @@ impl Items {
             let builder = if name.is_empty() { builder } else { builder.name(name) };
             let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
             let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-            pipe.begin(epoch, iter::repeat(()), 0);
+            pipe.begin(epoch, (0..all).map(|_| ()), 0);
             Some(pipe::Items::owned(pipe))
         } else {
             None
@@ -468,22 +470,8 @@ impl Items {
         iterations.retain(|(_, making)| making.running.load(Ordering::Relaxed));
         iterations.push((Arc::downgrade(&shared), making));
         drop(iterations);
-        let kind = if rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
         let name = name.to_string();
-        Ok(Self {
-            shared,
-            receive,
-            map,
-            iterable,
-            before,
-            after,
-            rounds,
-            place,
-            recorder,
-            overlap,
-            kind,
-            name,
-        })
+        Ok(Self { shared, receive, map, iterable, before, after, rounds, place, recorder, overlap, name })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -524,7 +512,8 @@ impl Items {
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> Report {
         let report = self.shared.state.with(py, |state| state.report());
-        Report::new(report, &self.name, self.kind)
+        let kind = if self.rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
+        Report::new(report, &self.name, kind)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -602,7 +591,6 @@ impl Items {
             self.stop(py);
             return Err(error);
         }
-        let ended = self.shared.state.with(py, |state| self.rounds == Some(state.received));
         if self.recorder.is_some() && (!self.overlap || self.is_stopped()) {
             // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
             let Some(item) = self.iterable.next(py)? else {
@@ -610,10 +598,6 @@ impl Items {
                 return Ok(None);
             };
             return Ok(Some(Item::new(item, self.iterable.state(py)?, true)));
-        }
-        if ended {
-            self.shared.state.with(py, State::end);
-            return Ok(None);
         }
         // Most items are ready already: there is no reason to release the GIL and wait to get it back.
         let mut found = self.shared.state.with(py, |state| state.next(Duration::ZERO));
@@ -628,10 +612,7 @@ impl Items {
                 }
             };
             match made {
-                Ok(true) => {
-                    self.shared.state.with(py, |state| state.received += 1);
-                    return Ok(self.iterable.made().pop_front());
-                }
+                Ok(true) => return Ok(self.iterable.made().pop_front()),
                 Ok(false) => {
                     self.at_the_end(py)?;
                     self.shared.state.with(py, State::end);
