@@ -32,13 +32,11 @@ pub(crate) struct Records {
     sources: Vec<PathBuf>,
     skip_short: bool,
     steps: Vec<Step>,
-    /// The elements' type was chosen by `to`.
-    chosen: bool,
     /// A record after the steps.
     record: RecordType,
     /// How the files were cut.
     cut: Cut,
-    /// The calls that made the steps, each a name, a tuple and a dict: ``pickle`` makes them again.
+    /// The calls of `to` and `map`, each a name, a tuple and a dict: ``pickle`` makes them again.
     calls: Vec<Object>,
 }
 
@@ -148,7 +146,7 @@ impl Records {
     ) -> PyResult<Self> {
         let record = files.record()?;
         let (steps, calls) = (Vec::new(), Vec::new());
-        Ok(Self { files, format, sources, skip_short, steps, chosen: false, record, cut, calls })
+        Ok(Self { files, format, sources, skip_short, steps, record, cut, calls })
     }
 
     /// The call that opened the files, as in `calls`. Paths are absolute: another process may run elsewhere.
@@ -189,14 +187,14 @@ impl Records {
         }
         let (files, format, sources) = (self.files.clone(), self.format.clone(), self.sources.clone());
         let (skip_short, cut) = (self.skip_short, self.cut);
-        Ok(Self { files, format, sources, skip_short, steps, chosen: true, record, cut, calls })
+        Ok(Self { files, format, sources, skip_short, steps, record, cut, calls })
     }
 
     /// For a loader. Tokens get the type that torch's embeddings and losses take, unless a type was chosen.
     pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
         let mut steps = self.steps.clone();
         let tokens = matches!(self.record.dtype(), Some(DType::U16 | DType::U32));
-        if tokens && !self.chosen && !self.record.is_ragged() && self.record.shape().len() < 2 {
+        if tokens && self.calls.is_empty() && !self.record.is_ragged() && self.record.shape().len() < 2 {
             steps.push(Step::cast(self.dtype_in_slots(), DType::I64)?);
         }
         Ok((self.files.data_set(), steps))
@@ -455,7 +453,7 @@ impl Records {
                 "windows are made of rows, and plain bytes have none: open the files with `open_headerless`",
             ));
         }
-        if self.chosen {
+        if !self.calls.is_empty() {
             return Err(wrong("windows: wanted a call before `to` and `map`, found one after them"));
         }
         let cut = Cut::Windows { rows, stride: stride.unwrap_or(rows) };
