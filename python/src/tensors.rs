@@ -108,9 +108,6 @@ pub(crate) fn stream(
     read_mode: &str,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
-    if depth < 2 {
-        return Err(errors::option(py, format!("option `depth`: wanted at least 2 slots, found {depth}")));
-    }
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
     let lists = match groups.is_callable() {
         true => by_key(py, model, groups)?,
