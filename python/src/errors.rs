@@ -241,10 +241,9 @@ pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
 }
 
 /// Rust's names, and Python's.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 6] = [
     ("Records::len", "len(records)"),
     ("PlanBuilder::rank", "rank"),
-    ("device_depth", "depth"),
     ("transform", "map"),
     ("ReadMode", "read_mode"),
     ("dataset", "data"),
