@@ -243,7 +243,7 @@ impl Loader {
             return Err(errors::option(py, "data: wanted at least one data set, found none"));
         }
         let names = Names::of(data)?;
-        let given_depth = depth.map(|depth| whole("depth", depth)).transpose()?;
+        let given_depth = whole_or_none::<usize>("depth", depth)?;
         let memory_limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
         let breakdown = whole_or_none::<u64>("breakdown", breakdown)?;
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
@@ -284,10 +284,7 @@ impl Loader {
         let builder = builder.from_env().map_err(failed)?;
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
-        let builder = match slots {
-            Some(slots) => builder.slots(slots),
-            None => builder,
-        };
+        let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
         let built = py.detach(|| builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.overlap);

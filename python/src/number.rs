@@ -59,11 +59,12 @@ pub(crate) fn numbers(name: &str, found: &Bound<'_, PyAny>) -> PyResult<Vec<u64>
             "{name}: wanted a list or an array of whole numbers, found {found}"
         )));
     }
-    if !empty && array.call_method0("min")?.extract::<i128>()? < 0 {
+    if !empty {
         let least = array.call_method0("min")?;
-        return Err(errors::option(py, format!("{name}: wanted numbers from 0 on, found {least}")));
+        if least.lt(0)? {
+            return Err(errors::option(py, format!("{name}: wanted numbers from 0 on, found {least}")));
+        }
     }
-    let bytes = array.call_method1("astype", ("<u8",))?.call_method0("tobytes")?.cast_into::<PyBytes>()?;
-    let word = |word: &[u8]| word.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
-    Ok(bytes.as_bytes().chunks_exact(8).map(word).collect())
+    let bytes = array.call_method1("astype", ("uint64",))?.call_method0("tobytes")?.cast_into::<PyBytes>()?;
+    Ok(bytes.as_bytes().chunks_exact(8).map(bytemuck::pod_read_unaligned).collect())
 }
