@@ -45,6 +45,7 @@ class Sender:
         self.device = device
         self.depth = depth
         self.recorder = _Recorder(name=name, trace=trace, device=True)
+        self._streams = streams
         # One for all iterations: the loader may send a batch before an iteration has its thread.
         self._upload = Upload(streams)
         # The place after the last batch that the loop received; empty where it is the loader's own.
@@ -54,7 +55,7 @@ class Sender:
 
     def slot(self, nbytes: int) -> Any:
         """Return page-locked bytes for the loader to read into."""
-        return self._upload.lend(nbytes)
+        return self._streams.host(nbytes).zero_()
 
     def begin(
         self,

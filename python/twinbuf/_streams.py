@@ -272,10 +272,6 @@ class Upload:
         self._slots = [_Slot(streams.event()), _Slot(streams.event())]
         self._next = 0
 
-    def lend(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked bytes for a loader to read into."""
-        return self._streams.host(nbytes).zero_()
-
     def start(self) -> None:
         """Let the side stream wait for what the caller has enqueued: the iterable may use its results."""
         current, before = self._streams.current(), self._streams.event()
