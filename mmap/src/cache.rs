@@ -95,7 +95,8 @@ impl crate::Tensors {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
 

@@ -46,6 +46,12 @@ pub enum DType {
 }
 
 impl DType {
+    /// Every type.
+    pub(crate) const ALL: [Self; 17] = {
+        use DType::*;
+        [Bool, U8, I8, U16, I16, F8E4M3, F8E5M2, F16, Bf16, U32, I32, F32, U64, I64, F64, C64, C128]
+    };
+
     /// Returns the size of an element in bytes: 1, 2, 4, 8 or 16.
     #[must_use]
     pub const fn size(self) -> usize {

@@ -11,30 +11,41 @@ use crate::DType;
 /// `Display` prints one line without the [`source`](std::error::Error::source), because error reporters print the
 /// source separately. `Debug` prints the name of the variant, the message and the source; `main` uses `Debug` for a
 /// returned error. Offsets and lengths are in bytes. Offsets count from the start of the file.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The list of paths is empty.
+    #[error("no files were given: name at least one")]
     NoPaths,
     /// The record size is 0.
+    #[error("a record needs at least one byte, found 0")]
     ZeroRecord,
     /// The stride is 0.
+    #[error("the stride from a record to the next needs at least one row, found 0")]
     ZeroStride,
     /// A folder contains no files, or a pattern matches no file.
+    #[error("{path:?}: no files: name a folder with files, or another pattern")]
     NoFiles {
         /// The folder or pattern.
         path: PathBuf,
     },
     /// The file does not exist.
+    #[error("{path:?}: no such file{}", pattern(path))]
     NotFound {
         /// The file.
         path: PathBuf,
     },
     /// This process may not read the file, or may not search a folder of its path.
+    #[error("{path:?}: permission denied: check the file's mode and those of its folders")]
     PermissionDenied {
         /// The file.
         path: PathBuf,
     },
     /// The path does not name a regular file.
+    #[error(
+        "{path:?}: wanted a regular file, found a {found}{}",
+        if *found == "directory" { ": list its files with `files()`" } else { "" }
+    )]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -44,11 +55,16 @@ pub enum Error {
     /// The file was written to since it was opened, or another file now has its path. A [`Reader`](crate::Reader) looks
     /// at the length and the time of the last change once an epoch. If there are too many files to keep open, the crate
     /// reopens each file for use and compares device and inode too.
+    #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {
         /// The file.
         path: PathBuf,
     },
     /// The file could not be opened for another reason.
+    #[error(
+        "{path:?}: cannot be opened{}",
+        if too_many(source) { ": too many open files: raise the limit (`ulimit -n`)" } else { "" }
+    )]
     Open {
         /// The file.
         path: PathBuf,
@@ -56,6 +72,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The file contains less than one record.
+    #[error("{path:?}: holds no record: wanted at least {wanted} bytes, found {found}")]
     TooShort {
         /// The file.
         path: PathBuf,
@@ -66,6 +83,10 @@ pub enum Error {
     },
     /// The size of the file's data is not a multiple of the record size or the element size. For records of untyped
     /// bytes, [`Options::partial`](crate::Options::partial) ignores the incomplete record.
+    #[error(
+        "{path:?}: the last record or element, at byte {offset}, is not whole: wanted {wanted} bytes, found {found}: \
+        check its size, and whether the file is complete"
+    )]
     Ragged {
         /// The file.
         path: PathBuf,
@@ -77,13 +98,18 @@ pub enum Error {
         found: u64,
     },
     /// The total size of the records is 2^64 bytes or more, or one record exceeds the address space.
+    #[error("{path:?}: wanted fewer than 2^64 bytes in all records, found more with this file")]
     TooLarge {
         /// The file at which the size overflows.
         path: PathBuf,
     },
     /// The header of the file is invalid, or the file's format cannot be read as records.
-    Format(FormatError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
     /// The element type or the record shape of a file differs from the first file.
+    #[error(
+        "{path:?}: other records than in {first:?}: wanted {} {:?}, found {} {:?}", wanted.0, wanted.1, found.0, found.1
+    )]
     Mixed {
         /// The file that differs.
         path: PathBuf,
@@ -95,6 +121,9 @@ pub enum Error {
         found: (DType, Vec<usize>),
     },
     /// A batch contains a record that the files do not have. The plan was made for another data set.
+    #[error(
+        "no such record: wanted number {wanted}, found {found} records: make the plan with `Records::len`"
+    )]
     NoSuchRecord {
         /// The index of the record, from 0.
         wanted: u64,
@@ -102,6 +131,7 @@ pub enum Error {
         found: u64,
     },
     /// The buffer is smaller than the batch.
+    #[error("the buffer is too small for the batch: wanted {wanted} bytes, found {found}")]
     BufferTooSmall {
         /// The size of the batch in bytes; `u64::MAX` if it does not fit.
         wanted: u64,
@@ -109,6 +139,10 @@ pub enum Error {
         found: u64,
     },
     /// The file became shorter after it was opened.
+    #[error(
+        "{path:?}: truncated while open, byte {offset} is missing: wanted {wanted} bytes, found {found}: do not \
+        write to data files in use"
+    )]
     Truncated {
         /// The file.
         path: PathBuf,
@@ -120,6 +154,7 @@ pub enum Error {
         found: u64,
     },
     /// The system call to read the file failed.
+    #[error("{path:?}: cannot be read at byte {offset}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -129,6 +164,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Another system call on the file failed.
+    #[error("{path:?}: {call} failed")]
     System {
         /// The file.
         path: PathBuf,
@@ -139,6 +175,7 @@ pub enum Error {
         source: io::Error,
     },
     /// This operating system does not have the system call.
+    #[error("this operating system has no {call}")]
     Unsupported {
         /// The name of the missing call.
         call: &'static str,
@@ -162,6 +199,12 @@ impl Error {
     }
 }
 
+/// More for the message of a path that is not there.
+fn pattern(path: &Path) -> &'static str {
+    let is_pattern = path.to_string_lossy().contains(['*', '?', '[']);
+    if is_pattern { ": if it is a pattern, expand it with `files()`" } else { "" }
+}
+
 /// Whether this process or the system has no descriptor left.
 fn too_many(error: &io::Error) -> bool {
     #[cfg(unix)]
@@ -170,76 +213,6 @@ fn too_many(error: &io::Error) -> bool {
     {
         let _ = error;
         false
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Paths are printed quoted and escaped: a line break in a name must not break the message.
-        match self {
-            Self::NoPaths => write!(f, "no files were given: name at least one"),
-            Self::ZeroRecord => write!(f, "a record needs at least one byte, found 0"),
-            Self::ZeroStride => {
-                write!(f, "the stride from a record to the next needs at least one row, found 0")
-            }
-            Self::NoFiles { path } => {
-                write!(f, "{path:?}: no files: name a folder with files, or another pattern")
-            }
-            Self::NotFound { path } if path.to_string_lossy().contains(['*', '?', '[']) => {
-                write!(f, "{path:?}: no such file: if it is a pattern, expand it with `files()`")
-            }
-            Self::NotFound { path } => write!(f, "{path:?}: no such file"),
-            Self::PermissionDenied { path } => {
-                write!(f, "{path:?}: permission denied: check the file's mode and those of its folders")
-            }
-            Self::NotAFile { path, found } => {
-                let advice = if *found == "directory" { ": list its files with `files()`" } else { "" };
-                write!(f, "{path:?}: wanted a regular file, found a {found}{advice}")
-            }
-            Self::Replaced { path } => {
-                write!(
-                    f,
-                    "{path:?}: replaced or written to since it was opened: do not change data files in use"
-                )
-            }
-            Self::Open { path, source } if too_many(source) => {
-                write!(f, "{path:?}: cannot be opened: too many open files: raise the limit (`ulimit -n`)")
-            }
-            Self::Open { path, .. } => write!(f, "{path:?}: cannot be opened"),
-            Self::TooShort { path, wanted, found } => {
-                write!(f, "{path:?}: holds no record: wanted at least {wanted} bytes, found {found}")
-            }
-            Self::Ragged { path, offset, wanted, found } => write!(
-                f,
-                "{path:?}: the last record or element, at byte {offset}, is not whole: wanted {wanted} bytes, \
-                 found {found}: check its size, and whether the file is complete",
-            ),
-            Self::TooLarge { path } => {
-                write!(f, "{path:?}: wanted fewer than 2^64 bytes in all records, found more with this file")
-            }
-            Self::Format(error) => error.fmt(f),
-            Self::Mixed { path, first, wanted, found } => write!(
-                f,
-                "{path:?}: other records than in {first:?}: wanted {} {:?}, found {} {:?}",
-                wanted.0, wanted.1, found.0, found.1
-            ),
-            Self::NoSuchRecord { wanted, found } => write!(
-                f,
-                "no such record: wanted number {wanted}, found {found} records: make the plan with \
-                 `Records::len`",
-            ),
-            Self::BufferTooSmall { wanted, found } => {
-                write!(f, "the buffer is too small for the batch: wanted {wanted} bytes, found {found}")
-            }
-            Self::Truncated { path, offset, wanted, found } => write!(
-                f,
-                "{path:?}: truncated while open, byte {offset} is missing: wanted {wanted} bytes, found \
-                 {found}: do not write to data files in use",
-            ),
-            Self::Read { path, offset, .. } => write!(f, "{path:?}: cannot be read at byte {offset}"),
-            Self::System { path, call, .. } => write!(f, "{path:?}: {call} failed"),
-            Self::Unsupported { call } => write!(f, "this operating system has no {call}"),
-        }
     }
 }
 
@@ -262,25 +235,14 @@ impl fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Open { source, .. } | Self::Read { source, .. } | Self::System { source, .. } => {
-                Some(source)
-            }
-            // `Format` prints the line of what it holds, and so is not that one's consequence.
-            _ => None,
-        }
-    }
-}
-
 /// Why a file's header, or the array that it describes, cannot be read.
 ///
 /// Each message is one line. Offsets and lengths are in bytes. Offsets count from the start of the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
     /// The file was opened as a file without a header, but its first bytes are the header of a known format.
+    #[error("{path:?}: wanted numbers without a header, found {found}: {advice}")]
     NotHeaderless {
         /// The file.
         path: PathBuf,
@@ -290,12 +252,17 @@ pub enum FormatError {
         advice: &'static str,
     },
     /// The file is a pointer of Git LFS: a few lines of text in place of a large file that was not downloaded.
+    #[error("{path:?}: wanted the file itself, found a pointer of Git LFS: download it with `git lfs pull`")]
     LfsPointer {
         /// The file.
         path: PathBuf,
     },
     /// The file is a part of a model in several files, and not all of them were given.
     #[cfg(feature = "safetensors")]
+    #[error(
+        "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
+        few(missing)
+    )]
     MissingParts {
         /// The first part that was given.
         path: PathBuf,
@@ -306,6 +273,7 @@ pub enum FormatError {
         missing: Vec<PathBuf>,
     },
     /// The file ends inside its header.
+    #[error("{path:?}: ends inside its header: wanted at least {wanted} bytes, found {found}")]
     HeaderCutOff {
         /// The file.
         path: PathBuf,
@@ -315,6 +283,7 @@ pub enum FormatError {
         found: u64,
     },
     /// The file has another format: the magic number or string is wrong.
+    #[error("{path:?}: another format, by the magic at byte {offset}: wanted {wanted}, found {found}")]
     BadMagic {
         /// The file.
         path: PathBuf,
@@ -326,6 +295,7 @@ pub enum FormatError {
         found: String,
     },
     /// The version of the format is unknown.
+    #[error("{path:?}: unknown version, at byte {offset}: wanted {wanted}, found {found}")]
     BadVersion {
         /// The file.
         path: PathBuf,
@@ -337,6 +307,9 @@ pub enum FormatError {
         found: String,
     },
     /// The header states an implausible length.
+    #[error(
+        "{path:?}: the header's length, at byte {offset}, is too large: wanted at most {wanted} bytes, found {found}"
+    )]
     HeaderTooLong {
         /// The file.
         path: PathBuf,
@@ -348,6 +321,7 @@ pub enum FormatError {
         found: u64,
     },
     /// The header cannot be parsed.
+    #[error("{path:?}: bad header at byte {offset}: wanted {wanted}, found {found}")]
     BadHeader {
         /// The file.
         path: PathBuf,
@@ -359,6 +333,7 @@ pub enum FormatError {
         found: String,
     },
     /// No [`DType`] represents the element type.
+    #[error("{path:?}: unsupported type at byte {offset}: found {found}: {advice}")]
     UnsupportedType {
         /// The file.
         path: PathBuf,
@@ -370,6 +345,8 @@ pub enum FormatError {
         advice: &'static str,
     },
     /// The elements are big-endian.
+    #[error("{path:?}: big-endian numbers at byte {offset}: wanted little-endian, found {found}: save it with \
+        `numpy.save(path, x.astype('{}'))`", found.replace('>', "<"))]
     BigEndian {
         /// The file.
         path: PathBuf,
@@ -379,6 +356,10 @@ pub enum FormatError {
         found: String,
     },
     /// The array is in Fortran order (column-major). Its rows are not contiguous.
+    #[error(
+        "{path:?}: Fortran order at byte {offset}, in which no row lies in one piece: wanted C order: save it with \
+        `numpy.save(path, numpy.ascontiguousarray(x))`"
+    )]
     FortranOrder {
         /// The file.
         path: PathBuf,
@@ -386,6 +367,7 @@ pub enum FormatError {
         offset: u64,
     },
     /// The shape of the array does not describe records.
+    #[error("{path:?}: no records in this shape: wanted {wanted}, found {found:?}")]
     BadShape {
         /// The file.
         path: PathBuf,
@@ -395,6 +377,7 @@ pub enum FormatError {
         found: Vec<u64>,
     },
     /// The size of the data differs from the size in the header: the file is truncated or has extra bytes.
+    #[error("{path:?}: cut off or grown: from byte {offset} on wanted {wanted} bytes, found {found}")]
     DataLength {
         /// The file.
         path: PathBuf,
@@ -407,6 +390,10 @@ pub enum FormatError {
     },
     /// The array is compressed. Single rows of a compressed array cannot be read.
     #[cfg(feature = "npz")]
+    #[error(
+        "{path:?}: the array {name:?} is compressed: wanted it stored, found {found}: save it with \
+        `numpy.savez(path, ...)`, not `numpy.savez_compressed`"
+    )]
     Compressed {
         /// The file.
         path: PathBuf,
@@ -417,6 +404,7 @@ pub enum FormatError {
     },
     /// The file has no tensor or array with this name.
     #[cfg(any(feature = "safetensors", feature = "npz"))]
+    #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
     NoTensor {
         /// The file.
         path: PathBuf,
@@ -427,88 +415,11 @@ pub enum FormatError {
     },
 }
 
-impl fmt::Display for FormatError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotHeaderless { path, found, advice } => {
-                write!(f, "{path:?}: wanted numbers without a header, found {found}: {advice}")
-            }
-            Self::LfsPointer { path } => write!(
-                f,
-                "{path:?}: wanted the file itself, found a pointer of Git LFS: download it with `git lfs pull`"
-            ),
-            #[cfg(feature = "safetensors")]
-            Self::MissingParts { path, wanted, missing } => write!(
-                f,
-                "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
-                few(missing)
-            ),
-            Self::HeaderCutOff { path, wanted, found } => {
-                write!(f, "{path:?}: ends inside its header: wanted at least {wanted} bytes, found {found}")
-            }
-            Self::BadMagic { path, offset, wanted, found } => write!(
-                f,
-                "{path:?}: another format, by the magic at byte {offset}: wanted {wanted}, found {found}"
-            ),
-            Self::BadVersion { path, offset, wanted, found } => {
-                write!(f, "{path:?}: unknown version, at byte {offset}: wanted {wanted}, found {found}")
-            }
-            Self::HeaderTooLong { path, offset, wanted, found } => write!(
-                f,
-                "{path:?}: the header's length, at byte {offset}, is too large: wanted at most {wanted} bytes, \
-                 found {found}"
-            ),
-            Self::BadHeader { path, offset, wanted, found } => {
-                write!(f, "{path:?}: bad header at byte {offset}: wanted {wanted}, found {found}")
-            }
-            Self::UnsupportedType { path, offset, found, advice } => {
-                write!(f, "{path:?}: unsupported type at byte {offset}: found {found}: {advice}")
-            }
-            Self::BigEndian { path, offset, found } => write!(
-                f,
-                "{path:?}: big-endian numbers at byte {offset}: wanted little-endian, found {found}: save it with \
-                 `numpy.save(path, x.astype('{}'))`",
-                found.replace('>', "<")
-            ),
-            Self::FortranOrder { path, offset } => write!(
-                f,
-                "{path:?}: Fortran order at byte {offset}, in which no row lies in one piece: wanted C order: save it \
-                 with `numpy.save(path, numpy.ascontiguousarray(x))`"
-            ),
-            Self::BadShape { path, wanted, found } => {
-                write!(f, "{path:?}: no records in this shape: wanted {wanted}, found {found:?}")
-            }
-            Self::DataLength { path, offset, wanted, found } => write!(
-                f,
-                "{path:?}: cut off or grown: from byte {offset} on wanted {wanted} bytes, found {found}"
-            ),
-            #[cfg(feature = "npz")]
-            Self::Compressed { path, name, found } => write!(
-                f,
-                "{path:?}: the array {name:?} is compressed: wanted it stored, found {found}: save it with \
-                 `numpy.savez(path, ...)`, not `numpy.savez_compressed`"
-            ),
-            #[cfg(any(feature = "safetensors", feature = "npz"))]
-            Self::NoTensor { path, wanted, found } => {
-                write!(f, "{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))
-            }
-        }
-    }
-}
-
 /// The first of a list of names: a model may have thousands.
 #[cfg(any(feature = "safetensors", feature = "npz"))]
 fn few(names: &[impl fmt::Debug]) -> String {
     let (shown, more) = names.split_at(names.len().min(16));
     if more.is_empty() { format!("{shown:?}") } else { format!("{shown:?} and {} more", more.len()) }
-}
-
-impl std::error::Error for FormatError {}
-
-impl From<FormatError> for Error {
-    fn from(error: FormatError) -> Self {
-        Self::Format(error)
-    }
 }
 
 #[cfg(test)]

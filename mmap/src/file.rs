@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::{Error, FormatError};
@@ -18,7 +19,9 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
-    handle: Handle,
+    /// The open file. If there is none, it is opened for each use, by the path `again`.
+    kept: Option<Arc<File>>,
+    again: PathBuf,
     /// Device and inode: no other file has both.
     id: [u64; 2],
     /// Bytes in the file when it was opened.
@@ -33,32 +36,6 @@ pub(crate) struct DataFile {
     pub(crate) hints_wait: bool,
 }
 
-#[derive(Debug)]
-enum Handle {
-    Kept(File),
-    /// Opened for each use, by this path.
-    #[cfg(unix)]
-    OnDemand(PathBuf),
-}
-
-/// An open file: borrowed where it is kept, otherwise closed after use.
-#[derive(Debug)]
-pub(crate) enum Opened<'a> {
-    Kept(&'a File),
-    Own(File),
-}
-
-impl Deref for Opened<'_> {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        match self {
-            Self::Kept(file) => file,
-            Self::Own(file) => file,
-        }
-    }
-}
-
 impl DataFile {
     /// Opens a regular file and keeps it open.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
@@ -71,7 +48,8 @@ impl DataFile {
             #[cfg(unix)]
             map: Err(io::ErrorKind::OutOfMemory.into()),
             hints_wait: false,
-            handle: Handle::Kept(file),
+            kept: Some(Arc::new(file)),
+            again: PathBuf::new(),
         };
         // What Git LFS leaves where a file was not downloaded (`docs/spec.md` of git-lfs): fewer than 1024 bytes.
         const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
@@ -134,37 +112,29 @@ impl DataFile {
 
     /// Closes the file until it is used, if files can be told apart then.
     pub(crate) fn give_back(&mut self) {
-        #[cfg(unix)]
-        if let (Handle::Kept(_), Ok(path)) = (&self.handle, std::path::absolute(&self.path)) {
-            // Absolute, in case that the program changes its folder.
-            self.handle = Handle::OnDemand(path);
+        // Absolute, in case that the program changes its folder.
+        if let (true, Ok(path)) = (cfg!(unix), std::path::absolute(&self.path)) {
+            (self.kept, self.again) = (None, path);
         }
     }
 
     /// Whether the file is kept open.
     pub(crate) const fn is_kept(&self) -> bool {
-        self.kept().is_some()
+        self.kept.is_some()
     }
 
     /// The file, if it is kept open.
-    pub(crate) const fn kept(&self) -> Option<&File> {
-        match &self.handle {
-            Handle::Kept(file) => Some(file),
-            #[cfg(unix)]
-            Handle::OnDemand(_) => None,
-        }
+    pub(crate) const fn kept(&self) -> Option<&Arc<File>> {
+        self.kept.as_ref()
     }
 
     /// The file, opened again if it was given back.
-    pub(crate) fn file(&self) -> Result<Opened<'_>, Error> {
-        match &self.handle {
-            Handle::Kept(file) => Ok(Opened::Kept(file)),
-            #[cfg(unix)]
-            Handle::OnDemand(path) => {
-                let (file, metadata) = open(path)?;
-                self.check(&metadata).map(|()| Opened::Own(file))
-            }
+    pub(crate) fn file(&self) -> Result<Arc<File>, Error> {
+        if let Some(file) = &self.kept {
+            return Ok(file.clone());
         }
+        let (file, metadata) = open(&self.again)?;
+        self.check(&metadata).map(|()| Arc::new(file))
     }
 
     /// Device and inode.
@@ -227,6 +197,14 @@ impl DataFile {
 
     /// The bytes `start..start + len` of the header.
     ///
+    /// Fails if a header that has `found` bytes ends before `wanted`.
+    pub(crate) fn check_end(&self, wanted: u64, found: u64) -> Result<(), Error> {
+        if wanted <= found {
+            return Ok(());
+        }
+        Err(FormatError::HeaderCutOff { path: self.path.clone(), wanted, found }.into())
+    }
+
     /// Memory is taken only after the file is known to be that long.
     pub(crate) fn header(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
         self.header_within(&(0..self.len), start as u64, len)
@@ -235,11 +213,7 @@ impl DataFile {
     /// The bytes `start..start + len` of the header of a part of the file.
     pub(crate) fn header_within(&self, part: &Range<u64>, start: u64, len: usize) -> Result<Vec<u8>, Error> {
         let start = part.start.saturating_add(start);
-        let end = start.saturating_add(len as u64);
-        if part.end < end {
-            let (path, wanted, found) = (self.path.clone(), end, part.end);
-            return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
-        }
+        self.check_end(start.saturating_add(len as u64), part.end)?;
         let mut bytes = vec![0; len];
         self.read_exact(&mut bytes, start)?;
         Ok(bytes)

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::ranges::Places;
-use crate::ranges::{Kind, Layout, Ranges};
-use crate::{DType, Error, FormatError};
+use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::{DType, Error};
 
 /// Options for opening [`Records`]. [`Records::options`] returns the defaults.
 ///
@@ -85,7 +84,7 @@ impl Options {
     /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
-    /// - [`FormatError::HeaderCutOff`]: a file is shorter than its [`header`](Self::header).
+    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff): a file is shorter than its [`header`](Self::header).
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
@@ -225,8 +224,7 @@ fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Resu
 
 /// Bytes of a file behind its header.
 pub(crate) fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
-    let (path, wanted, found) = (file.path.clone(), header, file.len);
-    found.checked_sub(wanted).ok_or_else(|| FormatError::HeaderCutOff { path, wanted, found }.into())
+    file.check_end(header, file.len).map(|()| file.len - header)
 }
 
 #[cfg(test)]

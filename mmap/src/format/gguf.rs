@@ -6,11 +6,9 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::excerpt;
-use super::tensor::ByteRange;
-use super::tensor::Tensor;
+use super::{ByteRange, Tensor, little};
 use crate::file::DataFile;
-use crate::{DType, Error, FormatError};
+use crate::{DType, Error};
 
 /// The first four bytes of a file.
 pub(super) const MAGIC: &[u8] = b"GGUF";
@@ -76,9 +74,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
     let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
     let version = header.u32()?;
     if !(2..=3).contains(&version) {
-        let (wanted, found) = ("2 or 3, in little-endian order".to_owned(), version.to_string());
-        let (path, offset) = (file.path.clone(), MAGIC.len() as u64);
-        return Err(FormatError::BadVersion { path, offset, wanted, found }.into());
+        return Err(file.bad_version(MAGIC.len() as u64, "2 or 3, in little-endian order", version));
     }
     let (count, keys) = (header.u64()?, header.u64()?);
     let (mut align, mut part) = (32, Part { number: 0, of: 1 });
@@ -89,12 +85,12 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         if key == "general.alignment" && kind == 4 {
             align = u64::from(header.u32()?);
             if !align.is_power_of_two() {
-                return Err(header.bad(at, "a power of two as `general.alignment`", &align.to_string()));
+                return Err(file.bad_header(at, "a power of two as `general.alignment`", &align.to_string()));
             }
         } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
             // `LLM_KV_SPLIT_NO` and `LLM_KV_SPLIT_COUNT` of llama.cpp: 16 bits.
             let field = if key == "split.no" { &mut part.number } else { &mut part.of };
-            *field = header.take(size)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte));
+            *field = little(header.take(size)?);
         } else {
             header.skip_value(kind, NESTED)?;
         }
@@ -104,7 +100,11 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         let at = header.at;
         let (tensor, offset) = header.tensor(index)?;
         if offset % align != 0 {
-            return Err(header.bad(at, "an offset that is a multiple of the alignment", &offset.to_string()));
+            return Err(file.bad_header(
+                at,
+                "an offset that is a multiple of the alignment",
+                &offset.to_string(),
+            ));
         }
         all.push((tensor, at));
     }
@@ -115,18 +115,14 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
     for (tensor, at) in &mut all {
         let bytes = &mut tensor.range.bytes;
         if bytes.start < end && !bytes.is_empty() {
-            return Err(header.bad(*at, "tensors that do not overlap", &tensor.name));
+            return Err(file.bad_header(*at, "tensors that do not overlap", tensor.name.as_bytes()));
         }
         end = end.max(bytes.end);
-        match bytes.end.checked_add(start).filter(|&end| end <= file.len) {
-            Some(end) => *bytes = start + bytes.start..end,
-            None => {
-                let (path, wanted) = (file.path.clone(), start.saturating_add(bytes.end));
-                let (offset, wanted) = (start, wanted.saturating_sub(start));
-                let found = file.len.saturating_sub(start);
-                return Err(FormatError::DataLength { path, offset, wanted, found }.into());
-            }
-        }
+        let Some(end) = bytes.end.checked_add(start).filter(|&end| end <= file.len) else {
+            let wanted = start.saturating_add(bytes.end) - start;
+            return Err(file.bad_length(start, wanted, file.len.saturating_sub(start)));
+        };
+        *bytes = start + bytes.start..end;
     }
     Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), part))
 }
@@ -145,16 +141,8 @@ impl Header<'_> {
     /// Returns where the next bytes end, if the header limit and the file allow that many.
     fn end(&self, bytes: Option<u64>) -> Result<u64, Error> {
         let end = bytes.and_then(|bytes| self.at.checked_add(bytes)).unwrap_or(u64::MAX);
-        let path = || self.file.path.clone();
-        if end > self.file.len {
-            return Err(FormatError::HeaderCutOff { path: path(), wanted: end, found: self.file.len }.into());
-        }
-        if end > LONGEST {
-            return Err(
-                FormatError::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found: end }.into()
-            );
-        }
-        Ok(end)
+        self.file.check_end(end, self.file.len)?;
+        self.file.header_len(0, LONGEST, end).map(|_| end)
     }
 
     /// The next `len` bytes.
@@ -179,19 +167,16 @@ impl Header<'_> {
     }
 
     fn u64(&mut self) -> Result<u64, Error> {
-        Ok(self.take(8)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+        Ok(little(self.take(8)?))
     }
 
     fn name(&mut self) -> Result<String, Error> {
         let at = self.at;
         let len = self.u64()?;
-        if len > NAME {
-            let (path, offset) = (self.file.path.clone(), at);
-            return Err(FormatError::HeaderTooLong { path, offset, wanted: NAME, found: len }.into());
-        }
+        self.file.header_len(at, NAME, len)?;
         let name = self.take(len)?.to_vec();
         String::from_utf8(name)
-            .map_err(|error| self.bad(at + 8, "a name in UTF-8", &String::from_utf8_lossy(error.as_bytes())))
+            .map_err(|error| self.file.bad_header(at + 8, "a name in UTF-8", error.as_bytes()))
     }
 
     /// Skips bytes without reading them.
@@ -219,7 +204,7 @@ impl Header<'_> {
                 }
                 Ok(())
             }
-            _ => Err(self.bad(at, "a value of a known type", &format!("type {kind}"))),
+            _ => Err(self.file.bad_header(at, "a value of a known type", &format!("type {kind}"))),
         }
     }
 
@@ -228,12 +213,12 @@ impl Header<'_> {
         let start = self.at;
         let name = self.name()?;
         if name.is_empty() {
-            return Err(self.bad(start, "a tensor with a name", "none"));
+            return Err(self.file.bad_header(start, "a tensor with a name", "none"));
         }
         let at = self.at;
         let axes = self.u32()?;
         if axes > AXES {
-            return Err(self.bad(at, "at most 4 axes", &axes.to_string()));
+            return Err(self.file.bad_header(at, "at most 4 axes", &axes.to_string()));
         }
         let mut ne = Vec::new();
         for _ in 0..axes {
@@ -243,9 +228,8 @@ impl Header<'_> {
         let kind = self.u32()?;
         let offset = self.u64()?;
         let Some(&(_, format, block, block_bytes, dtype)) = TYPES.iter().find(|row| row.0 == kind) else {
-            let (path, offset, found) = (self.file.path.clone(), at_type, format!("GGUF type {kind}"));
             let advice = "its size is not known: convert it to a type that llama.cpp still writes";
-            return Err(FormatError::UnsupportedType { path, offset, found, advice }.into());
+            return Err(self.file.unsupported(at_type, format!("GGUF type {kind}"), advice));
         };
         // ggml lists the axis that varies fastest first; blocks are along it.
         let first = ne.first().copied().unwrap_or(1);
@@ -254,17 +238,11 @@ impl Header<'_> {
         let end = bytes.and_then(|bytes| offset.checked_add(bytes));
         let shape: Option<Vec<usize>> = ne.iter().rev().map(|&axis| usize::try_from(axis).ok()).collect();
         let (Some(end), Some(shape), 0) = (end, shape, first % block) else {
-            let (path, wanted) = (self.file.path.clone(), "whole blocks, and fewer than 2^64 bytes");
-            return Err(FormatError::BadShape { path, wanted, found: ne }.into());
+            return Err(self.file.bad_shape("whole blocks, and fewer than 2^64 bytes", ne));
         };
         let range = ByteRange { file, bytes: Range { start: offset, end } };
         let (name, shape, format) = (name.into(), shape.into(), Cow::Borrowed(format));
         Ok((Tensor { name, dtype, format, shape, range }, offset))
-    }
-
-    fn bad(&self, offset: u64, wanted: &'static str, found: &str) -> Error {
-        let (path, found) = (self.file.path.clone(), excerpt(found.as_bytes()));
-        FormatError::BadHeader { path, offset, wanted, found }.into()
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Array, check_length, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, FormatError, Options, Records};
+use crate::{Cut, DType, Error, Options, Records};
 
 /// 256 int32: magic, version, number of tokens; the rest is not used.
 const HEADER: usize = 256 * 4;
@@ -29,10 +29,10 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`]: the header is
+    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff), [`FormatError::BadMagic`](crate::FormatError::BadMagic), [`FormatError::BadVersion`](crate::FormatError::BadVersion): the header is
     ///   invalid.
-    /// - [`FormatError::BadHeader`]: the number of tokens is negative.
-    /// - [`FormatError::DataLength`]: the number of tokens does not match the size of the file.
+    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): the number of tokens is negative.
+    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the number of tokens does not match the size of the file.
     /// - [`Error::Mixed`]: one file has 16-bit tokens and another has 32-bit tokens.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`], as for
     ///   [`open_headerless`](Self::open_headerless).
@@ -76,28 +76,17 @@ impl Options {
 
 fn parse(file: &DataFile) -> Result<Array, Error> {
     let header = file.header(0, HEADER)?;
-    let path = || file.path.clone();
     let number = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|byte| header[4 * at + byte]));
     let (version, dtype) = match number(0) {
         magic if magic == GPT_2.0 => (GPT_2.1, GPT_2.2),
         magic if magic == LLAMA_3.0 => (LLAMA_3.1, LLAMA_3.2),
-        magic => {
-            return Err(FormatError::BadMagic {
-                path: path(),
-                offset: 0,
-                wanted: "20240520 or 20240801",
-                found: magic.to_string(),
-            }
-            .into());
-        }
+        magic => return Err(file.bad_magic(0, "20240520 or 20240801", magic.to_string())),
     };
     if number(1) != version {
-        let (wanted, found) = (version.to_string(), number(1).to_string());
-        return Err(FormatError::BadVersion { path: path(), offset: 4, wanted, found }.into());
+        return Err(file.bad_version(4, version, number(1)));
     }
     let Ok(tokens) = u64::try_from(number(2)) else {
-        let (wanted, found) = ("a number of tokens", number(2).to_string());
-        return Err(FormatError::BadHeader { path: path(), offset: 8, wanted, found }.into());
+        return Err(file.bad_header(8, "a number of tokens", number(2).to_string()));
     };
     let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
     check_length(file, file.len, &array)?;

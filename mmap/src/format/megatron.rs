@@ -2,7 +2,7 @@
 
 use super::numbers;
 use crate::file::DataFile;
-use crate::{DType, Error, FormatError};
+use crate::{DType, Error};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
@@ -12,18 +12,12 @@ const HEADER: usize = 9 + 8 + 1 + 8 + 8;
 /// The type of a token, and the offsets of the sequences in the data file: one more than there are sequences.
 pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     let header = file.header(0, HEADER)?;
-    let path = || file.path.clone();
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
-    let bad = |offset: u64, wanted, found: String| -> Error {
-        FormatError::BadHeader { path: path(), offset, wanted, found }.into()
-    };
     if header[..9] != *MAGIC {
-        let found = header[..9].escape_ascii().to_string();
-        return Err(FormatError::BadMagic { path: path(), offset: 0, wanted: "MMIDIDX\\0\\0", found }.into());
+        return Err(file.bad_magic(0, "MMIDIDX\\0\\0", header[..9].escape_ascii().to_string()));
     }
     if number(9) != VERSION {
-        let (wanted, found) = (VERSION.to_string(), number(9).to_string());
-        return Err(FormatError::BadVersion { path: path(), offset: 9, wanted, found }.into());
+        return Err(file.bad_version(9, VERSION, number(9)));
     }
     let dtype = match header[17] {
         1 => DType::U8,
@@ -35,14 +29,13 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
         7 => DType::F32,
         8 => DType::U16,
         code => {
-            let found = format!("the code {code}");
             let advice = "wanted a code from 1 to 8: integers of 8 to 64 bits or floats of 32 or 64 bits";
-            return Err(FormatError::UnsupportedType { path: path(), offset: 17, found, advice }.into());
+            return Err(file.unsupported(17, format!("the code {code}"), advice));
         }
     };
     let (sequences, documents) = (number(18), number(26));
     if sequences == 0 {
-        return Err(bad(18, "at least one sequence", "0".to_owned()));
+        return Err(file.bad_header(18, "at least one sequence", "0"));
     }
     // Lengths, pointers, documents; modes only where there are several modalities.
     let bytes = |each: u64| {
@@ -51,8 +44,7 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if bytes(12) != Some(file.len) && bytes(13) != Some(file.len) {
         let start = HEADER as u64;
         let wanted = bytes(12).map_or(u64::MAX, |bytes| bytes - start);
-        let found = file.len - start;
-        return Err(FormatError::DataLength { path: path(), offset: start, wanted, found }.into());
+        return Err(file.bad_length(start, wanted, file.len - start));
     }
     let mut offsets = vec![0_u64];
     numbers(file, HEADER as u64, sequences, |at, tokens: [u8; 4]| {
@@ -61,10 +53,8 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
             // The file holds fewer than 2^60 lengths, but their sum may be larger.
             offsets[offsets.len() - 1].checked_add(tokens * dtype.size() as u64)
         });
-        let Some(end) = end else {
-            return Err(bad(at, "a number of tokens, fewer than 2^64 bytes in all", tokens.to_string()));
-        };
-        offsets.push(end);
+        let wanted = "a number of tokens, fewer than 2^64 bytes in all";
+        offsets.push(end.ok_or_else(|| file.bad_header(at, wanted, tokens.to_string()))?);
         Ok(())
     })?;
     // The file is that long: no overflow.
@@ -75,7 +65,7 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
         if ends.next().copied() == u64::try_from(pointer).ok() {
             Ok(())
         } else {
-            Err(bad(at, "the end of the sequence before", pointer.to_string()))
+            Err(file.bad_header(at, "the end of the sequence before", pointer.to_string()))
         }
     })?;
     Ok((dtype, offsets))

@@ -17,6 +17,7 @@ mod tensor;
 #[cfg(feature = "safetensors")]
 mod tensors;
 
+use std::fmt::Display;
 use std::path::Path;
 
 pub use ragged::RaggedRecords;
@@ -26,8 +27,7 @@ pub use tensor::{ByteRange, Tensor};
 pub use tensors::Tensors;
 
 use crate::file::DataFile;
-use crate::ranges::Places;
-use crate::ranges::{Kind, Layout};
+use crate::ranges::{Kind, Layout, Places};
 use crate::{DType, Error, FormatError, Options, Records};
 
 /// How an array is cut into records.
@@ -115,29 +115,20 @@ fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
     let found = end.saturating_sub(array.offset);
     match data_bytes(array.dtype, &array.shape) {
         Some(wanted) if wanted == found => Ok(()),
-        Some(wanted) => {
-            Err(FormatError::DataLength { path: file.path.clone(), offset: array.offset, wanted, found }
-                .into())
-        }
-        None => Err(FormatError::BadShape {
-            path: file.path.clone(),
-            wanted: "fewer than 2^64 bytes",
-            found: array.shape.clone(),
-        }
-        .into()),
+        Some(wanted) => Err(file.bad_length(array.offset, wanted, found)),
+        None => Err(file.bad_shape("fewer than 2^64 bytes", array.shape.clone())),
     }
 }
 
 /// Where the records of an array are. The array is already known to be within the file.
 fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
-    let bad_shape = |wanted, found| FormatError::BadShape { path: file.path.clone(), wanted, found }.into();
     let Some((&rows, row)) = array.shape.split_first() else {
-        return Err(bad_shape("at least one axis", array.shape));
+        return Err(file.bad_shape("at least one axis", array.shape));
     };
     let row_bytes = match data_bytes(array.dtype, row) {
-        Some(0) => return Err(bad_shape("no empty rows", array.shape)),
+        Some(0) => return Err(file.bad_shape("no empty rows", array.shape)),
         Some(bytes) => bytes,
-        None => return Err(bad_shape("fewer than 2^64 bytes", array.shape)),
+        None => return Err(file.bad_shape("fewer than 2^64 bytes", array.shape)),
     };
     let (window, stride) = match cut {
         Cut::Rows => (1, 1),
@@ -164,6 +155,47 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         at: Places::Strided(array.offset),
         records: spare / stride + 1,
     })
+}
+
+/// A number of up to 8 bytes, little-endian.
+fn little(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// What can be wrong with a file's header, with its path.
+impl DataFile {
+    fn bad_magic(&self, offset: u64, wanted: &'static str, found: String) -> Error {
+        FormatError::BadMagic { path: self.path.clone(), offset, wanted, found }.into()
+    }
+
+    fn bad_version(&self, offset: u64, wanted: impl Display, found: impl Display) -> Error {
+        let (wanted, found) = (wanted.to_string(), found.to_string());
+        FormatError::BadVersion { path: self.path.clone(), offset, wanted, found }.into()
+    }
+
+    fn bad_header(&self, offset: u64, wanted: &'static str, found: impl AsRef<[u8]>) -> Error {
+        let (path, found) = (self.path.clone(), excerpt(found.as_ref()));
+        FormatError::BadHeader { path, offset, wanted, found }.into()
+    }
+
+    fn bad_length(&self, offset: u64, wanted: u64, found: u64) -> Error {
+        FormatError::DataLength { path: self.path.clone(), offset, wanted, found }.into()
+    }
+
+    fn bad_shape(&self, wanted: &'static str, found: Vec<u64>) -> Error {
+        FormatError::BadShape { path: self.path.clone(), wanted, found }.into()
+    }
+
+    fn unsupported(&self, offset: u64, found: String, advice: &'static str) -> Error {
+        FormatError::UnsupportedType { path: self.path.clone(), offset, found, advice }.into()
+    }
+
+    /// A length that the header has at `offset`, if it is at most `wanted`.
+    fn header_len(&self, offset: u64, wanted: u64, found: u64) -> Result<usize, Error> {
+        let fits = usize::try_from(found).ok().filter(|_| found <= wanted);
+        let path = || self.path.clone();
+        fits.ok_or_else(|| FormatError::HeaderTooLong { path: path(), offset, wanted, found }.into())
+    }
 }
 
 /// Words from a file, made fit for one line of a message: escaped except for quotes, and cut after 100 characters.

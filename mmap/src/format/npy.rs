@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Array, check_length, excerpt, open};
+use super::{Array, check_length, excerpt, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 
@@ -83,39 +83,24 @@ impl Options {
 
 /// Reads the header of an array that is a part of the file.
 pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> {
-    let path = || file.path.clone();
     let header = |start: usize, len| file.header_within(part, start as u64, len);
     let start = header(0, MAGIC.len() + 2)?;
     let (magic, version) = start.split_at(MAGIC.len());
     if magic != MAGIC {
-        let (wanted, found) = ("\\x93NUMPY", magic.escape_ascii().to_string());
-        return Err(FormatError::BadMagic { path: path(), offset: part.start, wanted, found }.into());
+        return Err(file.bad_magic(part.start, "\\x93NUMPY", magic.escape_ascii().to_string()));
     }
     // Version 2 widened the length from 16 to 32 bits; version 3 is version 2 with UTF-8 for Latin-1.
     let offset = start.len();
-    let (text, length) = match *version {
-        [1, 0] => {
-            let bytes = header(offset, 2)?;
-            (offset + 2, u64::from(bytes[0]) | u64::from(bytes[1]) << 8)
-        }
-        [2 | 3, 0] => {
-            let bytes = header(offset, 4)?;
-            (offset + 4, bytes.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte)))
-        }
+    let width = match *version {
+        [1, 0] => 2,
+        [2 | 3, 0] => 4,
         _ => {
-            let (wanted, found) = ("1.0, 2.0 or 3.0".to_owned(), format!("{}.{}", version[0], version[1]));
-            let offset = part.start + MAGIC.len() as u64;
-            return Err(FormatError::BadVersion { path: path(), offset, wanted, found }.into());
+            let found = format!("{}.{}", version[0], version[1]);
+            return Err(file.bad_version(part.start + MAGIC.len() as u64, "1.0, 2.0 or 3.0", found));
         }
     };
-    // At most LONGEST, and that fits in 16 bits.
-    let length = match usize::try_from(length) {
-        Ok(fits) if length <= LONGEST => fits,
-        _ => {
-            let (offset, wanted) = (part.start + offset as u64, LONGEST);
-            return Err(FormatError::HeaderTooLong { path: path(), offset, wanted, found: length }.into());
-        }
-    };
+    let text = offset + width;
+    let length = file.header_len(part.start + offset as u64, LONGEST, little(&header(offset, width)?))?;
     let header = header(text, length)?;
     let mut parser = Parser { file, start: part.start + text as u64, text: &header, at: 0 };
     let (dtype, shape) = parser.dictionary()?;
@@ -207,22 +192,14 @@ impl<'a> Parser<'a> {
 
     /// The type by that name, found at `at`.
     fn little_endian(&self, (name, at): (&[u8], usize)) -> Result<DType, Error> {
-        let (order, dtype) = match name {
-            [order, b'b', b'1'] => (order, DType::Bool),
-            [order, b'u', b'1'] => (order, DType::U8),
-            [order, b'i', b'1'] => (order, DType::I8),
-            [order, b'u', b'2'] => (order, DType::U16),
-            [order, b'i', b'2'] => (order, DType::I16),
-            [order, b'f', b'2'] => (order, DType::F16),
-            [order, b'u', b'4'] => (order, DType::U32),
-            [order, b'i', b'4'] => (order, DType::I32),
-            [order, b'f', b'4'] => (order, DType::F32),
-            [order, b'u', b'8'] => (order, DType::U64),
-            [order, b'i', b'8'] => (order, DType::I64),
-            [order, b'f', b'8'] => (order, DType::F64),
-            [order, b'c', b'8'] => (order, DType::C64),
-            [order, b'c', b'1', b'6'] => (order, DType::C128),
-            _ => return Err(self.unsupported(name, at)),
+        let known = |dtype: &DType| {
+            let letter = format!("{dtype}").as_bytes()[0];
+            // numpy has no names for the others.
+            let named = !matches!(dtype, DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
+            named && name.get(1..) == Some(format!("{}{}", char::from(letter), dtype.size()).as_bytes())
+        };
+        let (Some(order), Some(dtype)) = (name.first(), DType::ALL.into_iter().find(known)) else {
+            return Err(self.unsupported(name, at));
         };
         match order {
             b'<' => Ok(dtype),
@@ -317,14 +294,11 @@ impl<'a> Parser<'a> {
     }
 
     fn bad(&self, wanted: &'static str) -> Error {
-        let found = excerpt(&self.text[self.at..]);
-        FormatError::BadHeader { path: self.file.path.clone(), offset: self.offset(self.at), wanted, found }
-            .into()
+        self.file.bad_header(self.offset(self.at), wanted, &self.text[self.at..])
     }
 
     fn unsupported(&self, name: &[u8], at: usize) -> Error {
-        let (path, offset, found) = (self.file.path.clone(), self.offset(at), excerpt(name));
-        FormatError::UnsupportedType { path, offset, found, advice: advice(name) }.into()
+        self.file.unsupported(self.offset(at), excerpt(name), advice(name))
     }
 }
 

@@ -1,14 +1,15 @@
 //! Arrays of numpy's `.npz`: a zip archive of `.npy` files. The crate `rawzip` finds them, and no more is read.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
 use rawzip::{CompressionMethod, ReaderAt, ZipArchiveEntryWayfinder, ZipLocator};
 
-use super::{Array, excerpt, npy, open};
-use crate::file::{DataFile, Opened, read_at};
+use super::{Array, npy, open};
+use crate::file::{DataFile, read_at};
 use crate::{Cut, Error, FormatError, Options, Records};
 
 impl Records {
@@ -124,7 +125,7 @@ struct Member {
 }
 
 impl<'a> Archive<'a> {
-    fn read(file: &'a DataFile, opened: &'a Opened<'_>) -> Result<Self, Error> {
+    fn read(file: &'a DataFile, opened: &'a File) -> Result<Self, Error> {
         /// What `numpy.savez` appends to names.
         const END: &str = ".npy";
         let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
@@ -162,11 +163,8 @@ impl<'a> Archive<'a> {
 
 /// The bytes, if the file has them.
 fn within(file: &DataFile, bytes: Range<u64>) -> Result<Range<u64>, Error> {
-    if bytes.start > bytes.end || bytes.end > file.len {
-        let (path, wanted, found) = (file.path.clone(), bytes.end, file.len);
-        return Err(FormatError::HeaderCutOff { path, wanted, found }.into());
-    }
-    Ok(bytes)
+    let end = if bytes.start > bytes.end { u64::MAX } else { bytes.end };
+    file.check_end(end, file.len).map(|()| bytes)
 }
 
 /// The archive cannot be understood, or could not be read.
@@ -184,13 +182,11 @@ fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
         }
         _ => {}
     }
-    let found = excerpt(error.to_string().as_bytes());
-    FormatError::BadHeader { path, offset: 0, wanted: "a zip archive as `numpy.savez` writes it", found }
-        .into()
+    file.bad_header(0, "a zip archive as `numpy.savez` writes it", error.to_string())
 }
 
 /// The file, as the library reads it.
-struct Source<'a>(&'a Opened<'a>);
+struct Source<'a>(&'a File);
 
 impl ReaderAt for Source<'_> {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {

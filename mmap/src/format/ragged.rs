@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
-use crate::ranges::Places;
-use crate::ranges::{Kind, Layout, Ranges};
-use crate::{DType, Error, FormatError, Location};
+use crate::ranges::{Kind, Layout, Places, Ranges};
+use crate::{DType, Error, Location};
 
 /// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the
 /// next.
@@ -60,10 +59,10 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::UnsupportedType`]: the index contains another type.
-    /// - [`FormatError::BadShape`]: the index is not one-dimensional or has fewer than two offsets.
-    /// - [`FormatError::BadHeader`]: an offset is negative or less than the previous offset.
-    /// - [`FormatError::DataLength`]: the last offset is not the size of the data file.
+    /// - [`FormatError::UnsupportedType`](crate::FormatError::UnsupportedType): the index contains another type.
+    /// - [`FormatError::BadShape`](crate::FormatError::BadShape): the index is not one-dimensional or has fewer than two offsets.
+    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): an offset is negative or less than the previous offset.
+    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the last offset is not the size of the data file.
     /// - The errors of [`Records::open_npy`](crate::Records::open_npy) for the index.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
@@ -89,11 +88,11 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
-    ///   [`FormatError::UnsupportedType`]: the index is invalid.
-    /// - [`FormatError::BadHeader`]: there is no sequence, a length is negative, or a sequence does not start at the
+    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff), [`FormatError::BadMagic`](crate::FormatError::BadMagic), [`FormatError::BadVersion`](crate::FormatError::BadVersion),
+    ///   [`FormatError::UnsupportedType`](crate::FormatError::UnsupportedType): the index is invalid.
+    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): there is no sequence, a length is negative, or a sequence does not start at the
     ///   end of the previous sequence.
-    /// - [`FormatError::DataLength`]: the size of the index or of the data file does not match the index.
+    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the size of the index or of the data file does not match the index.
     /// - [`Error::Mixed`]: the files have different token types.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
@@ -118,9 +117,8 @@ impl RaggedRecords {
             let (dtype, offsets) = index(data)?;
             let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
             if end != data.len {
-                let (wanted, found) = (end.saturating_sub(start), data.len.saturating_sub(start));
-                let path = data.path.clone();
-                return Err(FormatError::DataLength { path, offset: start, wanted, found }.into());
+                let [wanted, found] = [end, data.len].map(|end| end.saturating_sub(start));
+                return Err(data.bad_length(start, wanted, found));
             }
             let (typed, bytes) = (dtype != DType::U8, dtype.size());
             let kind = Kind { dtype, typed, shape: Vec::new(), bytes, stride: bytes as u64 };
@@ -162,16 +160,12 @@ impl RaggedRecords {
 fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
     let Array { offset, dtype, shape } = npy::parse(file, &(0..file.len))?;
     if !matches!(dtype, DType::I64 | DType::U64) {
-        let found = format!("offsets of {dtype}");
         let advice = "wanted integers of 64 bits: save it with `numpy.save(path, x.astype('<i8'))`";
-        return Err(FormatError::UnsupportedType { path: file.path.clone(), offset: 0, found, advice }.into());
+        return Err(file.unsupported(0, format!("offsets of {dtype}"), advice));
     }
     let count = match shape[..] {
         [count] if count >= 2 => count,
-        _ => {
-            let (path, wanted) = (file.path.clone(), "one axis of at least 2 offsets");
-            return Err(FormatError::BadShape { path, wanted, found: shape }.into());
-        }
+        _ => return Err(file.bad_shape("one axis of at least 2 offsets", shape)),
     };
     let mut offsets = Vec::<u64>::new();
     numbers(file, offset, count, |at, bytes: [u8; 8]| {
@@ -179,8 +173,7 @@ fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
         let negative = dtype == DType::I64 && found > i64::MAX as u64;
         if negative || offsets.last().is_some_and(|&last| found < last) {
             let found = if negative { i64::from_le_bytes(bytes).to_string() } else { found.to_string() };
-            let wanted = "an offset from 0 that is not below the one before it";
-            return Err(FormatError::BadHeader { path: file.path.clone(), offset: at, wanted, found }.into());
+            return Err(file.bad_header(at, "an offset from 0 that is not below the one before it", found));
         }
         offsets.push(found);
         Ok(())

@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::tensor::Tensor;
-use super::{Array, ByteRange, excerpt, open};
+use super::{Array, ByteRange, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 
@@ -126,28 +126,15 @@ pub(super) struct Header {
 
 impl Header {
     pub(super) fn read(file: &DataFile) -> Result<Self, Error> {
-        let path = || file.path.clone();
-        let prefix = file.header(0, PREFIX)?;
-        let found = prefix.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
-        // LONGEST fits the 32 bits that a usize has at least.
-        let length = match usize::try_from(found) {
-            Ok(length) if found <= LONGEST => length,
-            _ => {
-                return Err(
-                    FormatError::HeaderTooLong { path: path(), offset: 0, wanted: LONGEST, found }.into()
-                );
-            }
-        };
-        let header = file.header(PREFIX, length)?;
+        let length = little(&file.header(0, PREFIX)?);
+        let header = file.header(PREFIX, file.header_len(0, LONGEST, length)?)?;
         // It checks also that the tensors follow each other, and that each is as long as its shape requires.
-        let tensors = serde_json::from_slice(&header).map_err(|error| FormatError::BadHeader {
-            path: path(),
-            offset: PREFIX as u64,
-            wanted: "the description of tensors that follow each other",
+        let tensors = serde_json::from_slice(&header).map_err(|error| {
             // serde names a type of the crate.
-            found: excerpt(error.to_string().replace("struct HashMetadata", "a map").as_bytes()),
+            let found = error.to_string().replace("struct HashMetadata", "a map");
+            file.bad_header(PREFIX as u64, "the description of tensors that follow each other", found)
         })?;
-        let header = Self { end: PREFIX as u64 + found, tensors };
+        let header = Self { end: PREFIX as u64 + length, tensors };
         header.check_length(file)?;
         Ok(header)
     }
@@ -158,7 +145,7 @@ impl Header {
         if wanted == found {
             return Ok(());
         }
-        Err(FormatError::DataLength { path: file.path.clone(), offset: self.end, wanted, found }.into())
+        Err(file.bad_length(self.end, wanted, found))
     }
 
     /// The names of the tensors, sorted.
@@ -170,20 +157,14 @@ impl Header {
 
     /// Where a tensor is in `file`. The file may have been opened after the header was read.
     fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
-        let path = || file.path.clone();
         self.check_length(file)?;
         let Some(info) = self.tensors.info(tensor) else {
-            return Err(FormatError::NoTensor {
-                path: path(),
-                wanted: tensor.to_owned(),
-                found: self.names(),
-            }
-            .into());
+            let (path, wanted, found) = (file.path.clone(), tensor.to_owned(), self.names());
+            return Err(FormatError::NoTensor { path, wanted, found }.into());
         };
         let Some(dtype) = dtype(info.dtype) else {
-            let (path, offset, found) = (path(), PREFIX as u64, info.dtype.to_string());
             let advice = "elements of less than 8 bits and scales cannot be read as records";
-            return Err(FormatError::UnsupportedType { path, offset, found, advice }.into());
+            return Err(file.unsupported(PREFIX as u64, info.dtype.to_string(), advice));
         };
         let shape = info.shape.iter().map(|&axis| axis as u64).collect();
         Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })
@@ -209,23 +190,7 @@ impl Header {
 
 /// The type in Rust's words. `None`: floats of 4 and 6 bits, and floats of 8 bits that [`DType`] does not have.
 fn dtype(of: Dtype) -> Option<DType> {
-    Some(match of {
-        Dtype::BOOL => DType::Bool,
-        Dtype::U8 => DType::U8,
-        Dtype::I8 => DType::I8,
-        Dtype::U16 => DType::U16,
-        Dtype::I16 => DType::I16,
-        Dtype::F8_E4M3 => DType::F8E4M3,
-        Dtype::F8_E5M2 => DType::F8E5M2,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::Bf16,
-        Dtype::U32 => DType::U32,
-        Dtype::I32 => DType::I32,
-        Dtype::F32 => DType::F32,
-        Dtype::U64 => DType::U64,
-        Dtype::I64 => DType::I64,
-        Dtype::F64 => DType::F64,
-        Dtype::C64 => DType::C64,
-        _ => return None,
-    })
+    // `F8_E4M3` is `F8E4M3`, and `BF16` is `Bf16`.
+    let name = of.to_string().replace('_', "").to_lowercase();
+    DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)
 }

@@ -209,44 +209,30 @@ fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Re
 /// Reads an index: the files that it names, each with its tensors.
 fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
     let file = DataFile::open(path)?;
-    let bad = |offset: usize, wanted, found: &str| {
-        let (path, offset, found) = (path.to_owned(), offset as u64, excerpt(found.as_bytes()));
-        Error::from(FormatError::BadHeader { path, offset, wanted, found })
-    };
-    let len = match usize::try_from(file.len) {
-        Ok(len) if file.len <= LONGEST => len,
-        _ => {
-            let (path, found) = (path.to_owned(), file.len);
-            return Err(FormatError::HeaderTooLong { path, offset: 0, wanted: LONGEST, found }.into());
-        }
-    };
+    let len = file.header_len(0, LONGEST, file.len)?;
     let text = file.header(0, len)?;
     let mut index: Value = serde_json::from_slice(&text).map_err(|error| {
         let lines = text.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
         let offset = lines.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
-        bad(offset.min(len), "the index of a model, in JSON", &error.to_string())
+        file.bad_header(offset.min(len) as u64, "the index of a model, in JSON", error.to_string())
     })?;
     let Some(Value::Object(map)) = index.get_mut("weight_map").map(Value::take) else {
-        return Err(bad(0, "`weight_map`, from names of tensors to names of files", "none"));
+        return Err(file.bad_header(0, "`weight_map`, from names of tensors to names of files", "none"));
     };
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut files: BTreeMap<String, HashSet<String>> = BTreeMap::new();
-    for (name, file) in map {
-        let file = file.as_str().unwrap_or_default();
-        if let Some(names) = files.get_mut(file) {
-            names.insert(name);
-            continue;
-        }
+    for (name, part) in map {
+        let part = part.as_str().unwrap_or_default();
         // Nothing but a name: an index from elsewhere does not choose files outside of its folder.
-        let mut parts = Path::new(file).components();
+        let mut parts = Path::new(part).components();
         let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else {
-            let found = format!("{file:?} for {name:?}");
-            return Err(bad(0, "the name of a file in the folder of the index", &found));
+            let found = format!("{part:?} for {name:?}");
+            return Err(file.bad_header(0, "the name of a file in the folder of the index", found));
         };
-        files.insert(file.to_owned(), HashSet::from([name]));
+        files.entry(part.to_owned()).or_default().insert(name);
     }
     if files.is_empty() {
-        return Err(bad(0, "at least one tensor in `weight_map`", "none"));
+        return Err(file.bad_header(0, "at least one tensor in `weight_map`", "none"));
     }
     Ok(files.into_iter().map(|(file, names)| (folder.join(file), names)).collect())
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::RecordList;
 use super::chunks::ShuffledChunks;
-use super::partial::{self, Seam, Stretch};
 use super::permute::{InOrder, Key, Permutation};
+use super::remaining::{self, Seam, Stretch};
 use super::window::{self, Shares, Window};
 
 /// The record indices of one batch: of one rank at one step, in read order. A batch has at least one record.
@@ -132,7 +132,7 @@ impl BatchIndices {
         let positions = match &self.seams {
             None => self.start..self.end,
             Some(seams) => {
-                let Stretch { position, ahead, .. } = partial::find(seams, self.start)?;
+                let Stretch { position, ahead, .. } = remaining::find(seams, self.start)?;
                 (self.len() <= ahead).then(|| position..position + self.len())?
             }
         };
@@ -161,20 +161,12 @@ impl BatchIndices {
         (self.seed, self.epoch) == (other.seed, other.epoch)
     }
 
-    /// The chunks that no batch of the share needs after this one.
-    #[cfg(test)]
-    pub(crate) fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
-        let window = self.window()?;
-        let Range { start, end } = window.positions();
-        let last = end == window.share().end;
-        let behind = if last { window.chunks() } else { window.resident_at(end).start };
-        Some(self.ranges(&window, window.resident_at(start).start..behind))
-    }
-
     /// The positions of the window's share that this rank visits.
     fn visited(&self, window: &Window) -> Range<u64> {
         let (back, ahead) = match &self.seams {
-            Some(seams) => partial::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
+            Some(seams) => {
+                remaining::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead))
+            }
             None => (u64::MAX, u64::MAX),
         };
         let (at, share) = (window.positions().start, window.share());
@@ -184,7 +176,7 @@ impl BatchIndices {
     }
 
     /// Chunks as ranges of records.
-    fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
+    pub(super) fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         for mut positions in chunks.flat_map(|chunk| window.records(chunk)) {
             while !positions.is_empty() {
@@ -244,10 +236,10 @@ impl Runs {
         let (position, most) = match self.seams.as_deref() {
             None if self.at < self.records => (self.at, u64::MAX),
             None => (self.at % self.records, u64::MAX),
-            Some(seams) => match partial::find(seams, self.at) {
+            Some(seams) => match remaining::find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
                 // Past what is left the order starts again at its front.
-                None => ((self.at - partial::left(seams).unwrap_or_default()) % self.records, u64::MAX),
+                None => ((self.at - remaining::left(seams).unwrap_or_default()) % self.records, u64::MAX),
             },
         };
         let wanted = (self.end - self.at).min(self.records - position).min(most);

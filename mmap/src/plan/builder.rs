@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::sizes::{EarlySizes, MAX_SIZES};
 use super::{LastBatch, PartialEpoch, Plan, RecordList, Shuffle};
+
+/// The most batch sizes of a plan.
+const MAX_SIZES: usize = 16;
 
 /// Builds a [`Plan`]. [`Plan::builder`] and [`Plan::from_env`] return it.
 #[derive(Clone, Debug)]
@@ -40,8 +42,8 @@ impl fmt::Display for PlanBuilder {
 
 impl PlanBuilder {
     /// Sets the number of records in a batch of one rank, at least 1. Default: 1.
-    pub const fn batch(mut self, records: u64) -> Self {
-        (self.plan.batch, self.plan.early, self.sizes) = (records, EarlySizes::NONE, 1);
+    pub fn batch(mut self, records: u64) -> Self {
+        (self.plan.batch, self.plan.early, self.sizes) = (records, Vec::new(), 1);
         self
     }
 
@@ -63,18 +65,12 @@ impl PlanBuilder {
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
     pub fn batches(mut self, sizes: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let (mut last, mut count) = (None, 0_usize);
-        let mut early = EarlySizes::NONE;
-        for size in sizes {
-            if let Some(before) = last.replace(size) {
-                early.push(before);
-            }
-            count = count.saturating_add(1);
-            if count > MAX_SIZES {
-                break;
-            }
-        }
-        (self.plan.batch, self.plan.early, self.sizes) = (last.map_or(0, |(_, batch)| batch), early, count);
+        // One too many is refused later.
+        let mut early: Vec<_> = sizes.into_iter().take(MAX_SIZES + 1).collect();
+        self.sizes = early.len();
+        self.plan.batch = early.pop().map_or(0, |(_, batch)| batch);
+        early.retain(|&(steps, _)| steps > 0);
+        self.plan.early = early;
         self
     }
 
@@ -156,22 +152,32 @@ impl PlanBuilder {
 }
 
 /// Why a [`Plan`] cannot be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The data set has no records.
+    #[error("a plan needs at least one record, found 0")]
     NoRecords,
     /// The batch size is 0.
+    #[error("a batch needs at least one record, found 0")]
     ZeroBatch,
     /// A schedule of [`PlanBuilder::batches`] has no sizes, or more than 16.
+    #[error("a schedule needs 1 to {MAX_SIZES} batch sizes")]
     BatchSizes,
     /// The chunk size of [`Shuffle::Chunks`] or [`Shuffle::Window`] is 0.
+    #[error("a chunk needs at least one record, found 0")]
     ZeroChunk,
     /// The number of chunks in a window of [`Shuffle::Window`] is 0.
+    #[error("a window needs at least one chunk, found 0")]
     ZeroWindow,
     /// The number of steps in an epoch is 0.
+    #[error("an epoch needs at least one step, found 0")]
     ZeroSteps,
     /// The records do not fill the steps of an epoch ([`PlanBuilder::steps`]).
+    #[error(
+        "{steps} steps of {world} ranks need {batch} records for each in every step, found {records} in all: take \
+        fewer steps, or repeat the records with `LastBatch::Wrap` or in the list"
+    )]
     TooManySteps {
         /// The number of steps.
         steps: u64,
@@ -183,11 +189,15 @@ pub enum PlanError {
         world: u64,
     },
     /// A seed was set, but the shuffle is [`Shuffle::None`].
+    #[error(
+        "the seed {seed} has no effect, because the plan does not shuffle: set `shuffle`, or leave out the seed"
+    )]
     SeedWithoutShuffle {
         /// The seed.
         seed: u64,
     },
     /// A record is 2^64 - 1 or more, which no data set has.
+    #[error("{records} records from {first} on end past 2^64")]
     RangeTooLarge {
         /// The first record of the range.
         first: u64,
@@ -195,6 +205,7 @@ pub enum PlanError {
         records: u64,
     },
     /// The rank is not less than the world size, or the world size is 0.
+    #[error("the rank must be below the world size {world}, found {rank}")]
     Rank {
         /// The rank.
         rank: u64,
@@ -202,6 +213,10 @@ pub enum PlanError {
         world: u64,
     },
     /// With [`LastBatch::Drop`], the records do not fill one step of all ranks.
+    #[error(
+        "one step of {world} ranks needs {batch} records for each, found {records} in all: take a smaller batch, or \
+        keep the last batch"
+    )]
     NoStep {
         /// The number of records in the data set.
         records: u64,
@@ -212,6 +227,9 @@ pub enum PlanError {
     },
     /// With [`LastBatch::Wrap`], the number of records in one step of all ranks plus the number of records in the
     /// data set exceeds 2^64 - 1.
+    #[error(
+        "one step of {world} ranks needs {batch} records for each: together with the data set more than 2^64"
+    )]
     StepTooLarge {
         /// The number of records in a batch of one rank.
         batch: u64,
@@ -219,6 +237,10 @@ pub enum PlanError {
         world: u64,
     },
     /// A part passed to [`Plan::resume`] has more steps than the records that remained before it allow.
+    #[error(
+        "{} steps of {} ranks with {} records for each do not fit into the {left} records that were left",
+        part.steps, part.world, part.batch
+    )]
     PartialEpoch {
         /// The part.
         part: PartialEpoch,
@@ -226,49 +248,3 @@ pub enum PlanError {
         left: u64,
     },
 }
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoRecords => write!(f, "a plan needs at least one record, found 0"),
-            Self::ZeroBatch => write!(f, "a batch needs at least one record, found 0"),
-            Self::BatchSizes => write!(f, "a schedule needs 1 to {MAX_SIZES} batch sizes"),
-            Self::ZeroChunk => write!(f, "a chunk needs at least one record, found 0"),
-            Self::ZeroWindow => write!(f, "a window needs at least one chunk, found 0"),
-            Self::ZeroSteps => write!(f, "an epoch needs at least one step, found 0"),
-            Self::TooManySteps { steps, records, batch, world } => write!(
-                f,
-                "{steps} steps of {world} ranks need {batch} records for each in every step, found {records} in all: \
-                 take fewer steps, or repeat the records with `LastBatch::Wrap` or in the list",
-            ),
-            Self::SeedWithoutShuffle { seed } => write!(
-                f,
-                "the seed {seed} has no effect, because the plan does not shuffle: set `shuffle`, or leave out \
-                 the seed",
-            ),
-            Self::RangeTooLarge { first, records } => {
-                write!(f, "{records} records from {first} on end past 2^64")
-            }
-            Self::Rank { rank, world } => {
-                write!(f, "the rank must be below the world size {world}, found {rank}")
-            }
-            Self::NoStep { records, batch, world } => write!(
-                f,
-                "one step of {world} ranks needs {batch} records for each, found {records} in all: \
-                 take a smaller batch, or keep the last batch",
-            ),
-            Self::StepTooLarge { batch, world } => write!(
-                f,
-                "one step of {world} ranks needs {batch} records for each: together with the data set more \
-                 than 2^64",
-            ),
-            Self::PartialEpoch { part: PartialEpoch { batch, world, steps }, left } => write!(
-                f,
-                "{steps} steps of {world} ranks with {batch} records for each do not fit into the {left} records \
-                 that were left",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for PlanError {}

@@ -1,7 +1,5 @@
 //! Rank and world size of this process, from the environment variables of its launcher.
 
-use std::fmt;
-
 use super::Plan;
 use super::builder::{Origin, PlanBuilder};
 
@@ -194,10 +192,11 @@ fn number(name: &'static str, found: String) -> Result<u64, RankError> {
 }
 
 /// Why the environment does not determine the rank of this process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RankError {
     /// Only one variable of a pair is set.
+    #[error("environment: {found} is set and {wanted} is not: set both, or unset {found}")]
     Missing {
         /// The variable that is not set.
         wanted: &'static str,
@@ -205,6 +204,7 @@ pub enum RankError {
         found: &'static str,
     },
     /// A variable is not a nonnegative integer.
+    #[error("environment: {name}: wanted a whole number from 0, found {found:?}")]
     NotANumber {
         /// The name of the variable.
         name: &'static str,
@@ -212,6 +212,7 @@ pub enum RankError {
         found: String,
     },
     /// The rank is not less than the world size.
+    #[error("environment: {rank} must be below {world}, which is {below}: found {found}")]
     RankTooLarge {
         /// The name of the rank variable.
         rank: &'static str,
@@ -223,6 +224,10 @@ pub enum RankError {
         below: u64,
     },
     /// Two launchers set different ranks or world sizes.
+    #[error(
+        "environment: {} and {} are {} and {}, {} and {} are {} and {}: unset the pair that does not apply",
+        first[0], first[1], wanted.0, wanted.1, second[0], second[1], found.0, found.1
+    )]
     Conflict {
         /// The names of the first launcher's variables: rank and world size.
         first: [&'static str; 2],
@@ -234,6 +239,7 @@ pub enum RankError {
         found: (u64, u64),
     },
     /// Two variables contain different ranks.
+    #[error("environment: {first} is {wanted} and {second} is {found}: unset the one that does not apply")]
     OtherRank {
         /// The name of the rank variable of a pair.
         first: &'static str,
@@ -245,43 +251,15 @@ pub enum RankError {
         found: u64,
     },
     /// A launcher started this process, but no pair of variables contains the rank and the world size.
+    #[error(
+        "environment: {name} is set, so a launcher started this process, but no known variables give its rank and the \
+        number of ranks: set them with `PlanBuilder::rank`, or unset {name}"
+    )]
     NoWorld {
         /// The name of a variable that the launcher set.
         name: &'static str,
     },
 }
-
-impl fmt::Display for RankError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing { wanted, found } => {
-                write!(f, "environment: {found} is set and {wanted} is not: set both, or unset {found}")
-            }
-            Self::NotANumber { name, found } => {
-                write!(f, "environment: {name}: wanted a whole number from 0, found {found:?}")
-            }
-            Self::RankTooLarge { rank, found, world, below } => {
-                write!(f, "environment: {rank} must be below {world}, which is {below}: found {found}")
-            }
-            Self::Conflict { first, wanted, second, found } => write!(
-                f,
-                "environment: {} and {} are {} and {}, {} and {} are {} and {}: unset the pair that does not apply",
-                first[0], first[1], wanted.0, wanted.1, second[0], second[1], found.0, found.1
-            ),
-            Self::OtherRank { first, wanted, second, found } => write!(
-                f,
-                "environment: {first} is {wanted} and {second} is {found}: unset the one that does not apply"
-            ),
-            Self::NoWorld { name } => write!(
-                f,
-                "environment: {name} is set, so a launcher started this process, but no known variables give its \
-                 rank and the number of ranks: set them with `PlanBuilder::rank`, or unset {name}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for RankError {}
 
 #[cfg(test)]
 mod tests {

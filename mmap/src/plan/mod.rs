@@ -5,10 +5,8 @@ mod builder;
 mod chunks;
 mod launch;
 mod list;
-mod partial;
 mod permute;
 mod remaining;
-mod sizes;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -19,9 +17,7 @@ pub use batch::{BatchIndices, Shuffle};
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::RankError;
 pub use list::RecordList;
-pub use partial::PartialEpoch;
-pub use remaining::RemainingEpoch;
-use sizes::EarlySizes;
+pub use remaining::{PartialEpoch, RemainingEpoch};
 use window::Shares;
 
 /// The order of the records in every epoch, divided into batches and ranks.
@@ -91,9 +87,9 @@ pub struct Plan {
     list: RecordList,
     /// Positions of an epoch: all of the list, or those that are left.
     records: u64,
-    /// Records in a batch after the steps of `early`.
+    /// Records in a batch after the steps of `early`: the steps of each earlier size, and its records in a batch.
     batch: u64,
-    early: EarlySizes,
+    early: Vec<(u64, u64)>,
     /// The most steps of an epoch.
     steps: Option<u64>,
     seed: u64,
@@ -113,7 +109,7 @@ impl Plan {
             records,
             steps: None,
             batch: 1,
-            early: EarlySizes::NONE,
+            early: Vec::new(),
             seed: 0,
             shuffle: Shuffle::None,
             rank: 0,
@@ -192,13 +188,13 @@ impl Plan {
     /// [`PlanBuilder::batches`] changes the size during the training, returns the largest size.
     #[must_use]
     pub fn batch_records(&self) -> u64 {
-        self.early.largest().max(self.batch)
+        self.batches().fold(0, |most, (_, batch)| most.max(batch))
     }
 
     /// Returns the batch sizes as [`PlanBuilder::batches`] takes them: a number of steps, and the number of records in a
     /// batch of one rank during these steps. The number of steps of the last size is [`u64::MAX`].
     pub fn batches(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
-        self.early.iter().chain([(u64::MAX, self.batch)])
+        self.early.clone().into_iter().chain([(u64::MAX, self.batch)])
     }
 
     /// Returns the seed of the shuffle. Returns 0 if no seed was set.
@@ -287,12 +283,17 @@ impl Plan {
 
     /// This plan with one batch size.
     fn with_size(&self, batch: u64) -> Self {
-        Self { batch, early: EarlySizes::NONE, ..self.clone() }
+        Self { batch, early: Vec::new(), ..self.clone() }
     }
 
     /// The batch size after that many steps of the training, and for how many steps it stays.
     fn size_at(&self, step: u64) -> (u64, u64) {
-        self.early.at(step).unwrap_or((self.batch, u64::MAX))
+        let mut end = 0_u64;
+        let size = self.early.iter().find(|(steps, _)| {
+            end = end.saturating_add(*steps);
+            step < end
+        });
+        size.map_or((self.batch, u64::MAX), |&(_, batch)| (batch, end - step))
     }
 
     /// Steps of this rank in an epoch of one batch size.
@@ -361,7 +362,7 @@ impl Plan {
 
     /// The plan, if its numbers fit each other.
     fn checked(self) -> Result<Self, PlanError> {
-        self.early.sizes().chain([self.batch]).try_for_each(|batch| self.with_size(batch).check())?;
+        self.batches().try_for_each(|(_, batch)| self.with_size(batch).check())?;
         Ok(self)
     }
 
@@ -494,7 +495,7 @@ impl From<Plan> for Saved {
             step: plan.list.step().filter(|&step| step != 1),
             list: plan.list.numbers().to_vec(),
             batch,
-            batches: early.iter().collect(),
+            batches: early,
             steps,
             seed,
             shuffle,

@@ -10,6 +10,17 @@ fn records(batch: impl std::borrow::Borrow<BatchIndices>) -> impl Iterator<Item 
     batch.borrow().runs().flatten()
 }
 
+impl BatchIndices {
+    /// The chunks that no batch of the share needs after this one.
+    fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window()?;
+        let Range { start, end } = window.positions();
+        let last = end == window.share().end;
+        let behind = if last { window.resident_at(end - 1).end } else { window.resident_at(end).start };
+        Some(self.ranges(&window, window.resident_at(start).start..behind))
+    }
+}
+
 /// The first batch of a plan that has it in one run.
 fn only_run(plan: Plan) -> Range<u64> {
     let mut runs = plan.batch(0, 0).unwrap().runs();

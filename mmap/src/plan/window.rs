@@ -131,12 +131,6 @@ impl Window {
         start..end
     }
 
-    /// The number of chunks of the share.
-    #[cfg(test)]
-    pub(crate) const fn chunks(&self) -> u64 {
-        self.share.whole + 2
-    }
-
     /// The most chunks that are needed at a time.
     pub(crate) const fn most(&self) -> u64 {
         self.tape.window

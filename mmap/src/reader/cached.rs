@@ -1,17 +1,18 @@
 //! Bytes read through the page cache: copied out of it, and prefetched.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::stats::ReadStats;
 use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
-use crate::file::{Opened, read_at};
+use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
 use crate::system::{self, Asked, Gathered};
 
@@ -155,7 +156,7 @@ fn pread<'e>(
     out: &mut [u8],
 ) -> Result<(), Error> {
     // The file of the last extent; most often the next one is in the same file.
-    let mut last: Option<(usize, Opened<'_>)> = None;
+    let mut last: Option<(usize, Arc<File>)> = None;
     for extent in extents {
         let data = &shards[extent.file].file;
         let file = match last.take() {
@@ -259,7 +260,7 @@ const WORTH: u64 = 2;
 #[derive(Debug, Default)]
 pub(super) struct Around {
     /// A bit for each stretch, when the first is asked for.
-    asked: Vec<u64>,
+    pub(super) asked: Vec<u64>,
     words: usize,
 }
 
@@ -276,11 +277,6 @@ impl Around {
     /// Bytes of memory.
     pub(super) const fn memory(&self) -> u64 {
         self.words as u64 * 8
-    }
-
-    #[cfg(test)]
-    pub(super) fn allocated(&self) -> u64 {
-        self.asked.len() as u64 * 8
     }
 
     /// Whether reading around pays for records at every `stride` bytes if an epoch reads one of `share` records.

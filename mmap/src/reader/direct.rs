@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::file::{DataFile, Opened};
+use crate::file::DataFile;
 use crate::ranges::Shard;
 use crate::{Error, ReadMode, system};
 
@@ -24,10 +24,10 @@ pub(super) const LARGEST: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Direct {
     /// `None` if it is opened for each use.
-    file: Option<Arc<File>>,
+    pub(super) file: Option<Arc<File>>,
     /// Places and lengths must be multiples of this; a power of two. The real value may turn out to be larger: holes
     /// need no disk and are read in blocks of any size. It guards no other data; an old one costs a call.
-    block: AtomicUsize,
+    pub(super) block: AtomicUsize,
 }
 
 /// Room for the blocks outside the buffer: one before, and at most two after (see [`Alignment::new`]).
@@ -93,28 +93,16 @@ impl Direct {
     }
 
     /// The file, opened for such reads.
-    pub(crate) fn opened(&self, data: &DataFile) -> Result<Opened<'_>, Error> {
+    pub(crate) fn opened(&self, data: &DataFile) -> Result<Arc<File>, Error> {
         match &self.file {
-            Some(file) => Ok(Opened::Kept(file)),
-            None => system::reopen(data).map(Opened::Own),
+            Some(file) => Ok(file.clone()),
+            None => system::reopen(data).map(Arc::new),
         }
     }
 
     /// The file, for reads that outlast this call, if it is kept open.
     pub(crate) const fn kept(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
-    }
-
-    /// Puts another file in the place of the one that is kept.
-    #[cfg(test)]
-    pub(crate) fn replace(&mut self, file: Arc<File>) -> Arc<File> {
-        self.file.replace(file).expect("a file that is kept")
-    }
-
-    /// Sets what [`block`](Self::block) returns.
-    #[cfg(test)]
-    pub(crate) fn set_block(&mut self, block: usize) {
-        *self.block.get_mut() = block;
     }
 
     /// What places, lengths and memory must be multiples of.

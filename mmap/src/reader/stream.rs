@@ -29,16 +29,16 @@ const AT_ONCE: u64 = 256 << 10;
 pub(super) struct Stream {
     /// The process that made it. A fork's child has neither its threads nor its requests.
     process: u32,
-    files: Vec<Direct>,
+    pub(super) files: Vec<Direct>,
     /// Bytes of each lane, and of the longest request.
     room: [u64; 2],
     request: u64,
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
 }
 
 #[derive(Debug)]
-struct State {
-    queue: Queue,
+pub(super) struct State {
+    pub(super) queue: Queue,
     lanes: [Lane; 2],
     places: Places,
     /// What requests get their memory in: those that have ended.
@@ -182,16 +182,6 @@ impl Stream {
 
     pub(super) fn file(&self, file: usize) -> &Direct {
         &self.files[file]
-    }
-
-    #[cfg(test)]
-    pub(super) fn file_mut(&mut self, file: usize) -> &mut Direct {
-        &mut self.files[file]
-    }
-
-    #[cfg(test)]
-    pub(super) fn set_queue(&self, queue: Queue) {
-        self.state.lock().unwrap().queue = queue;
     }
 
     /// Bytes of memory.

@@ -285,13 +285,13 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
         for reader in [direct, limited(&records, &plan, 20 << 20)] {
             let stream = reader.source.stream.as_ref().expect("more data than memory");
             // The requests of one byte fail, and all others of more than a record.
-            stream.set_queue(queue::Queue::by(|file, out, at| {
+            stream.state.lock().unwrap().queue = queue::Queue::by(|file, out, at| {
                 let bad = (3 << 20) + 5 * 4096 + 77;
                 if out.len() > 4096 || (at..at + out.len() as u64).contains(&bad) {
                     return Err(std::io::ErrorKind::Other.into());
                 }
                 crate::file::read_at(file, out, at)
-            }));
+            });
             for number in 0..2 {
                 check(&reader, plan.clone(), number);
             }
@@ -402,7 +402,7 @@ fn a_readers_memory_does_not_grow_with_the_data() {
                 assert_eq!(reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap(), out.len());
             }
             assert!(out.iter().all(|&byte| byte == 0));
-            let around = reader.lock().around.allocated();
+            let around = reader.lock().around.asked.len() as u64 * 8;
             let tib = files.iter().sum::<u64>() >> 40;
             println!("{tib} TiB, {mode:?}: {} bytes, {around} of them a list", reader.memory());
             assert!(reader.memory() <= most && around <= 4 << 20, "{mode:?}: {} {around}", reader.memory());
@@ -446,7 +446,7 @@ fn blocks_of_any_size_are_read() {
             let plan = Plan::builder(data.len()).batch(20.min(data.len())).shuffle(shuffle).build().unwrap();
             let Some(mut reader) = direct(&data, &plan, ReadOptions::new()) else { return };
             let stream = reader.source.stream.as_mut().unwrap();
-            stream.file_mut(0).set_block(block);
+            stream.files[0].block = block.into();
             let wanted = block;
             assert_eq!(stream.file(0).block(), wanted as u64);
             // The disk refuses what fits no block, and pieces of 512 bytes of memory.
@@ -455,7 +455,7 @@ fn blocks_of_any_size_are_read() {
                 16 => queue::Queue::by(aligned::<{ 16 << 10 }>),
                 _ => queue::Queue::by(aligned::<{ 64 << 10 }>),
             };
-            stream.set_queue(queue);
+            stream.state.lock().unwrap().queue = queue;
             check(&reader, plan, 0);
             assert_eq!(reader.source.stats().failed, 0);
         }
@@ -480,14 +480,14 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     // A descriptor that cannot be read.
     let unreadable = Arc::new(File::options().append(true).open(&paths[0]).unwrap());
     let wanted = std::io::Read::read(&mut &*unreadable, &mut [0]).unwrap_err().kind();
-    let readable = reader.source.stream.as_mut().unwrap().file_mut(0).replace(unreadable);
+    let readable = reader.source.stream.as_mut().unwrap().files[0].file.replace(unreadable).unwrap();
     reader.begin([batch.clone()]);
     let mut out = vec![0; 16 * 4096];
     let Err(Error::Read { path, offset, source }) = reader.read(&batch, &mut out) else {
         panic!("wanted an error")
     };
     assert_eq!((path, source.kind(), offset % 4096), (paths[0].clone(), wanted, 0));
-    reader.source.stream.as_mut().unwrap().file_mut(0).replace(readable);
+    reader.source.stream.as_mut().unwrap().files[0].file.replace(readable);
     // Each piece fails once.
     let failures = (0..20).take_while(|_| reader.read(&batch, &mut out).is_err()).count();
     assert!(failures < 16, "{failures}");
@@ -536,7 +536,7 @@ fn a_block_that_is_too_small_grows() {
     let records = Records::options().partial(true).open(&paths, 1000).unwrap().ranges();
     let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build().unwrap();
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
-    reader.source.stream.as_mut().unwrap().file_mut(0).set_block(128);
+    reader.source.stream.as_mut().unwrap().files[0].block = 128.into();
     check(&reader, plan, 0);
     let direct = reader.source.stream.as_ref().unwrap().file(0);
     // File systems that live in memory take any block.

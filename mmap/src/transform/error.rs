@@ -1,25 +1,30 @@
 //! What can be wrong with a transform or its slices.
 
-use std::fmt;
-
 use crate::DType;
 
 /// Why a [`Transform`](super::Transform) cannot be created or applied.
 ///
 /// Each message is one line.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransformError {
     /// The source type is not supported.
+    #[error("wanted u8, u16, i16, f16 or bf16 as source, found {found}")]
     Source {
         /// The source type.
         found: DType,
     },
     /// The number of channels is 0.
+    #[error("a pixel needs at least one channel, found 0")]
     NoChannels,
     /// The number of pixels is 0.
+    #[error("a picture needs at least one pixel, found 0")]
     NoPixels,
     /// The size of a picture is `isize::MAX` bytes or more.
+    #[error(
+        "a picture of {pixels} pixels with {channels} channels is larger than any memory: give height times width as \
+        pixels"
+    )]
     PictureTooLarge {
         /// The number of channels in a pixel.
         channels: usize,
@@ -27,6 +32,7 @@ pub enum TransformError {
         pixels: usize,
     },
     /// The number of scales or shifts differs from the number of channels.
+    #[error("{name}: wanted one value for each channel, {wanted}, found {found}")]
     ChannelCount {
         /// `scale` or `shift`.
         name: &'static str,
@@ -36,6 +42,9 @@ pub enum TransformError {
         found: usize,
     },
     /// A scale or a shift is infinite or NaN.
+    #[error(
+        "{name} of channel {channel}: wanted a finite value, found {found}: check for a standard deviation of 0"
+    )]
     NotFinite {
         /// `scale` or `shift`.
         name: &'static str,
@@ -45,6 +54,10 @@ pub enum TransformError {
         found: f32,
     },
     /// The length of the source is not a multiple of the size of a number, a pixel or a picture.
+    #[error(
+        "the source is not whole: wanted a multiple of {wanted} bytes, found {found}: check the number, the channels and \
+        the pixels"
+    )]
     SourceLength {
         /// The required unit in bytes: the length must be a multiple of it.
         wanted: usize,
@@ -52,6 +65,7 @@ pub enum TransformError {
         found: usize,
     },
     /// The destination is shorter than the result.
+    #[error("the destination is too small: wanted {wanted} numbers, found {found}")]
     BufferTooSmall {
         /// The number of elements in the result.
         wanted: usize,
@@ -59,36 +73,3 @@ pub enum TransformError {
         found: usize,
     },
 }
-
-impl fmt::Display for TransformError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Source { found } => write!(f, "wanted u8, u16, i16, f16 or bf16 as source, found {found}"),
-            Self::NoChannels => write!(f, "a pixel needs at least one channel, found 0"),
-            Self::NoPixels => write!(f, "a picture needs at least one pixel, found 0"),
-            Self::PictureTooLarge { channels, pixels } => write!(
-                f,
-                "a picture of {pixels} pixels with {channels} channels is larger than any memory: give height \
-                 times width as pixels",
-            ),
-            Self::ChannelCount { name, wanted, found } => {
-                write!(f, "{name}: wanted one value for each channel, {wanted}, found {found}")
-            }
-            Self::NotFinite { name, channel, found } => write!(
-                f,
-                "{name} of channel {channel}: wanted a finite value, found {found}: check for a standard \
-                 deviation of 0",
-            ),
-            Self::SourceLength { wanted, found } => write!(
-                f,
-                "the source is not whole: wanted a multiple of {wanted} bytes, found {found}: check the number, \
-                 the channels and the pixels",
-            ),
-            Self::BufferTooSmall { wanted, found } => {
-                write!(f, "the destination is too small: wanted {wanted} numbers, found {found}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for TransformError {}
