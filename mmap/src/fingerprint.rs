@@ -115,13 +115,12 @@ impl Lanes {
         (lane ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32)
     }
 
-    /// Words begin at lane 0 in each call.
     fn words(&mut self, words: &[u64]) {
-        for words in words.chunks(8) {
-            self.0.iter_mut().zip(words).for_each(|(lane, &word)| *lane = Self::step(*lane, word));
-        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.bytes(&bytes);
     }
 
+    /// Begins at lane 0 in each call.
     fn bytes(&mut self, bytes: &[u8]) {
         let blocks = bytes.chunks_exact(64);
         let rest = blocks.remainder();

@@ -98,8 +98,7 @@ pub use plan::{
 };
 pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;
-pub use reader::mode::ReadMode;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::units::Units;
-pub use reader::{ReadOptions, Reader};
+pub use reader::{ReadMode, ReadOptions, Reader};
 pub use records::{Options, Records};

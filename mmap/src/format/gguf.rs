@@ -85,7 +85,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         if key == "general.alignment" && kind == 4 {
             align = u64::from(header.u32()?);
             if !align.is_power_of_two() {
-                return Err(file.bad_header(at, "a power of two as `general.alignment`", &align.to_string()));
+                return Err(file.bad_header(at, "a power of two as `general.alignment`", align.to_string()));
             }
         } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
             // `LLM_KV_SPLIT_NO` and `LLM_KV_SPLIT_COUNT` of llama.cpp: 16 bits.
@@ -103,7 +103,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
             return Err(file.bad_header(
                 at,
                 "an offset that is a multiple of the alignment",
-                &offset.to_string(),
+                offset.to_string(),
             ));
         }
         all.push((tensor, at));
@@ -204,7 +204,7 @@ impl Header<'_> {
                 }
                 Ok(())
             }
-            _ => Err(self.file.bad_header(at, "a value of a known type", &format!("type {kind}"))),
+            _ => Err(self.file.bad_header(at, "a value of a known type", format!("type {kind}"))),
         }
     }
 
@@ -218,7 +218,7 @@ impl Header<'_> {
         let at = self.at;
         let axes = self.u32()?;
         if axes > AXES {
-            return Err(self.file.bad_header(at, "at most 4 axes", &axes.to_string()));
+            return Err(self.file.bad_header(at, "at most 4 axes", axes.to_string()));
         }
         let mut ne = Vec::new();
         for _ in 0..axes {

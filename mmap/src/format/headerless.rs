@@ -1,10 +1,12 @@
-//! Numbers one after the other without a header, as `numpy.ndarray.tofile` and nanoGPT write them.
+//! Numbers one after the other without a header, as `numpy.ndarray.tofile` and nanoGPT write them, and the formats that
+//! are mistaken for them.
 
 use std::path::Path;
 
-use super::{Array, known, open};
+use super::{Array, little, open};
+use crate::file::DataFile;
 use crate::records::behind;
-use crate::{Cut, DType, Error, Options, Records};
+use crate::{Cut, DType, Error, FormatError, Options, Records};
 
 impl Records {
     /// Opens files that contain only elements of type `dtype`, without a header: for example nanoGPT's `train.bin`
@@ -22,7 +24,7 @@ impl Records {
     /// - [`Error::Ragged`]: a file ends inside an element.
     /// - [`Error::TooShort`]: a file contains less than one record.
     /// - [`Error::ZeroRecord`], [`Error::ZeroStride`]: the window or the stride is 0.
-    /// - [`FormatError::NotHeaderless`](crate::FormatError): a file has another format.
+    /// - [`FormatError::NotHeaderless`]: a file has another format.
     /// - The remaining errors of [`Options::open`](crate::Options::open).
     ///
     /// See [`Cut`] for an example.
@@ -49,7 +51,7 @@ impl Options {
     ) -> Result<Records, Error> {
         let Self { header, .. } = self;
         open(self, paths, cut, |file| {
-            known::refuse(file, dtype, header)?;
+            refuse(file, dtype, header)?;
             let (len, wanted) = (behind(file, header)?, dtype.size() as u64);
             match len % wanted {
                 0 => Ok(Array { offset: header, dtype, shape: vec![len / wanted] }),
@@ -59,4 +61,143 @@ impl Options {
             }
         })
     }
+}
+
+/// Bytes that are looked at: past tar's magic, and enough to tell text from numbers.
+const FRONT: usize = 512;
+
+/// The least text that is told from numbers.
+const TEXT: usize = 64;
+
+const DECOMPRESS: &str = "decompress it first";
+const UNPACK: &str = "unpack it first";
+const DECODE: &str = "decode it first, and save the arrays as .npy";
+const PARSE: &str = "parse it first, and save the arrays with `numpy.save(path, x)`";
+const COLUMNS: &str = "save its columns as .npy: `numpy.save(path, table[name].to_numpy())`";
+const TABLE: &str =
+    "save its columns as .npy: `numpy.save(path, pyarrow.parquet.read_table(file)[name].to_numpy())`";
+const MEMBERS: &str = "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
+    numpy.load(path).items(): numpy.save(name, x)`";
+const NOTHING: &str = "it has no records";
+const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
+
+/// What a file of a format has at a place, the format, and what to do with such a file. Fewer than four bytes may well be
+/// tokens, so short magics are joined by more of the header.
+const MAGICS: [(usize, &[u8], &str, &str); 35] = [
+    (0, b"\x93NUMPY", "numpy's .npy", "open it with `Records::open_npy`"),
+    // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`: magic and version.
+    (0, b"\x88\xd8\x34\x01\x01\0\0\0", "llm.c's tokens", "open it with `Records::open_llm_c`"),
+    (0, b"\xa1\xd9\x34\x01\x07\0\0\0", "llm.c's tokens", "open it with `Records::open_llm_c`"),
+    (0, b"\x8a\xd8\x34\x01", "llm.c's evaluation data", "its records have many lengths and cannot be opened"),
+    (0, b"GGUF\x01\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"GGUF\x02\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"GGUF\x03\0\0\0", "GGUF", "open it with `Tensors::open`"),
+    (0, b"MMIDIDX\0\0", "Megatron-LM's index", "open its `.bin` with `RaggedRecords::open_megatron`"),
+    (0, b"PK\x03\x04", "zip (.npz, .pt)", MEMBERS),
+    (0, b"\x28\xb5\x2f\xfd", "zstd", DECOMPRESS),
+    (0, b"\xfd7zXZ\0", "xz", DECOMPRESS),
+    (4, b"1AY&SY", "bzip2", DECOMPRESS),
+    (0, b"\x04\x22\x4d\x18", "LZ4", DECOMPRESS),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z", UNPACK),
+    (257, b"ustar", "tar", UNPACK),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
+    (0, b"PAR1", "Parquet", TABLE),
+    (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
+    // Protocols 4 and 5, with the frame that every pickler writes, and 2 and 3 of a map, a list or torch.save.
+    (0, b"\x80\x04\x95", "a Python pickle", PARSE),
+    (0, b"\x80\x05\x95", "a Python pickle", PARSE),
+    (0, b"\x80\x02}q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x02]q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x03}q\0", "a Python pickle", PARSE),
+    (0, b"\x80\x02\x8a\nl\xfc\x9cF", "a Python pickle", PARSE),
+    (0, b"SQLite format 3\0", "SQLite", PARSE),
+    (16, b"\xde\xc0\xef\xbe", "LMDB", PARSE),
+    (0, b"\x89PNG\r\n\x1a\n", "PNG", DECODE),
+    (0, b"GIF87a", "GIF", DECODE),
+    (0, b"GIF89a", "GIF", DECODE),
+    (4, b"ftyp", "MP4", DECODE),
+    (0, b"OggS\0", "Ogg", DECODE),
+    (0, b"fLaC\0\0\0\x22", "FLAC", DECODE),
+    (0, b"%PDF-", "PDF", NOTHING),
+    (0, b"\x7fELF\x01\x01\x01", "ELF", NOTHING),
+    (0, b"\x7fELF\x02\x01\x01", "ELF", NOTHING),
+];
+
+/// Formats that more than a magic tells. `len` is the length of the file, and `skipped` that of a header that the caller
+/// skips.
+fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'static str)> {
+    let bytes = |at: usize, count: usize| front.get(at..at.checked_add(count)?);
+    let little = |at, count| bytes(at, count).map(little);
+    let big = |at, count| Some(bytes(at, count)?.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
+    let length = little(0, 8)?;
+    if bytes(8, 2)? == b"{\"" && length <= len.saturating_sub(8) {
+        return Some(("safetensors", "open it with `Records::open_safetensors`"));
+    }
+    // RFC 1952: method 8, reserved flags 0, a known operating system.
+    if front.starts_with(b"\x1f\x8b\x08") && front[3] & 0xe0 == 0 && (front[9] <= 13 || front[9] == 255) {
+        return Some(("gzip", DECOMPRESS));
+    }
+    // Yann LeCun's format of MNIST: two zeros, the type, the number of axes, their lengths.
+    if let [0, 0, kind @ (8 | 9 | 11..=14), axes @ 1..=4, ..] = *front {
+        let size = [1, 1, 0, 2, 4, 4, 8][usize::from(kind - 8)];
+        let axes = usize::from(axes);
+        let data = (1..=axes).try_fold(size, |bytes: u64, axis| bytes.checked_mul(big(4 * axis, 4)?));
+        let header = 4 + 4 * axes as u64;
+        if header != skipped && data.and_then(|data| data.checked_add(header)) == Some(len) {
+            const ADVICE: &str =
+                "skip its header: `Options::header(8)` for labels, `header(16)` for pictures";
+            return Some(("IDX (MNIST)", ADVICE));
+        }
+    }
+    if front.starts_with(b"\xff\xd8\xff") && front[3] >= 0xc0 {
+        return Some(("JPEG", DECODE));
+    }
+    // A stream: the mark, the length of the schema in whole words, and its root table.
+    let schema = little(4, 4)?;
+    if little(0, 4)? == u64::from(u32::MAX)
+        && schema % 8 == 0
+        && (8..len).contains(&schema)
+        && little(8, 4)? < 64
+    {
+        return Some(("Arrow IPC", COLUMNS));
+    }
+    if front.starts_with(b"RIFF") && matches!(bytes(8, 4)?, b"WEBP" | b"WAVE" | b"AVI ") {
+        return Some(("RIFF (WebP, WAV, AVI)", DECODE));
+    }
+    // The length of a record and its masked CRC-32C (`record_writer.cc` of TensorFlow).
+    let crc = !front[..8].iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ (crc & 1).wrapping_mul(0x82f6_3b78))
+    });
+    let masked = crc.rotate_right(15).wrapping_add(0xa282_ead8);
+    (length < len && little(8, 4)? == u64::from(masked)).then_some(("TFRecord", PARSE))
+}
+
+/// Text in UTF-8 without control characters.
+fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
+    let text = match std::str::from_utf8(front) {
+        // Cut in a character.
+        Err(error) if error.error_len().is_none() => {
+            std::str::from_utf8(&front[..error.valid_up_to()]).ok()?
+        }
+        text => text.ok()?,
+    };
+    if text.len() < TEXT
+        || text.contains(|c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c'))
+    {
+        return None;
+    }
+    Some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
+}
+
+/// Refuses a file that begins as another format does. Text may be meant as elements of one byte.
+fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
+    let front = file.header(0, usize::try_from(file.len).map_or(FRONT, |len| len.min(FRONT)))?;
+    let magic =
+        MAGICS.iter().find(|(at, magic, ..)| front.get(*at..).is_some_and(|from| from.starts_with(magic)));
+    let found = magic.map(|&(_, _, name, advice)| (name, advice));
+    let found = found.or_else(|| by_header(&front, file.len, skipped));
+    let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front))?);
+    found.map_or(Ok(()), |(found, advice)| {
+        Err(FormatError::NotHeaderless { path: file.path.clone(), found, advice }.into())
+    })
 }

@@ -3,7 +3,6 @@
 #[cfg(feature = "safetensors")]
 mod gguf;
 mod headerless;
-mod known;
 mod llm_c;
 mod megatron;
 mod npy;

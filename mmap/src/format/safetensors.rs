@@ -5,8 +5,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::tensor::Tensor;
-use super::{Array, ByteRange, little, open};
+use super::{Array, ByteRange, Tensor, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 

@@ -6,9 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::RecordList;
-use super::chunks::ShuffledChunks;
 use super::permute::{InOrder, Key, Permutation};
-use super::remaining::{self, Seam, Stretch};
 use super::window::{self, Shares, Window};
 
 /// The record indices of one batch: of one rank at one step, in read order. A batch has at least one record.
@@ -132,7 +130,7 @@ impl BatchIndices {
         let positions = match &self.seams {
             None => self.start..self.end,
             Some(seams) => {
-                let Stretch { position, ahead, .. } = remaining::find(seams, self.start)?;
+                let Stretch { position, ahead, .. } = find(seams, self.start)?;
                 (self.len() <= ahead).then(|| position..position + self.len())?
             }
         };
@@ -164,9 +162,7 @@ impl BatchIndices {
     /// The positions of the window's share that this rank visits.
     fn visited(&self, window: &Window) -> Range<u64> {
         let (back, ahead) = match &self.seams {
-            Some(seams) => {
-                remaining::find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead))
-            }
+            Some(seams) => find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
             None => (u64::MAX, u64::MAX),
         };
         let (at, share) = (window.positions().start, window.share());
@@ -236,10 +232,10 @@ impl Runs {
         let (position, most) = match self.seams.as_deref() {
             None if self.at < self.records => (self.at, u64::MAX),
             None => (self.at % self.records, u64::MAX),
-            Some(seams) => match remaining::find(seams, self.at) {
+            Some(seams) => match find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
                 // Past what is left the order starts again at its front.
-                None => ((self.at - remaining::left(seams).unwrap_or_default()) % self.records, u64::MAX),
+                None => ((self.at - left(seams).unwrap_or_default()) % self.records, u64::MAX),
             },
         };
         let wanted = (self.end - self.at).min(self.records - position).min(most);
@@ -328,4 +324,120 @@ pub enum Shuffle {
     },
     /// Shuffles all records individually.
     Full,
+}
+
+/// All chunks in random order; inside a chunk the order stays.
+#[derive(Clone, Debug)]
+struct ShuffledChunks {
+    records: u64,
+    /// Records in a chunk.
+    chunk: u64,
+    order: Permutation,
+    /// The place of the last chunk of the data set. That chunk may be shorter than the others.
+    last: u64,
+    /// The chunk that `order` has there. It takes the place that `order` has for the last chunk.
+    displaced: u64,
+}
+
+impl ShuffledChunks {
+    /// For `records` records in chunks of `chunk`; both at least 1.
+    fn new(records: u64, chunk: u64, key: Key) -> Self {
+        let chunks = records.div_ceil(chunk);
+        let order = Permutation::new(chunks, key);
+        // The place of the last chunk determines all positions. It is drawn, not searched for.
+        let last = key.of(0).below(chunks);
+        let displaced = order.at(last);
+        Self { records, chunk, order, last, displaced }
+    }
+
+    /// The records from `position` to the end of its chunk.
+    fn from(&self, position: u64) -> Range<u64> {
+        let &Self { records, chunk, last, .. } = self;
+        // Positions before the end of the last chunk count from 0, and those after it from its end.
+        let short = (records - 1) % chunk + 1;
+        let past = last * chunk + short;
+        let (place, within) = match position.checked_sub(past) {
+            None => (position / chunk, position % chunk),
+            Some(past) => (last + 1 + past / chunk, past % chunk),
+        };
+        let start = self.at(place) * chunk;
+        start + within..records.min(start.saturating_add(chunk))
+    }
+
+    fn at(&self, place: u64) -> u64 {
+        let end = (self.records - 1) / self.chunk;
+        if place == self.last {
+            return end;
+        }
+        match self.order.at(place) {
+            chunk if chunk == end => self.displaced,
+            chunk => chunk,
+        }
+    }
+}
+
+/// Completed steps of an epoch with one batch size and one number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct PartialEpoch {
+    /// The number of records in a batch of one rank.
+    pub batch: u64,
+    /// The number of ranks.
+    pub world: u64,
+    /// The number of steps that all ranks completed.
+    pub steps: u64,
+}
+
+/// Where a part of an epoch ended at each rank, for an order that gives each rank a separate share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Seam {
+    /// Shares that the part visited.
+    pub(super) world: u64,
+    /// Positions in a share, and those of them that it visited.
+    pub(super) share: u64,
+    pub(super) done: u64,
+    /// Positions that were left.
+    pub(super) left: u64,
+}
+
+impl Seam {
+    /// Returns the position, before the part, of the position `at` of those that were left; and how many positions before
+    /// `at` and from it on were neighbors then, too.
+    fn before(&self, at: u64) -> (u64, u64, u64) {
+        let Self { world, share, done, left } = *self;
+        let each = share - done;
+        if at < each * world {
+            let (rank, within) = (at / each, at % each);
+            (rank * share + done + within, within, each - within)
+        } else {
+            (at + world * done, at - each * world, left - at)
+        }
+    }
+}
+
+/// Positions that follow each other in the epoch's order.
+struct Stretch {
+    /// Where `at` is in the epoch's order.
+    position: u64,
+    /// Positions of the stretch before that one, and from it on.
+    back: u64,
+    ahead: u64,
+}
+
+/// Finds a position of those that are left after all seams, or `None` past them.
+fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
+    if at >= seams.last()?.left {
+        return None;
+    }
+    let mut found = Stretch { position: at, back: u64::MAX, ahead: u64::MAX };
+    for seam in seams.iter().rev() {
+        let (position, back, ahead) = seam.before(found.position);
+        found = Stretch { position, back: found.back.min(back), ahead: found.ahead.min(ahead) };
+    }
+    Some(found)
+}
+
+/// Positions that are left after all seams.
+fn left(seams: &[Seam]) -> Option<u64> {
+    seams.last().map(|seam| seam.left)
 }

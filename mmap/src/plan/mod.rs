@@ -2,7 +2,6 @@
 
 mod batch;
 mod builder;
-mod chunks;
 mod launch;
 mod list;
 mod permute;
@@ -13,11 +12,11 @@ mod window;
 
 use std::ops::Range;
 
-pub use batch::{BatchIndices, Shuffle};
+pub use batch::{BatchIndices, PartialEpoch, Shuffle};
 pub use builder::{PlanBuilder, PlanError};
 pub use launch::RankError;
 pub use list::RecordList;
-pub use remaining::{PartialEpoch, RemainingEpoch};
+pub use remaining::RemainingEpoch;
 use window::Shares;
 
 /// The order of the records in every epoch, divided into batches and ranks.

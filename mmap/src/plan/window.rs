@@ -47,7 +47,7 @@
 
 use std::ops::Range;
 
-use super::permute::{InOrder, Key, Permutation, Table};
+use super::permute::{InOrder, Key, Permutation};
 
 /// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
 /// positions, and of the same places of the tape, from `i * len` on.
@@ -179,8 +179,8 @@ struct Tape {
     each: u64,
     more: u64,
     /// The order within a strand.
-    longer: Table,
-    shorter: Table,
+    longer: Permutation,
+    shorter: Permutation,
     /// For the turns of strands.
     turns: Key,
     key: Key,
@@ -190,27 +190,21 @@ impl Tape {
     fn new(records: u64, chunk: u64, window: u64, key: Key) -> Self {
         let chunks = records / chunk;
         let strands = chunk.div_ceil(window);
-        let shift = key.of(Role::Shift as u64).below(records);
-        let first = key.of(Role::First as u64).below(chunks);
-        let stride = stride(chunks.max(1), key.of(Role::Stride as u64));
         let (each, more) = (chunk / strands, chunk % strands);
-        let longer = Table::new(Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64)));
-        let shorter = Table::new(Permutation::new(each, key.of(Role::Shorter as u64)));
-        let turns = key.of(Role::Turn as u64);
         Self {
             records,
             chunk,
             chunks,
             window,
-            shift,
-            first,
-            stride,
+            shift: key.of(Role::Shift as u64).below(records),
+            first: key.of(Role::First as u64).below(chunks),
+            stride: stride(chunks.max(1), key.of(Role::Stride as u64)),
             strands,
             each,
             more,
-            longer,
-            shorter,
-            turns,
+            longer: Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64)),
+            shorter: Permutation::new(each, key.of(Role::Shorter as u64)),
+            turns: key.of(Role::Turn as u64),
             key,
         }
     }

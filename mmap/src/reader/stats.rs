@@ -55,22 +55,20 @@ impl fmt::Display for ReadChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { data, cached, left } = self;
         let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
-        match (cached, left) {
-            (0, None) => write!(f, "{} past the page cache, as asked for", mib(*data))?,
-            (0, Some(_)) => write!(f, "{} past the page cache", mib(*data))?,
-            (cached, None) if cached == data => write!(f, "{} through the page cache", mib(*data))?,
-            (cached, Some(left)) if cached == data && data > left => {
-                write!(
-                    f,
-                    "{} through the page cache: they do not fit, but direct I/O is refused",
-                    mib(*data)
-                )?;
+        let how = match (cached, left) {
+            (0, None) => " past the page cache, as asked for",
+            (0, Some(_)) => " past the page cache",
+            (cached, _) if cached < data => " kept in the page cache, the rest past it",
+            (_, None) => " through the page cache",
+            (_, Some(left)) if data > left => {
+                " through the page cache: they do not fit, but direct I/O is refused"
             }
-            (cached, _) if cached == data => {
-                write!(f, "{} through the page cache, where they fit", mib(*data))?;
-            }
-            _ => write!(f, "{} of {} kept in the page cache, the rest past it", mib(*cached), mib(*data))?,
+            _ => " through the page cache, where they fit",
+        };
+        if (1..*data).contains(cached) {
+            write!(f, "{} of ", mib(*cached))?;
         }
+        write!(f, "{}{how}", mib(*data))?;
         left.map_or(Ok(()), |left| write!(f, " ({} of memory left)", mib(left)))
     }
 }

@@ -274,7 +274,8 @@ impl Stream {
                 range.end.min(extent.own_end).saturating_sub(range.start.max(extent.bytes.start))
             };
             let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
-            if let Some(request) = before.filter(|request| request.bytes.end > at) {
+            let ended = before.as_ref().map_or(0, |request| request.bytes.end);
+            if let Some(request) = before.filter(|_| ended > at) {
                 let end = request.bytes.end.min(extent.bytes.end);
                 if lane == AHEAD {
                     request.left += wanted(&(at..end));
@@ -285,8 +286,7 @@ impl Stream {
                 continue;
             }
             // Whole blocks, from the request before to the request behind.
-            let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
-            let start = before.map_or(0, |request| request.bytes.end).max(at / block * block);
+            let start = ended.max(at / block * block);
             let end = extent.bytes.end.next_multiple_of(block);
             let end = state.places.next(file, at).map_or(end, |next| end.min(next));
             let parts = (end - start).div_ceil(self.request + 2 * block).max(1);

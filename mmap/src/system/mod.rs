@@ -7,29 +7,20 @@
 #[cfg_attr(not(any(target_os = "linux", target_os = "android")), path = "others.rs")]
 mod this;
 
-/// `count(file, bytes)` returns the pages that hold these bytes, and how many of them are in the cache; pages past the end are
-/// left out.
-pub(crate) use this::count;
-/// `evict(file)` writes a file out and drops all of it from the cache.
-pub(crate) use this::evict;
-/// `gather(pieces, out)` copies pieces of mappings to places in `out`; it raises no signal, whatever happens to the
-/// files.
-pub(crate) use this::gather;
-/// `hints_wait(file)`: whether hints for this file can wait for its file system.
-pub(crate) use this::hints_wait;
-/// `touch(file, at)` reads this byte without a wait. The kernel then reads ahead from there. Returns `false`, and reads
-/// nothing, if the byte before it has not been requested, or if there is no such call.
-pub(crate) use this::touch;
-/// `will_need(pieces, asked)` hints pieces of files, and counts them.
-pub(crate) use this::will_need;
-/// `reopen(data)` opens the same file for reads past the cache; `read(file, start, pieces)` fills the pieces one after
-/// the other; `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's
-/// blocks are larger than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind
-/// that takes no such reads.
+// Hints: `will_need(pieces, asked)` hints pieces of files, and counts them; `hints_wait(file)`: whether hints for this file
+// can wait for its file system; `touch(file, at)` reads this byte without a wait, so that the kernel reads ahead from
+// there: it returns `false`, and reads nothing, if the byte before it has not been requested, or if there is no such call.
+pub(crate) use this::{hints_wait, touch, will_need};
+// The cache: `count(file, bytes)` returns the pages that hold these bytes, and how many of them are in the cache, without
+// pages past the end; `evict(file)` writes a file out and drops all of it; `gather(pieces, out)` copies pieces of mappings
+// to places in `out`, and raises no signal, whatever happens to the files; `read_from_disk()` returns what this thread
+// has had read so far, if the system counts it; `counts_reads(file)`: whether it does for this file.
+pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
+// Past the cache: `reopen(data)` opens the same file; `read(file, start, pieces)` fills the pieces one after the other;
+// `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's blocks are larger
+// than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind that takes no
+// such reads.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
-/// `read_from_disk()` returns what this thread has had read so far, if the system counts it; `counts_reads(file)`: whether
-/// it does for this file.
-pub(crate) use this::{counts_reads, read_from_disk};
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use this::{STRETCH, cached};

@@ -38,10 +38,8 @@
 
 mod error;
 mod kernel;
-mod raw;
 #[cfg(test)]
 mod tests;
-mod transpose;
 
 pub use error::TransformError;
 
@@ -49,10 +47,9 @@ use std::marker::PhantomData;
 
 use crate::DType;
 use kernel::{
-    Affine, Bf16ToF32, Convert, Each, F16ToF32, F32ToBf16, F32ToF16, I16ToF32, Interleaved, Planes, U8ToF32,
-    U16ToF32, U16ToI64, U16ToU32, run,
+    Affine, Bf16ToF32, Convert, Each, F16ToF32, F32ToBf16, F32ToF16, I16ToF32, Interleaved, Planes, Raw,
+    U8ToF32, U16ToF32, U16ToI64, U16ToU32, run,
 };
-use raw::Raw;
 
 /// Converts the numbers of records to `f32`, with an optional scale and shift per channel and an optional change to
 /// planar layout. Create it once, then apply it to records or batches.
