@@ -1,16 +1,16 @@
-//! Predicted against measured time: ten loads, each measured with four settings and without overlap; each report
-//! predicts the time of the other settings. Then two loads on a device that is the software driver of the tests: its
-//! copies take time, and nothing else about it is a GPU's.
-//!
-//! Settings take turns, in a new order in each of five rounds. A prediction is compared with what was measured in the same
-//! round, and the table has the medians of these errors. For a quiet machine.
+//! What the report recommends, followed: twenty-one loads whose truth is known, each quiet and beside busy threads. Each is
+//! measured; if its report recommends something, the same loop runs with that and without it in turn, and the time that it
+//! saves is set against the time that was promised. A load on a device uses the software driver of the tests: its copies
+//! take time, and nothing else about it is a GPU's.
 //!
 //! ```sh
-//! cargo bench --bench replay [-- load...]
+//! cargo bench --bench replay [-- --busy 0,1,2,4 --runs 5 load...]    # default: quiet, 5 runs, all loads
 //! ```
 
+use std::collections::VecDeque;
 use std::hint::black_box;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,9 @@ use twinbuf::observe::{Settings, Verdict};
 use twinbuf::transform::per_record;
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Report};
 
-const STEPS: u64 = 80;
-const ROUNDS: usize = 5;
 const RECORD: usize = 4096;
+/// Pairs of runs, with and without what is recommended.
+const PAIRS: usize = 3;
 
 /// What a caller does with its batches.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,52 +28,85 @@ enum Caller {
     Drops,
     /// Waits for a device in place of computing.
     Waits,
-    /// Keeps each until it has the next one.
-    KeepsOne,
+    /// Keeps the last ones.
+    Keeps(usize),
     /// Hands them to a thread that takes 5 ms for each.
     Lends,
     /// Asks for one epoch of one batch after the other.
     OneBatchEpochs,
+    /// Enqueues 4 ms of work on a device.
+    Enqueues,
 }
 
+/// What a load is made of.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
     /// Microseconds that a batch is waited for.
     read: fn(u64) -> u64,
+    /// Loads wait for one lock.
+    locked: bool,
     /// Milliseconds of computing, in the transform and in the loop.
     transform: u64,
     train: u64,
     caller: Caller,
-    /// With one worker and two slots.
-    verdict: Verdict,
+    settings: Settings,
+    steps: u64,
+    /// The truth.
+    verdicts: &'static [Verdict],
 }
 
-const LOADS: [Load; 10] = [
-    Load::new("disk", |_| 4000, 2, Verdict::DiskBound),
-    Load::new("compute", |_| 1000, 4, Verdict::ComputeBound),
-    Load { caller: Caller::Waits, ..Load::new("balanced", |_| 3000, 3, Verdict::Balanced) },
-    Load::new("jitter", |step| 1000 + step * 7919 % 41 * 200, 4, Verdict::DiskBound),
-    Load::new("each fourth", |step| if step % 4 == 3 { 20_000 } else { 1000 }, 4, Verdict::DiskBound),
-    Load { caller: Caller::Lends, ..Load::new("held", |_| 1000, 0, Verdict::HeldBound) },
-    Load { caller: Caller::KeepsOne, ..Load::new("kept", |_| 4000, 2, Verdict::DiskBound) },
-    Load::new("hung read", |step| if step == 30 { 500_000 } else { 1000 }, 3, Verdict::DiskBound),
-    Load { caller: Caller::OneBatchEpochs, ..Load::new("one batch", |_| 4000, 2, Verdict::DiskBound) },
-    Load { transform: 6, ..Load::new("cpu", |_| 0, 3, Verdict::TransformBound) },
+const LOAD: &[Verdict] = &[Verdict::LoadBound];
+const COMPUTE: &[Verdict] = &[Verdict::ComputeBound];
+const EVEN: &[Verdict] = &[Verdict::Balanced, Verdict::ComputeBound, Verdict::LoadBound];
+
+const fn on(workers: usize, depth: usize) -> Settings {
+    Settings { overlap: true, depth, workers }
+}
+
+const LOADS: [Load; 21] = [
+    Load::new("disk", |_| 4000, 2, LOAD),
+    Load::new("compute", |_| 1000, 4, COMPUTE),
+    Load { caller: Caller::Waits, ..Load::new("balanced", |_| 3000, 3, EVEN) },
+    Load::new("ragged", |step| 1000 + step * 7919 % 41 * 200, 4, EVEN),
+    Load::new("bursts", |step| if step % 4 == 3 { 20_000 } else { 1000 }, 4, LOAD),
+    Load { caller: Caller::Lends, ..Load::new("lent", |_| 1000, 0, &[Verdict::HeldBound]) },
+    Load { caller: Caller::Keeps(1), ..Load::new("keeps one", |_| 4000, 2, LOAD) },
+    Load { caller: Caller::Keeps(20), settings: on(1, 22), ..Load::new("keeps 20", |_| 2000, 2, EVEN) },
+    Load::new("hung", |step| if step == 30 { 500_000 } else { 1000 }, 3, LOAD),
+    Load { caller: Caller::OneBatchEpochs, ..Load::new("one batch", |_| 4000, 2, LOAD) },
+    Load { transform: 6, ..Load::new("cpu", |_| 0, 3, &[Verdict::TransformBound]) },
+    Load { locked: true, ..Load::new("lock", |_| 3000, 1, LOAD) },
+    Load { locked: true, settings: on(3, 4), ..Load::new("lock, 3", |_| 3000, 1, LOAD) },
+    Load { locked: true, settings: on(4, 8), ..Load::new("lock, 4", |_| 3000, 1, LOAD) },
+    Load { settings: on(2, 4), ..Load::new("sleep, 2", |_| 8000, 1, LOAD) },
+    Load { settings: on(4, 8), ..Load::new("sleep, 4", |_| 16_000, 1, LOAD) },
+    Load { transform: 6, settings: on(2, 4), ..Load::new("cpu, 2", |_| 0, 1, &[Verdict::TransformBound]) },
+    Load { settings: OFF, ..Load::new("off", |_| 3000, 3, EVEN) },
+    Load { settings: OFF, ..Load::new("off, cpu", |_| 0, 3, COMPUTE) },
+    Load { steps: 20_000, ..Load::new("nothing", |_| 0, 0, EVEN) },
+    Load { caller: Caller::Enqueues, ..Load::new("device", |_| 1000, 0, COMPUTE) },
 ];
 
+const OFF: Settings = Settings { overlap: false, ..on(1, 3) };
+
 impl Load {
-    const fn new(name: &'static str, read: fn(u64) -> u64, train: u64, verdict: Verdict) -> Self {
-        Self { name, read, transform: 0, train, caller: Caller::Drops, verdict }
+    const fn new(name: &'static str, read: fn(u64) -> u64, train: u64, verdicts: &'static [Verdict]) -> Self {
+        let (locked, transform, caller, settings, steps) = (false, 0, Caller::Drops, on(1, 3), 100);
+        Self { name, read, locked, transform, train, caller, settings, steps, verdicts }
     }
 }
 
 #[derive(Clone)]
-struct Disk(fn(u64) -> u64, u64);
+struct Disk {
+    read: fn(u64) -> u64,
+    records: u64,
+    lock: Option<Arc<Mutex<()>>>,
+}
 
 impl Dataset for Disk {
     fn records(&self) -> u64 {
-        self.1
+        self.records
     }
 
     fn record_bytes(&self) -> usize {
@@ -82,7 +115,8 @@ impl Dataset for Disk {
 
     fn read(&mut self, plan: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let step = plan.runs().next().map_or(0, |run| run.start);
-        let time = (self.0)(step);
+        let time = (self.read)(step);
+        let _turn = self.lock.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
         if time > 0 {
             sleep(Duration::from_micros(time));
         }
@@ -94,7 +128,7 @@ impl Dataset for Disk {
     }
 }
 
-/// Uses a processor for this many milliseconds; longer if others use it too.
+/// Uses a processor for this many rounds; longer if others use it too.
 fn compute(rounds: u64) {
     let mut x = 1_u64;
     for _ in 0..rounds {
@@ -102,11 +136,13 @@ fn compute(rounds: u64) {
     }
 }
 
-fn measure(load: &Load, settings: Settings, rounds_a_ms: u64) -> Result<Report, BoxError> {
-    let Settings { overlap, depth, workers } = settings;
+/// Runs the load, and returns its report and the time until all of it was done.
+fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError> {
+    let Settings { overlap, depth, workers } = load.settings;
     let epochs = load.caller == Caller::OneBatchEpochs;
-    let records = if epochs { 1 } else { STEPS };
-    let disk = Disk(load.read, records);
+    let records = if epochs { 1 } else { load.steps };
+    let lock = load.locked.then(Arc::default);
+    let disk = Disk { read: load.read, records, lock };
     let builder = Loader::builder(disk, Plan::builder(records).batch(1).build()?);
     let mut builder = builder.overlap(overlap).depth(depth);
     if workers > 1 {
@@ -119,27 +155,27 @@ fn measure(load: &Load, settings: Settings, rounds_a_ms: u64) -> Result<Report, 
             Ok(())
         }));
     }
+    if load.caller == Caller::Enqueues {
+        return enqueue(builder);
+    }
     let mut loader = builder.build()?;
     let train = || compute(load.train * rounds_a_ms);
+    let started = Instant::now();
     match load.caller {
-        Caller::Drops => {
-            for batch in loader.epoch(0) {
-                let _batch = batch?;
-                train();
-            }
-        }
         Caller::Waits => {
             for batch in loader.epoch(0) {
                 let _batch = batch?;
                 sleep(Duration::from_millis(load.train));
             }
         }
-        Caller::KeepsOne => {
-            let mut kept = None;
+        Caller::Keeps(most) => {
+            let mut kept = VecDeque::new();
             for batch in loader.epoch(0) {
-                let batch = batch?;
+                kept.push_back(batch?);
                 train();
-                kept.replace(batch);
+                if kept.len() > most {
+                    kept.pop_front();
+                }
             }
         }
         Caller::Lends => thread::scope(|scope| -> Result<(), BoxError> {
@@ -156,131 +192,160 @@ fn measure(load: &Load, settings: Settings, rounds_a_ms: u64) -> Result<Report, 
             Ok(())
         })?,
         Caller::OneBatchEpochs => {
-            for epoch in 0..STEPS {
+            for epoch in 0..load.steps {
                 for batch in loader.epoch(epoch) {
                     let _batch = batch?;
                     train();
                 }
             }
         }
-    }
-    Ok(loader.report())
-}
-
-/// Copies of 4 ms; or of 0.5 ms, and the device computes for 4 ms while the host only enqueues.
-#[cfg(target_os = "linux")]
-fn upload(enqueued: bool, rounds_a_ms: u64) -> Result<Report, BoxError> {
-    use twinbuf_cuda_sim::{Options, Sim};
-    // Between two pieces of a copy there is a random delay: on average half of the longest.
-    let delay_us = 125;
-    let pieces = (if enqueued { 500 } else { 4000 }) * 2 / delay_us;
-    let sim = Sim::start(Options { delay_us, pieces, ..Options::seeded(1) });
-    let ctx = twinbuf::cuda::context(0)?;
-    let stream = ctx.new_stream()?;
-    let disk = Disk(|_| 1000, STEPS);
-    let mut loader = Loader::builder(disk, Plan::builder(STEPS).batch(1).build()?).cuda(ctx).build()?;
-    for batch in loader.epoch(0) {
-        let batch = batch?;
-        if enqueued {
-            // SAFETY: the stream outlives the batch, and the kernel is enqueued before that is dropped.
-            let address = unsafe { batch.on_raw(stream.cu_stream()) }?;
-            let launched = sim.control().kernel_read(stream.cu_stream(), address, batch.len(), 4000);
-            launched.map_err(|code| format!("the kernel was not launched: {code}"))?;
-        } else {
-            batch.on::<u8>(&stream)?;
-            stream.synchronize()?; // the copy is there
-            compute(rounds_a_ms);
+        Caller::Drops | Caller::Enqueues => {
+            for batch in loader.epoch(0) {
+                let _batch = batch?;
+                train();
+            }
         }
     }
-    stream.synchronize()?;
-    let report = loader.report();
-    loader.close()?;
-    Ok(report)
+    Ok((loader.report(), started.elapsed()))
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+/// Copies of 0.5 ms, and the device computes for 4 ms while the host only enqueues.
+#[cfg(target_os = "linux")]
+fn enqueue(builder: twinbuf::loader::LoaderBuilder) -> Result<(Report, Duration), BoxError> {
+    use twinbuf_cuda_sim::{Options, Sim};
+    // Between two pieces of a copy there is a random delay: on average half of the longest.
+    let sim = Sim::start(Options { delay_us: 125, pieces: 8, ..Options::seeded(1) });
+    let ctx = twinbuf::cuda::context(0)?;
+    let stream = ctx.new_stream()?;
+    let mut loader = builder.cuda(ctx).build()?;
+    let started = Instant::now();
+    for batch in loader.epoch(0) {
+        let batch = batch?;
+        // SAFETY: the stream outlives the batch, and the kernel is enqueued before that is dropped.
+        let address = unsafe { batch.on_raw(stream.cu_stream()) }?;
+        let launched = sim.control().kernel_read(stream.cu_stream(), address, batch.len(), 4000);
+        launched.map_err(|code| format!("the kernel was not launched: {code}"))?;
+    }
+    stream.synchronize()?;
+    let (report, took) = (loader.report(), started.elapsed());
+    loader.close()?;
+    Ok((report, took))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn enqueue(_: twinbuf::loader::LoaderBuilder) -> Result<(Report, Duration), BoxError> {
+    Err("the software driver needs Linux".into())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+    values[values.len() / 2]
+}
+
+/// The load as its report advises, and what that promises; `None` if it advises nothing that can be done.
+fn advised(load: &Load, report: &Report) -> Option<(Load, Option<f64>)> {
+    let advice = report.advice();
+    if advice.contains("let go of") {
+        return Some((Load { caller: Caller::Drops, ..*load }, None));
+    }
+    if advice.contains("`epochs(..)`") {
+        return Some((Load { caller: Caller::Drops, ..*load }, None));
+    }
+    let found = report.recommended()?;
+    Some((Load { settings: found.settings, ..*load }, Some(found.gain())))
+}
+
+/// All runs of all loads beside so many busy threads.
+fn beside(busy: usize, runs: usize, wanted: &[String], rounds_a_ms: u64) -> Result<(), BoxError> {
+    println!("beside {busy} busy threads, {runs} runs");
+    println!(
+        "{:<10} {:>6} {:>9} {:>9} {:>9} {:>9}  advice of the last run",
+        "load", "advice", "promised", "got", "slowest", "verdicts"
+    );
+    let stop = AtomicBool::new(false);
+    let (mut spoke, mut slower, mut promises, mut kept, mut wrong) = (0, 0, 0, 0, 0);
+    let all = LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name));
+    thread::scope(|scope| -> Result<(), BoxError> {
+        for _ in 0..busy {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    compute(1000);
+                }
+            });
+        }
+        let mut all = || -> Result<(), BoxError> {
+            for load in all.clone() {
+                let (mut promised, mut got, mut right, mut verdicts) = (Vec::new(), Vec::new(), 0, 0);
+                let mut advice = String::new();
+                for _ in 0..runs {
+                    let (report, _) = measure(load, rounds_a_ms)?;
+                    advice = report.advice();
+                    if report.verdict() != Verdict::Unmeasured {
+                        verdicts += 1;
+                        right += usize::from(load.verdicts.contains(&report.verdict()));
+                    }
+                    let Some((change, gain)) = advised(load, &report) else { continue };
+                    let pairs: Result<Vec<_>, BoxError> = (0..PAIRS)
+                        .map(|_| {
+                            let before = measure(load, rounds_a_ms)?.1.as_secs_f64();
+                            Ok(1.0 - measure(&change, rounds_a_ms)?.1.as_secs_f64() / before)
+                        })
+                        .collect();
+                    let saved = median(pairs?);
+                    got.push(saved);
+                    slower += usize::from(saved < -0.03);
+                    if let Some(gain) = gain {
+                        promises += 1;
+                        kept += usize::from(gain - saved <= 0.08);
+                        promised.push(gain);
+                    }
+                }
+                wrong += verdicts - right;
+                spoke += usize::from(got.len() * 2 > runs && median(got.clone()) > 0.0);
+                let percent = |values: &[f64]| {
+                    if values.is_empty() {
+                        "-".into()
+                    } else {
+                        format!("{:.0} %", median(values.to_vec()) * 100.0)
+                    }
+                };
+                let least = got.iter().copied().fold(f64::INFINITY, f64::min);
+                let least = if got.is_empty() { "-".into() } else { format!("{:.0} %", least * 100.0) };
+                println!(
+                    "{:<10} {:>6} {:>9} {:>9} {least:>9} {:>9}  {advice}",
+                    load.name,
+                    got.len(),
+                    percent(&promised),
+                    percent(&got),
+                    format!("{right}/{verdicts}")
+                );
+            }
+            Ok(())
+        };
+        let done = all();
+        stop.store(true, Ordering::Relaxed);
+        done
+    })?;
+    println!(
+        "right advice for {spoke} loads; {kept} of {promises} promises kept within 8 points; {slower} more than 3 % \
+         slower; {wrong} verdicts wrong\n"
+    );
+    Ok(())
 }
 
 fn main() -> Result<(), BoxError> {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let (mut busy, mut runs, mut wanted) = (vec![0], 5, Vec::new());
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--busy" => busy = words.next().unwrap_or_default().split(',').flat_map(str::parse).collect(),
+            "--runs" => runs = words.next().unwrap_or_default().parse()?,
+            "--bench" => {}
+            _ => wanted.push(word),
+        }
+    }
     let started = Instant::now();
     compute(20_000_000);
     let rounds_a_ms = 20_000_000 * 1000 / u64::try_from(started.elapsed().as_micros())?.max(1);
-    let on = |workers, depth| Settings { overlap: true, depth, workers };
-    let settings = [on(1, 2), on(1, 4), on(4, 2), on(4, 4), Settings { overlap: false, ..on(1, 2) }];
-    let name = |settings: Settings| match settings {
-        Settings { overlap: false, .. } => "off".to_string(),
-        Settings { depth, workers, .. } => format!("{workers}w d{depth}"),
-    };
-    print!("{:<12} {:<15} {:<9}", "load", "verdict", "measured");
-    settings.iter().for_each(|&to| print!(" {:>16}", name(to)));
-    println!();
-    let (mut errors, mut wrong) = (Vec::new(), 0);
-    for load in LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name)) {
-        let mut rounds: Vec<Vec<Report>> = Vec::new();
-        for round in 0..ROUNDS {
-            let mut reports = Vec::new();
-            for at in 0..settings.len() {
-                // A new order, and then that of the settings.
-                let at = (at + round) % settings.len();
-                reports.push((at, measure(load, settings[at], rounds_a_ms)?));
-            }
-            reports.sort_by_key(|(at, _)| *at);
-            rounds.push(reports.into_iter().map(|(_, report)| report).collect());
-        }
-        for (from, &at) in settings.iter().enumerate() {
-            let mut runs: Vec<&Report> = rounds.iter().map(|round| &round[from]).collect();
-            runs.sort_by_key(|report| report.wall);
-            let report = runs[runs.len() / 2];
-            let verdict = if from == 0 { report.verdict().to_string() } else { String::new() };
-            wrong += u32::from(from == 0 && report.verdict() != load.verdict);
-            let shown = if from == 0 { load.name } else { "" };
-            print!("{shown:<12} {verdict:<15} {:<9}", name(at));
-            for (to, &settings) in settings.iter().enumerate() {
-                if from == to {
-                    print!(" {:>13.0} ms", report.wall.as_secs_f64() * 1e3);
-                    continue;
-                }
-                let found = rounds.iter().filter_map(|round| {
-                    let predicted = round[from].predict(settings)?.wall;
-                    Some(predicted.as_secs_f64() / round[to].wall.as_secs_f64() - 1.0)
-                });
-                let Some(error) = median(found.collect()) else {
-                    print!(" {:>16}", "none");
-                    continue;
-                };
-                // Of the default settings, and of all.
-                errors.push((
-                    from,
-                    error.abs(),
-                    format!("{} from {} to {}", load.name, name(at), name(settings)),
-                ));
-                print!(" {:>16}", format!("{:+.1} %", error * 100.0));
-            }
-            println!();
-        }
-    }
-    #[cfg(target_os = "linux")]
-    for (name, enqueued, verdict) in
-        [("transfer", false, Verdict::TransferBound), ("enqueued", true, Verdict::ComputeBound)]
-    {
-        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
-            let report = upload(enqueued, rounds_a_ms)?;
-            wrong += u32::from(report.verdict() != verdict);
-            println!("{name:<12} {:<15} {}", report.verdict().to_string(), report.advice());
-        }
-    }
-    for (what, only) in [("from the defaults", 1), ("from any", usize::MAX)] {
-        let mut found: Vec<_> = errors.iter().filter(|(from, ..)| *from < only).collect();
-        found.sort_by(|a, b| a.1.total_cmp(&b.1));
-        if found.is_empty() {
-            continue;
-        }
-        let [median, worst] = [found.len() / 2, found.len() - 1].map(|at| found[at].1 * 100.0);
-        println!("{what}: median error {median:.1} %, worst {worst:.1} % ({})", found[found.len() - 1].2);
-    }
-    println!("{wrong} verdicts wrong");
-    Ok(())
+    busy.into_iter().try_for_each(|busy| beside(busy, runs, &wanted, rounds_a_ms))
 }

@@ -254,7 +254,7 @@ impl Report {
         self.inner.recommended().map(Prediction::from)
     }
 
-    /// Write a page for any browser: the report, the last steps, and predictions. It needs no other file.
+    /// Write a page for any browser: the report and the last steps. It needs no other file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let written = std::fs::write(&path, self.html());
         written.map_err(|error| errors::raise(py, Failure::of_writing(path, &error)))
@@ -262,7 +262,7 @@ impl Report {
 
     /// The page that `save` writes.
     fn html(&self) -> String {
-        self.inner.html_in(&|text| self.in_python(&text))
+        self.in_python(&self.inner.html())
     }
 
     fn _repr_html_(&self) -> String {

@@ -34,9 +34,6 @@ pub struct StepTimes {
 /// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
 
-/// When a batch's copy to the device was done, and how long it took.
-type Copy = Option<(Instant, Duration)>;
-
 /// One batch.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
@@ -45,23 +42,15 @@ pub(super) struct Seen {
     pub(super) by: usize,
     /// When the caller began to iterate, if this is the first batch since.
     pub(super) began: Option<Instant>,
-    /// When its load began. `None` in a loop over something other than a loader.
-    pub(super) loaded: Option<Instant>,
-    pub(super) read: Duration,
-    pub(super) transform: Duration,
-    /// How long the caller took part in the load. `None` if it could not.
-    pub(super) helped: Option<Duration>,
-    pub(super) copied: Copy,
+    pub(super) load: LoadTimes,
+    pub(super) copied: Option<Interval>,
     pub(super) asked: Instant,
     pub(super) received: Instant,
     pub(super) released: Instant,
     pub(super) paused: Duration,
-    /// How long its slot was free before the loading thread, waiting for it, continued.
-    pub(super) slept: Option<Duration>,
     /// When its slot was free, and the thread that freed it, if that is known.
     pub(super) freed: Option<(Instant, usize)>,
-    /// CPU shares of the load and of the use, if they were measured.
-    pub(super) load_cpu: Option<Share>,
+    /// CPU share of the use, if it was measured.
     pub(super) use_cpu: Option<Share>,
 }
 
@@ -95,45 +84,15 @@ impl History {
         self.units.back().filter(|_| self.in_use)
     }
 
-    /// The caller has the batch that it asked for, and how it was loaded, if that is known.
+    /// The caller has the batch that it asked for.
     #[inline]
-    pub(super) fn received(
-        &mut self,
-        ticket: Ticket,
-        load: Option<&LoadTimes>,
-        asked: Instant,
-        now: Instant,
-    ) {
-        let freed = load.and_then(|load| load.freed);
-        self.freed(freed);
-        let slept = load.zip(freed).and_then(|(load, freed)| {
-            let slept = load.start.saturating_duration_since(freed.at);
-            (slept < load.start - load.since).then_some(slept)
-        });
-        let transform = load.map_or(Duration::ZERO, |load| load.transform);
-        let read = load.map_or(Duration::ZERO, |load| (load.end - load.start).saturating_sub(transform));
+    pub(super) fn received(&mut self, ticket: Ticket, load: &LoadTimes, asked: Instant, now: Instant) {
+        self.freed(load.freed);
         if std::mem::replace(&mut self.in_use, true) {
             // A loop that asked for none in between.
             self.units.pop_back();
         }
-        self.units.push_back(Seen {
-            ticket,
-            by: this_thread(),
-            began: self.began.take(),
-            loaded: load.map(|load| load.start),
-            read,
-            transform,
-            helped: load.and_then(|load| load.helped),
-            copied: None,
-            asked,
-            received: now,
-            released: now,
-            paused: Duration::ZERO,
-            slept,
-            freed: None,
-            load_cpu: load.and_then(|load| load.cpu),
-            use_cpu: None,
-        });
+        self.units.push_back(Seen { began: self.began.take(), ..Seen::new(ticket, *load, asked, now) });
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
             (self.looked, self.clock) = (Some(now), Clock::now());
         }
@@ -155,8 +114,7 @@ impl History {
     pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
         self.in_use = false;
         let Some(seen) = self.units.back_mut() else { return };
-        (seen.released, seen.paused, seen.copied) =
-            (now, paused, copied.map(|(start, end)| (end, end - start)));
+        (seen.released, seen.paused, seen.copied) = (now, paused, copied);
         if let Some(clock) = self.clock.take().filter(|_| paused.is_zero()) {
             seen.use_cpu = clock.since(now - seen.received);
         }
@@ -179,7 +137,7 @@ impl History {
                 epoch: seen.epoch(),
                 step: seen.step(),
                 start: seen.asked - first,
-                load: seen.read + seen.transform,
+                load: seen.load.took(),
                 train: StageTimes { busy, waiting: used_from - seen.asked },
             }
         };
@@ -189,28 +147,12 @@ impl History {
     /// A copy, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
     /// long to load. Its epoch began with `first`.
     pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
-        let mut units: Vec<_> = self.done().filter(|seen| seen.loaded.is_some()).cloned().collect();
+        let mut units: Vec<_> = self.done().cloned().collect();
         units.extend(waits.map(|(first, (asked, now))| {
             let next = |last: &Seen| Ticket { step: last.ticket.step + 1, ..last.ticket };
             let last = self.units.back().filter(|last| last.ticket.epoch == first.epoch);
-            Seen {
-                ticket: last.map_or(first, next),
-                by: this_thread(),
-                began: self.began,
-                loaded: Some(asked),
-                read: now - asked,
-                transform: Duration::ZERO,
-                helped: None,
-                copied: None,
-                asked,
-                received: now,
-                released: now,
-                paused: Duration::ZERO,
-                slept: None,
-                freed: None,
-                load_cpu: None,
-                use_cpu: None,
-            }
+            let load = LoadTimes { end: now, ..LoadTimes::new(asked) };
+            Seen { began: self.began, ..Seen::new(last.map_or(first, next), load, asked, now) }
         }));
         Recent { units }
     }
@@ -224,6 +166,22 @@ impl fmt::Debug for Recent {
 }
 
 impl Seen {
+    pub(super) fn new(ticket: Ticket, load: LoadTimes, asked: Instant, received: Instant) -> Self {
+        Self {
+            ticket,
+            by: this_thread(),
+            began: None,
+            load,
+            copied: None,
+            asked,
+            received,
+            released: received,
+            paused: Duration::ZERO,
+            freed: None,
+            use_cpu: None,
+        }
+    }
+
     pub(super) fn epoch(&self) -> u64 {
         self.ticket.epoch
     }
@@ -235,7 +193,7 @@ impl Seen {
     /// When the caller had it, copied to the device if there is one.
     pub(super) fn used_from(&self) -> Instant {
         match self.copied {
-            Some((copied, _)) => copied.clamp(self.received, self.released),
+            Some((_, copied)) => copied.clamp(self.received, self.released),
             None => self.received,
         }
     }
@@ -258,24 +216,10 @@ impl Recent {
     pub(super) fn on_device(&self, sender: &Self) -> Self {
         let unit = |seen: &Seen| {
             let same = |sent: &&Seen| (sent.epoch(), sent.step()) == (seen.epoch(), seen.step());
-            let from = sender.units.iter().rev().find(same)?.clone();
-            let copied = Some((from.released, from.released - from.received));
-            let Seen { asked, received, released, paused, by, began, use_cpu, ticket, .. } = seen.clone();
+            let sent = sender.units.iter().rev().find(same)?;
             // The slot on the device is free when the loop is done with it.
-            let freed = None;
-            Some(Seen {
-                asked,
-                received,
-                released,
-                paused,
-                by,
-                began,
-                use_cpu,
-                ticket,
-                copied,
-                freed,
-                ..from
-            })
+            let (copied, freed) = (Some((sent.received, sent.released)), None);
+            Some(Seen { load: sent.load, copied, freed, ..seen.clone() })
         };
         Self { units: self.units.iter().filter_map(unit).collect() }
     }
@@ -285,11 +229,11 @@ impl Recent {
     pub(super) fn wakes(&self) -> [Option<f64>; 2] {
         let [mut caller, mut loader] = [(Duration::ZERO, 0_u32); 2];
         for seen in &self.units {
-            let Some(loaded) = seen.loaded.map(|start| start + seen.read + seen.transform) else { continue };
+            let loaded = seen.load.end;
             if loaded > seen.asked {
                 caller = (caller.0 + seen.received.saturating_duration_since(loaded), caller.1 + 1);
             }
-            loader = seen.slept.map_or(loader, |slept| (loader.0 + slept, loader.1 + 1));
+            loader = seen.load.slept().map_or(loader, |slept| (loader.0 + slept, loader.1 + 1));
         }
         [caller, loader].map(|(sum, count)| (count > 0).then(|| sum.as_nanos() as f64 / f64::from(count)))
     }
@@ -298,11 +242,36 @@ impl Recent {
     pub(super) fn shares(&self) -> [Share; 2] {
         let mut shares = [Share::default(); 2];
         for seen in &self.units {
-            for (sum, share) in shares.iter_mut().zip([seen.load_cpu, seen.use_cpu]) {
+            for (sum, share) in shares.iter_mut().zip([seen.load.cpu, seen.use_cpu]) {
                 share.into_iter().for_each(|share| sum.add(share));
             }
         }
         shares
+    }
+
+    /// How many loads went on at a time, on average, while any did.
+    pub(super) fn side_by_side(&self) -> f64 {
+        let mut loads: Vec<_> = self.units.iter().map(|seen| (seen.load.start, seen.load.end)).collect();
+        loads.sort_unstable();
+        let (mut any, mut until) = (Duration::ZERO, None);
+        for (start, end) in &loads {
+            let from = until.map_or(*start, |until| (*start).max(until));
+            any += end.saturating_duration_since(from);
+            until = until.max(Some(*end));
+        }
+        let all: Duration = loads.iter().map(|(start, end)| *end - *start).sum();
+        (all.as_secs_f64() / any.as_secs_f64().max(1e-9)).max(1.0)
+    }
+
+    /// Whether the loads, though they went on at the same time, ended one after the other at a distance: as they do if they
+    /// take turns at something, such as a lock.
+    pub(super) fn takes_turns(&self) -> bool {
+        let mut ends: Vec<_> = self.units.iter().map(|seen| seen.load.end).collect();
+        ends.sort_unstable();
+        let mut gaps: Vec<_> = ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
+        gaps.sort_unstable();
+        let mean = gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap_or(u32::MAX);
+        self.side_by_side() > 1.5 && gaps.get(gaps.len() / 10).is_some_and(|short| *short > mean / 2)
     }
 
     /// The batches for a replay. Loads and uses take the given parts of the time that they took.
@@ -314,9 +283,9 @@ impl Recent {
         let unit = |(at, seen): (usize, &Seen)| {
             let used_from = seen.used_from();
             let paused = nanos(seen.paused);
+            let (own, transform) = (nanos(seen.load.took()), nanos(seen.load.transform));
             // What the loading thread would have taken alone, in parts of what it took.
-            let own = nanos(seen.read + seen.transform).max(1.0);
-            let whole = 1.0 + nanos(seen.helped.unwrap_or_default()) / own;
+            let load = load * (1.0 + nanos(seen.load.helped.unwrap_or_default()) / own.max(1.0));
             let hold = match seen.freed {
                 Some((freed, _)) if freed <= seen.released => {
                     Hold::Kept { later: 0, used: between(used_from, freed) * train }
@@ -340,10 +309,10 @@ impl Recent {
             };
             Unit {
                 lead: seen.began.map(|began| between(began, seen.asked)),
-                read: nanos(seen.read) * load * whole,
-                helps: seen.helped.is_some(),
-                transform: nanos(seen.transform) * load * whole,
-                transfer: seen.copied.map_or(0.0, |(_, took)| nanos(took)),
+                read: (own - transform).max(0.0) * load,
+                helps: seen.load.helped.is_some(),
+                transform: transform * load,
+                transfer: seen.copied.map_or(0.0, |(start, end)| between(start, end)),
                 train: (between(used_from, seen.released) - paused).max(0.0) * train,
                 paused,
                 hold,

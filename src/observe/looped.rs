@@ -110,7 +110,7 @@ impl LoopRecorder {
         let load = LoadTimes { end: at, transform, io_calls, bytes, cpu, ..LoadTimes::new(start) };
         load.events(What::Read, self.naming_id(), |event| self.recorder.report.add(event));
         self.recorder.report.received(0, 0);
-        self.recorder.in_use_from(self.next, Some(&load), at, 0);
+        self.recorder.in_use_from(self.next, &load, at, 0);
         self.recorder.history.freed(freed);
     }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::display::{count, time};
 use super::history::Recent;
-use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
+use super::replay::{Hold, Machine, Scale, Settings, Unit, replay};
 use super::report::{Kind, Report, Verdict};
+use crate::thread::Share;
 
 /// The predicted time of the last batches with other settings. [`Report::predict`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,100 +52,156 @@ const ALONE: f64 = 1.25;
 /// Nanoseconds until a thread that sleeps is awake, where none was measured.
 const WAKE: f64 = 30e3;
 
+/// Fewer batches, or nanoseconds of them, say nothing about the next.
+const LEAST: (usize, f64) = (8, 20e6);
+
+/// How far a replay with the measured settings may be from the measured time.
+const MISFIT: f64 = 0.05;
+
+/// The part of the time that our threads may wait for processors that other programs have.
+const BUSY: f64 = 0.05;
+
 /// The batches to replay, and what they ran on.
-struct Model {
+struct View {
     units: Vec<Unit>,
     machine: Machine,
-    /// As it was measured.
-    settings: Settings,
-    measured: f64,
     /// What is measured over what is replayed with the same settings.
     ratio: f64,
 }
 
+/// Two views of what was measured. Threads wait for processors, and who has them is not told: in the first view others do,
+/// whatever we do; in the second our own threads do, as far as they can want more processors than there are.
+struct Model {
+    views: [View; 2],
+    /// As it was measured.
+    settings: Settings,
+    measured: f64,
+    /// Other programs have a part of the processors.
+    busy: bool,
+    /// The loads take turns: more threads load no faster.
+    turns: bool,
+}
+
 impl Model {
     fn of(report: &Report) -> Self {
-        let seen = &report.recent.units;
-        let shares = report.recent.shares();
+        let recent = &report.recent;
         let settings = report.settings();
-        let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
-        let threads = if settings.overlap { settings.workers + 1 } else { 1 };
-        // With threads enough to fill the processors, a thread waits for one that has another of these. If there are
-        // fewer threads, it waits for another program, and that wait stays as it is.
-        let crowded = threads as f64 > processors;
-        let [load, train] = shares.map(|share| {
-            let (wall, delay) = (f64::from(share.wall), f64::from(share.delay));
-            if crowded && wall > 0.0 { 1.0 - delay / wall } else { 1.0 }
-        });
-        let cpu = |share: crate::thread::Share, part: f64| {
-            let wall = f64::from(share.wall) * part;
-            // A thread that was not looked at may need all of a processor.
-            if wall > 0.0 { (f64::from(share.cpu) / wall).min(1.0) } else { 1.0 }
-        };
-        let mut units = report.recent.units(load, train);
-        if !report.device.is_zero() {
-            // The device has each batch after the caller, who only enqueues work.
-            let threads = units.iter().map(|unit| match unit.hold {
-                Hold::Lent { thread, .. } => thread + 1,
-                _ => 0,
-            });
-            let thread = threads.max().unwrap_or(0);
-            let service = report.device.as_nanos() as f64 / report.batches.max(1) as f64;
-            units.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread, service });
-        }
-        // Where threads wait for a processor the replay lets them wait.
-        let longest = if crowded { 3.0 * WAKE } else { f64::INFINITY };
-        let awake =
-            |measured: Option<f64>| measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest);
-        let [wake, start] = report.recent.wakes();
-        let machine = Machine {
-            processors,
-            load_cpu: cpu(shares[0], load),
-            train_cpu: cpu(shares[1], train),
-            shared_disk: !report.choices.is_empty(),
-            device_depth: report.device_depth,
-            lockstep: report.lockstep,
-            drains: !report.device.is_zero(),
-            wake: awake(wake),
-            start: awake(start),
-        };
-        let measured: Duration = seen.iter().map(super::history::Seen::wall).sum();
+        let measured: Duration = recent.units.iter().map(super::history::Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
-        let mut model = Self { units, machine, settings, measured, ratio: 1.0 };
-        if let Some(found) = model.run(settings, Scale::MEASURED).filter(|found| found.wall > 0.0) {
-            model.ratio = measured / found.wall;
+        let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
+        let shares = recent.shares();
+        // A thread that was not looked at may need all of a processor.
+        let part = |time: f32, share: &Share| {
+            if share.wall > 0.0 { Some(f64::from(time / share.wall)) } else { None }
+        };
+        let cpu = shares.each_ref().map(|share| part(share.cpu, share).unwrap_or(1.0).min(1.0));
+        let delay = shares.each_ref().map(|share| part(share.delay, share).unwrap_or(0.0).min(0.95));
+        let plain = recent.units(1.0, 1.0);
+        let sum = |time: fn(&Unit) -> f64| plain.iter().map(time).sum::<f64>() / measured.max(1.0);
+        // How many of our threads have a processor on average, and how many want one.
+        let spent = [sum(|unit| unit.read + unit.transform), sum(|unit| unit.train)];
+        let had = spent[0] * cpu[0] + spent[1] * cpu[1];
+        let wanted = had + spent[0] * delay[0] + spent[1] * delay[1];
+        let ours = (1.0 - processors / wanted.max(1e-9)).max(0.0);
+        let waited = 1.0 - had / wanted.max(1e-9);
+        let busy = waited > ours + BUSY;
+        let turns = report.choices.is_empty() && cpu[0] < 0.9 && recent.takes_turns();
+        let view = |explained: f64, processors: f64, longest: f64| {
+            let left = delay.map(|delay| 1.0 - delay.min(explained));
+            let [load_cpu, train_cpu] = [0, 1].map(|side| (cpu[side] / left[side]).min(1.0));
+            // More threads make neither a disk faster nor what they take turns at.
+            let serial = match (turns, report.choices.is_empty()) {
+                (true, _) => 1.0,
+                (false, false) => 1.0 - load_cpu,
+                (false, true) => 0.0,
+            };
+            let [wake, start] = recent
+                .wakes()
+                .map(|measured| measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest));
+            let machine = Machine {
+                processors,
+                load_cpu,
+                train_cpu,
+                serial: serial / recent.side_by_side(),
+                device_depth: report.device_depth,
+                lockstep: report.lockstep,
+                wake,
+                start,
+            };
+            let mut units = recent.units(left[0], left[1]);
+            if !report.device.is_zero() {
+                on_device(&mut units, report);
+            }
+            let found = replay(&units, &machine, settings, Scale::MEASURED);
+            let ratio =
+                found.filter(|found| found.wall > 0.0).map_or(f64::NAN, |found| measured / found.wall);
+            View { units, machine, ratio }
+        };
+        let left = if busy { had.clamp(0.1, processors) } else { processors };
+        let views = [view(0.0, left, f64::INFINITY), view(ours, processors, 3.0 * WAKE)];
+        Self { views, settings, measured, busy, turns }
+    }
+
+    /// Why nothing is said about other settings, if nothing is.
+    fn doubt(&self) -> Option<String> {
+        let Self { views: [View { units, ratio, .. }, _], measured, .. } = self;
+        let batches = count(units.len() as u64, "batch", "batches");
+        if units.len() < LEAST.0 || *measured < LEAST.1 {
+            return Some(format!("{batches} in {} are too few", time(nanos(*measured))));
         }
-        model
-    }
-
-    fn run(&self, settings: Settings, scale: Scale) -> Option<Outcome> {
-        replay(&self.units, &self.machine, settings, scale)
-    }
-
-    fn predict(&self, settings: Settings) -> Option<Prediction> {
-        if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
+        // Not a number, if it ended at a slot that the caller keeps.
+        if (ratio - 1.0).abs() <= MISFIT {
             return None;
         }
-        let found = self.run(settings, Scale::MEASURED)?;
-        // What no thread explains has threads as its cause: without any there is none.
-        let ratio = if settings.overlap == self.settings.overlap { self.ratio } else { 1.0 };
-        Some(Prediction {
-            settings,
-            batches: self.units.len() as u64,
-            measured: nanos(self.measured),
-            wall: nanos(found.wall * ratio),
-            waiting: nanos(found.waiting * ratio),
-            for_slots: nanos(found.for_slots),
-        })
+        let replayed = if ratio.is_nan() { "no end".to_string() } else { time(nanos(measured / ratio)) };
+        Some(format!(
+            "replayed, the last {batches} take {replayed}, and they took {}",
+            time(nanos(*measured))
+        ))
+    }
+
+    /// By the view that gains less.
+    fn predict(&self, settings: Settings) -> Option<Prediction> {
+        let units = &self.views[0].units;
+        if units.is_empty() || settings.workers == 0 || settings.depth == 0 {
+            return None;
+        }
+        let mut worse: Option<Prediction> = None;
+        for View { units, machine, ratio } in &self.views {
+            let found = replay(units, machine, settings, Scale::MEASURED)?;
+            // What no thread explains has threads as its cause: without any there is none.
+            let ratio = if settings.overlap == self.settings.overlap { *ratio } else { 1.0 };
+            let ratio = if ratio.is_finite() { ratio } else { 1.0 };
+            let now = replay(units, machine, self.settings, Scale::MEASURED);
+            // Batches that were lent are used until then.
+            let lent = now.map_or(0.0, |now| (now.end - now.wall).max(0.0));
+            let found = Prediction {
+                settings,
+                batches: units.len() as u64,
+                measured: nanos(self.measured + lent),
+                wall: nanos(found.end * ratio),
+                waiting: nanos(found.waiting * ratio),
+                for_slots: nanos(found.for_slots),
+            };
+            worse = match worse {
+                Some(before) if before.gain() <= found.gain() => Some(before),
+                _ => Some(found),
+            };
+        }
+        worse
     }
 
     /// The settings worth a try, the smallest change first: in slots, then in threads.
     fn candidates(&self, report: &Report) -> Vec<Settings> {
         let now = self.settings;
-        if report.elsewhere {
+        if report.elsewhere || self.kept(report).is_some() {
             return Vec::new();
         }
-        let mut all = vec![Settings { overlap: !now.overlap, ..now }];
+        let mut all = Vec::new();
+        // Fewer threads have less of processors that others want too.
+        if !(now.overlap && self.busy) {
+            all.push(Settings { overlap: !now.overlap, ..now });
+        }
         if report.kind == Kind::Rounds || (report.kind == Kind::Items && !now.overlap) {
             return all;
         }
@@ -166,6 +223,9 @@ impl Model {
 
     /// The smallest change that gains, if none gains much more.
     fn recommended(&self, report: &Report) -> Option<Prediction> {
+        if self.doubt().is_some() {
+            return None;
+        }
         let candidates = self.candidates(report);
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
@@ -173,29 +233,58 @@ impl Model {
         found.into_iter().find(|found| found.gain() >= WORTH_IT && found.wall <= near)
     }
 
+    /// How many batches the caller keeps beside the one that it uses, if it waits for their slots.
+    fn kept(&self, report: &Report) -> Option<usize> {
+        let View { units, machine, .. } = &self.views[0];
+        let kept = |unit: &Unit| if let Hold::Kept { later, .. } = unit.hold { later } else { 0 };
+        let most = units.iter().map(kept).max().filter(|most| *most > 0 && report.overlap)?;
+        let mut free = units.clone();
+        free.iter_mut().filter(|unit| kept(unit) > 0).for_each(|unit| unit.hold = Hold::Use);
+        let run =
+            |units: &[Unit]| replay(units, machine, self.settings, Scale::MEASURED).map(|found| found.wall);
+        let waits = match (run(units), run(&free)) {
+            (Some(now), Some(free)) => free < now * (1.0 - WORTH_IT),
+            (now, _) => now.is_none(),
+        };
+        waits.then_some(most)
+    }
+
     /// With all iterations as one.
     fn at_once(&mut self) -> Option<Prediction> {
-        let calls = self.units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
+        let mut calls = 0;
+        for View { units, .. } in &mut self.views {
+            calls += units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
+        }
         if calls == 0 { None } else { self.predict(self.settings) }
     }
 
     /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads.
     fn gains(&self) -> Option<[f64; 5]> {
-        let wall = self.run(self.settings, Scale::MEASURED)?.wall;
+        let View { units, machine, .. } = &self.views[0];
+        let end = |scale| replay(units, machine, self.settings, scale).map(|found| found.end);
         let same = Scale::MEASURED;
-        let faster = [
+        let now = end(same).filter(|now| *now > 0.0)?;
+        let mut gains = [0.0; 5];
+        for (gain, scale) in gains.iter_mut().zip([
             Scale { read: FASTER, ..same },
             Scale { transform: FASTER, ..same },
             Scale { transfer: FASTER, ..same },
             Scale { train: FASTER, ..same },
             Scale { lent: FASTER, ..same },
-        ];
-        let mut gains = [0.0; 5];
-        for (gain, scale) in gains.iter_mut().zip(faster) {
-            *gain = if wall > 0.0 { 1.0 - self.run(self.settings, scale)?.wall / wall } else { 0.0 };
+        ]) {
+            *gain = 1.0 - end(scale)? / now;
         }
         Some(gains)
     }
+}
+
+/// The device has each batch after the caller, who only enqueues work.
+fn on_device(units: &mut [Unit], report: &Report) {
+    let thread =
+        units.iter().map(|unit| if let Hold::Lent { thread, .. } = unit.hold { thread + 1 } else { 0 });
+    let thread = thread.max().unwrap_or(0);
+    let service = report.device.as_nanos() as f64 / report.batches.max(1) as f64;
+    units.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread, service });
 }
 
 fn nanos(time: f64) -> Duration {
@@ -246,31 +335,43 @@ impl Report {
         self
     }
 
-    /// Several predictions, for a table.
-    pub(super) fn predict_all(&self, all: impl Iterator<Item = Settings>) -> Vec<Option<Prediction>> {
-        let model = Model::of(self);
-        all.map(|settings| model.predict(settings)).collect()
-    }
-
     /// Returns the smallest change of settings that saves at least 3 % of the time, unless a larger change saves at
-    /// least 5 percentage points more. Returns `None` if no change saves 3 %.
+    /// least 5 percentage points more. Returns `None` if no change saves 3 %, or if the measurements do not tell: they are
+    /// of fewer than 8 batches or 20 ms, a replay with the measured settings misses the measured time by more than 5 %, or
+    /// the loader waits for slots of batches that the caller keeps. [`advice`](Self::advice) names the reason.
     ///
     /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot. For a
     /// generator it tries only to toggle overlap. For a stream of tensors it tries overlap and slots.
+    ///
+    /// Threads wait for processors, and the system does not tell who has them. The replay is done twice: with the waits as
+    /// they were, and without those that the loader's own threads can explain. What gains less counts.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         Model::of(self).recommended(self)
     }
 
-    /// Returns advice as text: the change of [`recommended`](Self::recommended) with its predicted saving, for a
-    /// loader the advice to iterate over all epochs with one call of [`Loader::epochs`](crate::Loader::epochs), or
-    /// the reason why no change helps.
+    /// Returns advice as text: to let go of batches that are kept while the loader waits for their slots, the change of
+    /// [`recommended`](Self::recommended) with its predicted saving, for a loader the advice to iterate over all epochs with
+    /// one call of [`Loader::epochs`](crate::Loader::epochs), or the reason why there is no advice.
     #[must_use]
     pub fn advice(&self) -> String {
+        if self.recent.units.is_empty() {
+            return "Nothing was measured.".to_string();
+        }
         let mut model = Model::of(self);
+        let stream = self.kind == Kind::Groups;
+        let (whose, units) = if stream { ("stream", "groups") } else { ("loader", "batches") };
+        if let Some(kept) = model.kept(self) {
+            let unit = if stream { "group" } else { "batch" };
+            let kept = count(kept as u64, &format!("{unit} is"), &format!("{units} are"));
+            return format!("{kept} kept while the {whose} waits for slots: let go of what is not needed.");
+        }
+        if let Some(doubt) = model.doubt() {
+            return format!("No advice: {doubt}.");
+        }
         let recommended = model.recommended(self);
         let verdict = verdict(&model, self);
-        if self.kind == Kind::Batches && verdict != Verdict::Unmeasured {
+        if self.kind == Kind::Batches {
             let least = recommended.map_or(1.0, |found| 1.0 - found.gain());
             let at_once = model.at_once().filter(|found| 1.0 - found.gain() <= least - WORTH_IT);
             if let Some(found) = at_once {
@@ -280,9 +381,8 @@ impl Report {
         if let Some(found) = recommended {
             return format!("{}: {}", change(self, found.settings), gains(&found));
         }
-        let stream = self.kind == Kind::Groups;
         let why = match verdict {
-            Verdict::Unmeasured => return "Nothing was measured.".to_string(),
+            Verdict::Unmeasured => "nothing was measured",
             Verdict::ComputeBound => "the compute decides",
             Verdict::DiskBound if stream => {
                 "the disk decides: try another `ReadMode`, keep more groups in memory, or use a faster disk"
@@ -291,6 +391,7 @@ impl Report {
                 "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
             }
             Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
+            Verdict::LoadBound if model.turns => "the loads take turns at something, such as a lock",
             Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
             Verdict::TransferBound if stream => {
@@ -302,32 +403,30 @@ impl Report {
             Verdict::HeldBound => "the threads that use the batches decide: make them faster",
             Verdict::Balanced => "the stages are balanced, and only making both faster helps",
         };
-        let whose = if stream { "stream" } else { "loader" };
-        format!("No option of the {whose} gains 3 %: {why}.")
+        let busy = if model.busy { " Other programs have a part of the processors." } else { "" };
+        format!("No option of the {whose} gains 3 %: {why}.{busy}")
     }
 
-    /// Returns the bottleneck: the stage that would save the most time if it were faster, in a simulation of the
-    /// last batches. Returns [`Verdict::Unmeasured`] if nothing was measured.
+    /// Returns the bottleneck: the stage that would save the most time if it were faster, in a replay of the last
+    /// batches. Returns [`Verdict::Unmeasured`] if the measurements do not tell: see [`recommended`](Self::recommended).
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        if self.recent.units.is_empty() {
-            return Verdict::Unmeasured;
-        }
-        verdict(&Model::of(self), self)
+        let model = Model::of(self);
+        if model.doubt().is_some() { Verdict::Unmeasured } else { verdict(&model, self) }
     }
 }
 
 fn verdict(model: &Model, report: &Report) -> Verdict {
     let read = match report.kind {
         Kind::Rounds => Verdict::GenerationBound,
-        Kind::Items => Verdict::LoadBound,
-        Kind::Batches | Kind::Groups => Verdict::DiskBound,
+        // Most of it came from a disk.
+        Kind::Batches | Kind::Groups if report.reading.disk > report.reading.bytes / 2 => Verdict::DiskBound,
+        _ => Verdict::LoadBound,
     };
     // The device has what the caller has enqueued.
     let lent = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
     let stages = [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, lent];
-    let Some([read, transform, transfer, train, lent]) = model.gains().filter(|_| model.measured > 0.0)
-    else {
+    let Some([read, transform, transfer, train, lent]) = model.gains() else {
         return Verdict::Unmeasured;
     };
     // One thread does both.

@@ -169,7 +169,7 @@ impl Recorder {
             breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
-        self.in_use_from(ticket, Some(load), now, bytes);
+        self.in_use_from(ticket, load, now, bytes);
         if let Some(track) = &mut self.track {
             track.taken(id);
             track.write_if_due(now);
@@ -177,13 +177,7 @@ impl Recorder {
     }
 
     /// The caller has the batch that it asked for.
-    pub(super) fn in_use_from(
-        &mut self,
-        ticket: Ticket,
-        load: Option<&LoadTimes>,
-        now: Instant,
-        bytes: usize,
-    ) {
+    pub(super) fn in_use_from(&mut self, ticket: Ticket, load: &LoadTimes, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
         self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
         self.history.received(ticket, load, asked, now);

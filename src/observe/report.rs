@@ -14,13 +14,14 @@ use super::replay::Settings;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Verdict {
-    /// No batch was measured.
+    /// Too little was measured, or the measurements do not explain the time.
     Unmeasured,
     /// The caller's work is the bottleneck. A faster loader gains little.
     ComputeBound,
-    /// Reading is the bottleneck.
+    /// Reading is the bottleneck, and most bytes came from a disk.
     DiskBound,
-    /// Making the items of an iterable, such as a loader of another library, is the bottleneck.
+    /// Loading is the bottleneck: reading from memory or by the caller's [`Dataset`](crate::Dataset), or making the items of
+    /// an iterable.
     LoadBound,
     /// The transform is the bottleneck. A faster disk gains little.
     TransformBound,

@@ -49,7 +49,7 @@ pub(crate) struct BatchId {
 }
 
 /// How a slot was filled: the loading thread's part of the event log.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LoadTimes {
     /// Since when the loading thread waited for the slot, or for leave to start; `start` if it did not.
     pub(crate) since: Instant,
@@ -84,10 +84,20 @@ impl LoadTimes {
             freed: None,
         }
     }
+
+    pub(crate) fn took(&self) -> Duration {
+        self.end.saturating_duration_since(self.start)
+    }
+
+    /// How long the slot was free before the loading thread, waiting for it, continued.
+    pub(crate) fn slept(&self) -> Option<Duration> {
+        let slept = self.start.saturating_duration_since(self.freed?.at);
+        (slept < self.start - self.since).then_some(slept)
+    }
 }
 
 /// When the slot of a batch was freed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Freed {
     /// The number of that batch in the ring.
     pub(crate) number: u64,

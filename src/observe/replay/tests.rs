@@ -6,10 +6,9 @@ const MACHINE: Machine = Machine {
     processors: 8.0,
     load_cpu: 0.0,
     train_cpu: 0.0,
-    shared_disk: false,
+    serial: 0.0,
     device_depth: 0,
     lockstep: false,
-    drains: false,
     wake: 0.0,
     start: 0.0,
 };
@@ -41,9 +40,9 @@ fn depth(depth: usize) -> Settings {
 fn overlap_leaves_the_first_load_and_the_longer_side() {
     let even = units(&[10.0; 8], 10.0);
     let found = replay(&even, &MACHINE, OFF, Scale::MEASURED).unwrap();
-    assert_eq!((found.wall, found.waiting, found.waits), (160.0, 80.0, 8.0));
+    assert_eq!((found.wall, found.waiting), (160.0, 80.0));
     let found = replay(&even, &MACHINE, DEFAULT, Scale::MEASURED).unwrap();
-    assert_eq!((found.wall, found.waiting, found.waits, found.for_slots), (90.0, 10.0, 1.0, 0.0));
+    assert_eq!((found.wall, found.waiting, found.for_slots), (90.0, 10.0, 0.0));
     assert_eq!(wall(&even, &MACHINE, depth(1)), 160.0, "one slot: nothing to load into");
     // The thread waits for slots while the caller uses both batches.
     let short = replay(&units(&[1.0; 4], 10.0), &MACHINE, DEFAULT, Scale::MEASURED).unwrap();
@@ -107,8 +106,8 @@ fn another_thread_has_one_batch_after_the_other() {
     lent.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread: 0, service: 10.0 });
     assert_eq!(wall(&lent, &MACHINE, DEFAULT), 22.0);
     assert_eq!(wall(&lent, &MACHINE, depth(4)), 4.0);
-    let device = Machine { drains: true, ..MACHINE };
-    assert_eq!([DEFAULT, depth(4)].map(|settings| wall(&lent, &device, settings)), [41.0; 2]);
+    let end = |settings| replay(&lent, &MACHINE, settings, Scale::MEASURED).unwrap().end;
+    assert_eq!([DEFAULT, depth(4)].map(end), [41.0; 2], "more slots end its work no earlier");
     for (at, unit) in lent.iter_mut().enumerate() {
         unit.hold = Hold::Lent { thread: at % 2, service: 10.0 };
     }
@@ -132,9 +131,9 @@ fn threads_that_compute_share_the_processors() {
 #[test]
 fn workers_share_the_disk_of_files() {
     let loads = units(&[10.0; 8], 0.0);
-    let shared = Machine { shared_disk: true, ..MACHINE };
+    let shared = Machine { serial: 1.0, ..MACHINE };
     assert_eq!([1, 4].map(|n| wall(&loads, &shared, workers(n))), [80.0, 80.0]);
-    let transform = Machine { load_cpu: 1.0, ..shared };
+    let transform = Machine { load_cpu: 1.0, ..MACHINE };
     assert_eq!(wall(&loads, &transform, workers(4)), 20.0);
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::observe::history::Seen;
 use crate::observe::predict::Prediction;
-use crate::observe::unit::Ticket;
+use crate::observe::unit::{LoadTimes, Ticket};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -27,24 +27,10 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
         now = received + ms(train);
         freed.push(now);
         let ticket = Ticket { generation: 1, seq: step as u64, ..Ticket::default() };
-        units.push(Seen {
-            ticket,
-            by: 0,
-            began: (step == 0).then_some(origin),
-            loaded: Some(start),
-            read: ms(read),
-            transform: ms(0),
-            helped: None,
-            copied: None,
-            asked,
-            received,
-            released: now,
-            paused: ms(0),
-            slept: None,
-            freed: None,
-            load_cpu: share,
-            use_cpu: share,
-        });
+        let load = LoadTimes { end: start + ms(read), cpu: share, ..LoadTimes::new(start) };
+        let began = (step == 0).then_some(origin);
+        let seen = Seen { began, released: now, use_cpu: share, ..Seen::new(ticket, load, asked, received) };
+        units.push(seen);
     }
     Report {
         batches: units.len() as u64,
@@ -52,6 +38,13 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
         recent: Recent { units }.into(),
         ..Report::new(settings, 0)
     }
+}
+
+/// The same report with other batches.
+fn with(report: Report, mut change: impl FnMut(usize, &mut Seen)) -> Report {
+    let mut recent = (*report.recent).clone();
+    recent.units.iter_mut().enumerate().for_each(|(at, seen)| change(at, seen));
+    Report { recent: recent.into(), ..report }
 }
 
 #[test]
@@ -62,10 +55,10 @@ fn the_verdict_is_the_stage_that_saves_most() {
         (false, 10, 100, Verdict::ComputeBound),
         (false, 100, 110, Verdict::Balanced),
         (false, 110, 100, Verdict::Balanced),
-        (false, 100, 10, Verdict::DiskBound),
+        (false, 100, 10, Verdict::LoadBound),
         (true, 100, 100, Verdict::Balanced),
         (true, 100, 110, Verdict::ComputeBound),
-        (true, 110, 100, Verdict::DiskBound),
+        (true, 110, 100, Verdict::LoadBound),
     ] {
         let found = report(overlap, &[read; 50], train);
         assert_eq!(found.verdict(), verdict, "{overlap}, read {read}, train {train}");
@@ -73,7 +66,7 @@ fn the_verdict_is_the_stage_that_saves_most() {
     // Short reads, and one of a second.
     let mut reads = [1; 100];
     reads[40] = 1000;
-    assert_eq!(report(true, &reads, 3).verdict(), Verdict::DiskBound);
+    assert_eq!(report(true, &reads, 3).verdict(), Verdict::LoadBound);
 }
 
 #[test]
@@ -119,8 +112,10 @@ fn the_advice_is_the_smallest_change_that_gains() {
 fn a_stream_is_advised_to_change_what_it_has() {
     let stream = |report: Report| Report { kind: Kind::Groups, ..report };
     // Two workers would read twice as much, and a stream has no such option.
-    let found = stream(report(true, &[20; 100], 10));
+    let mut found = stream(report(true, &[20; 100], 10));
     assert_eq!(found.recommended(), None);
+    assert_eq!(found.verdict(), Verdict::LoadBound, "no byte came from a disk");
+    (found.reading.bytes, found.reading.disk) = (100, 60);
     let advice = found.advice();
     assert!(advice.starts_with("No option of the stream gains 3 %: the disk decides: "), "{advice}");
     assert!(!advice.contains("records"), "{advice}");
@@ -133,10 +128,7 @@ fn a_stream_is_advised_to_change_what_it_has() {
     let advice = stream(report(false, &tenth, 20)).advice();
     assert!(advice.starts_with("Set `overlap(true)` and `depth(3)`: "), "{advice}");
     // Each group is in a separate pass.
-    let mut found = stream(report(true, &[10; 20], 10));
-    let mut recent = (*found.recent).clone();
-    recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
-    found.recent = recent.into();
+    let found = stream(with(report(true, &[10; 20], 10), |_, seen| seen.began = Some(seen.asked)));
     assert!(!found.advice().contains("epochs"), "{}", found.advice());
 }
 
@@ -157,11 +149,8 @@ fn settings_out_of_any_range_are_predicted_at_once() {
 
 #[test]
 fn epochs_of_one_batch_are_asked_for_at_once() {
-    let mut found = report(false, &[10; 20], 10);
+    let mut found = with(report(false, &[10; 20], 10), |_, seen| seen.began = Some(seen.asked));
     found.overlap = true;
-    let mut recent = (*found.recent).clone();
-    recent.units.iter_mut().for_each(|seen| seen.began = Some(seen.asked));
-    found.recent = recent.into();
     assert_eq!(found.recommended(), None, "no option helps: {found}");
     let advice = found.advice();
     assert!(advice.starts_with("Ask for all epochs at once, with `epochs(..)`: 48 % less, "), "{advice}");
@@ -190,7 +179,16 @@ fn time_that_both_sides_wait_is_the_devices() {
 
 #[test]
 fn work_that_is_only_enqueued_is_the_computes() {
-    let found = report(true, &[1; 80], 1);
+    // The caller enqueues 5 ms of work for each batch, and waits for one of two slots on the device.
+    let (mut now, mut done) = (None, vec![]);
+    let found = with(report(true, &[1; 80], 1), |at, seen| {
+        let asked = now.unwrap_or(seen.asked);
+        let free = at.checked_sub(2).map_or(asked, |before| done[before]);
+        seen.received = seen.load.end.max(asked).max(free);
+        (seen.asked, seen.released) = (asked, seen.received + ms(1));
+        done.push(done.last().map_or(seen.received, |last| seen.received.max(*last)) + ms(5));
+        now = Some(seen.released);
+    });
     // With more slots the caller would be further ahead at the end; the device would be done no earlier.
     let found = Report { device: ms(400), device_depth: 2, choices: vec![], ..found };
     assert_eq!(found.advice(), "No option of the loader gains 3 %: the compute decides.");
@@ -208,4 +206,64 @@ fn accelerator_utilization_leaves_the_first_step_aside() {
     assert!(report.to_string().contains("61.0 a second, AU 0.750\n"), "{report}");
     assert_eq!(Report { batches: 1, ..report }.au(), None);
     assert_eq!(Report::default().au(), None);
+}
+
+/// A measurement that does not tell has no advice, and the reason is named.
+#[test]
+fn what_is_not_sure_is_not_said() {
+    let silent = |found: Report, why: &str| {
+        assert_eq!((found.recommended(), found.verdict()), (None, Verdict::Unmeasured));
+        assert_eq!(found.advice(), format!("No advice: {why}."));
+    };
+    silent(report(false, &[10; 7], 10), "7 batches in 140.0 ms are too few");
+    silent(report(false, &[1; 9], 1), "9 batches in 18.00 ms are too few");
+    // The thread that loads did something else for half of the time.
+    let found = with(report(true, &[10; 50], 1), |_, seen| seen.load.start += ms(5));
+    silent(found, "replayed, the last 50 batches take 251.0 ms, and they took 501.0 ms");
+}
+
+#[test]
+fn batches_that_are_kept_are_named_before_any_option() {
+    // Each is dropped with the one after it: no slot is free while a batch is used.
+    let (mut now, mut loaded) = (None, None);
+    let found = with(report(true, &[10; 40], 10), |_, seen| {
+        let asked = now.unwrap_or(seen.asked);
+        seen.load.start = loaded.map_or(seen.load.start, |_| asked);
+        seen.load.end = seen.load.start + ms(10);
+        (seen.asked, seen.received) = (asked, asked.max(seen.load.end));
+        seen.released = seen.received + ms(10);
+        (now, loaded) = (Some(seen.released), Some(seen.load.end));
+    });
+    let released: Vec<_> = found.recent.units.iter().map(|seen| seen.released).collect();
+    let found = with(found, |at, seen| seen.freed = released.get(at + 1).map(|freed| (*freed, seen.by)));
+    let advice = found.advice();
+    assert_eq!(advice, "1 batch is kept while the loader waits for slots: let go of what is not needed.");
+    assert_eq!(found.recommended(), None);
+}
+
+/// Three loads end one after the other, as under a lock: what is seen of one thread alone is a third of each.
+#[test]
+fn loads_that_take_turns_are_not_advised_more_threads() {
+    let found = with(report(true, &[10; 60], 1), |at, seen| {
+        let begin = seen.load.end - ms(10);
+        seen.load.start = begin.checked_sub(ms(10 * at.min(2) as u64)).unwrap_or(begin);
+    });
+    let found = Report { workers: 3, depth: 4, ..found };
+    assert_eq!(found.recommended(), None, "{found}");
+    assert!(found.advice().contains("take turns"), "{found}");
+}
+
+#[test]
+fn processors_that_others_have_are_not_promised() {
+    let busy = |overlap| {
+        let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.004, delay: 0.006 });
+        let found =
+            with(report(overlap, &[10; 60], 10), |_, seen| (seen.load.cpu, seen.use_cpu) = (share, share));
+        (found.recommended(), found.advice())
+    };
+    for overlap in [false, true] {
+        let (found, advice) = busy(overlap);
+        assert_eq!(found, None, "{advice}");
+        assert!(advice.ends_with(" Other programs have a part of the processors."), "{advice}");
+    }
 }
