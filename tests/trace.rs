@@ -359,6 +359,48 @@ fn a_killed_program_leaves_whole_events() {
     }
 }
 
+/// Two loaders write one file, whatever it is called.
+#[test]
+#[cfg(unix)]
+fn one_file_under_several_names_is_one_file() {
+    let (dir, paths) = files(&[40]);
+    std::fs::create_dir(dir.path().join("x")).unwrap();
+    std::os::unix::fs::symlink("trace.json", dir.path().join("link.json")).unwrap();
+    for (first, second) in [("trace.json", "x/../trace.json"), ("x/../trace.json", "link.json")] {
+        let _ = std::fs::remove_file(dir.path().join("trace.json"));
+        let build = |name| Loader::builder(open(&paths), plan(40, 8)).trace(dir.path().join(name)).build();
+        let (mut one, mut other) = (build(first).unwrap(), build(second).unwrap());
+        assert_eq!((one.epoch(0).count(), other.epoch(0).count()), (5, 5));
+        one.close().unwrap();
+        other.close().unwrap();
+        let text = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+        let events: Vec<Value> = serde_json::from_str(&text).expect("one list");
+        assert_eq!(named(&events, "train").len(), 10, "{first}, {second}");
+    }
+}
+
+/// A batch that was loaded for a call that was left early is loaded again: its arrow has another number.
+#[test]
+fn no_two_loads_have_one_arrow() {
+    let (dir, paths) = files(&[40]);
+    let path = dir.path().join("trace.json");
+    let builder = Loader::builder(open(&paths), plan(40, 8)).depth(8).trace(Trace::new(&path).epochs(100));
+    let mut loader = builder.build().unwrap();
+    for epoch in 0..20 {
+        // Those of the next epoch are loaded ahead.
+        assert_eq!(loader.epochs(epoch..epoch + 3).take(4).count(), 4);
+    }
+    loader.close().unwrap();
+    let events = events(&path);
+    let begin = |event: &&Value| event["ph"] == "s";
+    let mut ids: Vec<_> = events.iter().filter(begin).map(|event| event["id"].to_string()).collect();
+    let all = ids.len();
+    assert!(all > 80, "{all}: some were discarded");
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), all);
+}
+
 #[test]
 fn a_trace_that_cannot_be_made_is_an_error_with_its_path() {
     let (dir, paths) = files(&[8]);

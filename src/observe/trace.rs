@@ -82,7 +82,7 @@ impl Trace {
         rank: u64,
         world: u64,
     ) -> Result<Arc<LoaderTrace>, (PathBuf, io::Error)> {
-        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        let path = one_name(&self.path);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
@@ -117,6 +117,13 @@ impl Trace {
         ));
         Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid, full: Mutex::new(0) }))
     }
+}
+
+/// The name of a file, which may not exist yet, without links and `..`: one file has one name.
+fn one_name(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let in_folder = || Some(absolute.parent()?.canonicalize().ok()?.join(absolute.file_name()?));
+    absolute.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| absolute.clone())
 }
 
 /// The files that this process writes.
@@ -357,9 +364,12 @@ impl Track {
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, place: BatchId, at: Duration) {
         let pid = self.trace.pid;
-        // Unique as far as the viewers' 64 bits go: two batches with more in common would share an arrow, no more.
-        let batch = (place.ordinal & 0xffff) << 32 | (place.step.unwrap_or(0) & 0xffff_ffff);
-        let id = (pid & 0xffff) << 48 | batch;
+        // Two batches of a process share one of 2^48 numbers only by chance. One that was discarded may come again, in a
+        // later call: that is another batch.
+        let BatchId { generation, ordinal, step, .. } = place;
+        let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        let batch = [generation, ordinal, step.unwrap_or(0)].into_iter().fold(1, mix);
+        let id = (pid & 0xffff) << 48 | batch >> 16;
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
         // Writing to a `String` does not fail.

@@ -36,13 +36,15 @@ impl Naming {
     #[inline]
     pub(crate) fn id(&self, ticket: Ticket) -> BatchId {
         let step = (!self.rounds).then_some(ticket.step);
-        BatchId { ordinal: ticket.ordinal, epoch: ticket.epoch, step }
+        let Ticket { generation, ordinal, epoch, .. } = ticket;
+        BatchId { generation, ordinal, epoch, step }
     }
 }
 
 /// What a trace event is about: a batch, or with no step an epoch or a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchId {
+    pub(crate) generation: u64,
     pub(crate) ordinal: u64,
     pub(crate) epoch: u64,
     pub(crate) step: Option<u64>,
