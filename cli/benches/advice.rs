@@ -26,7 +26,7 @@ fn orders() -> [(&'static str, Shuffle); 3] {
     [
         ("sequential", Shuffle::None),
         ("window:256,8", Shuffle::Window { chunk_records: 256, window_chunks: 8 }),
-        ("records", Shuffle::Full),
+        ("full", Shuffle::Full),
     ]
 }
 

@@ -16,7 +16,8 @@ use twinbuf::BoxError;
 
 /// Files of records for training: their contents, the gain of overlap on them, where the time of a run went.
 #[derive(Parser)]
-#[command(name = "twinbuf", version, subcommand_required = true, arg_required_else_help = false)]
+#[command(name = "twinbuf", version, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = false)]
 struct Args {
     #[command(subcommand)]
     command: Command,

@@ -38,7 +38,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME")]
     tensor: Option<String>,
     /// The order of the records: sequential, chunks:N (runs of N records, shuffled), window:N,W (shuffled
-    /// among W chunks of N records) or records (shuffled one by one)
+    /// among W chunks of N records) or full (shuffled one by one)
     #[arg(long, default_value = "sequential", value_parser = Way::from_str)]
     order: Way,
     /// Batches to measure
@@ -71,14 +71,14 @@ impl FromStr for Way {
         let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
         let found = match way.split_once(':') {
             None if way == "sequential" => Some(Shuffle::None),
-            None if way == "records" => Some(Shuffle::Full),
+            None if way == "full" => Some(Shuffle::Full),
             Some(("chunks", records)) => number(records).map(|records| Shuffle::Chunks { records }),
             Some(("window", sizes)) => sizes.split_once(',').and_then(|(records, chunks)| {
                 Some(Shuffle::Window { chunk_records: number(records)?, window_chunks: number(chunks)? })
             }),
             _ => None,
         };
-        let wanted = "wanted sequential, chunks:N, window:N,W with numbers of at least 1, or records";
+        let wanted = "wanted sequential, chunks:N, window:N,W with numbers of at least 1, or full";
         found.map(Self).ok_or_else(|| wanted.to_string())
     }
 }
@@ -342,7 +342,7 @@ impl Probe<'_> {
         let predicted = runs.iter().filter_map(|run| run.second.predict(settings));
         let (defaults_range, range) = (ends(&all_before), ends(&after));
         Ok(Tried {
-            calls: calls(settings),
+            calls: calls(settings, runs.first().map_or(settings, |run| run.both.settings())),
             predicted_s: median(&sorted(predicted.map(|found| seconds(found.wall)))),
             defaults_range,
             range,
@@ -352,12 +352,12 @@ impl Probe<'_> {
 }
 
 /// The calls of the builder that set what differs from the defaults.
-fn calls(Settings { overlap, depth, workers }: Settings) -> String {
+fn calls(Settings { overlap, depth, workers }: Settings, defaults: Settings) -> String {
     let mut calls = if overlap { String::new() } else { ".overlap(false)".to_string() };
-    if workers > 1 {
+    if workers != defaults.workers {
         calls.push_str(&format!(".workers({workers})"));
     }
-    if depth != 2 {
+    if depth != defaults.depth {
         calls.push_str(&format!(".depth({depth})"));
     }
     calls
@@ -520,7 +520,7 @@ mod tests {
     fn orders_are_read() {
         for (way, wanted) in [
             ("sequential", Some(Shuffle::None)),
-            ("records", Some(Shuffle::Full)),
+            ("full", Some(Shuffle::Full)),
             ("chunks:20", Some(Shuffle::Chunks { records: 20 })),
             ("window:20,4", Some(Shuffle::Window { chunk_records: 20, window_chunks: 4 })),
             ("window:20", None),
@@ -534,13 +534,13 @@ mod tests {
 
     #[test]
     fn only_what_differs_from_the_defaults_is_set() {
-        let defaults = Settings { overlap: true, depth: 2, workers: 1 };
+        let defaults = Settings { overlap: true, depth: 3, workers: 1 };
         for (settings, wanted) in [
             (defaults, ""),
             (Settings { overlap: false, ..defaults }, ".overlap(false)"),
-            (Settings { depth: 3, workers: 2, ..defaults }, ".workers(2).depth(3)"),
+            (Settings { depth: 4, workers: 2, ..defaults }, ".workers(2).depth(4)"),
         ] {
-            assert_eq!(calls(settings), wanted);
+            assert_eq!(calls(settings, defaults), wanted);
         }
     }
 }

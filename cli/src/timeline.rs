@@ -158,8 +158,8 @@ struct Args {
 }
 
 impl Timeline {
-    /// Reads traces and puts them on one clock. Each has one event per line, as [`twinbuf::observe::Trace`] writes it.
-    /// A truncated file is read up to its end.
+    /// Reads traces and puts them on one clock. With one event per line, as [`twinbuf::observe::Trace`] writes it, a
+    /// truncated file is read up to its end; otherwise it must be a whole JSON array.
     pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, BoxError> {
         let mut timeline = Self::default();
         let mut parts = Vec::new();
@@ -197,10 +197,10 @@ impl Timeline {
         let mut file = BufReader::new(File::open(path).map_err(failed)?);
         let mut part = Part::default();
         let mut line = Vec::new();
-        let mut ended = false;
+        let (mut ended, unread) = (false, self.unread);
         while file.by_ref().take(LINE).read_until(b'\n', &mut line).map_err(failed)? > 0 {
             if line.len() as u64 == LINE && !line.ends_with(b"\n") && part.processes.is_empty() {
-                return Err(no_spans(path).into());
+                break;
             }
             let text = line.trim_ascii();
             let text = text.strip_prefix(b",").unwrap_or(text);
@@ -214,6 +214,15 @@ impl Timeline {
                 },
             }
             line.clear();
+        }
+        if part.processes.is_empty() {
+            // Another program has put it on other lines, such as `jq`.
+            let file = BufReader::new(File::open(path).map_err(failed)?);
+            if let Ok(events) = serde_json::from_reader::<_, Vec<Event>>(file) {
+                (ended, self.unread) = (true, unread);
+                let within = |event: &Event| event.ts.abs().max(event.dur) < LONGEST;
+                events.into_iter().filter(within).for_each(|event| part.add(event));
+            }
         }
         if !ended {
             self.open.push(path.to_path_buf());

@@ -9,7 +9,7 @@ use crate::timeline::Timeline;
 
 /// Shows where the time of a traced run went; puts the traces of several ranks on one clock
 ///
-/// Reads the file of `Profile::chrome`, even of a program that was killed.
+/// Reads the files of `observe::Trace`, even of a program that was killed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The traces

@@ -38,7 +38,7 @@ fn probe_measures_and_says_what_it_measured() {
     );
     let cached = "WARNING: 100 % was in the page cache: the disk was not measured; --cold drops it first\n";
     assert_eq!(found.contains(cached), there.resident == there.pages, "{there:?}: {found}");
-    for order in ["sequential", "chunks:20", "window:10,3", "records"] {
+    for order in ["sequential", "chunks:20", "window:10,3", "full"] {
         let more = ["--json", "--rounds", "2", "--order", order];
         let run = || json(folder, &[&arguments[..], &more].concat());
         let found = run();

@@ -139,6 +139,20 @@ fn nothing_is_no_negative_number() {
     }
 }
 
+/// Programs that filter JSON, such as `jq`, put a value on many lines or all on one.
+#[test]
+fn a_trace_on_other_lines_is_read() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let trace = &known(folder)[0];
+    let events: serde_json::Value = serde_json::from_slice(&fs::read(trace).unwrap()).unwrap();
+    let wanted = text(folder, &["trace", trace.to_str().unwrap()]);
+    for written in [serde_json::to_string_pretty(&events).unwrap(), events.to_string()] {
+        fs::write(trace, written).unwrap();
+        assert_eq!(text(folder, &["trace", trace.to_str().unwrap()]), wanted);
+    }
+}
+
 #[test]
 fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
