@@ -414,7 +414,7 @@ fn a_trace_and_a_report_show_passes_as_epochs() {
     assert_eq!((report.epochs, report.batches), (2, 12));
     assert!(report.to_string().contains("page cache"), "{report}");
     let page = report.html();
-    assert!(page.contains("1 worker<") && !page.contains("2 workers"), "a stream has one thread: {page}");
+    assert!(page.contains("<svg") && !page.contains("workers"), "a stream has one thread: {page}");
     layers.close().unwrap();
     let trace: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let spans = trace["traceEvents"].as_array().unwrap_or_else(|| trace.as_array().unwrap());
