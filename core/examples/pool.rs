@@ -9,34 +9,33 @@ use twinbuf_core::{HeapRing, Producer, RecvError, ReservedSlot};
 
 const WORKERS: usize = 4;
 
-/// What the workers take turns at. The producer goes with the last job.
-struct Turn<J> {
-    tx: Option<Producer<'static, Vec<u64>>>,
-    jobs: J,
-}
+/// What the workers take turns at: slots and jobs. The producer goes with the last job.
+type Turn<J> = (Option<Producer<'static, Vec<u64>>>, J);
 
-impl<J: Iterator> Turn<J> {
-    /// The next job and the slot for its result. `None` after the last job, and once the consumer gave up.
-    fn next(&mut self) -> Option<(J::Item, ReservedSlot<'static, Vec<u64>>)> {
-        let slot = self.tx.as_mut()?.acquire().ok()?;
-        if let Some(job) = self.jobs.next() {
-            return Some((job, slot.reserve()));
-        }
-        drop(slot);
-        self.tx.take()?.finish();
-        None
+/// The next job and the slot for its result. `None` after the last job, and once the consumer gave up.
+fn next<J: Iterator>(turn: &Mutex<Turn<J>>) -> Option<(J::Item, ReservedSlot<'static, Vec<u64>>)> {
+    let lock = || turn.lock().expect("no turn panics");
+    // A worker that waits with the turn locked puts the others to sleep, and each costs a wake. So it looks first.
+    let no_slot = || lock().0.as_mut().is_some_and(|tx| tx.try_acquire().is_err());
+    (0..16).take_while(|_| no_slot()).for_each(|_| thread::yield_now());
+    let (tx, jobs) = &mut *lock();
+    let slot = tx.as_mut()?.acquire().ok()?;
+    if let Some(job) = jobs.next() {
+        return Some((job, slot.reserve()));
     }
+    drop(slot);
+    tx.take()?.finish();
+    None
 }
 
 fn main() -> Result<(), RecvError> {
     // A slot for each worker, one that is ready, and one in use.
     let (tx, mut rx) = HeapRing::from_fn(WORKERS + 2, |_| Vec::new()).into_handles();
-    let turn = Arc::new(Mutex::new(Turn { tx: Some(tx), jobs: 1..=1000 }));
+    let turn = Arc::new(Mutex::new((Some(tx), 1..=1000)));
     for _ in 0..WORKERS {
         let turn = Arc::clone(&turn);
         thread::spawn(move || {
-            // Locked for the turn alone, not for the work.
-            while let Some((job, mut slot)) = { turn.lock().expect("no turn panics").next() } {
+            while let Some((job, mut slot)) = next(&turn) {
                 slot.clear();
                 slot.extend((1..=job).filter(|part| job % part == 0));
                 if slot.commit().is_err() {

@@ -1,8 +1,9 @@
 //! Pools and read-ahead, as the examples of twinbuf-core have them, next to channels that do the same.
 //!
-//! A pool: workers whose results come in order. The peer is crossbeam's bounded channel with a map that restores the
+//! A pool: workers whose results come in order. The peer is crossbeam's bounded channels with a map that restores the
 //! order; the results cost 0, 1 or 100 us. Read-ahead: a thread fills buffers that come back to it. The peer is two
-//! unbounded channels, one each way. Both sides have the same number of items in flight. It prints the speed of ours
+//! unbounded channels, one each way. Both sides have the same number of items in flight; a second peer of the pools has
+//! no limit: if a worker is stopped in the middle of an item, the others make thousands. It prints the speed of ours
 //! divided by the peer's: the median of the rounds, and the quartiles.
 //!
 //! `pool [ROUNDS [BUSY]]`: the number of rounds (default: 11), and of busy threads beside them (default: 0).
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 use twinbuf_core::{Auto, HeapRing, Park, Wait};
 
 /// Items in flight: being made, ready, and in use.
@@ -53,7 +54,9 @@ fn ring_pool(workers: usize, steps: u64, items: u64) -> Duration {
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
+                let no_slot = || turn.lock().unwrap().try_acquire().is_err();
                 loop {
+                    (0..16).take_while(|_| no_slot()).for_each(|_| thread::yield_now());
                     let Ok(mut slot) = turn.lock().unwrap().acquire().map(|slot| slot.reserve()) else {
                         break;
                     };
@@ -72,7 +75,26 @@ fn ring_pool(workers: usize, steps: u64, items: u64) -> Duration {
     start.elapsed()
 }
 
+/// Workers take the numbers of items from a channel, and send the results through another. The consumer sends a number
+/// for each result that it uses: as many items are in flight as with the ring.
 fn channel_pool(workers: usize, steps: u64, items: u64) -> Duration {
+    let (jobs_tx, jobs) = bounded(DEPTH);
+    let (tx, rx) = bounded(DEPTH);
+    (0..DEPTH as u64).for_each(|item| jobs_tx.send(item).unwrap());
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            let (tx, jobs) = (tx.clone(), jobs.clone());
+            scope.spawn(move || jobs.iter().all(|item| tx.send((item, work(steps, item))).is_ok()));
+        }
+        in_order(&rx, items, |item| jobs_tx.send(item + DEPTH as u64).unwrap());
+        drop((rx, jobs_tx));
+    });
+    start.elapsed()
+}
+
+/// The same without a limit: a worker takes the next number at once, and the map holds all results that are early.
+fn unlimited_pool(workers: usize, steps: u64, items: u64) -> Duration {
     let (tx, rx) = bounded(DEPTH - workers);
     let next = AtomicU64::new(0);
     let start = Instant::now();
@@ -88,22 +110,28 @@ fn channel_pool(workers: usize, steps: u64, items: u64) -> Duration {
                 }
             });
         }
-        let mut early = HashMap::new();
-        for item in 0..items {
-            let value = early.remove(&item).unwrap_or_else(|| {
-                loop {
-                    let (found, value) = rx.recv().unwrap();
-                    if found == item {
-                        return value;
-                    }
-                    early.insert(found, value);
-                }
-            });
-            assert_eq!(value, item);
-        }
+        in_order(&rx, items, |_| ());
         drop(rx);
     });
     start.elapsed()
+}
+
+/// Receives results that come in any order, and uses them in order.
+fn in_order(rx: &Receiver<(u64, u64)>, items: u64, used: impl Fn(u64)) {
+    let mut early = HashMap::new();
+    for item in 0..items {
+        let value = early.remove(&item).unwrap_or_else(|| {
+            loop {
+                let (found, value) = rx.recv().unwrap();
+                if found == item {
+                    return value;
+                }
+                early.insert(found, value);
+            }
+        });
+        assert_eq!(value, item);
+        used(item);
+    }
 }
 
 fn fill(buffer: &mut [u8], item: u64) {
@@ -153,19 +181,20 @@ fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<usize>().expect("a number"));
     let (rounds, busy) = (arguments.next().unwrap_or(11), arguments.next().unwrap_or(0));
     println!("{}; load {}; {rounds} rounds beside {busy} busy threads", sys::machine(), sys::load());
-    let mut cells: Vec<(String, [Run<'_>; 2])> = Vec::new();
+    let mut cells: Vec<(String, Vec<Run<'_>>)> = Vec::new();
     for micros in [0, 1, 100] {
         let steps = steps(Duration::from_micros(micros));
         for workers in [1, 2, 4] {
             let ours: Run<'_> = Box::new(move |items| ring_pool(workers, steps, items));
             let peer: Run<'_> = Box::new(move |items| channel_pool(workers, steps, items));
-            cells.push((format!("pool of {workers}, items of {micros} us"), [ours, peer]));
+            let unlimited: Run<'_> = Box::new(move |items| unlimited_pool(workers, steps, items));
+            cells.push((format!("pool of {workers}, items of {micros} us"), vec![ours, peer, unlimited]));
         }
     }
     for bytes in [4 << 10, 64 << 10, 1 << 20] {
         let ours: Run<'_> = Box::new(move |items| ring_ahead(bytes, items));
         let peer: Run<'_> = Box::new(move |items| channels_ahead(bytes, items));
-        cells.push((format!("read-ahead of {} KiB", bytes >> 10), [ours, peer]));
+        cells.push((format!("read-ahead of {} KiB", bytes >> 10), vec![ours, peer]));
     }
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -214,25 +243,32 @@ fn on_one_processor<W: Wait + Send + Sync + 'static>(waits: [W; 2]) -> f64 {
     (near.join().unwrap() + far.join().unwrap()).as_nanos() as f64 / trips as f64
 }
 
-fn measure(cells: &[(String, [Run<'_>; 2])], rounds: usize) {
+fn measure(cells: &[(String, Vec<Run<'_>>)], rounds: usize) {
     let items: Vec<u64> = cells.iter().map(|(_, runs)| enough(&runs[1])).collect();
     let mut times = vec![Vec::new(); cells.len()];
     for round in 0..rounds {
         for (((_, runs), &items), times) in cells.iter().zip(&items).zip(&mut times) {
-            let mut took = [Duration::ZERO; 2];
+            let mut each = vec![0.0; runs.len()];
             // Who is first changes from round to round.
-            for which in [round % 2, 1 - round % 2] {
-                took[which] = runs[which](items);
+            for turn in 0..runs.len() {
+                let which = (round + turn) % runs.len();
+                each[which] = runs[which](items).as_secs_f64() * 1e9 / items as f64;
             }
-            times.push(took.map(|took| took.as_secs_f64() * 1e9 / items as f64));
+            times.push(each);
         }
     }
-    println!("{:28} {:>12} {:>12}   ours / peer's speed (quartiles)", "", "ours, ns", "peer, ns");
+    println!(
+        "{:28} {:>9} | channels, ns: speed of ours / theirs (quartiles) | without a limit",
+        "", "ours, ns"
+    );
     for ((name, _), times) in cells.iter().zip(&times) {
-        let quartiles = |of: fn(&[f64; 2]) -> f64| stats::quartiles(times.iter().map(of));
-        let [low, ratio, high] = quartiles(|[ours, peer]| peer / ours);
-        let [ours, peer] = [quartiles(|times| times[0])[1], quartiles(|times| times[1])[1]];
-        println!("{name:28} {ours:12.0} {peer:12.0}   {ratio:.2} ({low:.2} to {high:.2})");
+        let median = |who: usize| stats::median(times.iter().map(|each| each[who]));
+        print!("{name:28} {:9.0}", median(0));
+        for peer in 1..times[0].len() {
+            let [low, ratio, high] = stats::quartiles(times.iter().map(|each| each[peer] / each[0]));
+            print!(" | {:9.0}: {ratio:.2} ({low:.2} to {high:.2})", median(peer));
+        }
+        println!();
     }
 }
 
