@@ -68,8 +68,11 @@ pub mod transform;
 pub use dataset::Dataset;
 pub use error::{BoxError, Error};
 pub use generate::generate;
-pub use loader::{Batch, Checkpoint, Loader};
-pub use observe::{Breakdown, Report};
+pub use loader::Loader;
+pub use loader::batch::Batch;
+pub use loader::checkpoint::Checkpoint;
+pub use observe::breakdown::Breakdown;
+pub use observe::report::Report;
 #[cfg(feature = "safetensors")]
 pub use stream::stream;
 pub use twinbuf_core as ring;

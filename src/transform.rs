@@ -154,9 +154,9 @@ pub trait RecordTransform: Send {
         None
     }
 
-    /// Whether a caller that waits may apply a clone of it, on its own thread.
-    #[doc(hidden)]
-    fn is_ours(&self) -> bool {
+    /// Whether a caller that waits may apply a clone on its own thread: true if the transform takes a processor, not a
+    /// device, and runs no foreign code. Default: `false`.
+    fn pays(&self) -> bool {
         false
     }
 }
@@ -231,7 +231,7 @@ impl RecordTransform for Transform {
         Some(Box::new(self.clone()))
     }
 
-    fn is_ours(&self) -> bool {
+    fn pays(&self) -> bool {
         true
     }
 }
@@ -298,7 +298,7 @@ impl RecordTransform for Convert {
         Some(Box::new(*self))
     }
 
-    fn is_ours(&self) -> bool {
+    fn pays(&self) -> bool {
         true
     }
 }
@@ -320,8 +320,8 @@ impl RecordTransform for Box<dyn RecordTransform> {
         (**self).try_clone()
     }
 
-    fn is_ours(&self) -> bool {
-        (**self).is_ours()
+    fn pays(&self) -> bool {
+        (**self).pays()
     }
 }
 

@@ -44,10 +44,10 @@ fn the_loader_comes_back() {
     let mut epochs: Epochs<'static> = loader.into_epochs(0..2);
     let first = epochs.by_ref().take(13).map(|batch| batch.unwrap().checkpoint()).last().unwrap();
     assert_eq!(epochs.report().batches, 13);
-    let mut loader = epochs.into_loader().unwrap();
+    let mut loader = epochs.into_front().unwrap();
     assert_eq!(loader.checkpoint(), first);
     assert_eq!(loader.epoch(5).count(), 10);
-    assert!(loader.epoch(5).into_loader().is_none(), "it was only lent");
+    assert!(loader.epoch(5).into_front().is_none(), "it was only lent");
     let mut rest = loader.into_epochs_from(&first, 2).unwrap();
     assert_eq!(rest.next().unwrap().unwrap().step(), 3);
     assert_eq!(rest.count(), 6);

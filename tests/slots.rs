@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{RECORD, files};
+use twinbuf::Breakdown;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;
-use twinbuf::observe::Breakdown;
 use twinbuf::transform::Convert;
 use twinbuf::{Batch, Error, LastBatch, Loader, Plan, Records};
 

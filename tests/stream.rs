@@ -236,6 +236,48 @@ fn the_limit_counts_all_of_it() {
 }
 
 /// A second pass over groups that are all kept reads nothing.
+/// Groups that are kept leave their slots, as far as the limit has room, and the pass goes on.
+#[test]
+fn a_group_may_leave_its_slot() {
+    let model = Model::new(&SIZES);
+    let groups = model.groups();
+    let slot = (0..groups.len()).map(|group| groups.bytes(group)).max().unwrap_or_default() as u64;
+    let limit = MemoryLimit::new(LANES + 4 * slot);
+    let built = stream(groups).cycle().keep(0).memory_limit(&limit).build().unwrap();
+    let mut groups = built.into_pass();
+    let mut kept: Vec<Group> = Vec::new();
+    for number in 0..2 {
+        let mut group = groups.next().unwrap().unwrap();
+        assert!(group.leave_slot().unwrap());
+        assert!(!group.leave_slot().unwrap(), "it has left");
+        model.check(&group, number);
+        kept.push(group);
+    }
+    let mut third = groups.next().unwrap().unwrap();
+    let refused = third.leave_slot().unwrap_err();
+    assert!(matches!(refused, Error::Memory { .. }), "{refused}");
+    drop(third);
+    assert_eq!(groups.count(), SIZES.len() - 3);
+    kept.iter().enumerate().for_each(|(number, group)| model.check(group, number));
+    drop(kept);
+    assert_eq!(limit.taken(), 0);
+}
+
+/// An owned pass gives the stream back, and the next one begins anew.
+#[test]
+fn a_pass_may_own_its_stream() {
+    let model = Model::new(&SIZES);
+    let mut layers = stream(model.groups()).cycle().build().unwrap();
+    for left in [0, 2, SIZES.len(), 1] {
+        let mut pass = layers.into_pass();
+        for number in 0..left {
+            model.check(&pass.next().unwrap().unwrap(), number);
+        }
+        layers = pass.into_front().unwrap();
+    }
+    layers.close().unwrap();
+}
+
 #[test]
 fn what_fits_is_read_once() {
     let model = Model::new(&[300_000; 5]);

@@ -12,7 +12,8 @@ use common::model::{Model, SIZES};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::observe::Trace;
-use twinbuf::stream::{Cuda, Group, StreamBuilder, Tensors};
+use twinbuf::pipe::Cuda;
+use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf::{Error, cuda, mmap, stream};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim, checksum_of};
 

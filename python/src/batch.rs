@@ -178,10 +178,10 @@ impl Batch {
     }
 
     /// Replaces the batch's memory by these tensors. Its slot is free.
-    fn _moved(&self, tensors: Py<PyAny>) -> PyResult<()> {
-        let records = self.records()?;
-        self.replace(Content::Device { tensors, records });
-        Ok(())
+    fn _moved(slf: Py<Self>, tensors: Py<PyAny>) -> PyResult<Py<Self>> {
+        let records = slf.get().records()?;
+        slf.get().replace(Content::Device { tensors, records });
+        Ok(slf)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

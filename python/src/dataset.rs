@@ -9,9 +9,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMemoryView, PyTuple};
 use twinbuf::mmap::DType;
+use twinbuf::transform::RecordType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
-use crate::dtype::{self, Layout};
+use crate::dtype;
 use crate::indices::indices;
 use crate::lease::View;
 use crate::object::Object;
@@ -33,12 +34,12 @@ pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
 pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
     match data.cast::<Records>() {
         Ok(records) => Some(records.get().record_bytes()),
-        Err(_) => layout(data).ok()?.bytes().map(|bytes| bytes as u64),
+        Err(_) => record(data).ok().map(|record| record.len() as u64),
     }
 }
 
-/// The layout of a record of a data set written in Python, from its attributes `dtype` and `shape`.
-fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
+/// A record of a data set written in Python, by its attributes `dtype` and `shape`.
+fn record(data: &Bound<'_, PyAny>) -> PyResult<RecordType> {
     let attribute = |name: &str| {
         data.getattr(name).map_err(|error| match error.is_instance_of::<PyAttributeError>(data.py()) {
             true => PyTypeError::new_err(format!(
@@ -50,24 +51,22 @@ fn layout(data: &Bound<'_, PyAny>) -> PyResult<Layout> {
         })
     };
     attribute("read_into")?;
-    Layout::of(&attribute("dtype")?, &attribute("shape")?)
+    dtype::record(&attribute("dtype")?, &attribute("shape")?)
 }
 
 /// A Python object as a data set. The thread that reads it takes the GIL for each batch.
 pub(crate) struct PythonData {
     object: Arc<Object>,
     records: u64,
-    bytes: usize,
     fingerprint: u64,
-    layout: Layout,
+    record: RecordType,
     /// Set if the object kept `out`. The memory of the slots is then never freed.
     kept: Arc<AtomicBool>,
 }
 
 impl PythonData {
     pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<AtomicBool>) -> PyResult<Self> {
-        let layout = layout(data)?;
-        let bytes = layout.bytes().unwrap_or_default();
+        let record = record(data)?;
         let object = Arc::new(Object::new(data));
         let records = data.len()? as u64;
         let fingerprint = match data.getattr_opt("fingerprint")? {
@@ -78,7 +77,7 @@ impl PythonData {
             })?,
             None => 0,
         };
-        Ok(Self { object, records, bytes, fingerprint, layout, kept })
+        Ok(Self { object, records, fingerprint, record, kept })
     }
 
     pub(crate) fn object(&self) -> &Arc<Object> {
@@ -89,7 +88,7 @@ impl PythonData {
         let object = self.object.get(py);
         let Some(object) = object else { return Err(PyRuntimeError::new_err("the loader was collected")) };
         let records = usize::try_from(batch.len())?;
-        let lent = Bound::new(py, Lent::new(out, records, &self.layout))?;
+        let lent = Bound::new(py, Lent::new(out, records, &self.record))?;
         let indices = indices(py, batch)?;
         let view = PyMemoryView::from(&lent)?;
         let reading = Reading::begin(&self.kept);
@@ -160,17 +159,17 @@ impl Dataset for PythonData {
     }
 
     fn record_bytes(&self) -> usize {
-        self.bytes
+        self.record.len()
     }
 
     fn element(&self) -> Option<(DType, Vec<usize>)> {
-        Some((self.layout.dtype, self.layout.shape.clone()))
+        Some((dtype::of(&self.record), self.record.shape().to_vec()))
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        let Self { records, bytes, fingerprint, .. } = *self;
-        let (object, layout, kept) = (self.object.clone(), self.layout.clone(), self.kept.clone());
-        Some(Box::new(Self { object, records, bytes, fingerprint, layout, kept }))
+        let Self { records, fingerprint, .. } = *self;
+        let (object, record, kept) = (self.object.clone(), self.record.clone(), self.kept.clone());
+        Some(Box::new(Self { object, records, fingerprint, record, kept }))
     }
 
     fn fingerprint(&mut self) -> Result<u64, BoxError> {
@@ -202,11 +201,11 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    fn new(out: &mut [u8], records: usize, layout: &Layout) -> Self {
-        let shape = dtype::of_records(records, &layout.shape);
+    fn new(out: &mut [u8], records: usize, record: &RecordType) -> Self {
+        let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
         // Types without a format are lent as unsigned integers of their size.
-        let dtype = match (dtype::format(layout.dtype), layout.dtype.size()) {
-            (Some(_), _) => layout.dtype,
+        let dtype = match (dtype::format(element), element.size()) {
+            (Some(_), _) => element,
             (None, 1) => DType::U8,
             (None, _) => DType::U16,
         };

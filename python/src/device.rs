@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use pyo3::prelude::*;
 use twinbuf::mmap::Buffer;
 
+use crate::recorder::Recorder;
+
 /// The object that sends batches there. `None` for host memory.
 pub(crate) fn sender<'py>(
     device: &Bound<'py, PyAny>,
@@ -17,6 +19,17 @@ pub(crate) fn sender<'py>(
     let module = device.py().import("twinbuf._device")?;
     let sender = module.call_method1("sender", (device, depth, name.unwrap_or_default(), trace))?;
     Ok(Some(sender).filter(|sender| !sender.is_none()))
+}
+
+/// The report of a loop over what `sender` sends, by that of the source.
+pub(crate) fn report(
+    py: Python<'_>,
+    sender: Option<&Py<PyAny>>,
+    source: twinbuf::Report,
+) -> PyResult<twinbuf::Report> {
+    let Some(sender) = sender.map(|sender| sender.bind(py)) else { return Ok(source) };
+    let (recorder, depth) = (sender.getattr("recorder")?, sender.getattr("depth")?.extract()?);
+    Ok(recorder.cast::<Recorder>()?.get().inner().on_device(source, depth))
 }
 
 /// This many slots in page-locked memory of torch: a copy to the device reads them directly, without staging. `None` if

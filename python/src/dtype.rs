@@ -1,41 +1,31 @@
-//! Element types in numpy's and DLPack's terms, and the layout of a batch's records.
+//! Element types in numpy's and DLPack's terms, and the type of a record.
 
 use std::ffi::CStr;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use twinbuf::mmap::DType;
+use twinbuf::transform::RecordType;
 
 use crate::errors;
 
-/// The layout of one record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    pub(crate) dtype: DType,
-    /// Elements along each axis, in C order.
-    pub(crate) shape: Vec<usize>,
-}
-
-impl Layout {
-    /// The layout of a record that has a size.
-    pub(crate) fn of(dtype: &Bound<'_, PyAny>, axes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let layout = Self { dtype: parse(dtype)?, shape: shape(axes)? };
-        match layout.bytes() {
-            Some(bytes) if bytes > 0 && isize::try_from(bytes).is_ok() => Ok(layout),
-            _ => {
-                let line = format!(
-                    "shape: wanted records of at least one element that fit memory, found {}",
-                    axes.repr()?
-                );
-                Err(errors::option(axes.py(), line))
-            }
+/// A record of one size, by its `dtype` and `shape` in Python.
+pub(crate) fn record(dtype: &Bound<'_, PyAny>, axes: &Bound<'_, PyAny>) -> PyResult<RecordType> {
+    match RecordType::new(parse(dtype)?, shape(axes)?) {
+        Ok(record) if record.len() > 0 && isize::try_from(record.len()).is_ok() => Ok(record),
+        _ => {
+            let line = format!(
+                "shape: wanted records of at least one element that fit memory, found {}",
+                axes.repr()?
+            );
+            Err(errors::option(axes.py(), line))
         }
     }
+}
 
-    /// Bytes in a record, or `None` if that exceeds the address space.
-    pub(crate) fn bytes(&self) -> Option<usize> {
-        self.shape.iter().try_fold(self.dtype.size(), |bytes, &axis| bytes.checked_mul(axis))
-    }
+/// The elements of a record. Bytes have no type of their own.
+pub(crate) fn of(record: &RecordType) -> DType {
+    record.dtype().unwrap_or(DType::U8)
 }
 
 /// The shape of this many records of a shape.
@@ -119,7 +109,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
 }
 
 /// The axes of a record.
-pub(crate) fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if let Ok(axes) = shape.extract() {
         return Ok(axes);
     }

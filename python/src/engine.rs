@@ -24,9 +24,11 @@ use crate::position::Position;
 use crate::reading::is_reading;
 
 #[allow(clippy::large_enum_variant, reason = "there is one for each loader")]
+#[derive(Default)]
 pub(crate) enum Run {
     Idle(twinbuf::Loader),
     Running(Epochs<'static>),
+    #[default]
     Closed,
 }
 
@@ -35,12 +37,13 @@ impl Run {
     pub(crate) fn into_loader(self) -> Option<twinbuf::Loader> {
         match self {
             Self::Idle(loader) => Some(loader),
-            Self::Running(epochs) => epochs.into_loader(),
+            Self::Running(epochs) => epochs.into_front(),
             Self::Closed => None,
         }
     }
 }
 
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) run: Run,
     /// Counts iterations: only the newest gets batches.
@@ -227,7 +230,7 @@ impl State {
     /// Ends the iteration, if there is one.
     pub(crate) fn rest(&mut self) {
         self.put_back = None;
-        let run = std::mem::replace(&mut self.run, Run::Closed);
+        let run = std::mem::take(&mut self.run);
         self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
     }
 
@@ -277,7 +280,7 @@ impl State {
     }
 
     fn start(&mut self, from: Option<&Checkpoint>, epochs: Range<u64>) -> Result<(), Box<twinbuf::Error>> {
-        let run = std::mem::replace(&mut self.run, Run::Closed);
+        let run = std::mem::take(&mut self.run);
         let Some(loader) = run.into_loader() else { return Ok(()) };
         self.end = epochs.end;
         let begun = match from {
@@ -338,7 +341,7 @@ impl Drop for Shared {
     /// Waits for a read in progress, but no longer than [`LEAVE`]. The thread may need the GIL to finish a batch.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let run = std::mem::replace(&mut state.run, Run::Closed);
+        let run = std::mem::take(&mut state.run);
         let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
         let mut wait = || closing.wait(LEAVE);
         let closed = Python::try_attach(|py| py.detach(&mut wait)).unwrap_or_else(wait);
@@ -403,7 +406,7 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
         // From now on an iterator is at its end.
-        let run = shared.state.detached(py, |state| std::mem::replace(&mut state.run, Run::Closed));
+        let run = shared.state.detached(py, |state| std::mem::take(&mut state.run));
         if let Some(closing) = loader_of(run, &shared.kept).map(Closing::start) {
             let closing = closing?;
             threads.push((LEAVE, Box::new(move || closing.is_there())));

@@ -13,12 +13,14 @@ use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Checkpoint;
 
 use crate::engine::State;
+use crate::loader::Loader;
+use crate::report::Report;
 
 /// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
 /// iteration begins at the first batch.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Epochs {
-    start: Start,
+    loader: Py<Loader>,
     which: Which,
     /// The longest wait for a batch.
     timeout: Option<Duration>,
@@ -28,18 +30,6 @@ pub(crate) struct Epochs {
     /// Batches of the whole iteration once that is known, and those handed out.
     all: OnceLock<u64>,
     received: AtomicU64,
-}
-
-/// Begins an iteration of a loader with this longest wait for a batch.
-type Begin = fn(&Bound<'_, PyAny>, &Which, Option<Duration>) -> PyResult<Py<PyAny>>;
-
-/// A loader, and what is asked of it.
-pub(crate) struct Start {
-    pub(crate) loader: Py<PyAny>,
-    /// Begins an iteration.
-    pub(crate) begin: Begin,
-    /// The number of its batches, if it begins now.
-    pub(crate) count: fn(&Bound<'_, PyAny>, &Which) -> PyResult<u64>,
 }
 
 #[derive(Clone)]
@@ -64,9 +54,9 @@ impl Which {
 }
 
 impl Epochs {
-    pub(crate) fn new(start: Start, which: Which, timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(loader: Py<Loader>, which: Which, timeout: Option<Duration>) -> Self {
         let (begun, all) = (OnceLock::new(), OnceLock::new());
-        Self { start, which, timeout, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
+        Self { loader, which, timeout, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
@@ -74,7 +64,7 @@ impl Epochs {
             Some(&all) => Ok(all),
             // Not within the lock's own call, which would wait while it holds the GIL.
             None => {
-                let all = (self.start.count)(self.start.loader.bind(py), &self.which)?;
+                let all = self.loader.get().count(py, &self.which);
                 Ok(*self.all.get_or_init(|| all))
             }
         }
@@ -94,8 +84,8 @@ impl Epochs {
     }
 
     /// Where the time went so far, in all iterations of the loader.
-    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.start.loader.bind(py).call_method0("report")
+    fn report(&self, py: Python<'_>) -> PyResult<Report> {
+        self.loader.get().report(py)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
@@ -105,7 +95,7 @@ impl Epochs {
                 let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
                 if self.begun.get().is_none() {
                     self.all(py)?;
-                    let begun = (self.start.begin)(self.start.loader.bind(py), &self.which, self.timeout)?;
+                    let begun = Loader::begin(self.loader.bind(py), &self.which, self.timeout)?;
                     let _ = self.begun.set(begun);
                 }
                 self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
@@ -117,7 +107,7 @@ impl Epochs {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.start.loader)?;
+        visit.call(&self.loader)?;
         visit.call(self.begun.get())
     }
 }

@@ -12,12 +12,11 @@ use std::{iter, mem};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList};
+use pyo3::types::{PyCFunction, PyDict, PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
 
-use crate::batch::Batch;
 use crate::errors;
 use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
 use crate::number::seconds_or_none;
@@ -201,10 +200,14 @@ impl pipe::Source<()> for Source {
 
     fn around(&mut self) -> Option<Around> {
         let (failed, around) = (self.shared.clone(), self.around.take());
-        let run = move |run| {
+        let run = move |run: pipe::Loop| {
             let run = Mutex::new(Some(run));
             Python::try_attach(|py| {
-                let run = Bound::new(py, Loop(run))?;
+                // The loop has the GIL unless it waits: items are made without a hand-off of it between them.
+                let run = PyCFunction::new_closure(py, None, None, move |_, _| {
+                    let run = run.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    run.into_iter().for_each(|run| run());
+                })?;
                 match around {
                     Some(around) => around.bind(py).call1((run,)).map(drop),
                     None => run.call0().map(drop),
@@ -267,21 +270,6 @@ impl Thread {
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
         Ok(true)
-    }
-}
-
-/// The loop of the thread, which has the GIL unless it waits: items are made without a hand-off of it between them. It is
-/// for the function that runs it in a context.
-#[pyclass(frozen, module = "twinbuf._twinbuf")]
-struct Loop(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-#[pymethods]
-impl Loop {
-    fn __call__(&self) {
-        let run = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(run) = run {
-            run();
-        }
     }
 }
 
@@ -558,9 +546,8 @@ impl Items {
         let received = self.receive(py, &mut item).and_then(|found| py.check_signals().map(|()| found));
         let made = received.and_then(|found| {
             let first = !mem::replace(&mut item.received, true);
-            if let (true, Some(recorder), Ok(batch)) = (first, &self.recorder, found.bind(py).cast::<Batch>())
-            {
-                recorder.get().received_batch(batch.get());
+            if let (true, Some(recorder)) = (first, &self.recorder) {
+                recorder.get().received(found.bind(py));
             }
             let Some(map) = &self.map else { return Ok(found) };
             mapped(py, map, &found).inspect_err(|raised| again = !raised.is_instance_of::<PyException>(py))

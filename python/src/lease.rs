@@ -129,7 +129,7 @@ impl Lease {
             let bytes = batch.field::<u8>(field)?;
             let at = data.wrapping_add(bytes.as_ptr().addr() - data.addr());
             let record = batch.field_type(field)?;
-            let (dtype, first) = (record.dtype().unwrap_or(DType::U8), views.len());
+            let (dtype, first) = (dtype::of(record), views.len());
             let Some(offsets) = batch.offsets(field) else {
                 views.push(View::new(at, bytes.len(), dtype, dtype::of_records(records, record.shape())));
                 parts.push(Part::One(first));
@@ -188,7 +188,7 @@ impl Lease {
                 Some(left)
             }
             Memory::Group(mut group) => {
-                let left = group.leave_slot();
+                let left = group.leave_slot().map_or(Some(false), |left| left.then_some(true));
                 *memory = Memory::Group(group);
                 left
             }

@@ -1,6 +1,5 @@
 //! `Loader`: builds a loader, begins its iterations, saves and restores its position.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +15,7 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 use crate::dataset::{self, PythonData};
 use crate::device;
 use crate::engine::{self, Closing, Run, Shared, State};
-use crate::epochs::{Epochs, Start, Which};
+use crate::epochs::{Epochs, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
 use crate::locked::{LEAVE, Locked, SLICE, detached};
@@ -26,7 +25,6 @@ use crate::object::Object;
 use crate::phase::Phase;
 use crate::plan::Plan;
 use crate::position::Position;
-use crate::recorder::Recorder;
 use crate::records::Records;
 use crate::report::{Kind, Report};
 use crate::switches;
@@ -124,24 +122,25 @@ impl Loader {
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
-        let start = Start { loader: slf.clone().into_any().unbind(), begin: Self::begin, count: Self::count };
-        Ok(Epochs::new(start, which, timeout))
+        Ok(Epochs::new(slf.clone().unbind(), which, timeout))
     }
 
     /// The number of batches of such an iteration, if it begins now.
-    fn count(slf: &Bound<'_, PyAny>, which: &Which) -> PyResult<u64> {
-        let this = slf.cast::<Self>()?.get();
-        let plan = &this.plan.get().inner;
-        let count = this.shared.state.with(slf.py(), |state| {
+    pub(crate) fn count(&self, py: Python<'_>, which: &Which) -> u64 {
+        let plan = &self.plan.get().inner;
+        self.shared.state.with(py, |state| {
             let (epochs, next) = which.epochs(state);
             state.count(plan, epochs, next.is_some())
-        });
-        Ok(count)
+        })
     }
 
     /// Begins an iteration, which ends the one before it.
-    fn begin(slf: &Bound<'_, PyAny>, which: &Which, timeout: Option<Duration>) -> PyResult<Py<PyAny>> {
-        let (py, this) = (slf.py(), slf.cast::<Self>()?.get());
+    pub(crate) fn begin(
+        slf: &Bound<'_, Self>,
+        which: &Which,
+        timeout: Option<Duration>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
         this.shared.check(py)?;
         this.stop_sending(py)?;
         let begun = this.shared.state.with(py, |state| {
@@ -155,7 +154,7 @@ impl Loader {
         match begun {
             Ok(Some(iteration)) => {
                 let (shared, map) = (this.shared.clone(), this.map.clone());
-                let of = slf.clone().unbind();
+                let of = slf.clone().unbind().into_any();
                 let batches = |map| Bound::new(py, Batches::new(shared, of, iteration, map, timeout));
                 let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
                 let batches = batches(None)?;
@@ -288,19 +287,7 @@ impl Loader {
         let built = py.detach(|| builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.overlap);
-        let state = State {
-            run: Run::Idle(built),
-            iteration: 0,
-            resume: None,
-            put_back: None,
-            before: None,
-            end: 0,
-            next_epoch: 0,
-            exhausted: false,
-            last_report: Default::default(),
-            leases: VecDeque::new(),
-            kept: 0,
-        };
+        let state = State { run: Run::Idle(built), ..State::default() };
         let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
@@ -473,17 +460,10 @@ impl Loader {
     }
 
     /// Where the time went so far, as a report.
-    fn report(&self, py: Python<'_>) -> PyResult<Report> {
+    pub(crate) fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.shared.check(py)?;
         let (report, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
-        let report = match &self.sender {
-            Some(sender) => {
-                let recorder = sender.bind(py).getattr("recorder")?;
-                let sent = sender.bind(py).getattr("depth")?.extract()?;
-                recorder.cast::<Recorder>()?.get().inner().on_device(report, sent)
-            }
-            None => report,
-        };
+        let report = device::report(py, self.sender.as_ref(), report)?;
         let name = self.shared.name.as_deref().unwrap_or_default();
         Ok(Report::new(report, name, Kind::Loader).with_kept(kept).with_phases(&self.shared.breakdown))
     }
@@ -520,7 +500,7 @@ impl Loader {
             state.rest();
             state.iteration += 1;
             state.last_report = state.report();
-            (reading, std::mem::replace(&mut state.run, Run::Closed))
+            (reading, std::mem::take(&mut state.run))
         });
         let Some(loader) = engine::loader_of(run, &shared.kept) else { return Ok(()) };
         let (mut closing, since) = (Closing::start(loader)?, Instant::now());

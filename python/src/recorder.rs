@@ -13,6 +13,7 @@ use twinbuf::observe::{LoopRecorder, Trace};
 use crate::batch::Batch;
 use crate::errors;
 use crate::report::Report;
+use crate::tensors::Group;
 
 /// What `watch` and the loop of a device are measured by.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
@@ -29,8 +30,13 @@ impl Recorder {
         self.lock().asked(Instant::now());
     }
 
-    pub(crate) fn received_batch(&self, batch: &Batch) {
-        self.lock().received(batch.epoch, batch.step, Instant::now());
+    /// The loop has received this batch or group.
+    pub(crate) fn received(&self, item: &Bound<'_, PyAny>) {
+        let batch = item.cast::<Batch>().ok().map(|batch| (batch.get().epoch, batch.get().step));
+        let place = batch.or_else(|| item.cast::<Group>().ok().map(|group| group.get().place));
+        if let Some((epoch, step)) = place {
+            self.lock().received(epoch, step, Instant::now());
+        }
     }
 
     pub(crate) fn ended(&self) {
@@ -78,8 +84,6 @@ pub(crate) struct Watch {
     iterator: Py<PyIterator>,
     recorder: Py<Recorder>,
     place: Mutex<Place>,
-    /// Called once, at the end of the epoch or when the loop has left it.
-    end: Mutex<Option<Py<PyAny>>>,
 }
 
 struct Place {
@@ -87,6 +91,8 @@ struct Place {
     step: u64,
     /// What `iter` took: a part of the wait for the first item.
     begun: Duration,
+    /// Called once, at the end of the epoch or when the loop has left it.
+    end: Option<Py<PyAny>>,
 }
 
 impl Watch {
@@ -95,7 +101,7 @@ impl Watch {
     }
 
     fn ended(&self, py: Python<'_>) -> PyResult<()> {
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let end = self.place().end.take();
         let Some(end) = end else { return Ok(()) };
         self.recorder.get().ended();
         end.call0(py).map(drop)
@@ -113,8 +119,8 @@ impl Watch {
     ) -> PyResult<Self> {
         let start = Instant::now();
         let iterator = iterable.try_iter()?.unbind();
-        let place = Mutex::new(Place { epoch, step: 0, begun: start.elapsed() });
-        Ok(Self { iterator, recorder, place, end: Mutex::new(Some(end)) })
+        let place = Mutex::new(Place { epoch, step: 0, begun: start.elapsed(), end: Some(end) });
+        Ok(Self { iterator, recorder, place })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -148,7 +154,7 @@ impl Watch {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.iterator)?;
         // A reference that is not reported is not collected this time.
-        self.end.try_lock().map_or(Ok(()), |end| visit.call(&*end))
+        self.place.try_lock().map_or(Ok(()), |place| visit.call(&place.end))
     }
 }
 

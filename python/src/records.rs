@@ -11,7 +11,7 @@ use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
 use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
-use crate::dtype::{self, Layout};
+use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::number::{numbers, whole, whole_or_none};
 use crate::object::Object;
@@ -201,7 +201,7 @@ impl Records {
     }
 
     fn dtype_in_slots(&self) -> DType {
-        self.record.dtype().unwrap_or(DType::U8)
+        dtype::of(&self.record)
     }
 
     /// Bytes of a record in the files, on average.
@@ -431,7 +431,7 @@ impl Records {
                 function.repr()?
             )));
         }
-        let (py, to) = (dtype.py(), Layout::of(dtype, shape)?);
+        let (py, to) = (dtype.py(), dtype::record(dtype, shape)?);
         let call = ("map", (function, dtype, shape), PyDict::new(py)).into_pyobject(py)?;
         self.with(Some(Step::map(function, self.record.clone(), to)), &call)
     }

@@ -1,20 +1,22 @@
 //! `Tensors` and `stream`: the weights of a model, group by group, the next one read while this one is used.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::stream::{Pass, TensorStream};
 
+use crate::device;
 use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::loader::read_mode_of;
 use crate::locked::{Locked, SLICE};
-use crate::number::whole;
+use crate::number::whole_or_none;
 use crate::records::paths_of;
 use crate::report::{Kind, Report};
 
@@ -87,27 +89,49 @@ impl Tensors {
 ///     tensor that is left out; groups are in the order of their keys. Or a list of lists of names, in the order of use.
 /// name
 ///     Names the stream in errors, reports and traces.
+/// device
+///     Where groups go, as of `Loader`. A second thread copies the next group through page-locked memory on a separate
+///     stream while the loop uses this one. ``group.torch()`` is then on the device, and stays there as long as its tensors
+///     exist.
 /// cycle
 ///     Whether a pass follows the one before it without a gap: the first group is read while the last one is used.
 /// depth
 ///     The number of slots, each as large as the largest group: 2 or more. The loop has a group while it asks for the next one.
+/// keep
+///     The most groups that stay in host memory when they have been read once, spread over the pass. Default: as many as
+///     ``memory_limit`` has room for, or none without a limit.
+/// order
+///     The order of the groups: lists of their numbers. Passes use them in turn: ``[range(n), range(n)[::-1]]`` is forward
+///     and backward. Default: the order of ``groups``.
 /// memory_limit
-///     The most bytes for slots and for groups that are kept in what the slots leave of it: these are read once. Default:
-///     no limit, and no group is kept.
+///     The most bytes of host memory: slots, groups that are kept, and with a ``device`` two page-locked buffers of the
+///     largest group. Default: no limit.
 /// read_mode
 ///     As of `Loader`.
+/// trace
+///     A file for a Chrome trace of the first five passes.
 #[pyfunction]
-#[pyo3(signature = (model, groups, *, name=None, cycle=false, depth=2, memory_limit=None, read_mode="auto"))]
+#[pyo3(signature = (
+    model, groups, *, name=None, device=None, cycle=false, depth=2, keep=None, order=None, memory_limit=None,
+    read_mode="auto", trace=None
+))]
+#[allow(clippy::too_many_arguments, reason = "keywords")]
 pub(crate) fn stream(
     model: &Bound<'_, Tensors>,
     groups: &Bound<'_, PyAny>,
     name: Option<String>,
+    device: Option<&Bound<'_, PyAny>>,
     cycle: bool,
     depth: usize,
+    keep: Option<&Bound<'_, PyAny>>,
+    order: Option<Vec<Vec<usize>>>,
     memory_limit: Option<&Bound<'_, PyAny>>,
     read_mode: &str,
+    trace: Option<PathBuf>,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
+    let sender = device
+        .map_or(Ok(None), |device| device::sender(device, DEVICE_DEPTH, name.as_deref(), trace.as_deref()))?;
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
     let lists = match groups.is_callable() {
         true => by_key(py, model, groups)?,
@@ -115,19 +139,39 @@ pub(crate) fn stream(
             PyTypeError::new_err("groups: wanted a function of a name, or a list of lists of names")
         })?,
     };
-    let builder = twinbuf::stream(model.groups(&lists).map_err(of_file)?);
-    let builder = builder.depth(depth).read_mode(read_mode_of(py, read_mode)?);
+    let groups = model.groups(&lists).map_err(of_file)?;
+    let all = groups.len();
+    let staging = (0..all).map(|group| groups.bytes(group)).max().filter(|_| sender.is_some());
+    let staging = 2 * staging.unwrap_or_default() as u64;
+    let builder = twinbuf::stream(groups).depth(depth).read_mode(read_mode_of(py, read_mode)?);
     let builder = if cycle { builder.cycle() } else { builder };
     let builder = name.iter().fold(builder, |builder, name| builder.name(name));
-    let builder = match memory_limit {
-        Some(bytes) => builder.memory_limit(whole::<u64>("memory_limit", bytes)?),
+    let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
+    let builder =
+        whole_or_none("keep", keep)?.into_iter().fold(builder, |builder, groups| builder.keep(groups));
+    let builder = match order {
+        Some(order) if order.is_empty() || order.iter().any(|pass| pass.len() != all) => {
+            return Err(errors::option(py, format!("order: wanted lists of {all} groups, found {order:?}")));
+        }
+        Some(order) => builder.order(move |pass, step| order[(pass % order.len() as u64) as usize][step]),
         None => builder,
     };
+    let limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
+    if let Some(bytes) = limit.filter(|&bytes| bytes < staging) {
+        let line =
+            format!("memory_limit: wanted {staging} bytes for page-locked memory, and slots, found {bytes}");
+        return Err(errors::option(py, line));
+    }
+    let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
     let built = py.detach(|| builder.build()).map_err(|error| errors::loading(py, error))?;
-    let (groups, kept) = (built.groups().len(), built.kept());
-    let run = Run { pass: None, stream: Box::new(built), leases: Vec::new() };
-    Ok(Stream { run: Arc::new(Locked::new((0, run))), name, groups, kept, depth })
+    let kept = built.kept();
+    let run = Run { stream: Some(built), pass: None, passes: 0, leases: Vec::new() };
+    let (run, sender) = (Locked::new(run), sender.map(Bound::unbind));
+    Ok(Stream { run, sender, name, groups: all, kept, depth })
 }
+
+/// Groups on a device: one in use, and one on its way.
+const DEVICE_DEPTH: usize = 2;
 
 /// The names of each group, in the order of their keys; in a group, as the files have them.
 fn by_key(
@@ -151,47 +195,54 @@ fn by_key(
     keys.iter().map(|key| groups.as_any().get_item(key)?.extract()).collect()
 }
 
-/// A stream and its pass. The order of the fields is that of dropping.
+/// A stream, or the pass that owns it.
 struct Run {
-    /// Borrows from `stream`.
+    stream: Option<TensorStream>,
     pass: Option<Pass<'static>>,
-    /// Not used while there is a pass.
-    stream: Box<TensorStream>,
+    /// Passes begun so far: only the newest gets groups.
+    passes: u64,
     /// Groups that were handed out and may be in use, with the number of their pass.
     leases: Vec<(u64, Weak<Lease>)>,
 }
 
 impl Run {
+    /// Ends the pass, if there is one.
+    fn rest(&mut self) {
+        self.stream = self.pass.take().map_or_else(|| self.stream.take(), Pass::into_front);
+    }
+
+    /// Ends the pass; who asks for more of it is told so.
+    fn end(&mut self) {
+        self.rest();
+        self.passes += 1;
+    }
+
     fn begin(&mut self) {
-        self.pass = None;
-        let stream: *mut TensorStream = &mut *self.stream;
-        // SAFETY: the stream is on the heap, stays there when `Run` moves, and is dropped after the pass. Until the pass is
-        // dropped nothing else uses it: see `report`.
-        self.pass = Some(unsafe { &mut *stream }.pass());
+        self.end();
+        self.pass = self.stream.take().map(TensorStream::into_pass);
     }
 
     /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
     /// keeps its memory and frees its slot.
-    fn free_a_slot(&mut self, pass: u64) {
+    fn free_a_slot(&mut self) {
         if self.pass.as_ref().is_some_and(|pass| pass.held_for().is_some()) {
-            let before = self.leases.iter().filter(|(of, _)| *of != pass);
+            let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
             before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
         }
     }
 
     fn report(&self) -> twinbuf::Report {
-        match &self.pass {
-            Some(pass) => pass.report(),
-            None => self.stream.report(),
-        }
+        let idle = || self.stream.as_ref().map(TensorStream::report);
+        self.pass.as_ref().map(Pass::report).or_else(idle).unwrap_or_default()
     }
 }
 
 /// Groups of tensors; made by `stream`. Each iteration is a pass.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Stream {
-    /// The number of passes begun so far: only the newest gets groups.
-    run: Arc<Locked<(u64, Run)>>,
+    run: Locked<Run>,
+    /// Sends the groups to a device: `twinbuf._device.Sender`.
+    sender: Option<Py<PyAny>>,
     name: Option<String>,
     groups: usize,
     kept: usize,
@@ -207,10 +258,16 @@ impl Stream {
 #[pymethods]
 impl Stream {
     /// The next pass. It begins at its first group, and ends one that is under way.
-    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
-        slf.get().check(slf.py())?;
-        let (at, put_back) = (Mutex::new(At::default()), Mutex::new(None));
-        Ok(PassOfGroups { stream: slf.clone().unbind(), at, put_back })
+    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        this.check(py)?;
+        let at = Mutex::new(At::default());
+        let pass = Py::new(py, PassOfGroups { stream: slf.clone().unbind(), at })?;
+        let Some(sender) = &this.sender else { return Ok(pass.into_any()) };
+        sender.call_method0(py, "stop")?;
+        this.run.detached(py, Run::end);
+        sender.call_method0(py, "join")?;
+        sender.call_method1(py, "begin", (pass,))
     }
 
     /// The number of groups.
@@ -227,8 +284,13 @@ impl Stream {
     /// Where the time went so far: passes are epochs, and groups are batches.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.check(py)?;
-        let found = self.run.with(py, |run| run.1.report());
+        let found = self.run.with(py, |run| run.report());
+        let found = device::report(py, self.sender.as_ref(), found)?;
         Ok(Report::new(found, self.name.as_deref().unwrap_or_default(), Kind::Loader))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.sender)
     }
 
     fn __repr__(&self) -> String {
@@ -241,7 +303,8 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.run.is_forked() {
             // The thread is in the other process.
-            std::mem::forget(self.run.clone());
+            let Run { stream, pass, .. } = self.run.get_mut();
+            std::mem::forget((stream.take(), pass.take()));
         }
     }
 }
@@ -251,8 +314,6 @@ impl Drop for Stream {
 struct PassOfGroups {
     stream: Py<Stream>,
     at: Mutex<At>,
-    /// A group that a signal withheld from the loop.
-    put_back: Mutex<Option<Group>>,
 }
 
 /// Where a pass is.
@@ -263,6 +324,8 @@ struct At {
     /// The number of the next group.
     next: u64,
     ended: bool,
+    /// A group that a signal withheld from the loop.
+    put_back: Option<Group>,
 }
 
 #[pymethods]
@@ -273,46 +336,43 @@ impl PassOfGroups {
 
     /// The groups that are left.
     fn __len__(&self) -> usize {
-        let received = self.at.lock().unwrap_or_else(PoisonError::into_inner).next;
-        let put_back = self.put_back.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        let all = self.stream.get().groups + usize::from(put_back);
-        all.saturating_sub(usize::try_from(received).unwrap_or(usize::MAX))
+        let at = self.at();
+        let all = self.stream.get().groups + usize::from(at.put_back.is_some());
+        all.saturating_sub(usize::try_from(at.next).unwrap_or(usize::MAX))
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
         let stream = self.stream.get();
         stream.check(py)?;
-        let put_back = self.put_back.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(group) = put_back {
-            return self.hand_out(py, group).map(Some);
-        }
         loop {
             py.check_signals()?;
             let found = py.detach(|| {
-                let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
-                if at.ended {
-                    return Some(Poll::Ready(None));
+                let mut at = self.at();
+                if at.put_back.is_some() || at.ended {
+                    return Some(Poll::Ready(at.put_back.take().map(Ok)));
                 }
                 let mut run = stream.run.lock();
-                let (passes, run) = &mut *run;
                 if at.pass == 0 {
                     run.begin();
-                    *passes += 1;
-                    at.pass = *passes;
+                    at.pass = run.passes;
                 }
-                let pass = run.pass.as_mut().filter(|_| at.pass == *passes)?;
-                let found = pass.next_timeout(SLICE);
+                let Run { pass, passes, leases, .. } = &mut *run;
+                let found = pass.as_mut().filter(|_| at.pass == *passes)?.next_timeout(SLICE);
                 let found = found.map_ok(|group| {
                     let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, at.next)));
-                    run.leases.retain(|(_, lease)| lease.strong_count() > 0);
-                    run.leases.push((at.pass, Arc::downgrade(&lease)));
-                    Group { lease, number }
+                    leases.retain(|(_, lease)| lease.strong_count() > 0);
+                    leases.push((at.pass, Arc::downgrade(&lease)));
+                    let (place, count) = ((lease.epoch, lease.step), lease.views.len());
+                    Group { content: Content::Host(lease), place, number, count }
                 });
                 match &found {
-                    Poll::Ready(None) => (run.pass, at.ended) = (None, true),
+                    Poll::Ready(None) => {
+                        run.rest();
+                        at.ended = true;
+                    }
                     Poll::Ready(Some(Ok(_))) => at.next += 1,
                     Poll::Ready(Some(Err(_))) => at.ended = true,
-                    Poll::Pending => run.free_a_slot(at.pass),
+                    Poll::Pending => run.free_a_slot(),
                 }
                 Some(found)
             });
@@ -331,12 +391,16 @@ impl PassOfGroups {
 }
 
 impl PassOfGroups {
+    fn at(&self) -> MutexGuard<'_, At> {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the group, or keeps it for the next call if a signal raises an exception: Ctrl-C later would lose it.
     fn hand_out(&self, py: Python<'_>, group: Group) -> PyResult<Group> {
         match py.check_signals() {
             Ok(()) => Ok(group),
             Err(raised) => {
-                *self.put_back.lock().unwrap_or_else(PoisonError::into_inner) = Some(group);
+                self.at().put_back = Some(group);
                 Err(raised)
             }
         }
@@ -350,20 +414,29 @@ impl Drop for PassOfGroups {
         let stream = self.stream.get();
         if begun > 0 && !stream.run.is_forked() {
             let mut run = stream.run.lock();
-            if run.0 == begun {
-                run.1.pass = None;
+            if run.passes == begun {
+                run.rest();
             }
         }
     }
 }
 
-/// A group of tensors, in memory. Its slot is free again when the group and all its arrays and tensors are gone.
+/// A group of tensors. Its slot is free again when the group and all its arrays and tensors are gone.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Group")]
 pub(crate) struct Group {
-    lease: Arc<Lease>,
+    content: Content,
+    /// The pass, and the step in it.
+    pub(crate) place: (u64, u64),
     /// Its number in the order of the groups.
     #[pyo3(get)]
     number: usize,
+    count: usize,
+}
+
+enum Content {
+    Host(Arc<Lease>),
+    /// A dict of tensors.
+    Device(Py<PyDict>),
 }
 
 #[pymethods]
@@ -372,21 +445,39 @@ impl Group {
     ///
     /// Raises TypeError for types that only torch has. Types that both lack are arrays of bytes.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.lease.arrays(py)
+        match &self.content {
+            Content::Host(lease) => lease.arrays(py),
+            Content::Device(_) => Err(PyTypeError::new_err("the group is on a device: use `torch()`")),
+        }
     }
 
-    /// The tensors as torch tensors, without a copy: a dict by name. Do not write to them: a group may stay in memory for
-    /// the next pass.
+    /// The tensors as torch tensors, without a copy: a dict by name, in host memory or on the stream's ``device``. Do not
+    /// write to those in host memory: a group may stay there for the next pass.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.lease.tensors(py)
+        match &self.content {
+            Content::Host(lease) => lease.tensors(py),
+            Content::Device(tensors) => Ok(tensors.bind(py).clone().into_any()),
+        }
+    }
+
+    /// The group as these tensors.
+    fn _moved(&self, tensors: Py<PyDict>) -> Self {
+        Self { content: Content::Device(tensors), ..*self }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.content {
+            Content::Host(_) => Ok(()),
+            Content::Device(tensors) => visit.call(tensors),
+        }
     }
 
     /// The number of tensors.
     fn __len__(&self) -> usize {
-        self.lease.views.len()
+        self.count
     }
 
     fn __repr__(&self) -> String {
-        format!("<Group {}: {} tensors>", self.number, self.lease.views.len())
+        format!("<Group {}: {} tensors>", self.number, self.count)
     }
 }

@@ -11,7 +11,7 @@ use twinbuf::BoxError;
 use twinbuf::mmap::DType;
 use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
 
-use crate::dtype::{self, Layout};
+use crate::dtype;
 use crate::object::Object;
 use crate::reading::Reading;
 
@@ -32,7 +32,7 @@ pub(crate) struct Function {
     object: Arc<Object>,
     /// What it is called with, and what it returns.
     from: RecordType,
-    to: Layout,
+    to: RecordType,
     /// The loader that calls it.
     loader: Arc<AtomicBool>,
 }
@@ -52,7 +52,7 @@ impl Step {
         )))
     }
 
-    pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: Layout) -> Self {
+    pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {
         let object = Arc::new(Object::new(function));
         Self::Map(Arc::new(Function { object, from, to, loader: Arc::default() }))
     }
@@ -89,7 +89,7 @@ impl RecordTransform for Step {
                 None => RecordType::new(*to, [record.len() / from.size()]).map(ragged),
             },
             Self::Normal(transform) => transform.output(record),
-            Self::Map(function) => RecordType::new(function.to.dtype, function.to.shape.clone()),
+            Self::Map(function) => Ok(function.to.clone()),
         }
     }
 
@@ -104,7 +104,7 @@ impl RecordTransform for Step {
             Self::Cast { from, to } => convert(*from, *to, records, out),
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
             Self::Map(function) => {
-                let bytes = function.to.bytes().unwrap_or_default();
+                let bytes = function.to.len();
                 let count = out.len() / bytes;
                 // Of records of one size: those that differ are applied one by one, and may be empty.
                 let each = records.len() / count.max(1);
@@ -121,7 +121,7 @@ impl RecordTransform for Step {
         let len = match self {
             Self::Cast { from, to } => record.len() / from.size() * to.size(),
             Self::Normal(transform) => transform.out_len(record.len())? * DType::F32.size(),
-            Self::Map(function) => function.to.bytes().unwrap_or_default(),
+            Self::Map(function) => function.to.len(),
         };
         let found = out.len();
         let out = out.get_mut(..len);
@@ -150,8 +150,8 @@ impl Function {
         drop(reading);
         let made = py.import("numpy")?.call_method1("asarray", (made,))?;
         let (found, shape) = (made.getattr("dtype")?, made.getattr("shape")?.extract::<Vec<usize>>()?);
-        if dtype::parse(&found).ok() != Some(self.to.dtype) || shape != self.to.shape {
-            let (wanted, of) = (dtype::name(self.to.dtype), &self.to.shape);
+        if dtype::parse(&found).ok() != self.to.dtype() || shape != self.to.shape() {
+            let (wanted, of) = (dtype::name(dtype::of(&self.to)), self.to.shape());
             return Err(PyTypeError::new_err(format!(
                 "map: wanted an array of {wanted} {of:?}, found one of {found} {shape:?}"
             )));
@@ -169,7 +169,7 @@ pub(crate) fn array<'py>(
     record: &RecordType,
     records: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let dtype = record.dtype().unwrap_or(DType::U8);
+    let dtype = dtype::of(record);
     if dtype::format(dtype).is_none() {
         let name = dtype::name(dtype);
         return Err(PyTypeError::new_err(format!("numpy has no {name}: use `to(\"float32\")`")));

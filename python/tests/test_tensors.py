@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from late import Late
 from safetensors.torch import save_file
 
 import twinbuf as tb
@@ -146,3 +152,80 @@ def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(tb.LoaderError, match="another pass of this stream has begun: there is one at a time"):
         next(old)
     assert list(new) == [], "it has ended, and stays so"
+
+
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+@pytest.mark.parametrize("options", [{}, {"cycle": True}, {"keep": 2, "cycle": True}, {"depth": 3}])
+def test_groups_on_a_device(tmp_path: Path, eager: str, options: dict[str, Any]) -> None:
+    """Every kernel reads what its group is, also after a pass that was left early."""
+    tensors, device = model(tmp_path), Late(eager)
+    opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
+    layers = tb.stream(opened, layer_of, device=device, trace=tmp_path / "trace.json", **options)
+    read: list[tuple[str, torch.Tensor]] = []
+    kept = []
+    for left in (LAYERS, 2, LAYERS, LAYERS):
+        numbers = []
+        for layer in layers:
+            numbers.append(layer.number)
+            assert repr(layer) == f"<Group {layer.number}: 2 tensors>" and len(layer) == 2
+            for name, tensor in layer.torch().items():
+                assert device.owns(tensor)
+                device.kernel(tensor, lambda values, name=name: read.append((name, values)))
+            with pytest.raises(TypeError, match="the group is on a device: use `torch\\(\\)`"):
+                layer.numpy()
+            kept.append(layer)
+            if len(numbers) == left:
+                break
+        assert numbers == list(range(left))
+    device.finish()
+    assert len(read) == 2 * (3 * LAYERS + 2)
+    assert all(torch.equal(values, tensors[name]) for name, values in read)
+    for layer in kept:
+        for name, tensor in layer.torch().items():
+            device.kernel(tensor, lambda values, name=name: read.append((name, values)))
+    device.finish()
+    assert all(torch.equal(values, tensors[name]) for name, values in read)
+    report = layers.report()
+    assert (report.epochs, report.batches) == (4, 3 * LAYERS + 2)
+    del layers, layer
+    gc.collect()
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert {"gpu_queue_wait", "disk_load"} <= {event["name"] for event in events}
+
+
+def test_groups_in_another_order(tmp_path: Path) -> None:
+    tensors = model(tmp_path)
+    opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
+    forward = range(LAYERS)
+    layers = tb.stream(opened, layer_of, order=[forward, forward[::-1]], keep=2, cycle=True)
+    assert layers.kept == 2
+    for turn in range(4):
+        numbers = []
+        for layer in layers:
+            numbers.append(layer.number)
+            assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
+        assert numbers == list(forward[::-1] if turn % 2 else forward)
+    for order in ([], [[0, 1]]):
+        with pytest.raises(tb.OptionError, match="order: wanted lists of 5 groups"):
+            tb.stream(opened, layer_of, order=order)
+    with pytest.raises(tb.OptionError, match=r"each of 5 groups once in pass 0.*0 again at step 1"):
+        next(iter(tb.stream(opened, layer_of, order=[[0] * LAYERS])))
+
+
+def test_page_locked_memory_counts(tmp_path: Path) -> None:
+    model(tmp_path)
+    opened = tb.Tensors.open(tmp_path / "a.safetensors")
+    layers = tb.stream(opened, layer_of, device=Late("side"), memory_limit=64 << 20)
+    assert layers.kept == len(layers) == len(list(layers))
+    with pytest.raises(tb.OptionError, match=r"memory_limit: wanted .* bytes for page-locked memory"):
+        tb.stream(opened, layer_of, device=Late("side"), memory_limit=10)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="without transformers")
+def test_a_llama_in_a_third_of_its_memory(tmp_path: Path) -> None:
+    program = Path(__file__).parent.parent / "examples/llama.py"
+    assert len(program.read_text().splitlines()) <= 80
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "the same logits" in done.stdout

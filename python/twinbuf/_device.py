@@ -1,7 +1,7 @@
-"""Batches of a `Loader` on a device: a thread sends the next one while the loop uses this one.
+"""Batches of a `Loader` or groups of a `stream` on a device.
 
-The thread of Rust reads into page-locked slots, a second one enqueues their copies on a side stream, and the
-loop's stream waits for them.
+The thread of Rust reads into slots, which a loader has page-locked. A second one enqueues their copies on a
+side stream while the loop uses the batch before, and the loop's stream waits for them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
     """Return what sends batches to the device; None where they stay in host memory."""
     if depth < 2:
         raise OptionError(f"device_depth: 2 or more wanted, found {depth}")
-    if device == "cpu":  # without torch
-        return None
-    streams = streams_of(device)
+    streams = None if device == "cpu" else streams_of(device)  # the former needs no torch
     if streams is None:
         return None
     if streams is not device:
@@ -37,7 +35,7 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
 
 
 class Sender:
-    """The device of one loader. The loader calls it; each iteration has its own thread."""
+    """The device of one loader or stream, which calls it. Each iteration has its own thread."""
 
     def __init__(
         self, streams: Streams, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
@@ -60,9 +58,9 @@ class Sender:
     def begin(
         self,
         batches: Any,
-        overlap: bool,
-        position: Callable[[], Any],
-        map: Callable[[Batch], Any] | None,
+        overlap: bool = True,
+        position: Callable[[], Any] | None = None,
+        map: Callable[[Batch], Any] | None = None,
     ) -> _Items[Any]:
         """Return the iterator that the caller of the loader gets."""
         upload = self._upload
@@ -71,10 +69,9 @@ class Sender:
         def send(batch: Any) -> Sent:
             with upload.using():
                 sent = upload.send(batch.torch())
-            batch._moved(sent.item)
-            return Sent(batch, sent.copied, sent.on_device, late=False)
+            return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
 
-        self._place = [position()]
+        self._place = [position()] if position else []
         self._thread = _Thread()
         items: _Items[Any] = _Items(
             batches,

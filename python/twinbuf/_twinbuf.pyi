@@ -410,10 +410,14 @@ def stream(
     groups: Callable[[str], Any] | Sequence[Sequence[str]],
     *,
     name: str | None = None,
+    device: str | torch.device | Streams | None = None,
     cycle: bool = False,
     depth: _Int = 2,
+    keep: _Int | None = None,
+    order: Sequence[Sequence[int]] | None = None,
     memory_limit: _Int | None = None,
     read_mode: _ReadMode = "auto",
+    trace: _Path | None = None,
 ) -> Stream: ...
 def _close_all() -> None: ...
 def _forked() -> None: ...

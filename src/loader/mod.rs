@@ -1,6 +1,6 @@
 //! Loads the batches of a plan ahead of their use. An epoch is an iterator of batches.
 
-mod batch;
+pub(crate) mod batch;
 mod builder;
 pub(crate) mod checkpoint;
 mod fields;
@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 
 use twinbuf_mmap::Plan;
 
+use self::batch::Batch;
 #[cfg(feature = "cuda")]
 pub use self::batch::BatchMeta;
-pub use self::batch::{Batch, MiniBatch, Numbers};
+pub use self::batch::{MiniBatch, Numbers};
 pub use self::builder::{LoaderBuilder, MAX_WORKERS};
-pub use self::checkpoint::Checkpoint;
-use self::checkpoint::{Identity, Start};
+use self::checkpoint::{Checkpoint, Identity, Start};
 pub use self::fields::Fields;
 #[cfg(feature = "cuda")]
 pub use self::local::context_from_env;
@@ -33,15 +33,13 @@ pub use crate::dataset::Locator;
 use crate::error::Error;
 pub use crate::error::{At, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::history::StepTimes;
 use crate::observe::report::LiveReport;
 use crate::observe::report::Report;
 #[cfg(feature = "cuda")]
-pub use crate::pipe::Cuda;
+use crate::pipe::Cuda;
 use crate::pipe::bytes::Item;
 pub use crate::pipe::memory::MemoryLimit;
-pub use crate::pipe::{Backend, Host};
-use crate::pipe::{Ended, Front, Items, Next, Pipe, Place};
+use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
 
 /// Reads the batches of a plan ahead of their use.
 ///
@@ -270,13 +268,6 @@ impl<B: Backend> Loader<B> {
         self.pipe.report().with_reading(&self.files)
     }
 
-    /// Returns the times of the most recent completed steps, at most [`STEPS`](crate::observe::STEPS), oldest first.
-    /// The current step is not included.
-    #[must_use]
-    pub fn recent_steps(&self) -> Vec<StepTimes> {
-        self.pipe.recent_steps()
-    }
-
     /// Returns a handle that reads the report while an iterator borrows the loader, also from other threads.
     ///
     /// ```
@@ -423,22 +414,10 @@ impl<B: Backend> Front for Loader<B> {
 pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
 
 impl<B: Backend> Epochs<'_, B> {
-    /// Returns the times of the most recent completed steps; see [`Loader::recent_steps`].
-    #[must_use]
-    pub fn recent_steps(&self) -> Vec<StepTimes> {
-        self.front().recent_steps()
-    }
-
     /// Returns the position after the last batch that the caller received; see [`Loader::checkpoint`].
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         self.front().checkpoint()
-    }
-
-    /// Ends the iteration and returns the loader. Returns `None` if the iterator only borrows it.
-    #[must_use = "otherwise drop the iterator"]
-    pub fn into_loader(self) -> Option<Loader<B>> {
-        self.into_front()
     }
 }
 

@@ -5,31 +5,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::log::Interval;
-use super::log::StageTimes;
 use super::replay::{Hold, Unit};
 use crate::observe::unit::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
 use crate::thread::{Clock, Share};
 
 /// The maximum number of recent steps that a loader records.
-pub const STEPS: usize = 1024;
-
-/// The times of one step of the caller's loop, from the load of its batch to the end of its use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct StepTimes {
-    /// The epoch of the batch. For a generator, the round.
-    pub epoch: u64,
-    /// The step within the epoch, from 0. Always 0 for a generator.
-    pub step: u64,
-    /// The time when the caller asked for this batch, measured from the caller's first request for any batch.
-    pub start: Duration,
-    /// The time that the loading thread took to read and transform the batch.
-    pub load: Duration,
-    /// The caller's times: `waiting` for the batch and its copy to the device, and `busy` with the batch.
-    pub train: StageTimes,
-}
+const STEPS: usize = 1024;
 
 /// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
 pub(crate) const LOOK: Duration = Duration::from_millis(1);
@@ -126,22 +108,6 @@ impl History {
     /// The batches that were used.
     fn done(&self) -> impl Iterator<Item = &Seen> {
         self.units.iter().take(self.units.len() - usize::from(self.in_use))
-    }
-
-    /// Returns the last steps, the oldest first. The first batch of all was asked for at `first`.
-    pub(super) fn steps(&self, first: Instant) -> Vec<StepTimes> {
-        let step = |seen: &Seen| {
-            let used_from = seen.used_from();
-            let busy = (seen.released - used_from).saturating_sub(seen.paused);
-            StepTimes {
-                epoch: seen.epoch(),
-                step: seen.step(),
-                start: seen.asked - first,
-                load: seen.load.took(),
-                train: StageTimes { busy, waiting: used_from - seen.asked },
-            }
-        };
-        self.done().map(step).collect()
     }
 
     /// A copy, with the batch that the caller has been waiting for from the one time to the other: as one that takes that

@@ -50,12 +50,12 @@ impl LoopRecorder {
         Self::make(None, Naming::default(), What::Wait)
     }
 
-    /// Makes one that writes a Chrome trace. With a device the loop's waits are called `gpu_queue_wait`.
+    /// Creates a recorder for the loop `name` that writes a Chrome trace. With `device`, the loop waits for copies to a
+    /// device, and the trace calls its waits `gpu_queue_wait`.
     ///
     /// # Errors
     ///
     /// [`Error::Trace`] if the file cannot be created.
-    #[doc(hidden)]
     pub fn traced(name: Option<&str>, trace: Trace, device: bool) -> Result<Self, Error> {
         let trace = trace.open(name, 0, 1).map_err(Error::trace)?;
         let naming = Naming { loader: name.map(Into::into), rounds: false };
@@ -74,8 +74,8 @@ impl LoopRecorder {
         Self { recorder, next, looked: None, clock: None, last: None }
     }
 
-    /// The items come from workers of the iterable, ahead of the loop.
-    #[doc(hidden)]
+    /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
+    /// whole load, and the report does not advise a thread that loads ahead.
     pub fn from_workers(&mut self) {
         (self.recorder.report.overlap, self.recorder.report.elsewhere) = (true, true);
     }

@@ -14,12 +14,11 @@ pub(crate) mod report;
 pub(crate) mod trace;
 pub(crate) mod unit;
 
-pub use self::breakdown::{Breakdown, Validation};
-pub use self::history::{STEPS, StepTimes};
+pub use self::breakdown::Validation;
 pub use self::log::StageTimes;
 pub use self::looped::LoopRecorder;
 pub use self::predict::Prediction;
 pub use self::replay::Settings;
 pub use self::report::LiveReport;
-pub use self::report::{EPOCHS, EpochTimes, Report, Verdict};
+pub use self::report::{EPOCHS, EpochTimes, Verdict};
 pub use self::trace::Trace;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::history::{History, LOOK, Seen, StepTimes};
+use super::history::{History, LOOK, Seen};
 use super::log::{self, Event, Interval, What};
 use super::replay::Settings;
 use super::report::{Kind, Report};
@@ -24,8 +24,6 @@ pub(crate) struct Recorder {
     pub(super) epoch: Option<Epoch>,
     /// Since when the caller has been asking for the next batch.
     pub(super) asked: Option<Asked>,
-    /// When the first batch was asked for.
-    first: Option<Instant>,
     /// When the first batch was asked for since the caller began again.
     since: Option<Instant>,
     pub(super) history: History,
@@ -59,8 +57,8 @@ impl Recorder {
         let by_breakdown = !settings.overlap && breakdown.is_on();
         let report = Report { by_breakdown, ..Report::new(settings, device_depth) };
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
-        let (epoch, asked, first, since, history) = (None, None, None, None, History::default());
-        Self { report, breakdown, track, naming, wait, epoch, asked, first, since, history, sends: false }
+        let (epoch, asked, since, history) = (None, None, None, History::default());
+        Self { report, breakdown, track, naming, wait, epoch, asked, since, history, sends: false }
     }
 
     /// What the items are, and whether the caller sends them to a device.
@@ -102,11 +100,6 @@ impl Recorder {
         report
     }
 
-    /// Returns the last steps, the oldest first.
-    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
-        self.first.map_or(Vec::new(), |first| self.history.steps(first))
-    }
-
     /// The epoch of `first` begins with that batch.
     pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
         self.report.began(first.epoch);
@@ -123,7 +116,6 @@ impl Recorder {
     /// as told.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
-            self.first.get_or_insert(now);
             if self.since.is_none() {
                 self.since = Some(now);
                 self.history.began(self.epoch.as_ref().map_or(now, |epoch| epoch.started));

@@ -6,7 +6,7 @@
 //!
 //! Times are nanoseconds as `f64`: whole numbers stay exact.
 
-/// The loader options that [`Report::predict`](super::Report::predict) can vary.
+/// The loader options that [`Report::predict`](crate::Report::predict) can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Settings {

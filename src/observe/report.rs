@@ -249,8 +249,8 @@ impl Report {
         }
     }
 
-    /// Adds what comes after it: another iteration, by another thread.
-    #[doc(hidden)]
+    /// Returns the sum of this report and of a `later` one, for example of two iterations over the same source. The
+    /// settings are those of the later report.
     #[must_use]
     pub fn then(&self, mut later: Self) -> Self {
         if self.batches == 0 && self.epochs == 0 {
@@ -291,8 +291,10 @@ impl Report {
         later
     }
 
-    /// The report of a loop whose batches another thread reads and sends to a device, by the report of that thread.
-    #[doc(hidden)]
+    /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.
+    ///
+    /// `self` is the report of the loop, for example by a [`LoopRecorder`](super::LoopRecorder). `sender` is the report
+    /// of that loader: the use of a batch is there its copy. The device holds up to `device_depth` batches.
     #[must_use]
     pub fn on_device(self, sender: Self, device_depth: usize) -> Self {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
@@ -339,22 +341,19 @@ impl Report {
     }
 
     /// Returns the number of received batches per second of [`wall`](Self::wall). Returns 0 if `wall` is zero.
-    #[must_use]
-    pub fn batches_per_second(&self) -> f64 {
+    pub(super) fn batches_per_second(&self) -> f64 {
         if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
     }
 
     /// Returns the read rate in bytes per second of all loading threads together, while they read. Returns 0 before
     /// the first batch.
-    #[must_use]
-    pub fn read_rate(&self) -> f64 {
+    pub(super) fn read_rate(&self) -> f64 {
         let bytes = if matches!(self.kind, Kind::Rounds | Kind::Items) { 0 } else { self.read_bytes };
         rate(bytes, self.each(self.read.busy))
     }
 
     /// Returns the rate of copies to the device in bytes per second of copy time. Returns 0 without a device.
-    #[must_use]
-    pub fn transfer_rate(&self) -> f64 {
+    pub(super) fn transfer_rate(&self) -> f64 {
         rate(self.transfer_bytes, self.transfer)
     }
 }

@@ -92,7 +92,6 @@ use self::turn::{AnySource, Patience, Shared, Take, Worker};
 pub use self::turn::{Around, Loop, Order, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::history::StepTimes;
 use crate::observe::log::What;
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
@@ -337,10 +336,6 @@ impl<R: Ring> Pipe<R> {
         // In a forked process a worker may have had the lock.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
         recorder.report().with_transfers(loads, time, bytes)
-    }
-
-    pub(crate) fn recent_steps(&self) -> Vec<StepTimes> {
-        self.running.recorder.recent_steps()
     }
 
     /// A handle of the report. The report is kept up to date from now on.

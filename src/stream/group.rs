@@ -9,7 +9,7 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::error::{At, Error};
-use crate::pipe::bytes::Item;
+use crate::pipe::bytes::{Item, too_large};
 use crate::pipe::memory::Taken;
 use crate::pipe::{Backend, Host};
 use crate::transform::fits;
@@ -78,19 +78,21 @@ impl<B: Backend> Group<B> {
 }
 
 impl Group {
-    /// Frees the slot, which gets new memory; the bytes stay where they are. `None` if the group is in no slot,
-    /// `Some(false)` if there is no memory for another.
-    #[doc(hidden)]
-    pub fn leave_slot(&mut self) -> Option<bool> {
-        let Place::Slot(slot) = &mut self.place else { return None };
+    /// Frees the slot of the group, which gets new memory. The bytes of the group stay where they are. Use it to keep a
+    /// group while the stream reads on. Returns whether the group was in a slot.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`] if the [`memory_limit`](crate::stream::StreamBuilder::memory_limit) has no room for another
+    /// slot, and [`Error::Option`] if the memory cannot be allocated. The group stays in its slot.
+    pub fn leave_slot(&mut self) -> Result<bool, Error> {
+        let Place::Slot(slot) = &mut self.place else { return Ok(false) };
         let len = slot.len();
-        let Ok(more) = self.taken.as_ref().map(|taken| taken.more(len)).transpose() else {
-            return Some(false);
-        };
-        let Some(other) = Buffer::new(len) else { return Some(false) };
+        let more = self.taken.as_ref().map(|taken| taken.more(len)).transpose()?;
+        let other = Buffer::new(len).ok_or_else(|| too_large(&format_args!("a slot of {len} bytes")))?;
         let own = std::mem::replace(&mut **slot, other);
         (self.place, self.more) = (Place::Kept(Arc::new(own)), more);
-        Some(true)
+        Ok(true)
     }
 
     /// Returns all tensors of the group.

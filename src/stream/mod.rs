@@ -26,8 +26,6 @@ use self::schedule::{Order, Passes, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, LiveReport, Report};
 use crate::observe::unit::Naming;
-#[cfg(feature = "cuda")]
-pub use crate::pipe::Cuda;
 use crate::pipe::bytes::{Item, too_large};
 use crate::pipe::memory::MemoryLimit;
 use crate::pipe::memory::Taken;
@@ -299,6 +297,11 @@ impl<B: Backend> TensorStream<B> {
     ///
     /// If the [order](StreamBuilder::order) function panics.
     pub fn pass(&mut self) -> Pass<'_, B> {
+        self.begin_pass();
+        Items::lent(self)
+    }
+
+    fn begin_pass(&mut self) {
         let pass = self.passes;
         (self.order, self.failed) = match self.schedule.pass(pass) {
             Ok(order) => (order, None),
@@ -311,7 +314,17 @@ impl<B: Backend> TensorStream<B> {
             self.whole = false;
         }
         self.pipe.began(self.place(), Instant::now());
-        Items::lent(self)
+    }
+
+    /// Iterates over the groups of the next pass as [`pass`](Self::pass) does, but owns the stream.
+    /// [`Items::into_front`] returns it.
+    ///
+    /// # Panics
+    ///
+    /// As [`pass`](Self::pass).
+    pub fn into_pass(mut self) -> Pass<'static, B> {
+        self.begin_pass();
+        Items::owned(self)
     }
 
     /// Begins a series of passes with this one.

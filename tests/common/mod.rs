@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 
 use tempfile::TempDir;
-use twinbuf::loader::{At, Backend};
+use twinbuf::loader::At;
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
+use twinbuf::pipe::Backend;
 use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
 
 /// Bytes of a record in these tests.

@@ -63,7 +63,7 @@ impl<D, O> Iterator for Iter<'_, D, O> {
             // The loader goes too: what broke it may last.
             Some(Err(error)) => Some(Err(DatasetError::new::<Error>(error))),
             None => {
-                running.into_loader().into_iter().for_each(|loader| self.part.keep(loader));
+                running.into_front().into_iter().for_each(|loader| self.part.keep(loader));
                 None
             }
         }
@@ -79,7 +79,7 @@ impl<D, O> DataLoaderIterator<O> for Iter<'_, D, O> {
 impl<D, O> Drop for Iter<'_, D, O> {
     fn drop(&mut self) {
         if let State::Running(running) = std::mem::replace(&mut self.state, State::Ended) {
-            running.into_loader().into_iter().for_each(|loader| self.part.keep(loader));
+            running.into_front().into_iter().for_each(|loader| self.part.keep(loader));
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
-use twinbuf::loader::{Cuda, LoaderBuilder};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::pipe::Cuda;
 
 pub fn upload(builder: LoaderBuilder, context: Arc<CudaContext>) -> LoaderBuilder<Cuda> {
     builder.cuda(context)

@@ -424,9 +424,8 @@ impl<D: Units> Reader<D> {
         self.choice
     }
 
-    /// Whether all files are read through the page cache, and every byte of the last 16 MiB was in it before it was asked
-    /// for.
-    #[doc(hidden)]
+    /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
+    /// it was asked for.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         let window = self.lock();
