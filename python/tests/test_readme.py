@@ -1,7 +1,9 @@
 """The programs in the README run."""
 
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ def test_the_programs_in_the_readme(
     save_file({f"layers.{layer}.up": torch.ones(3) for layer in range(2)}, tmp_path / "a.safetensors")
     index = {"weight_map": {f"layers.{layer}.up": "a.safetensors" for layer in range(2)}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for split in ("train", "val"):
+        tokens.tofile(tmp_path / f"{split}.bin")
     monkeypatch.chdir(tmp_path)
     steps = 0
 
@@ -46,11 +50,22 @@ def test_the_programs_in_the_readme(
         "train": train,
         "use": torch.sum,
         "dataloader": [torch.ones(3)] * 4,
+        "os": os,
+        "torch": torch,
+        "Iterator": Iterator,
+        "data_dir": ".",
+        "block_size": 64,
+        "batch_size": 12,
+        "device": "cpu",
     }
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         exec(block.replace('"cuda"', '"cpu"'), names)
     assert steps == 18 + 18
+    for split in ("train", "val", "train"):
+        x, y = names["get_batch"](split)
+        assert x.shape == y.shape == (12, 64) and torch.equal(x[:, 1:], y[:, :-1])
+        y.view(-1)
     assert sum(len(batch) for batch in names["loader"].epochs(1)) == 1000
     assert "3 epochs, 18 batches" in capsys.readouterr().out

@@ -16,12 +16,16 @@ CHECKERS = {"mypy": [sys.executable, "-m", "mypy", "--strict"], "pyright": [sys.
 # What the programs of the README take from their surroundings.
 AROUND = """\
 # pyright: strict, reportUnusedVariable=false
+import os
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 import twinbuf as tb
 
+data_dir, block_size, batch_size, device = "data", 64, 12, "cuda"
 dataloader = [torch.ones(3)]
 
 
