@@ -14,18 +14,23 @@ type Turn<J> = (Option<Producer<'static, Vec<u64>>>, J);
 
 /// The next job and the slot for its result. `None` after the last job, and once the consumer gave up.
 fn next<J: Iterator>(turn: &Mutex<Turn<J>>) -> Option<(J::Item, ReservedSlot<'static, Vec<u64>>)> {
-    let lock = || turn.lock().expect("no turn panics");
-    // A worker that waits with the turn locked puts the others to sleep, and each costs a wake. So it looks first.
-    let no_slot = || lock().0.as_mut().is_some_and(|tx| tx.try_acquire().is_err());
-    (0..16).take_while(|_| no_slot()).for_each(|_| thread::yield_now());
-    let (tx, jobs) = &mut *lock();
-    let slot = tx.as_mut()?.acquire().ok()?;
-    if let Some(job) = jobs.next() {
-        return Some((job, slot.reserve()));
+    let mut looks = 0..16;
+    loop {
+        let mut locked = turn.lock().expect("no turn panics");
+        let (tx, jobs) = &mut *locked;
+        // A worker that waits with the turn locked puts the others to sleep, and each costs a wake. So it looks first.
+        if looks.next().is_none() || tx.as_mut()?.try_acquire().is_ok() {
+            let slot = tx.as_mut()?.acquire().ok()?;
+            if let Some(job) = jobs.next() {
+                return Some((job, slot.reserve()));
+            }
+            drop(slot);
+            tx.take()?.finish();
+            return None;
+        }
+        drop(locked);
+        thread::yield_now();
     }
-    drop(slot);
-    tx.take()?.finish();
-    None
 }
 
 fn main() -> Result<(), RecvError> {

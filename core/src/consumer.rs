@@ -466,7 +466,7 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
 /// foreign object can hold it.
 ///
 /// If the guard is leaked (`mem::forget`), the ring never reuses its slot. Receive calls then wait at this slot
-/// until the producer is dropped.
+/// until the producer finishes or is dropped.
 ///
 /// It cannot outlive a borrowed ring:
 ///

@@ -24,7 +24,11 @@ use crate::wait::{Auto, Wait, WaitUntil};
 /// [`ReservedSlot`], and the producer can then acquire the next slot while the reserved slot is being filled, on
 /// this thread or another.
 ///
-/// One thread or task uses the producer at a time: it is `Send` but not `Sync`, and so is a [`WriteSlot`].
+/// One thread or task uses the producer at a time: it is `Send` but not `Sync`, and so is a [`WriteSlot`]. Workers of a
+/// pool share it in a `Mutex`, which they lock to reserve a slot, not to fill it. If a worker waits in
+/// [`acquire`](Producer::acquire) with the mutex locked, the other workers sleep, and each has to be woken. So each worker
+/// first tries [`try_acquire`](Producer::try_acquire) a few times, and yields in between with the mutex unlocked: see the
+/// example `pool.rs`.
 ///
 /// # Cancelling
 ///

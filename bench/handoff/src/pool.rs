@@ -54,12 +54,18 @@ fn ring_pool(workers: usize, steps: u64, items: u64) -> Duration {
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                let no_slot = || turn.lock().unwrap().try_acquire().is_err();
-                loop {
-                    (0..16).take_while(|_| no_slot()).for_each(|_| thread::yield_now());
-                    let Ok(mut slot) = turn.lock().unwrap().acquire().map(|slot| slot.reserve()) else {
-                        break;
-                    };
+                let next = || {
+                    let mut looks = 0..16;
+                    loop {
+                        let mut tx = turn.lock().unwrap();
+                        if looks.next().is_none() || tx.try_acquire().is_ok() {
+                            return tx.acquire().map(|slot| slot.reserve());
+                        }
+                        drop(tx);
+                        thread::yield_now();
+                    }
+                };
+                while let Ok(mut slot) = next() {
                     *slot = work(steps, slot.seq());
                     if slot.commit().is_err() {
                         break;
