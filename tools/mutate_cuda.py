@@ -71,6 +71,7 @@ MUTANTS = [
     ("memory.rs", "host slots are handed out uninitialized", "unsafe { start.write_bytes(0, len) };", ";"),
     ("memory.rs", "device memory without pools is freed without a wait", "            let _ = self.stream.settle();\n", ""),
     ("memory.rs", "host memory is never freed", "let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };", "let _ = ctx;"),
+    ("copy.rs", "an open slot is released before its filling side is at its end", "    host: Consumer<'static, usize>,\n    copies: Copies<M>,\n", "    copies: Copies<M>,\n    host: Consumer<'static, usize>,\n"),
     ("copy.rs", "nothing is settled", "let settled = self.stream.settle().is_ok();", "let settled = true;"),
     # Copies, their order and times.
     ("uploader.rs", "as many copies in flight as host slots", "let limit = host_depth.min(device_depth);", "let limit = host_depth;"),
@@ -168,8 +169,8 @@ MUTANTS = [
     ("stager/order.rs", "all pieces of a slot are one copy", "pieces.chunk_by(|_, next| next.follows)", "pieces.chunk_by(|_, _| true)"),
     ("stager/order.rs", "each piece is a copy", "pieces.chunk_by(|_, next| next.follows)", "pieces.chunk_by(|_, _| false)"),
     ("stager/order.rs", "each copy is from the start of the slot", "host = unsafe { host.add(len) };", "host = unsafe { host.add(len - len) };"),
-    ("stager/order.rs", "the last offload is lost", "return last.map_or(Ok(()), |mut order| order.serve()),", "return Ok(()),"),
-    ("stager/order.rs", "an offload is lost if another follows", "                    before.serve()?;", "                    drop(before.pieces.pop());"),
+    ("stager/order.rs", "the last offload is lost", "return last.map_or(Ok(()), |mut order| order.serve().inspect_err(failed));", "return Ok(());"),
+    ("stager/order.rs", "an offload is lost if another follows", "                    before.serve().inspect_err(failed)?;", "                    drop(before.pieces.pop());"),
     ("stager/order.rs", "a fill's context stays", "        cu::bind(copies.context())?;\n        let Self", "        let Self"),
     ("stager/order.rs", "a fill thread breaks captures", "    let _beside = BesideCaptures::enter();\n    // An offload", "    // An offload"),
     ("stager/order.rs", "a piece is told another place", "(piece.host)(piece.at, bytes)", "(piece.host)(piece.at * 0, bytes)"),

@@ -204,10 +204,11 @@ impl<M> Drop for Copies<M> {
 
 /// The two rings, and the copies between them.
 pub(crate) struct Engine<M: 'static> {
-    // Dropped in this order: the copies are waited for before a slot is released or a side sees the end.
+    // Dropped in this order: the filling side is at its end before the open batch's slot is released, because a
+    // `ReservedSlot` may still have the rest of that slot; and the copies are waited for before the other side sees its.
+    host: Consumer<'static, usize>,
     copies: Copies<M>,
     next: Option<Next>,
-    host: Consumer<'static, usize>,
     device: Producer<'static, DeviceBuf<M>>,
     /// Last: who is told of the end by a commit is told by the next acquire too.
     _end: End<M>,
@@ -388,15 +389,14 @@ impl<M: 'static> Engine<M> {
     }
 
     fn end(self, finished: bool) {
-        let Self { copies, device, .. } = self;
-        drop(copies);
+        let Self { host, copies, device, .. } = self;
+        drop((host, copies));
         if finished {
             device.finish();
         }
     }
 
-    fn fail(mut self, error: Error, fate: &Fate) {
-        self.copies.settle();
+    fn fail(self, error: Error, fate: &Fate) {
         // Set before the rings end, because both sides read it when they see the end.
         let _ = fate.set(error);
     }

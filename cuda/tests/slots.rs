@@ -5,14 +5,15 @@
 mod common;
 
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
 
 use common::{copy_threads, must_end, start};
 use cudarc::driver::CudaStream;
 use twinbuf_cuda::{DeviceBatches, Error, Lease, Uploader, lent};
-use twinbuf_cuda_sim::{Control, Options, Sim};
+use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
 
 const CHUNK: usize = 256;
 const BYTES: usize = 5 * CHUNK + 100;
@@ -399,6 +400,58 @@ fn the_time_of_a_copy_in_chunks_begins_with_the_first() {
             slot.commit(BYTES, 1).unwrap();
             let time = batches.recv().unwrap().unwrap().wait_copied().unwrap().unwrap();
             assert!(time.start < drained && time.took >= pause, "overlap {overlap}: {time:?}");
+        }
+    });
+}
+
+/// Holds the thread that wakes a task until the task has looked.
+struct Look {
+    first: AtomicBool,
+    woken: Barrier,
+    looked: Barrier,
+}
+
+impl Wake for Look {
+    fn wake(self: Arc<Self>) {
+        if self.first.swap(false, Ordering::Relaxed) {
+            self.woken.wait();
+            self.looked.wait();
+        }
+    }
+}
+
+/// Its guard still has the rest when the copies end, because nobody receives or by an error.
+#[test]
+fn a_slot_that_is_half_handed_over_is_not_handed_out_again() {
+    must_end(|| {
+        for fails in [false, true] {
+            let (sim, ctx) = start(1, true);
+            if fails && sim.is_real() {
+                return;
+            }
+            let build = Uploader::new(&ctx, BYTES).chunk_bytes(CHUNK).host_depth(1);
+            let (mut slots, batches) = build.build::<u8>().unwrap();
+            let mut half = slots.acquire().unwrap().reserve();
+            half.flush(CHUNK).unwrap();
+            if !sim.is_real() {
+                wait_for_copies(sim.control(), 1);
+            }
+            let (woken, looked) = (Barrier::new(2), Barrier::new(2));
+            let look = Arc::new(Look { first: AtomicBool::new(true), woken, looked });
+            let waker = look.clone().into();
+            assert!(slots.poll_acquire(&mut Context::from_waker(&waker)).is_pending());
+            let mut batches = Some(batches);
+            if fails {
+                sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, 719));
+                half.flush(2 * CHUNK).unwrap();
+            } else {
+                drop(batches.take());
+            }
+            look.woken.wait();
+            let again = slots.try_acquire().map(drop);
+            look.looked.wait();
+            half.fill(1);
+            assert_eq!(again.unwrap_err() == Error::Closed, !fails, "two guards of one slot");
         }
     });
 }
