@@ -77,12 +77,6 @@ impl DataFile {
         Ok(map)
     }
 
-    /// Gives the mapping back.
-    #[cfg(unix)]
-    pub(crate) fn unmap(&mut self) {
-        self.map = Err(io::ErrorKind::OutOfMemory.into());
-    }
-
     /// The mapping, or why there is none.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {

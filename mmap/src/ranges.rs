@@ -157,7 +157,9 @@ impl Ranges {
             #[cfg(unix)]
             if room && !file.map(end) {
                 room = false;
-                shards.iter_mut().for_each(|shard| shard.file.unmap());
+                shards
+                    .iter_mut()
+                    .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
             file.hints_wait = crate::system::hints_wait(&*file.file()?);
             if shards.len() >= kept {

@@ -19,19 +19,12 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if number(9) != VERSION {
         return Err(file.bad_version(9, VERSION, number(9)));
     }
-    let dtype = match header[17] {
-        1 => DType::U8,
-        2 => DType::I8,
-        3 => DType::I16,
-        4 => DType::I32,
-        5 => DType::I64,
-        6 => DType::F64,
-        7 => DType::F32,
-        8 => DType::U16,
-        code => {
-            let advice = "wanted a code from 1 to 8: integers of 8 to 64 bits or floats of 32 or 64 bits";
-            return Err(file.unsupported(17, format!("the code {code}"), advice));
-        }
+    // From code 1 on.
+    let known =
+        [DType::U8, DType::I8, DType::I16, DType::I32, DType::I64, DType::F64, DType::F32, DType::U16];
+    let Some(&dtype) = usize::from(header[17]).checked_sub(1).and_then(|code| known.get(code)) else {
+        let advice = "wanted a code from 1 to 8: integers of 8 to 64 bits or floats of 32 or 64 bits";
+        return Err(file.unsupported(17, format!("the code {}", header[17]), advice));
     };
     let (sequences, documents) = (number(18), number(26));
     if sequences == 0 {

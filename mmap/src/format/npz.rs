@@ -169,20 +169,16 @@ fn within(file: &DataFile, bytes: Range<u64>) -> Result<Range<u64>, Error> {
 
 /// The archive cannot be understood, or could not be read.
 fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
-    let path = file.path.clone();
     match error.kind() {
-        // Past the end: what the archive says of itself is wrong.
+        // The library's error cannot be taken apart, and io::Error cannot be cloned.
         rawzip::ErrorKind::IO(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
-            // The library's error cannot be taken apart, and io::Error cannot be cloned.
-            let source = match source.raw_os_error() {
-                Some(number) => io::Error::from_raw_os_error(number),
-                None => io::Error::new(source.kind(), source.to_string()),
-            };
-            return Error::Read { path, offset: 0, source };
+            let other = || io::Error::new(source.kind(), source.to_string());
+            let source = source.raw_os_error().map_or_else(other, io::Error::from_raw_os_error);
+            Error::Read { path: file.path.clone(), offset: 0, source }
         }
-        _ => {}
+        // Also a read past the end: what the archive says of itself is wrong.
+        _ => file.bad_header(0, "a zip archive as `numpy.savez` writes it", error.to_string()),
     }
-    file.bad_header(0, "a zip archive as `numpy.savez` writes it", error.to_string())
 }
 
 /// The file, as the library reads it.

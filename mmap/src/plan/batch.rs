@@ -144,19 +144,15 @@ impl BatchIndices {
         let visited = self.visited(&window);
         let most = window.resident_at(visited.end - 1).end;
         let asked = |position| most.min(window.resident_at(position).end + window.most().div_ceil(LEAD));
-        let Range { start, end } = window.positions();
-        let first = if follows && start > visited.start { asked(start - 1) } else { window.resident().start };
+        let Range { start, end } = window.positions;
+        let first =
+            if follows && start > visited.start { asked(start - 1) } else { window.resident_at(start).start };
         Some(self.ranges(&window, first..asked(end - 1)))
     }
 
     /// Whether it comes after another batch of the same epoch at this rank.
     pub(crate) fn is_behind(&self, other: &Self) -> bool {
-        self.is_of_epoch_of(other) && self.start == other.end
-    }
-
-    /// Whether both are of one epoch.
-    pub(crate) fn is_of_epoch_of(&self, other: &Self) -> bool {
-        (self.seed, self.epoch) == (other.seed, other.epoch)
+        (self.seed, self.epoch, self.start) == (other.seed, other.epoch, other.end)
     }
 
     /// The positions of the window's share that this rank visits.
@@ -165,7 +161,7 @@ impl BatchIndices {
             Some(seams) => find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
             None => (u64::MAX, u64::MAX),
         };
-        let (at, share) = (window.positions().start, window.share());
+        let (at, share) = (window.positions.start, window.share());
         let back = back.min(self.start - self.share.0);
         let ahead = ahead.min(self.share.1 - self.start);
         share.start.max(at.saturating_sub(back))..share.end.min(at.saturating_add(ahead))

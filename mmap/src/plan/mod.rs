@@ -322,21 +322,18 @@ impl Plan {
 
     /// The batch of these positions. They are part of a share.
     fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
-        let &Self { records, seed, shuffle, world, .. } = self;
-        let (list, shares) = (self.list.clone(), self.shares());
-        let (Range { start, end }, share) = (positions, (share.start, share.end));
         BatchIndices {
-            list,
-            records,
-            seed,
-            shuffle,
+            list: self.list.clone(),
+            records: self.records,
+            seed: self.seed,
+            shuffle: self.shuffle,
             epoch,
             step,
-            world,
-            start,
-            end,
-            share,
-            shares,
+            world: self.world,
+            start: positions.start,
+            end: positions.end,
+            share: (share.start, share.end),
+            shares: self.shares(),
             seams: None,
         }
     }
@@ -487,20 +484,19 @@ struct Saved {
 #[cfg(feature = "serde")]
 impl From<Plan> for Saved {
     fn from(plan: Plan) -> Self {
-        let Plan { records, batch, early, steps, seed, shuffle, rank, world, last_batch, .. } = plan;
         Self {
             first: plan.list.get(0).unwrap_or_default(),
-            records,
+            records: plan.records,
             step: plan.list.step().filter(|&step| step != 1),
             list: plan.list.numbers().to_vec(),
-            batch,
-            batches: early,
-            steps,
-            seed,
-            shuffle,
-            rank,
-            world,
-            last_batch,
+            batch: plan.batch,
+            batches: plan.early,
+            steps: plan.steps,
+            seed: plan.seed,
+            shuffle: plan.shuffle,
+            rank: plan.rank,
+            world: plan.world,
+            last_batch: plan.last_batch,
         }
     }
 }
@@ -510,17 +506,15 @@ impl TryFrom<Saved> for Plan {
     type Error = PlanError;
 
     fn try_from(saved: Saved) -> Result<Self, PlanError> {
-        let Saved {
-            first, records, step, batch, batches, steps, seed, shuffle, rank, world, last_batch, ..
-        } = saved;
+        let Saved { first, records, step, steps, seed, .. } = saved;
         let list = match saved.list {
             list if list.is_empty() => RecordList::even(first, step.unwrap_or(1), records)
                 .ok_or(PlanError::RangeTooLarge { first, records })?,
             list => list.into(),
         };
-        let sizes = batches.into_iter().chain([(u64::MAX, batch)]);
-        let builder = Self::builder(records).records(list).batches(sizes).shuffle(shuffle).rank(rank, world);
-        let builder = builder.last_batch(last_batch);
+        let sizes = saved.batches.into_iter().chain([(u64::MAX, saved.batch)]);
+        let builder = Self::builder(records).records(list).batches(sizes).shuffle(saved.shuffle);
+        let builder = builder.rank(saved.rank, saved.world).last_batch(saved.last_batch);
         let builder = steps.map_or(builder.clone(), |steps| builder.steps(steps));
         if seed == 0 { builder } else { builder.seed(seed) }.build()
     }

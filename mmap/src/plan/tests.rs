@@ -14,7 +14,7 @@ impl BatchIndices {
     /// The chunks that no batch of the share needs after this one.
     fn chunks_behind(&self) -> Option<Vec<Range<u64>>> {
         let window = self.window()?;
-        let Range { start, end } = window.positions();
+        let Range { start, end } = window.positions;
         let last = end == window.share().end;
         let behind = if last { window.resident_at(end - 1).end } else { window.resident_at(end).start };
         Some(self.ranges(&window, window.resident_at(start).start..behind))
@@ -296,7 +296,8 @@ fn ranks_read_their_shares_and_nothing_else() {
                 for step in 0..plan.steps(0) {
                     let batch = plan.batch(2, step).unwrap();
                     let window = batch.window().unwrap();
-                    let resident = window.resident();
+                    let Range { start, end } = window.positions;
+                    let resident = window.resident_at(start).start..window.resident_at(end - 1).end;
                     assert!(before.start <= resident.start && before.end <= resident.end, "{plan:?}, {step}");
                     // One more where a batch is in two blocks, and the parts of chunks at both ends.
                     let blocks = plan.batch_records().div_ceil(chunk);

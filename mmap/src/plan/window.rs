@@ -47,7 +47,7 @@
 
 use std::ops::Range;
 
-use super::permute::{InOrder, Key, Permutation};
+use super::permute::{InOrder, Key, Permutation, Table};
 
 /// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
 /// positions, and of the same places of the tape, from `i * len` on.
@@ -101,13 +101,7 @@ impl Order {
     pub(super) fn window(self, positions: Range<u64>) -> Option<Window> {
         let range = self.shares.around(positions.start, self.tape.records);
         let share = Share::new(&self.tape, range);
-        (positions.end <= share.range.end).then(|| Window {
-            resident: share.resident(&self.tape, positions.start).start
-                ..share.resident(&self.tape, positions.end - 1).end,
-            tape: self.tape,
-            share,
-            positions,
-        })
+        (positions.end <= share.range.end).then_some(Window { tape: self.tape, share, positions })
     }
 }
 
@@ -120,17 +114,10 @@ impl Order {
 pub(crate) struct Window {
     tape: Tape,
     share: Share,
-    positions: Range<u64>,
-    resident: Range<u64>,
+    pub(crate) positions: Range<u64>,
 }
 
 impl Window {
-    /// The chunks that the batch needs.
-    pub(crate) const fn resident(&self) -> Range<u64> {
-        let Range { start, end } = self.resident;
-        start..end
-    }
-
     /// The most chunks that are needed at a time.
     pub(crate) const fn most(&self) -> u64 {
         self.tape.window
@@ -142,15 +129,8 @@ impl Window {
     }
 
     /// The share, as positions in the epoch's order.
-    pub(crate) const fn share(&self) -> Range<u64> {
-        let Range { start, end } = self.share.range;
-        start..end
-    }
-
-    /// The batch, as positions in the epoch's order.
-    pub(crate) const fn positions(&self) -> Range<u64> {
-        let Range { start, end } = self.positions;
-        start..end
+    pub(crate) fn share(&self) -> Range<u64> {
+        self.share.range.clone()
     }
 
     /// The chunks that are needed at another position of the share.
@@ -179,8 +159,8 @@ struct Tape {
     each: u64,
     more: u64,
     /// The order within a strand.
-    longer: Permutation,
-    shorter: Permutation,
+    longer: Table,
+    shorter: Table,
     /// For the turns of strands.
     turns: Key,
     key: Key,
@@ -202,8 +182,8 @@ impl Tape {
             strands,
             each,
             more,
-            longer: Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64)),
-            shorter: Permutation::new(each, key.of(Role::Shorter as u64)),
+            longer: Table::new(Permutation::new(chunk.div_ceil(strands), key.of(Role::Longer as u64))),
+            shorter: Table::new(Permutation::new(each, key.of(Role::Shorter as u64))),
             turns: key.of(Role::Turn as u64),
             key,
         }
