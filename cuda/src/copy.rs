@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -24,31 +23,35 @@ use crate::time::{Clock, Copied, OnCopied};
 /// A committed host slot. It is not refilled while this guard exists.
 type Source = KeptSlot<'static, usize>;
 
-/// The copy stream, and the copies that may still be running in it, oldest first.
+/// The copy stream, the batch that is being copied, and the copies that may still be running, oldest first.
 pub(crate) struct Copies<M> {
     stream: Arc<Stream>,
     /// `None` if copies are not timed.
     clock: Option<Arc<Clock>>,
     on_copied: Option<OnCopied>,
     running: VecDeque<Running>,
-    /// The host slot of the batch that is being copied.
-    open: Option<Source>,
-    /// Whether a copy of that batch has been enqueued.
-    started: bool,
+    open: Option<Open>,
     /// The maximum number of copies in flight: the smaller of the two depths. With more, an event could be recorded
     /// again before the end of its previous copy was seen.
     limit: usize,
     hosts: Arc<Hosts<M>>,
 }
 
+/// A batch that is being copied.
+struct Open {
+    source: Source,
+    /// The bytes from the slot's start whose copies were issued. The batch may turn out to be shorter.
+    copied: usize,
+}
+
 struct Running {
     seq: u64,
     bytes: usize,
     start: Option<CUevent>,
-    /// `None` if the batch is empty.
+    /// `None` if nothing was copied.
     copied: Option<CUevent>,
     issued: Instant,
-    source: Option<Source>,
+    source: Source,
 }
 
 // SAFETY: the events are handles of the driver, which is thread-safe.
@@ -63,60 +66,45 @@ impl<M> Copies<M> {
         hosts: Arc<Hosts<M>>,
     ) -> Self {
         let running = VecDeque::with_capacity(limit);
-        Self { stream, clock, on_copied, running, open: None, started: false, limit, hosts }
+        Self { stream, clock, on_copied, running, open: None, limit, hosts }
     }
 
-    /// Begins the open batch in `slot`: its copies wait for the uses of the slot's last batch. The context is current.
-    fn begin(&mut self, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
-        slot.copy_after_uses()?;
-        slot.issued = Instant::now();
-        self.started = false;
-        Ok(())
-    }
-
-    /// Enqueues the copy of a piece of the open batch's host slot to the same offset in `slot`.
+    /// Enqueues the copy of the open batch's bytes before `until` that were not copied yet, to the same offset in `slot`.
     ///
     /// # Safety
     ///
-    /// `slot` belongs to this uploader, was passed to `begin`, and its previous copy has been retired. The piece is in
-    /// bounds of both slots, and was handed over: nobody writes to it. The context is current.
-    unsafe fn part(&mut self, slot: &DeviceBuf<M>, piece: Range<usize>) -> Result<(), Error> {
+    /// `slot` belongs to this uploader, the copy stream waits for its uses, and its previous copy has been retired. `until`
+    /// is in bounds of both slots, and the bytes before it were handed over: nobody writes to them. The context is current.
+    unsafe fn part(&mut self, slot: &DeviceBuf<M>, until: usize) -> Result<(), Error> {
         // A real driver accepts an empty copy. It is left out because there is nothing to wait for then.
-        let Some(source) = self.open.as_ref().filter(|_| !piece.is_empty()) else { return Ok(()) };
+        let Some(open) = self.open.as_mut().filter(|open| open.copied < until) else { return Ok(()) };
+        let at = mem::replace(&mut open.copied, until);
         let stream = self.stream.raw();
-        if let Some(start) = slot.start.as_ref().filter(|_| !self.started) {
+        if let Some(start) = slot.start.as_ref().filter(|_| at == 0) {
             // SAFETY: both exist.
             unsafe { cu::record(start.raw(), stream) }?;
         }
-        // Before the copy is issued: if anything fails from here on, `settle` waits before the source is released.
-        self.started = true;
-        // SAFETY: the caller guarantees that the piece is in bounds.
-        let from = unsafe { self.hosts.memory[**source].start().add(piece.start) };
-        let to = slot.address() + piece.start as u64;
-        // SAFETY: `open` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses
-        // (`begin`), and both slots are freed after the copy stream's work.
-        unsafe { cu::copy_to_device(to, from.as_ptr(), piece.len(), stream) }
+        // SAFETY: the caller guarantees that it is in bounds.
+        let from = unsafe { self.hosts.memory[*open.source].start().add(at) };
+        // SAFETY: `open` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses,
+        // and both slots are freed after the copy stream's work.
+        unsafe { cu::copy_to_device(slot.address() + at as u64, from.as_ptr(), until - at, stream) }
     }
 
     /// Ends the open batch: records its event, and tracks its copies from now on.
     fn end(&mut self, seq: u64, slot: &mut DeviceBuf<M>, len: usize) -> Result<(), Error> {
         slot.len = len;
-        let copied = self.started.then(|| slot.copied.raw());
-        self.running.push_back(Running {
-            seq,
-            bytes: len,
-            start: slot.start.as_ref().map(Event::raw),
-            copied,
-            issued: slot.issued,
-            source: self.open.take(),
-        });
+        let Some(Open { source, copied }) = self.open.take() else { return Ok(()) };
+        let copied = (copied > 0).then(|| slot.copied.raw());
+        let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
+        self.running.push_back(Running { seq, bytes: len, start, copied, issued, source });
         // SAFETY: both exist.
         copied.map_or(Ok(()), |copied| unsafe { cu::record(copied, self.stream.raw()) })
     }
 
     /// Drops the open batch: waits for its copies, and releases its host slot.
     fn abandon(&mut self) -> Result<(), Error> {
-        if mem::take(&mut self.started) {
+        if self.open.as_ref().is_some_and(|open| open.copied > 0) {
             let _apart = self.apart()?;
             // SAFETY: the stream is ours.
             unsafe { cu::synchronize(self.stream.raw()) }?;
@@ -181,10 +169,12 @@ impl<M> Copies<M> {
         let newest = self.running.back()?;
         Some((newest.issued.elapsed() / 8).clamp(Duration::from_micros(50), Duration::from_millis(5)))
     }
+}
 
+impl<M> Drop for Copies<M> {
     /// Waits for the copy stream, even after an error. If that fails, a copy may still be running: its host slot is
     /// leaked, neither refilled nor freed.
-    fn settle(&mut self) {
+    fn drop(&mut self) {
         if self.running.is_empty() && self.open.is_none() {
             return;
         }
@@ -196,19 +186,14 @@ impl<M> Copies<M> {
     }
 }
 
-impl<M> Drop for Copies<M> {
-    fn drop(&mut self) {
-        self.settle();
-    }
-}
-
 /// The two rings, and the copies between them.
 pub(crate) struct Engine<M: 'static> {
     // Dropped in this order: the filling side is at its end before the open batch's slot is released, because a
     // `ReservedSlot` may still have the rest of that slot; and the copies are waited for before the other side sees its.
     host: Consumer<'static, usize>,
     copies: Copies<M>,
-    next: Option<Next>,
+    /// Whether the host slot of the next batch was dropped without a commit. No batch is open then.
+    cancelled: bool,
     device: Producer<'static, DeviceBuf<M>>,
     /// Last: who is told of the end by a commit is told by the next acquire too.
     _end: End<M>,
@@ -221,18 +206,6 @@ impl<M> Drop for End<M> {
     fn drop(&mut self) {
         self.0.close();
     }
-}
-
-/// The batch that is next in the device ring.
-enum Next {
-    /// Its host slot was dropped without a commit.
-    Cancelled,
-    /// Its host slot is `Copies::open`.
-    Open {
-        begun: bool,
-        /// Bytes whose copies were issued.
-        copied: usize,
-    },
 }
 
 /// What the next copy needs.
@@ -255,7 +228,7 @@ impl<M: 'static> Engine<M> {
         device: Producer<'static, DeviceBuf<M>>,
     ) -> Self {
         let end = End(copies.hosts.clone());
-        Self { copies, next: None, host, device, _end: end }
+        Self { copies, cancelled: false, host, device, _end: end }
     }
 
     /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
@@ -298,13 +271,17 @@ impl<M: 'static> Engine<M> {
     /// Issues all copies that can be issued without a wait.
     fn advance(&mut self) -> Result<Needs, Error> {
         loop {
-            if self.next.is_none() {
-                let received = self.host.try_recv().map(|slot| slot.map(ReadSlot::keep));
-                if let Some(needs) = self.accept(received) {
-                    return Ok(needs);
+            if self.copies.open.is_none() && !self.cancelled {
+                match self.host.try_recv().map(|slot| slot.map(ReadSlot::keep)) {
+                    Ok(Some(source)) => self.copies.open = Some(Open { source, copied: 0 }),
+                    Err(TryRecvError::Cancelled) => self.cancelled = true,
+                    // A held slot is held by a copy in flight.
+                    Err(TryRecvError::Empty | TryRecvError::Held) => return Ok(Needs::Batch),
+                    Ok(None) => return Ok(Needs::End(true)),
+                    Err(_abandoned) => return Ok(Needs::End(false)),
                 }
             }
-            if self.copies.is_full() && matches!(self.next, Some(Next::Open { begun: false, .. })) {
+            if self.copies.is_full() && self.copies.open.as_ref().is_some_and(|open| open.copied == 0) {
                 return Ok(Needs::Room);
             }
             let mut slot = match self.device.try_acquire() {
@@ -312,39 +289,37 @@ impl<M: 'static> Engine<M> {
                 Err(TryAcquireError::Full) => return Ok(Needs::DeviceSlot),
                 Err(_closed) => return Ok(Needs::Closed),
             };
-            let (Some(Next::Open { begun, copied }), Some(source)) = (&mut self.next, &self.copies.open)
-            else {
+            let Some(Open { source, copied }) = &self.copies.open else {
                 // Dropped, the reservation is received as `Cancelled`.
                 drop(slot.reserve());
-                self.next = None;
+                self.cancelled = false;
                 continue;
             };
-            let handed = self.copies.hosts.take(**source, *copied);
-            // On the caller's thread, or after the caller's code ran on this one.
-            let _current = Current::enter(self.copies.stream.context())?;
-            if !mem::replace(begun, true) {
-                self.copies.begin(&mut slot)?;
-            }
-            let (piece, end) = match handed {
-                Handed::Part(until) if until > *copied => (*copied..until, None),
+            let copied = *copied;
+            let (until, ended) = match self.copies.hosts.take(**source, copied) {
+                Handed::Part(until) if until > copied => (until, None),
                 Handed::Part(_) => return Ok(Needs::Batch),
-                Handed::All(len, meta) => ((*copied).min(len)..len, Some((len, meta))),
+                Handed::All(len, meta) => (len, Some(meta)),
                 Handed::Cancelled => {
                     self.copies.abandon()?;
-                    self.next = Some(Next::Cancelled);
+                    self.cancelled = true;
                     continue;
                 }
                 Handed::Gone => return Ok(Needs::End(false)),
             };
-            *copied = piece.end;
+            // On the caller's thread, or after the caller's code ran on this one.
+            let _current = Current::enter(self.copies.stream.context())?;
+            if copied == 0 {
+                slot.copy_after_uses()?;
+                slot.issued = Instant::now();
+            }
             // SAFETY: both slots have the uploader's slot size, and lengths were checked against it (`ReservedSlot`).
             // Fewer copies than `limit` are in flight, and slots are used in turn: the previous copy of the device slot
             // has been retired.
-            unsafe { self.copies.part(&slot, piece) }?;
-            if let Some((len, meta)) = end {
-                self.copies.end(slot.seq(), &mut slot, len)?;
+            unsafe { self.copies.part(&slot, until) }?;
+            if let Some(meta) = ended {
+                self.copies.end(slot.seq(), &mut slot, until)?;
                 slot.meta = Some(meta);
-                self.next = None;
                 // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
                 if slot.commit().is_err() {
                     return Ok(Needs::Closed);
@@ -353,39 +328,20 @@ impl<M: 'static> Engine<M> {
         }
     }
 
-    /// Takes what the host ring returned. Returns what to do if that is no slot.
-    fn accept(&mut self, received: Result<Option<Source>, TryRecvError>) -> Option<Needs> {
-        self.next = match received {
-            Ok(Some(source)) => {
-                self.copies.open = Some(source);
-                Some(Next::Open { begun: false, copied: 0 })
-            }
-            Err(TryRecvError::Cancelled) => Some(Next::Cancelled),
-            // A held slot is held by a copy in flight.
-            Err(TryRecvError::Empty | TryRecvError::Held) => return Some(Needs::Batch),
-            Ok(None) => return Some(Needs::End(true)),
-            Err(_abandoned) => return Some(Needs::End(false)),
-        };
-        None
-    }
-
-    /// Issues all copies that can be issued without another thread. At the end of the data, returns whether they were
-    /// finished.
+    /// Issues all copies that can be issued without another thread, on the caller's thread. At the end of the data,
+    /// returns whether they were finished.
     fn pump(&mut self) -> Result<Option<bool>, Error> {
         loop {
             match self.advance()? {
-                Needs::Room => self.make_room()?,
+                Needs::Room => {
+                    let _apart = self.copies.apart()?;
+                    self.copies.make_room()?;
+                }
                 Needs::Closed => return Err(Error::Closed),
                 Needs::End(finished) => return Ok(Some(finished)),
                 Needs::Batch | Needs::DeviceSlot => return Ok(None),
             }
         }
-    }
-
-    /// Waits until another copy may be issued, on the caller's thread.
-    fn make_room(&mut self) -> Result<(), Error> {
-        let _apart = self.copies.apart()?;
-        self.copies.make_room()
     }
 
     fn end(self, finished: bool) {
@@ -450,8 +406,12 @@ impl<M: 'static> Hand<M> {
             }
             Ok(end)
         })?;
-        if let (Some(finished), Some(engine)) = (end, end.and_then(|_| self.lock().take())) {
-            engine.end(finished);
+        if let Some(finished) = end {
+            // Not under the lock: the end wakes the caller's tasks.
+            let engine = self.lock().take();
+            if let Some(engine) = engine {
+                engine.end(finished);
+            }
         }
         Ok(())
     }

@@ -120,7 +120,7 @@ impl Drop for HostBytes {
             let _current = Current::enter_to_free(ctx);
             let _beside = BesideCaptures::enter();
             // SAFETY: allocated by `new` and freed once. No copy reads it: memory whose copies could not be waited for
-            // is leaked instead (`Copies::settle`).
+            // is leaked instead (the drop of `Copies`).
             let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
         }
     }
