@@ -21,10 +21,7 @@ mod tool;
 
 pub use abi::Live;
 pub use control::{Control, DRIVER_VARIABLE, Held, Kernel, Sim, checksum_of};
-#[doc(hidden)]
-pub use options::Settings;
 pub use options::{Failure, Installed, Options};
-#[doc(hidden)]
 pub use tool::{Outcome, install, run};
 
 /// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.

@@ -86,8 +86,7 @@ impl From<Options> for RawOptions {
 /// What the command line says, and the driver reads from [`Settings::VARIABLE`] in a program that is not a test of this
 /// package: `NAME=VALUE`, with commas between.
 #[derive(Debug, Default)]
-#[doc(hidden)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub(crate) options: Options,
     pub(crate) failures: Vec<Failure>,
     /// The file that the report is appended to. Default: standard error.
@@ -96,7 +95,7 @@ pub struct Settings {
 
 impl Settings {
     /// The environment variable.
-    pub const VARIABLE: &str = "TWINBUF_SIM";
+    pub(crate) const VARIABLE: &str = "TWINBUF_SIM";
 }
 
 impl FromStr for Settings {

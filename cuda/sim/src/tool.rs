@@ -85,7 +85,8 @@ pub struct Outcome {
     pub end: Option<String>,
 }
 
-/// Runs a program with these settings ([`Settings`]) on the driver in `folder`.
+/// Runs a program on the driver in `folder`. `settings` are `NAME=VALUE` with commas between; the names are those of
+/// `cuda-sim run --set`.
 ///
 /// # Errors
 ///

@@ -113,23 +113,15 @@ fn edges_of_every_kind() {
         ("a file read into a slot before its copy is done", |_| read_a_file(false), ""),
         ("a file read into a slot after its copy", |_| read_a_file(true), ""),
         (
-            "host memory read after its free",
+            "host memory read once freed",
             use_after_free,
             "host read of page-locked memory +0x8 after its free",
         ),
-        (
-            "a copy of pageable memory, then another stream",
-            |_| pageable(false),
-            "device memory +0x0..+0x1000: memset",
-        ),
-        ("a copy of pageable memory that is waited for", |_| pageable(true), ""),
+        ("pageable memory, then another stream", |_| pageable(false), "device memory +0x0..+0x1000: memset"),
+        ("pageable memory that is waited for", |_| pageable(true), ""),
         ("host memory freed too early", |_| free_host(false), "page-locked memory +0x0..+0x1000: host free"),
         ("host memory freed after the copy", |_| free_host(true), ""),
-        (
-            "device memory freed under a kernel",
-            |sim| free_device(sim, false),
-            "device memory +0x0..+0x1000: free",
-        ),
+        ("device memory freed too early", |sim| free_device(sim, false), "device memory +0x0..+0x1000: free"),
         ("device memory freed after the kernel", |sim| free_device(sim, true), ""),
         (
             "a device copy from a slot that is written",

@@ -30,27 +30,12 @@ static inline int end(void) {
     CK(cuCtxDestroy(context));
     return 0;
 }
+#define MAKE(TYPE, NAME, CALL) static inline TYPE NAME(void) { TYPE new; CK(CALL); return new; }
 // Of frameworks' kind: not ordered with the default stream.
-static inline CUstream stream(void) {
-    CUstream new;
-    CK(cuStreamCreate(&new, CU_STREAM_NON_BLOCKING));
-    return new;
-}
-static inline CUevent event(void) {
-    CUevent new;
-    CK(cuEventCreate(&new, CU_EVENT_DISABLE_TIMING));
-    return new;
-}
-static inline char *pinned(void) {
-    void *new;
-    CK(cuMemAllocHost(&new, BYTES));
-    return new;
-}
-static inline CUdeviceptr device(void) {
-    CUdeviceptr new;
-    CK(cuMemAlloc(&new, BYTES));
-    return new;
-}
+MAKE(CUstream, stream, cuStreamCreate(&new, CU_STREAM_NON_BLOCKING))
+MAKE(CUevent, event, cuEventCreate(&new, CU_EVENT_DISABLE_TIMING))
+MAKE(char *, pinned, cuMemAllocHost((void **)&new, BYTES))
+MAKE(CUdeviceptr, device, cuMemAlloc(&new, BYTES))
 static inline void upload(CUdeviceptr to, const char *from, CUstream on) { CK(cuMemcpyHtoDAsync(to, from, BYTES, on)); }
 static inline void download(char *to, CUdeviceptr from, CUstream on) { CK(cuMemcpyDtoHAsync(to, from, BYTES, on)); }
 // Stands for a kernel that reads `from` and writes `to`.
