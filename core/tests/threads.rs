@@ -393,7 +393,7 @@ mod cpu_time {
             let other = scope.spawn(work);
             cost(|| {
                 while !other.is_finished() {
-                    assert!(rx.recv_timeout(each).is_err())
+                    assert!(rx.recv_timeout(each).is_err());
                 }
             })
         });
