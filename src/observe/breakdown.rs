@@ -53,7 +53,10 @@ const FIRST: u64 = 10;
 /// ```
 #[derive(Clone, Default)]
 pub struct Breakdown {
+    /// What logs, if anything does.
     on: Option<Arc<Mutex<Inner>>>,
+    /// Phases are measured too.
+    measures: bool,
 }
 
 type Sink = Box<dyn FnMut(&str) + Send>;
@@ -91,30 +94,24 @@ impl Breakdown {
     /// Creates a breakdown that measures nothing.
     #[must_use]
     pub const fn off() -> Self {
-        Self { on: None }
+        Self { on: None, measures: false }
     }
 
     /// Creates a breakdown that logs the first 10 steps and every `steps`-th step, counted from 0. If `steps` is 0,
     /// it logs only the first 10 steps. Log lines go to standard error by default; see [`sink`](Breakdown::sink).
     #[must_use]
     pub fn every(steps: u64) -> Self {
-        let inner = Inner {
-            every: steps,
-            validation_every: steps,
-            // Not `eprintln`: it panics if the standard error is closed, and that would end the training.
-            sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
-            training: Table::default(),
-            validation: Table::default(),
-            validating: None,
-            validated: Duration::ZERO,
-        };
-        Self { on: Some(Arc::new(Mutex::new(inner))) }
+        Self { on: Some(Arc::new(Mutex::new(Inner::new(steps)))), measures: true }
     }
 
     /// Sets how often validation batches are logged: every `batches`-th batch, or none if `batches` is 0. Default:
-    /// the value of [`every`](Breakdown::every). It has no effect on a breakdown that is off.
+    /// the value of [`every`](Breakdown::every).
+    ///
+    /// A breakdown that is [`off`](Breakdown::off) then logs the progress of validations and nothing else. It still
+    /// measures nothing, and loaders overlap.
     #[must_use]
-    pub fn validation_every(self, batches: u64) -> Self {
+    pub fn validation_every(mut self, batches: u64) -> Self {
+        self.on.get_or_insert_with(|| Arc::new(Mutex::new(Inner::new(0))));
         if let Some(mut inner) = self.lock() {
             inner.validation_every = batches;
         }
@@ -122,7 +119,7 @@ impl Breakdown {
     }
 
     /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
-    /// effect on a breakdown that is off.
+    /// effect on a breakdown that logs nothing.
     ///
     /// A line that is logged while `sink` is running, on any thread, is lost.
     ///
@@ -137,10 +134,10 @@ impl Breakdown {
         self
     }
 
-    /// Returns `true` if the breakdown measures and logs.
+    /// Returns `true` if the breakdown measures phases.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.on.is_some()
+        self.measures
     }
 
     /// Runs `work` and adds its time to the phase `name` of the current step. Returns the result of `work`.
@@ -158,7 +155,7 @@ impl Breakdown {
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        if self.on.is_none() {
+        if !self.measures {
             return work();
         }
         let start = self.start();
@@ -231,6 +228,7 @@ impl Breakdown {
         let now = Instant::now();
         let Inner { every, validation_every, .. } = *inner;
         let line = match &mut inner.validating {
+            None if !self.measures => None,
             None => {
                 let step = inner.training.steps;
                 let logged = step < FIRST || step.checked_rem(every) == Some(0);
@@ -243,9 +241,12 @@ impl Breakdown {
                 let Validating { batches, done, started } = *validating;
                 let logged = done.checked_rem(validation_every) == Some(0);
                 let mut line = logged.then(|| {
-                    format!("validation {done}/{batches}, {:.3} s so far:", (now - started).as_secs_f64())
+                    format!("validation {done}/{batches}, {:.3} s so far", (now - started).as_secs_f64())
                 });
-                inner.validation.end_step(now, line.as_mut());
+                if self.measures {
+                    line.iter_mut().for_each(|line| line.push(':'));
+                    inner.validation.end_step(now, line.as_mut());
+                }
                 line
             }
         };
@@ -328,6 +329,19 @@ impl Drop for Taken<'_> {
 }
 
 impl Inner {
+    fn new(steps: u64) -> Self {
+        Self {
+            every: steps,
+            validation_every: steps,
+            // Not `eprintln`: it panics if the standard error is closed, and that would end the training.
+            sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
+            training: Table::default(),
+            validation: Table::default(),
+            validating: None,
+            validated: Duration::ZERO,
+        }
+    }
+
     fn table(&mut self) -> &mut Table {
         if self.validating.is_some() { &mut self.validation } else { &mut self.training }
     }
@@ -341,7 +355,7 @@ impl Inner {
 /// median of its last 1024 times, and its share of the total time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
+        let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("breakdown: off") };
         let mut text = Summary("training", "steps", &inner.training).to_string();
         if inner.validation.steps > 0 {
             // Writing to a `String` does not fail.
@@ -370,7 +384,7 @@ impl Drop for Validation<'_> {
 
 impl fmt::Debug for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(inner) = self.lock() else { return f.write_str("Breakdown(off)") };
+        let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("Breakdown(off)") };
         let (every, steps, batches) = (inner.every, inner.training.steps, inner.validation.steps);
         drop(inner);
         f.debug_struct("Breakdown")
