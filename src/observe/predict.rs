@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::display::{count, time};
-use super::history::Recent;
+use super::history::{Recent, Seen};
 use super::replay::{Hold, Machine, Scale, Settings, Unit, replay};
 use super::report::{Kind, Report, Verdict};
 use crate::thread::Share;
@@ -16,7 +16,7 @@ use crate::thread::Share;
 pub struct Prediction {
     /// The settings of the prediction.
     pub settings: Settings,
-    /// The number of batches in the simulation: the most recent batches, at most 1024.
+    /// The number of batches in the replay: the most recent batches, at most 1024.
     pub batches: u64,
     /// The measured time of these batches.
     pub measured: Duration,
@@ -61,22 +61,54 @@ const MISFIT: f64 = 0.05;
 /// The part of the time that our threads may wait for processors that other programs have.
 const BUSY: f64 = 0.05;
 
+/// What our threads wanted of the processors, loads first, then uses.
+struct Demand {
+    /// The parts of their time that they had one, and that they waited for one.
+    cpu: [f64; 2],
+    delay: [f64; 2],
+    /// How many of them had one, on average.
+    had: f64,
+    /// The part of the time that they wait for one if nobody else wants any.
+    ours: f64,
+    /// They waited for longer: other programs have a part of the processors.
+    busy: bool,
+}
+
+impl Demand {
+    fn of(recent: &Recent, measured: f64, processors: f64) -> Self {
+        let part = |time: f32, share: &Share| (share.wall > 0.0).then(|| f64::from(time / share.wall));
+        let shares = recent.shares();
+        // A thread that was not looked at may need all of a processor.
+        let cpu = shares.each_ref().map(|share| part(share.cpu, share).map_or(1.0, |cpu| cpu.min(1.0)));
+        let delay =
+            shares.each_ref().map(|share| part(share.delay, share).map_or(0.0, |delay| delay.min(0.95)));
+        let (mut load, mut train) = (0.0, 0.0);
+        for unit in recent.units(1.0, 1.0) {
+            load += (unit.read + unit.transform) / measured.max(1.0);
+            train += unit.train / measured.max(1.0);
+        }
+        let had = load * cpu[0] + train * cpu[1];
+        let wanted = (had + load * delay[0] + train * delay[1]).max(1e-9);
+        let ours = (1.0 - processors / wanted).max(0.0);
+        Self { cpu, delay, had, ours, busy: 1.0 - had / wanted > ours + BUSY }
+    }
+}
+
 /// The batches to replay, and what they ran on.
 struct View {
     units: Vec<Unit>,
     machine: Machine,
-    /// What is measured over what is replayed with the same settings.
+    /// What is measured over what is replayed with the same settings. Not a number if the replay has no end.
     ratio: f64,
 }
 
-/// Two views of what was measured. Threads wait for processors, and who has them is not told: in the first view others do,
-/// whatever we do; in the second our own threads do, as far as they can want more processors than there are.
+/// Two views of what was measured. Threads waited for processors, and the system does not tell who had them: in the first
+/// view others did, and will; in the second our own threads did, as far as they explain it.
 struct Model {
     views: [View; 2],
     /// As it was measured.
     settings: Settings,
     measured: f64,
-    /// Other programs have a part of the processors.
     busy: bool,
     /// The loads take turns: more threads load no faster.
     turns: bool,
@@ -84,62 +116,49 @@ struct Model {
 
 impl Model {
     fn of(report: &Report) -> Self {
-        let recent = &report.recent;
-        let settings = report.settings();
-        let measured: Duration = recent.units.iter().map(super::history::Seen::wall).sum();
+        let (recent, settings) = (&report.recent, report.settings());
+        let measured: Duration = recent.units.iter().map(Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
         let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
-        let shares = recent.shares();
-        // A thread that was not looked at may need all of a processor.
-        let part = |time: f32, share: &Share| {
-            if share.wall > 0.0 { Some(f64::from(time / share.wall)) } else { None }
-        };
-        let cpu = shares.each_ref().map(|share| part(share.cpu, share).unwrap_or(1.0).min(1.0));
-        let delay = shares.each_ref().map(|share| part(share.delay, share).unwrap_or(0.0).min(0.95));
-        let plain = recent.units(1.0, 1.0);
-        let sum = |time: fn(&Unit) -> f64| plain.iter().map(time).sum::<f64>() / measured.max(1.0);
-        // How many of our threads have a processor on average, and how many want one.
-        let spent = [sum(|unit| unit.read + unit.transform), sum(|unit| unit.train)];
-        let had = spent[0] * cpu[0] + spent[1] * cpu[1];
-        let wanted = had + spent[0] * delay[0] + spent[1] * delay[1];
-        let ours = (1.0 - processors / wanted.max(1e-9)).max(0.0);
-        let waited = 1.0 - had / wanted.max(1e-9);
-        let busy = waited > ours + BUSY;
-        let turns = report.choices.is_empty() && cpu[0] < 0.9 && recent.takes_turns();
-        let view = |explained: f64, processors: f64, longest: f64| {
-            let left = delay.map(|delay| 1.0 - delay.min(explained));
-            let [load_cpu, train_cpu] = [0, 1].map(|side| (cpu[side] / left[side]).min(1.0));
+        let demand = Demand::of(recent, measured, processors);
+        let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
+        let turns = !files && demand.cpu[0] < 0.9 && recent.takes_turns();
+        let view = |explained: f64, processors: f64, longest_wake: f64| {
+            let [load, train] = demand.delay.map(|delay| 1.0 - delay.min(explained));
+            let load_cpu = (demand.cpu[0] / load).min(1.0);
             // More threads make neither a disk faster nor what they take turns at.
-            let serial = match (turns, report.choices.is_empty()) {
-                (true, _) => 1.0,
-                (false, false) => 1.0 - load_cpu,
-                (false, true) => 0.0,
+            let serial = if turns {
+                1.0
+            } else if files {
+                1.0 - load_cpu
+            } else {
+                0.0
             };
-            let [wake, start] = recent
-                .wakes()
-                .map(|measured| measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest));
+            let wake = |measured: Option<f64>| {
+                measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest_wake)
+            };
+            let [wake, start] = recent.wakes().map(wake);
             let machine = Machine {
                 processors,
                 load_cpu,
-                train_cpu,
-                serial: serial / recent.side_by_side(),
+                train_cpu: (demand.cpu[1] / train).min(1.0),
+                serial: serial / loads,
                 device_depth: report.device_depth,
                 lockstep: report.lockstep,
                 wake,
                 start,
             };
-            let mut units = recent.units(left[0], left[1]);
+            let mut units = recent.units(load, train);
             if !report.device.is_zero() {
                 on_device(&mut units, report);
             }
-            let found = replay(&units, &machine, settings, Scale::MEASURED);
-            let ratio =
-                found.filter(|found| found.wall > 0.0).map_or(f64::NAN, |found| measured / found.wall);
+            let wall = replay(&units, &machine, settings, Scale::MEASURED).map(|found| found.wall);
+            let ratio = wall.filter(|wall| *wall > 0.0).map_or(f64::NAN, |wall| measured / wall);
             View { units, machine, ratio }
         };
-        let left = if busy { had.clamp(0.1, processors) } else { processors };
-        let views = [view(0.0, left, f64::INFINITY), view(ours, processors, 3.0 * WAKE)];
-        Self { views, settings, measured, busy, turns }
+        let left = if demand.busy { demand.had.clamp(0.1, processors) } else { processors };
+        let views = [view(0.0, left, f64::INFINITY), view(demand.ours, processors, 3.0 * WAKE)];
+        Self { views, settings, measured, busy: demand.busy, turns }
     }
 
     /// Why nothing is said about other settings, if nothing is.
@@ -149,7 +168,6 @@ impl Model {
         if units.len() < LEAST.0 || *measured < LEAST.1 {
             return Some(format!("{batches} in {} are too few", time(nanos(*measured))));
         }
-        // Not a number, if it ended at a slot that the caller keeps.
         if (ratio - 1.0).abs() <= MISFIT {
             return None;
         }
@@ -299,12 +317,13 @@ impl Report {
         Settings { overlap: self.overlap, depth: self.depth, workers }
     }
 
-    /// Predicts the time of the last batches, at most 1024, with other settings. A simulation of the loader replays
-    /// their measured times. The call takes about a millisecond.
+    /// Predicts the time of the last batches, at most 1024, with other settings, by a replay of their measured times. The
+    /// call takes less than a millisecond.
     ///
-    /// In the simulation, loading and use share the processors. All files are on one disk, and more workers do not
-    /// make the disk faster. The simulation assumes that the time of a single load or use does not depend on the
-    /// settings; this is not true, for example, if the system reads ahead.
+    /// In the replay, loading and use share the processors. All files are on one disk, and more workers do not make the
+    /// disk faster. The replay assumes that the time of a single load or use does not depend on the settings; this is not
+    /// true, for example, if the system reads ahead. Batches that were lent to other threads are used until these threads
+    /// are done.
     ///
     /// Returns `None` if nothing was measured, if `workers` or `depth` is 0, or if the caller would wait for a slot
     /// that the caller itself occupies. More workers or slots than replayed batches change nothing.
