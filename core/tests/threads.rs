@@ -308,6 +308,10 @@ fn a_producer_that_panics_is_not_the_end_of_the_data() {
 /// Measured in CPU time on both sides, so a busy machine does not affect the result.
 #[cfg(target_os = "linux")]
 mod cpu_time {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use twinbuf_core::Word;
+
     use super::*;
 
     /// The CPU time that the other side uses during the wait.
@@ -383,21 +387,46 @@ mod cpu_time {
         waiting_side_sleeps(Auto::new());
     }
 
-    /// Short timeouts sleep too. No slot arrives in any of them, until another thread has used `WORK`.
+    /// Short timeouts sleep too, each a few times. There are enough of them to fill `WORK`, and no slot arrives in any of them.
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no clock for CPU time")]
     fn short_timeouts() {
-        let (_tx, mut rx) = HeapRing::new([0, 0]).into_handles();
+        /// Counts the sleeps. On a busy machine many short ones use little CPU time.
+        struct Counted(Auto);
+        static SLEEPS: AtomicUsize = AtomicUsize::new(0);
+
+        impl Wait for Counted {
+            fn relax(&self, round: u32) -> bool {
+                self.0.relax(round)
+            }
+            fn wait(&self, word: Word<'_>, expected: u32) {
+                self.0.wait(word, expected);
+            }
+            fn wake(&self, word: Word<'_>) {
+                self.0.wake(word);
+            }
+        }
+
+        impl WaitUntil for Counted {
+            type Instant = Instant;
+            fn after(&self, timeout: Duration) -> Option<Instant> {
+                self.0.after(timeout)
+            }
+            fn expired(&self, deadline: Instant) -> bool {
+                self.0.expired(deadline)
+            }
+            fn wait_until(&self, word: Word<'_>, expected: u32, deadline: Instant) {
+                SLEEPS.fetch_add(1, Relaxed);
+                self.0.wait_until(word, expected, deadline);
+            }
+        }
+
+        let (_tx, mut rx) = HeapRing::with_wait([0, 0], Counted(Auto::new())).into_handles();
         let each = WORK / 4;
-        let cost = thread::scope(|scope| {
-            let other = scope.spawn(work);
-            cost(|| {
-                while !other.is_finished() {
-                    assert!(rx.recv_timeout(each).is_err());
-                }
-            })
-        });
-        assert!(cost < WAIT, "waits of {each:?} used {cost:?}");
+        let cost = cost(|| (0..4).for_each(|_| assert!(rx.recv_timeout(each).is_err())));
+        assert!(cost < WAIT, "four waits of {each:?} used {cost:?}");
+        let sleeps = SLEEPS.load(Relaxed);
+        assert!(sleeps <= 40, "four waits of {each:?} slept {sleeps} times");
     }
 
     /// A wait for a slot that another thread keeps sleeps too.
