@@ -226,6 +226,6 @@ def test_a_llama_in_a_third_of_its_memory(tmp_path: Path) -> None:
     program = Path(__file__).parent.parent / "examples/llama.py"
     assert len(program.read_text().splitlines()) <= 80
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, program, "12"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "the same logits" in done.stdout
