@@ -62,6 +62,7 @@ pub mod observe;
 pub mod pipe;
 #[cfg(feature = "safetensors")]
 pub mod stream;
+mod sync;
 mod thread;
 pub mod transform;
 

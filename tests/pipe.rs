@@ -255,6 +255,21 @@ fn a_task_that_holds_every_slot_is_told() {
     }
 }
 
+/// The task is woken though another call found the slot held before it.
+#[test]
+fn a_task_is_told_after_a_call_that_did_not_wait() {
+    for overlap in [false, true] {
+        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
+        let mut pipe = builder.held_timeout(Duration::from_millis(40)).build().unwrap();
+        let mut items = pipe.items(0..9);
+        let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
+        assert!(items.try_next().is_pending());
+        let found = pollster::block_on(items.next_async()).unwrap();
+        assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}, overlap {overlap}");
+        drop(held);
+    }
+}
+
 /// Held slots that are released in time are no error, also for a task.
 #[test]
 fn a_task_waits_for_a_slot_that_another_thread_drops() {

@@ -76,7 +76,6 @@ pub(crate) mod turn;
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use self::bytes::{Backend, Host, Memory, Sides};
@@ -98,6 +97,7 @@ use crate::observe::replay::Settings;
 use crate::observe::report::{Kind, LiveReport, Publisher, Report};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::observe::unit::{Freed, Naming, Ticket};
+use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
 
 /// How long dropping a pipe waits for running fills; if a task waited for the last item, its thread has others.
@@ -332,9 +332,9 @@ impl<R: Ring> Pipe<R> {
     #[must_use]
     pub fn report(&self) -> Report {
         let Running { consumer, shared, recorder, .. } = &*self.running;
-        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
         // In a forked process a worker may have had the lock.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
+        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
         recorder.report().with_transfers(loads, time, bytes)
     }
 
@@ -483,11 +483,10 @@ impl<R: Ring> Pipe<R> {
     /// same time is over.
     fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Option<R::Item>, Error>> {
         if !matches!(waiting, Waiting::Block) {
-            let first = self.held_since.is_none();
             let since = *self.held_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.held_timeout {
                 if let Waiting::Poll(cx) = waiting {
-                    self.wake_at(since + self.held_timeout, cx, first);
+                    self.wake_at(since + self.held_timeout, cx);
                 }
                 return Poll::Pending;
             }
@@ -496,10 +495,10 @@ impl<R: Ring> Pipe<R> {
     }
 
     /// Has the task woken when its wait for a held slot is over: by a worker, which waits for the slot too.
-    fn wake_at(&self, until: Instant, cx: &std::task::Context<'_>, first: bool) {
+    fn wake_at(&self, until: Instant, cx: &std::task::Context<'_>) {
         let shared = &self.running.shared;
-        shared.wake_at(until, cx.waker());
-        if !self.running.overlap && first {
+        let first = shared.wake_at(until, cx.waker());
+        if first && !self.running.overlap {
             // No worker: a thread for this one wait. Without it the next release wakes the task.
             let shared = shared.clone();
             let _ = thread::Builder::new().name("twinbuf-timer".to_string()).spawn(move || {

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{
-    Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot, TryAcquireError, TryRecvError, WriteSlot,
-};
+use twinbuf_core::{TryAcquireError, TryRecvError, WriteSlot};
 
 use super::record::{Header, Releases};
 use crate::error::BoxError;
 use crate::observe::log::What;
+use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
 
 /// How a caller waits for its next item.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 //! started only when nothing but the source is in its way.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use super::ring::{NoSlot, Ring};
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
 use crate::observe::unit::{LoadTimes, Naming, Ticket};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::thread::panic_message;
 
 /// Fills slots. A pipe has one for each worker.
@@ -285,11 +286,11 @@ impl<R: Ring> Shared<R> {
         over.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// A task waits for a slot that the caller holds: a worker wakes it at `until`.
-    pub(super) fn wake_at(&self, until: Instant, waker: &Waker) {
+    /// A task waits for a slot that the caller holds: a worker wakes it at `until`. Returns whether none waited before.
+    pub(super) fn wake_at(&self, until: Instant, waker: &Waker) -> bool {
         let old = lock(&self.mail).held.replace((until, waker.clone()));
         self.posted.notify_all();
-        drop(old);
+        old.is_none()
     }
 
     /// The task has no more to wait for.

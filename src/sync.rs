@@ -1,0 +1,16 @@
+//! The locks, the threads and the ring of the pipe. The only file that depends on `cfg(shuttle)`: the package `tests/shuttle/pipe` sets
+//! it and compiles this crate a second time, for schedules drawn at random.
+
+#[cfg(not(shuttle))]
+pub(crate) use std::{
+    sync::{Condvar, Mutex, MutexGuard},
+    thread,
+};
+#[cfg(not(shuttle))]
+pub(crate) use twinbuf_core::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
+
+#[cfg(shuttle)]
+#[path = "../tests/shuttle/pipe/sync.rs"]
+mod drawn;
+#[cfg(shuttle)]
+pub(crate) use drawn::*;
