@@ -2,12 +2,15 @@
 
 mod common;
 
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 
-use common::{Fault, Faulty, RECORD, files, open, plan};
+use common::{Fault, Faulty, Gated, RECORD, files, open, plan};
+use pollster::block_on;
 use serde_json::json;
 use twinbuf::observe::{EPOCHS, EpochTimes, Verdict};
-use twinbuf::{Loader, Records};
+use twinbuf::{Loader, Plan, Records, Report};
 
 #[test]
 fn a_report_as_json() {
@@ -106,4 +109,36 @@ fn a_report_is_read_while_an_iterator_has_the_loader() {
     assert_eq!(loader.epoch(2).count(), 5);
     drop(loader);
     assert_eq!(live.get().batches, 15, "the last report outlives the loader");
+}
+
+/// A read that hangs shows while it does: all batches before it, and a wait that grows, in whatever way it is waited.
+#[test]
+fn a_live_report_has_the_wait_in_progress() {
+    for asynchronous in [false, true] {
+        let (open, gate) = channel();
+        let plan = Plan::builder(8).build().unwrap();
+        let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
+        let live = loader.live_report();
+        (0..5).for_each(|_| open.send(()).unwrap());
+        let looker = thread::spawn(move || {
+            // Hangs if the report stays behind.
+            let until = |found: &dyn Fn(&Report) -> bool| loop {
+                let report = live.get();
+                if found(&report) {
+                    return report;
+                }
+                thread::yield_now();
+            };
+            let hung = until(&|report| report.batches == 5);
+            let later =
+                until(&|report| report.train.waiting > hung.train.waiting + Duration::from_millis(300));
+            assert_eq!(later.batches, 5);
+            drop(open);
+        });
+        let mut epoch = loader.epoch(0);
+        let next = || if asynchronous { block_on(epoch.next_async()) } else { epoch.next() };
+        let batches = std::iter::from_fn(next).map(|batch| batch.is_ok());
+        assert!(batches.eq([true, true, true, true, true, false]));
+        looker.join().unwrap();
+    }
 }

@@ -1,6 +1,6 @@
 //! The report of where the time went, and a handle that reads it while batches are in use.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
@@ -221,6 +221,11 @@ impl Report {
         }
     }
 
+    /// The caller has waited on, for a batch that it does not have yet.
+    fn waited(&mut self, time: Duration) {
+        add([&mut self.train.waiting, &mut self.wall], time);
+    }
+
     /// Adds an event of the log up.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
@@ -370,14 +375,29 @@ fn rate(bytes: u64, time: Duration) -> f64 {
 /// A handle that reads a loader's report while an iterator borrows the loader.
 /// [`Loader::live_report`](crate::Loader::live_report) returns it.
 #[derive(Clone, Debug)]
-pub struct LiveReport(Arc<Mutex<Report>>);
+pub struct LiveReport(Arc<Mutex<Live>>);
+
+#[derive(Debug)]
+struct Live {
+    report: Report,
+    /// Since when the caller has waited, which the report does not include.
+    waits: Option<Instant>,
+}
 
 impl LiveReport {
-    /// Returns a report of where the time went so far. During an epoch, it describes the state at most 100 ms before
-    /// the last received batch. After an epoch, it describes the end of the epoch.
+    /// Returns a report of where the time went so far. While the caller waits for a batch, it includes all batches before
+    /// that one, and the wait so far. While the caller uses a batch, it describes the state at most 100 ms before the last
+    /// received batch; without overlap, also while the caller loads one. After an epoch, it describes the end of the epoch.
     #[must_use]
     pub fn get(&self) -> Report {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let live = self.lock();
+        let mut report = live.report.clone();
+        live.waits.iter().for_each(|since| report.waited(since.elapsed()));
+        report
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Live> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -386,27 +406,51 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The side that writes the report, if a handle exists.
 #[derive(Debug, Default)]
-pub(crate) struct Publisher(Option<(LiveReport, Option<Instant>)>);
+pub(crate) struct Publisher(Option<Published>);
+
+#[derive(Debug)]
+struct Published {
+    live: LiveReport,
+    last: Option<Instant>,
+    /// The caller waits, and the handle shows that.
+    waits: bool,
+}
 
 impl Publisher {
     /// A handle, whose report begins as `so_far`.
     pub(crate) fn handle(&mut self, so_far: Report) -> LiveReport {
-        let new = || (LiveReport(Arc::new(Mutex::new(so_far))), None);
-        self.0.get_or_insert_with(new).0.clone()
+        let live = || LiveReport(Arc::new(Mutex::new(Live { report: so_far, waits: None })));
+        self.0.get_or_insert_with(|| Published { live: live(), last: None, waits: false }).live.clone()
     }
 
     /// Whether the report is to be published at `now`.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let last = |(_, last): &(LiveReport, Option<Instant>)| {
-            last.is_none_or(|last| now.saturating_duration_since(last) >= INTERVAL)
-        };
-        self.0.as_ref().is_some_and(last)
+        let last = |last: Instant| now.saturating_duration_since(last) >= INTERVAL;
+        self.0.as_ref().is_some_and(|published| published.last.is_none_or(last))
     }
 
     pub(crate) fn publish(&mut self, report: Report, now: Instant) {
-        if let Some((handle, last)) = &mut self.0 {
-            *handle.0.lock().unwrap_or_else(PoisonError::into_inner) = report;
-            *last = Some(now);
+        if let Some(Published { live, last, waits }) = &mut self.0 {
+            *live.lock() = Live { report, waits: None };
+            (*last, *waits) = (Some(now), false);
+        }
+    }
+
+    /// The caller begins to wait. A new report includes the wait up to now.
+    pub(crate) fn waits(&mut self, report: impl FnOnce() -> Report) {
+        if let Some(Published { live, waits: waits @ false, .. }) = &mut self.0 {
+            *live.lock() = Live { report: report(), waits: Some(Instant::now()) };
+            *waits = true;
+        }
+    }
+
+    /// The wait is over.
+    pub(crate) fn waited(&mut self, now: Instant) {
+        if let Some(Published { live, waits: waits @ true, .. }) = &mut self.0 {
+            let mut live = live.lock();
+            let since = live.waits.take();
+            since.iter().for_each(|&since| live.report.waited(now.saturating_duration_since(since)));
+            *waits = false;
         }
     }
 

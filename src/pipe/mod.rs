@@ -334,8 +334,7 @@ impl<R: Ring> Pipe<R> {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         // In a forked process a worker may have had the lock.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
-        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
-        recorder.report().with_transfers(loads, time, bytes)
+        report_of::<R>(recorder, loads, consumer.as_ref())
     }
 
     /// A handle of the report. The report is kept up to date from now on.
@@ -402,7 +401,11 @@ impl<R: Ring> Pipe<R> {
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
                             help(shared, own, consumer, recorder, &waiting, &mut self.last_fill)
                         });
-                        helped.unwrap_or_else(|| R::receive(consumer, &mut waiting, held_timeout))
+                        helped.unwrap_or_else(|| {
+                            // A wait that hangs shows while it does. The caller has the time.
+                            self.publisher.waits(|| report_of::<R>(recorder, shared.loads(), Some(consumer)));
+                            R::receive(consumer, &mut waiting, held_timeout)
+                        })
                     }
                     found => found,
                 },
@@ -449,6 +452,7 @@ impl<R: Ring> Pipe<R> {
             true => Instant::now(),
         };
         self.received += 1;
+        self.publisher.waited(now);
         match mem::replace(&mut header.result, Ok(Content::End)) {
             Ok(Content::Bytes(bytes)) => {
                 header.result = Ok(Content::Bytes(bytes));
@@ -599,6 +603,12 @@ impl<R: Ring> Running<R> {
             }
         }
     }
+}
+
+/// The report so far, of so many loads.
+fn report_of<R: Ring>(recorder: &Recorder, loads: u64, consumer: Option<&R::Consumer>) -> Report {
+    let (time, bytes) = consumer.map_or_else(Default::default, R::copies);
+    recorder.report().with_transfers(loads, time, bytes)
 }
 
 /// Fills the slot of the unit that the caller asks for. Returns what a receive call would find if that was not possible.
