@@ -189,12 +189,13 @@ EXCUSES = {
 }
 
 
-def run(tree, env, tests):
-    """What killed the library in `tree`, or `None`."""
-    cargo = ["cargo", "test", "-q", "-p", "twinbuf-cuda"]
-    if subprocess.run(["cargo", "check", "-q", "-p", "twinbuf-cuda"], cwd=tree, env=env, capture_output=True).returncode:
+def run(tree, env, tests, package):
+    """What killed the library in `tree`, or `None`. A test is a program and a filter, behind another package and `:`."""
+    if subprocess.run(["cargo", "check", "-q", "-p", package], cwd=tree, env=env, capture_output=True).returncode:
         return "UNVIABLE"
     for test in tests:
+        of, test = test.split(":", 1) if re.match(r"[a-z-]+:[^:]", test) else (package, test)
+        cargo = ["cargo", "test", "-q", "-p", of]
         command = [*cargo, *([] if test.startswith("--") else ["--test"]), *test.split()]
         # Apart, because on a busy machine a build takes longer than a test may. A test that does not compile fails below.
         subprocess.run([*command[: len(cargo) + 1 + (command[len(cargo)] == "--test")], "--no-run"], cwd=tree, env=env, capture_output=True)
@@ -211,25 +212,27 @@ def run(tree, env, tests):
     return None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description, package, folder, mutants, excuses, tests_of):
+    """Tries the changes of files in `folder`. `tests_of` gives the tests for a file."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path(os.devnull))
     options = parser.parse_args()
-    mutants = [m for m in MUTANTS if re.search(options.only, f"{m[0]} {m[1]}")]
+    every = mutants
+    mutants = [m for m in every if re.search(options.only, f"{m[0]} {m[1]}")]
     known = options.log.read_text() if options.log.exists() else ""
     mutants = [m for m in mutants if f" {m[0]}: {m[1]}   [" not in known]
     sources = {}
-    for file, what, old, new in MUTANTS:
-        sources[file] = (ROOT / "cuda/src" / file).read_text()
+    for file, what, old, new in every:
+        sources[file] = (ROOT / folder / file).read_text()
         if sources[file].count(old) != 1:
-            print(f"{what}: {sources[file].count(old)} places in cuda/src/{file} have {old!r}")
+            print(f"{what}: {sources[file].count(old)} places in {folder}/{file} have {old!r}")
             return 2
     if options.list:
         print(*(f"{file}: {what}" for file, what, *_ in mutants), f"{len(mutants)} mutants", sep="\n")
         return 0
-    home = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "mutate-cuda"
+    home = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / f"mutate-{package}"
     tree = home / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     skip = shutil.ignore_patterns("target", ".git", "corpus", "artifacts")
@@ -238,31 +241,32 @@ def main():
     env |= {"TWINBUF_CUDA_SEEDS": "192", "TWINBUF_FUZZ_CASES": "200", "TWINBUF_HUNG_SECONDS": "90"}
     start = time.time()
     # A run that continues another has tried the tests already.
-    every = dict.fromkeys([*TESTS, *STAGER_TESTS])
-    if not known and (killer := run(tree, env, every)) is not None:
+    tests = dict.fromkeys(test for file in sources for test in tests_of(file))
+    if not known and (killer := run(tree, env, tests, package)) is not None:
         print(f"the tests fail without any mutant: {killer}")
         return 2
     print(f"{len(mutants)} mutants; the tests without one took {time.time() - start:.0f} s", flush=True)
     lived = []
     for file, what, old, new in mutants:
-        path = tree / "cuda/src" / file
+        path = tree / folder / file
         path.write_text(sources[file].replace(old, new))
         began = time.time()
-        killer = run(tree, env, STAGER_TESTS if file.startswith("stager") else TESTS)
+        killer = run(tree, env, tests_of(file), package)
         path.write_text(sources[file])
         os.utime(path)
-        if killer == "UNVIABLE" or killer is None and what not in EXCUSES:
+        if killer == "UNVIABLE" or killer is None and what not in excuses:
             lived.append(what)
-        verdict = {None: "excused" if what in EXCUSES else "SURVIVED", "UNVIABLE": "UNVIABLE"}.get(killer, "killed")
-        reason = EXCUSES.get(what, "") if killer is None else killer
+        verdict = {None: "excused" if what in excuses else "SURVIVED", "UNVIABLE": "UNVIABLE"}.get(killer, "killed")
+        reason = excuses.get(what, "") if killer is None else killer
         line = f"{verdict:8} {file}: {what}   [{reason}] {time.time() - began:.0f} s"
         print(line, flush=True)
         with options.log.open("a") as log:
             print(line, file=log)
-    killed = len(mutants) - len(lived) - sum(m[1] in EXCUSES for m in mutants)
+    killed = len(mutants) - len(lived) - sum(m[1] in excuses for m in mutants)
     print(f"{killed} of {len(mutants)} killed, not: {lived}, in {time.time() - start:.0f} s")
     return 1 if lived else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tests_of = lambda file: STAGER_TESTS if file.startswith("stager") else TESTS
+    sys.exit(main(__doc__, "twinbuf-cuda", "cuda/src", MUTANTS, EXCUSES, tests_of))

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Breaks the pipe (src/pipe) in one place at a time and runs its tests. They must notice.
+
+    python3 tools/mutate_pipe.py            all mutants; exit status 1 if one survives that has no excuse (half an hour)
+    python3 tools/mutate_pipe.py --only X   only mutants whose description matches the regular expression X
+    python3 tools/mutate_pipe.py --list     only says what would be tried, and checks that each text is there once
+    python3 tools/mutate_pipe.py --log F    appends each verdict to the file F, and skips the mutants that it has
+
+What kills a mutant, and where it is made, is as in mutate_cuda.py.
+"""
+
+import sys
+
+import mutate_cuda
+
+# Quick ones first. What follows a program's name filters its tests.
+TESTS = ["twinbuf-shuttle-pipe:histories", "pipe", "generate", "workers", "stuck", "waiting", "report", "process"]
+
+TURN, MOD, RING, ITEMS, PLAIN, RECORD = (f"{name}.rs" for name in ("turn", "mod", "ring", "items", "plain", "record"))
+# (file in src/pipe, what, the text, present once, its replacement)
+MUTANTS = [
+    # The turn.
+    (TURN, "the caller waits for the turn", "Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,", "Err(TryLockError::WouldBlock) if false => return Take::InUse,"),
+    (TURN, "a unit is taken without a free slot", "match self.wait_free(producer, patience) {", "match self.wait_free(producer, patience).or(Ok::<(), NoSlot>(())) {"),
+    (TURN, "a closed ring is waited for", "Err(NoSlot::Closed) => return Take::Over,", "Err(NoSlot::Closed) => return Take::InUse,"),
+    (TURN, "a closed pipe starts units", "            if mail.closed {\n                return Take::Over;", "            if mail.closed && false {\n                return Take::Over;"),
+    (TURN, "only the first order is fetched", "if let Some(posted) = mail.order.take() {", "if let Some(posted) = mail.order.take().filter(|_| mail.call < 2) {"),
+    (TURN, "more is started than is granted", "} else if mail.started < mail.granted {", "} else if mail.started <= mail.granted {"),
+    (TURN, "a started unit is not counted", "(mail.started, mail.loads) = (seq + 1, mail.loads + 1);", "mail.loads += 1;"),
+    (TURN, "a load is not counted", "(mail.started, mail.loads) = (seq + 1, mail.loads + 1);", "mail.started = seq + 1;"),
+    (TURN, "a panic of the order unwinds", "let next = catch_unwind(AssertUnwindSafe(|| order.next()));", "let next = Ok::<_, Box<dyn std::any::Any + Send>>(order.next());"),
+    (TURN, "the end of a counted order takes a slot", "if let (Ok(None), true) = (&next, &counted) {", "if let (Ok(None), true) = (&next, &(*counted && false)) {"),
+    (TURN, "the end of an order that is not counted takes no slot", "if let (Ok(None), true) = (&next, &counted) {", "if let (Ok(None), true) = (&next, &(*counted || true)) {"),
+    (TURN, "the end of the order is a unit that was started", "(self.started, self.loads) = (self.started - 1, self.loads - 1);", "();"),
+    (TURN, "after its end the order is asked again", "            self.granted = self.started;\n        }\n    }\n}\n\nfn lock", "        }\n    }\n}\n\nfn lock"),
+    (TURN, "a unit has the number of the next one", "let ticket = Ticket { generation: call, seq, ..place.ticket() };", "let ticket = Ticket { generation: call, seq: seq + 1, ..place.ticket() };"),
+    (TURN, "a unit has no call", "let ticket = Ticket { generation: call, seq, ..place.ticket() };", "let ticket = Ticket { generation: call & 1, seq, ..place.ticket() };"),
+    (TURN, "who is patient leaves", "} else if patience == Patience::Idle {", "} else if false {"),
+    (TURN, "a worker is no clock of a task, waiting for a slot", "Err(NoSlot::InUse) => self.wake_task(),", "Err(NoSlot::InUse) => {}"),
+    (TURN, "a worker is no clock of a task, waiting for mail", "            self.wake_task();\n            return lock(&self.mail);", "            return lock(&self.mail);"),
+    (TURN, "a task is woken before its time", "let over = mail.held.take_if(|(until, _)| *until <= Instant::now());", "let over = mail.held.take();"),
+    (TURN, "a task is not woken at its time", "over.into_iter().for_each(|(_, waker)| waker.wake());", "drop(over);"),
+    (TURN, "the task of an earlier poll is woken", "let old = lock(&self.mail).held.replace((until, waker.clone()));", "let mut mail = lock(&self.mail);\n        let old = mail.held.clone();\n        mail.held.get_or_insert((until, waker.clone()));\n        drop(mail);"),
+    (TURN, "a task that waits wakes no clock", "        self.posted.notify_all();\n        old.is_none()", "        old.is_none()"),
+    (TURN, "a timer for the first look alone", "        old.is_none()", "        drop(old);\n        false"),
+    (TURN, "a task that waits no more is woken", "let old = lock(&self.mail).held.take();", "let old = None::<(Instant, Waker)>;"),
+    (TURN, "a call has the number of the one before", "        mail.call += 1;\n", ""),
+    (TURN, "a call goes on counting", "(mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());", "(mail.granted, mail.resumed) = (granted, Instant::now());"),
+    (TURN, "a call begins without leave", "(mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());", "(mail.started, mail.granted, mail.resumed) = (0, granted.min(1), Instant::now());"),
+    (TURN, "a call wakes nobody", "        drop(mail);\n        self.posted.notify_all();\n        drop(old);\n        call", "        drop(mail);\n        drop(old);\n        call"),
+    (TURN, "leave is not given", "        (mail.granted, mail.resumed) = (granted, resumed);\n", "        mail.resumed = resumed;\n        let _ = granted;\n"),
+    (TURN, "leave wakes nobody", "        (mail.granted, mail.resumed) = (granted, resumed);\n        drop(mail);\n        self.posted.notify_all();", "        (mail.granted, mail.resumed) = (granted, resumed);\n        drop(mail);"),
+    (TURN, "leave is not taken back", "        mail.granted = mail.granted.min(mail.started);\n        mail.started\n", "        mail.started\n"),
+    (TURN, "a unit that failed stops nothing", "        if mail.call == call {\n            mail.granted = mail.granted.min(mail.started);", "        if mail.call == call && false {\n            mail.granted = mail.granted.min(mail.started);"),
+    (TURN, "a unit of an earlier call stops this one", "        if mail.call == call {\n            mail.granted = mail.granted.min(mail.started);", "        if mail.call >= call {\n            mail.granted = mail.granted.min(mail.started);"),
+    (TURN, "a close is not told", "        lock(&self.mail).closed = true;\n", ""),
+    (TURN, "a close wakes nobody", "        lock(&self.mail).closed = true;\n        self.posted.notify_all();", "        lock(&self.mail).closed = true;"),
+    (TURN, "nobody waits for the workers", "        while mail.alive > most {", "        while mail.alive > most && false {"),
+    (TURN, "a limit of a close is not kept", "                    if rest.is_zero() {\n                        return false;\n                    }\n                    self.left", "                    self.left"),
+    (TURN, "a worker that leaves is not told", "        lock(&self.0.mail).alive -= 1;\n        self.0.left.notify_all();", "        lock(&self.0.mail).alive -= 1;"),
+    (TURN, "each worker that leaves ends the pipe", "        let last = mail.running == 0;", "        let last = mail.running < 9;"),
+    (TURN, "the last worker leaves the producer", "            let turn = lock(&self.0.turn).take();\n            drop(turn);", "            let _ = &self.0.turn;"),
+    (TURN, "a panic of a source unwinds", "let filled = catch_unwind(AssertUnwindSafe(|| {", "let filled = Ok::<_, Box<dyn std::any::Any + Send>>((|| {"),
+    (TURN, "what is read is not forgotten", "        progress.ended();\n", ""),
+    (TURN, "what is read is not told", "        progress.began(ticket, times.start);\n", ""),
+    (TURN, "of what is read the last is told", "doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))", "doing.max_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))"),
+    # The caller.
+    (MOD, "a unit of an earlier call is delivered", "if (ticket.generation, ticket.seq) == (call, expected) {", "if ticket.seq == expected {"),
+    (MOD, "units are delivered out of order", "if (ticket.generation, ticket.seq) == (call, expected) {", "if ticket.generation == call || ticket.seq == expected {"),
+    (MOD, "a received unit is not counted", "        self.received += 1;\n", ""),
+    (MOD, "a call counts what was received before it", "            self.received = 0;\n", ""),
+    (MOD, "a blocking wait takes a held slot for an empty one", "        if !matches!(waiting, Waiting::Block) {", "        if true {"),
+    (MOD, "a held slot is an error at once", "if since.elapsed() < self.held_timeout {", "if false {"),
+    (MOD, "a held slot is waited for without end", "if since.elapsed() < self.held_timeout {", "if true {"),
+    (MOD, "a slot counts as held since an earlier item", "        if self.held_since.take().is_some() {", "        if self.held_since.is_some() {"),
+    (MOD, "a task has no clock without a worker", "                shared.wake_task();\n", ""),
+    (MOD, "a drop after a task waits as long as any", "*limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };", "*limit = END_LIMIT;"),
+    (MOD, "a drop does not end the workers", "        if self.consumer.is_some() {\n            self.end", "        if self.consumer.is_some() && false {\n            self.end"),
+    (MOD, "the consumer stays while the workers end", "        self.shared.close();\n        self.consumer = None;\n", "        self.shared.close();\n"),
+    (MOD, "a worker waits for itself", "usize::from(own), until", "0, until"),
+    (MOD, "a worker joins itself", ".filter(|thread| thread.thread().id() != here)", ".filter(|_| true)"),
+    (MOD, "a close hears no error", "let unheard = running.unheard(call, until);", "let unheard = running.unheard(call, until).filter(|_| false);"),
+    (MOD, "a close hears the errors of earlier calls", "            if header.ticket.generation == call {", "            if header.ticket.generation <= call {"),
+    (MOD, "a close after a unit that is missing is one in time", "        if !running.end(until) {", "        if !running.end(until) && false {"),
+    (MOD, "without overlap a unit that is there is not received", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return None;", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return Some(Received::Gone);"),
+    (MOD, "without overlap a held slot is not waited for", "Waiting::Block => Patience::Slot(Instant::now() + held_timeout),", "Waiting::Block => Patience::None,"),
+    (MOD, "a caller that helps loses what it finds", "            found => return Some(found),\n        }\n    }\n    None", "            found => drop(found),\n        }\n    }\n    None"),
+    (MOD, "an order that panicked has no name", "=> Error::Panicked { at, who: \"order\", message },", "=> Error::Panicked { at: At { step: None, ..at }, who: \"order\", message },"),
+    # The ring of host slots.
+    (RING, "a blocking wait ends when the slot is empty", "                    Received::Empty => {}\n                    found => return found,", "                    found => return found,"),
+    (RING, "a task takes a held slot for an empty one", "Poll::Pending if consumer.is_held() => Received::Held,", "Poll::Pending if false => Received::Held,"),
+    (RING, "a lost slot is the end", "Err(TryRecvError::Cancelled) => Received::Lost,", "Err(TryRecvError::Cancelled) => Received::Empty,"),
+    (RING, "a release is not noted", "        self.0.releases.note(self.0.seq());", ""),
+    (RECORD, "a release is that of another item", "(found.number == number).then_some((found.at, found.thread))", "Some((found.at, found.thread))"),
+    # The iterator, and the pipe's own front end.
+    (ITEMS, "an end is no end", "        self.ended = true;\n        // In a forked", "        // In a forked"),
+    (ITEMS, "a drop does not tell that the iteration was left", "        if !self.ended && !matches!(self.front, Held::Gone) {\n            self.end", "        if !self.ended && false {\n            self.end"),
+    (ITEMS, "a collection waits for the slots that it holds", "            if items >= slots {", "            if items > slots {"),
+    (ITEMS, "in another process units are waited for", "        if front.pipe().is_orphaned() {", "        if false {"),
+    (PLAIN, "an order whose length is known has an end", "(least, Some(most)) if least == most => Some(least as u64),", "(least, Some(most)) if least == most && most == 0 => Some(least as u64),"),
+    (PLAIN, "what was left goes on being filled", "        self.retract();\n", ""),
+    (PLAIN, "an error ends the iteration for ever", "        self.go_on();\n", ""),
+]
+
+# What -> why no test can kill it.
+EXCUSES = {
+}
+
+if __name__ == "__main__":
+    sys.exit(mutate_cuda.main(__doc__, "twinbuf", "src/pipe", MUTANTS, EXCUSES, lambda _: TESTS))
