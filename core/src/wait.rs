@@ -53,7 +53,7 @@ impl fmt::Debug for Word<'_> {
 /// | --- | --- | --- | --- |
 /// | [`Auto`] | nothing | with `std`: looks for a few µs while that pays, then sleeps; without: as `Spin` | by default |
 /// | [`Spin`] | nothing | uses its core fully | each side has its own core, and a wake-up (about 10 µs) is too late |
-/// | `Park` | `std` | sleeps in the kernel at once | every wait is long, or no CPU time may be spent on a look |
+/// | `Park` | `std` | sleeps in the kernel at once | every wait is long, or other threads keep the processors busy |
 /// | your own | | for example WFE/SEV, an RTOS semaphore | the target has no `std` |
 ///
 /// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
@@ -211,6 +211,9 @@ impl Wait for Spin {
 /// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits, or
 /// one whose sides share a processor, spends almost no time on looking. A wait that a look ends halves that number. A
 /// sleep of less than 50 µs resets it to none.
+///
+/// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds. With
+/// more than two threads at one ring, such as a pool, choose `Park` there.
 ///
 /// Use one `Auto` for one ring: both sides learn from it.
 ///
