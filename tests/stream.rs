@@ -125,6 +125,15 @@ fn a_group_that_is_held_for_ever_is_a_typed_error() {
         // They outlive their stream.
         held.iter().enumerate().for_each(|(number, group)| model.check(group, number));
     }
+    // A task is told too, though nobody polls it and nothing is released.
+    for overlap in [true, false] {
+        let mut layers = builder().depth(2).overlap(overlap).build().unwrap();
+        let mut pass = layers.pass();
+        let held: Vec<Group> = (0..2).map(|_| pass.next().unwrap().unwrap()).collect();
+        let error = pollster::block_on(pass.next_async()).unwrap().unwrap_err();
+        assert!(matches!(error, Error::SlotHeld { option: "depth", .. }), "{error}");
+        drop(held);
+    }
     // Those that stay in memory have no slot, so any number of them may be held.
     let mut layers = builder().keep(SIZES.len()).build().unwrap();
     let held: Vec<Group> = layers.pass().map(Result::unwrap).collect();
