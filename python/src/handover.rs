@@ -17,12 +17,14 @@ use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
 
+use crate::batch::Batch;
 use crate::errors;
 use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
 use crate::number::seconds_or_none;
 use crate::object::{Object, mapped};
 use crate::recorder::Recorder;
 use crate::report::{Kind, Report};
+use crate::tensors::Group;
 
 struct Item {
     item: Py<PyAny>,
@@ -547,7 +549,10 @@ impl Items {
         let made = received.and_then(|found| {
             let first = !mem::replace(&mut item.received, true);
             if let (true, Some(recorder)) = (first, &self.recorder) {
-                recorder.get().received(found.bind(py));
+                let batch =
+                    found.bind(py).cast::<Batch>().ok().map(|batch| (batch.get().epoch, batch.get().step));
+                let group = || found.bind(py).cast::<Group>().ok().map(|group| group.get().place);
+                batch.or_else(group).into_iter().for_each(|place| recorder.get().received(place));
             }
             let Some(map) = &self.map else { return Ok(found) };
             mapped(py, map, &found).inspect_err(|raised| again = !raised.is_instance_of::<PyException>(py))

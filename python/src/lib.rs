@@ -6,7 +6,6 @@ mod device;
 mod dlpack;
 mod dtype;
 mod engine;
-mod epochs;
 mod errors;
 mod handover;
 mod indices;

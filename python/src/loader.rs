@@ -1,21 +1,21 @@
 //! `Loader`: builds a loader, begins its iterations, saves and restores its position.
 
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
+use pyo3::sync::MutexExt;
+use pyo3::types::{IntoPyDict, PyDict, PyIterator, PyRange, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::mmap::ReadMode;
 use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::dataset::{self, PythonData};
 use crate::device;
 use crate::engine::{self, Closing, Run, Shared, State};
-use crate::epochs::{Epochs, Which};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
 use crate::locked::{LEAVE, Locked, SLICE, detached};
@@ -25,7 +25,7 @@ use crate::object::Object;
 use crate::phase::Phase;
 use crate::plan::Plan;
 use crate::position::Position;
-use crate::records::Records;
+use crate::records::{Records, read_mode_of};
 use crate::report::{Kind, Report};
 use crate::switches;
 
@@ -575,19 +575,6 @@ impl Loader {
     }
 }
 
-pub(crate) fn read_mode_of(py: Python<'_>, name: &str) -> PyResult<ReadMode> {
-    Ok(match name {
-        "auto" => ReadMode::Auto,
-        "pread" => ReadMode::Pread,
-        "direct" => ReadMode::Direct,
-        _ => {
-            let line =
-                format!("option `read_mode`: wanted \"auto\", \"pread\" or \"direct\", found {name:?}");
-            return Err(errors::option(py, line));
-        }
-    })
-}
-
 /// The number of an epoch.
 fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
     let found = whole("epoch", epoch)?;
@@ -597,5 +584,101 @@ fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
             Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
         }
         _ => Ok(found),
+    }
+}
+
+/// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
+/// iteration begins at the first batch.
+#[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
+pub(crate) struct Epochs {
+    loader: Py<Loader>,
+    which: Which,
+    /// The longest wait for a batch.
+    timeout: Option<Duration>,
+    begun: OnceLock<Py<PyAny>>,
+    /// Held by the thread that begins.
+    beginning: Mutex<()>,
+    /// Batches of the whole iteration once that is known, and those handed out.
+    all: OnceLock<u64>,
+    received: AtomicU64,
+}
+
+#[derive(Clone)]
+pub(crate) enum Which {
+    /// Several epochs.
+    Range(Range<u64>),
+    /// One epoch: the next one, if it has no number.
+    One(Option<u64>),
+}
+
+impl Which {
+    /// The epochs; and if it is a single one, the epoch after it.
+    pub(crate) fn epochs(&self, state: &State) -> (Range<u64>, Option<u64>) {
+        let one = match self {
+            Self::Range(epochs) => return (epochs.clone(), None),
+            Self::One(Some(epoch)) => *epoch,
+            Self::One(None) => state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch),
+        };
+        let next = one.saturating_add(1);
+        (one..next, Some(next))
+    }
+}
+
+impl Epochs {
+    pub(crate) fn new(loader: Py<Loader>, which: Which, timeout: Option<Duration>) -> Self {
+        let (begun, all) = (OnceLock::new(), OnceLock::new());
+        Self { loader, which, timeout, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
+    }
+
+    fn all(&self, py: Python<'_>) -> PyResult<u64> {
+        match self.all.get() {
+            Some(&all) => Ok(all),
+            // Not within the lock's own call, which would wait while it holds the GIL.
+            None => {
+                let all = self.loader.get().count(py, &self.which);
+                Ok(*self.all.get_or_init(|| all))
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Epochs {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// The batches that are left.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        // Relaxed: a number for whoever asks, and nothing depends on it.
+        Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
+    }
+
+    /// Where the time went so far, in all iterations of the loader.
+    fn report(&self, py: Python<'_>) -> PyResult<Report> {
+        self.loader.get().report(py)
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let batches = match self.begun.get() {
+            Some(batches) => batches,
+            None => {
+                let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+                if self.begun.get().is_none() {
+                    self.all(py)?;
+                    let begun = Loader::begin(self.loader.bind(py), &self.which, self.timeout)?;
+                    let _ = self.begun.set(begun);
+                }
+                self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
+            }
+        };
+        let batch = batches.bind(py).cast::<PyIterator>()?.clone().next().transpose()?;
+        self.received.fetch_add(u64::from(batch.is_some()), Ordering::Relaxed);
+        Ok(batch.map(Bound::unbind))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.loader)?;
+        visit.call(self.begun.get())
     }
 }

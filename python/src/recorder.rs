@@ -10,10 +10,8 @@ use pyo3::types::PyIterator;
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::observe::{LoopRecorder, Trace};
 
-use crate::batch::Batch;
 use crate::errors;
 use crate::report::Report;
-use crate::tensors::Group;
 
 /// What `watch` and the loop of a device are measured by.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
@@ -30,13 +28,9 @@ impl Recorder {
         self.lock().asked(Instant::now());
     }
 
-    /// The loop has received this batch or group.
-    pub(crate) fn received(&self, item: &Bound<'_, PyAny>) {
-        let batch = item.cast::<Batch>().ok().map(|batch| (batch.get().epoch, batch.get().step));
-        let place = batch.or_else(|| item.cast::<Group>().ok().map(|group| group.get().place));
-        if let Some((epoch, step)) = place {
-            self.lock().received(epoch, step, Instant::now());
-        }
+    /// The loop has received the item of this epoch and step.
+    pub(crate) fn received(&self, (epoch, step): (u64, u64)) {
+        self.lock().received(epoch, step, Instant::now());
     }
 
     pub(crate) fn ended(&self) {

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Dataset;
-use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, files};
+use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, ReadMode, files};
 use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
@@ -663,4 +663,17 @@ impl Records {
         }
         Ok(transform)
     }
+}
+
+pub(crate) fn read_mode_of(py: Python<'_>, name: &str) -> PyResult<ReadMode> {
+    Ok(match name {
+        "auto" => ReadMode::Auto,
+        "pread" => ReadMode::Pread,
+        "direct" => ReadMode::Direct,
+        _ => {
+            let line =
+                format!("option `read_mode`: wanted \"auto\", \"pread\" or \"direct\", found {name:?}");
+            return Err(errors::option(py, line));
+        }
+    })
 }

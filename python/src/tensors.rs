@@ -14,10 +14,9 @@ use crate::device;
 use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::loader::read_mode_of;
 use crate::locked::{Locked, SLICE};
 use crate::number::whole_or_none;
-use crate::records::paths_of;
+use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
