@@ -60,7 +60,7 @@ MUTANTS = [
     (TURN, "a worker that leaves is not told", "        lock(&self.0.mail).alive -= 1;\n        self.0.left.notify_all();", "        lock(&self.0.mail).alive -= 1;"),
     (TURN, "each worker that leaves ends the pipe", "        let last = mail.running == 0;", "        let last = mail.running < 9;"),
     (TURN, "the last worker leaves the producer", "            let turn = lock(&self.0.turn).take();\n            drop(turn);", "            let _ = &self.0.turn;"),
-    (TURN, "a panic of a source unwinds", "let filled = catch_unwind(AssertUnwindSafe(|| {", "let filled = Ok::<_, Box<dyn std::any::Any + Send>>((|| {"),
+    (TURN, "a panic of a source unwinds", "        let filled = catch_unwind(", "        let filled = (|source: AssertUnwindSafe<_>| Ok::<_, Box<dyn std::any::Any + Send>>(source()))("),
     (TURN, "what is read is not forgotten", "        progress.ended();\n", ""),
     (TURN, "what is read is not told", "        progress.began(ticket, times.start);\n", ""),
     (TURN, "of what is read the last is told", "doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))", "doing.max_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))"),
