@@ -29,7 +29,9 @@ const SAMPLE: Duration = Duration::from_millis(40);
 /// Passes this many items, and returns how long that took.
 type Run<'a> = Box<dyn Fn(u64) -> Duration + 'a>;
 
-/// What an item costs, in steps of arithmetic: a thread that is not running makes no progress.
+/// What an item costs, in steps of arithmetic: a thread that is not running makes no progress. Not inlined, or a step
+/// takes twice as long in one pool as in another.
+#[inline(never)]
 fn work(steps: u64, item: u64) -> u64 {
     (0..steps).fold(item, |sum, step| black_box(sum ^ step));
     item
