@@ -229,15 +229,15 @@ impl Recent {
         (all.as_secs_f64() / any.as_secs_f64().max(1e-9)).max(1.0)
     }
 
-    /// Whether the loads, though they went on at the same time, ended one after the other at a distance: as they do if they
-    /// take turns at something, such as a lock.
+    /// Whether the loads ended one after the other at a distance. If they went on at the same time, they take turns at
+    /// something, such as a lock.
     pub(super) fn takes_turns(&self) -> bool {
         let mut ends: Vec<_> = self.units.iter().map(|seen| seen.load.end).collect();
         ends.sort_unstable();
         let mut gaps: Vec<_> = ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
         gaps.sort_unstable();
         let mean = gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap_or(u32::MAX);
-        self.side_by_side() > 1.5 && gaps.get(gaps.len() / 10).is_some_and(|short| *short > mean / 2)
+        gaps.get(gaps.len() / 10).is_some_and(|short| *short > mean / 2)
     }
 
     /// The batches for a replay. Loads and uses take the given parts of the time that they took.

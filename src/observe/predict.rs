@@ -100,6 +100,8 @@ struct View {
     machine: Machine,
     /// What is measured over what is replayed with the same settings. Not a number if the replay has no end.
     ratio: f64,
+    /// How much longer than the caller other threads use what they were lent, with these settings.
+    lent: f64,
 }
 
 /// Two views of what was measured. Threads waited for processors, and the system does not tell who had them: in the first
@@ -122,7 +124,7 @@ impl Model {
         let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
         let demand = Demand::of(recent, measured, processors);
         let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
-        let turns = !files && demand.cpu[0] < 0.9 && recent.takes_turns();
+        let turns = !files && demand.cpu[0] < 0.9 && loads > 1.5 && recent.takes_turns();
         let view = |explained: f64, processors: f64, longest_wake: f64| {
             let [load, train] = demand.delay.map(|delay| 1.0 - delay.min(explained));
             let load_cpu = (demand.cpu[0] / load).min(1.0);
@@ -152,9 +154,11 @@ impl Model {
             if !report.device.is_zero() {
                 on_device(&mut units, report);
             }
-            let wall = replay(&units, &machine, settings, Scale::MEASURED).map(|found| found.wall);
-            let ratio = wall.filter(|wall| *wall > 0.0).map_or(f64::NAN, |wall| measured / wall);
-            View { units, machine, ratio }
+            let now = replay(&units, &machine, settings, Scale::MEASURED);
+            let lent = now.map_or(0.0, |now| now.end - now.wall);
+            let now = now.filter(|now| now.wall > 0.0);
+            let ratio = now.map_or(f64::NAN, |now| measured / now.wall);
+            View { units, machine, ratio, lent }
         };
         let left = if demand.busy { demand.had.clamp(0.1, processors) } else { processors };
         let views = [view(0.0, left, f64::INFINITY), view(demand.ours, processors, 3.0 * WAKE)];
@@ -185,14 +189,11 @@ impl Model {
             return None;
         }
         let mut worse: Option<Prediction> = None;
-        for View { units, machine, ratio } in &self.views {
+        for View { units, machine, ratio, lent } in &self.views {
             let found = replay(units, machine, settings, Scale::MEASURED)?;
             // What no thread explains has threads as its cause: without any there is none.
             let ratio = if settings.overlap == self.settings.overlap { *ratio } else { 1.0 };
             let ratio = if ratio.is_finite() { ratio } else { 1.0 };
-            let now = replay(units, machine, self.settings, Scale::MEASURED);
-            // Batches that were lent are used until then.
-            let lent = now.map_or(0.0, |now| (now.end - now.wall).max(0.0));
             let found = Prediction {
                 settings,
                 batches: units.len() as u64,
@@ -212,7 +213,7 @@ impl Model {
     /// The settings worth a try, the smallest change first: in slots, then in threads.
     fn candidates(&self, report: &Report) -> Vec<Settings> {
         let now = self.settings;
-        if report.elsewhere || self.kept(report).is_some() {
+        if report.elsewhere {
             return Vec::new();
         }
         let mut all = Vec::new();
@@ -239,11 +240,8 @@ impl Model {
         all
     }
 
-    /// The smallest change that gains, if none gains much more.
+    /// The smallest change that gains, if none gains much more. For a caller that keeps no batches, and without a doubt.
     fn recommended(&self, report: &Report) -> Option<Prediction> {
-        if self.doubt().is_some() {
-            return None;
-        }
         let candidates = self.candidates(report);
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
@@ -366,7 +364,8 @@ impl Report {
     /// they were, and without those that the loader's own threads can explain. What gains less counts.
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
-        Model::of(self).recommended(self)
+        let model = Model::of(self);
+        if model.kept(self).is_some() || model.doubt().is_some() { None } else { model.recommended(self) }
     }
 
     /// Returns advice as text: to let go of batches that are kept while the loader waits for their slots, the change of

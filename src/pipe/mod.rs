@@ -605,7 +605,7 @@ impl<R: Ring> Running<R> {
     }
 }
 
-/// The report so far, of so many loads.
+/// The report so far. `loads` units were started.
 fn report_of<R: Ring>(recorder: &Recorder, loads: u64, consumer: Option<&R::Consumer>) -> Report {
     let (time, bytes) = consumer.map_or_else(Default::default, R::copies);
     recorder.report().with_transfers(loads, time, bytes)
