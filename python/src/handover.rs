@@ -549,10 +549,9 @@ impl Items {
         let made = received.and_then(|found| {
             let first = !mem::replace(&mut item.received, true);
             if let (true, Some(recorder)) = (first, &self.recorder) {
-                let batch =
-                    found.bind(py).cast::<Batch>().ok().map(|batch| (batch.get().epoch, batch.get().step));
-                let group = || found.bind(py).cast::<Group>().ok().map(|group| group.get().place);
-                batch.or_else(group).into_iter().for_each(|place| recorder.get().received(place));
+                if let Some(place) = place_of(found.bind(py)) {
+                    recorder.get().received(place);
+                }
             }
             let Some(map) = &self.map else { return Ok(found) };
             mapped(py, map, &found).inspect_err(|raised| again = !raised.is_instance_of::<PyException>(py))
@@ -727,4 +726,12 @@ pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
         threads.push((patience, Box::new(move || making.running.load(Ordering::Relaxed))));
     }
     threads
+}
+
+/// The epoch and the step of a batch, or of a group.
+fn place_of(item: &Bound<'_, PyAny>) -> Option<(u64, u64)> {
+    if let Ok(batch) = item.cast::<Batch>() {
+        return Some((batch.get().epoch, batch.get().step));
+    }
+    item.cast::<Group>().ok().map(|group| group.get().place)
 }
