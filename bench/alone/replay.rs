@@ -1,7 +1,7 @@
-//! What the report recommends, followed: twenty-one loads whose truth is known, each quiet and beside busy threads. Each is
-//! measured; if its report recommends something, the same loop runs with that and without it in turn, and the time that it
-//! saves is set against the time that was promised. A load on a device uses the software driver of the tests: its copies
-//! take time, and nothing else about it is a GPU's.
+//! Follows what the report recommends, for 21 loads whose truth is known, quiet and beside busy threads. Each load is
+//! measured. If its report recommends something, the same loop runs with that and without it in turn; the table compares
+//! the time that it saves with the time that was promised. The load on a device uses the software driver of the tests: its
+//! copies take time, and nothing else about it is a GPU's.
 //!
 //! ```sh
 //! cargo bench --bench replay [-- --busy 0,1,2,4 --runs 5 load...]    # default: quiet, 5 runs, all loads
@@ -237,35 +237,65 @@ fn enqueue(_: twinbuf::loader::LoaderBuilder) -> Result<(Report, Duration), BoxE
     Err("the software driver needs Linux".into())
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / 2).copied()
 }
 
 /// The load as its report advises, and what that promises; `None` if it advises nothing that can be done.
 fn advised(load: &Load, report: &Report) -> Option<(Load, Option<f64>)> {
     let advice = report.advice();
-    if advice.contains("let go of") {
-        return Some((Load { caller: Caller::Drops, ..*load }, None));
-    }
-    if advice.contains("`epochs(..)`") {
+    if ["let go of", "`epochs(..)`"].iter().any(|call| advice.contains(call)) {
         return Some((Load { caller: Caller::Drops, ..*load }, None));
     }
     let found = report.recommended()?;
     Some((Load { settings: found.settings, ..*load }, Some(found.gain())))
 }
 
-/// All runs of all loads beside so many busy threads.
+/// What came of the runs of one load.
+#[derive(Default)]
+struct Found {
+    /// The parts of the time that were promised, and that were saved, and whether each promise was kept.
+    promised: Vec<f64>,
+    saved: Vec<f64>,
+    kept: Vec<bool>,
+    /// Verdicts, and those that are right.
+    verdicts: usize,
+    right: usize,
+    /// Of the last run.
+    advice: String,
+}
+
+impl Found {
+    /// Measures the load once, and follows the advice.
+    fn run(&mut self, load: &Load, rounds_a_ms: u64) -> Result<(), BoxError> {
+        let (report, _) = measure(load, rounds_a_ms)?;
+        self.advice = report.advice();
+        let verdict = report.verdict();
+        self.verdicts += usize::from(verdict != Verdict::Unmeasured);
+        self.right += usize::from(load.verdicts.contains(&verdict));
+        let Some((change, promised)) = advised(load, &report) else { return Ok(()) };
+        let mut pairs = Vec::new();
+        for _ in 0..PAIRS {
+            let before = measure(load, rounds_a_ms)?.1.as_secs_f64();
+            pairs.push(1.0 - measure(&change, rounds_a_ms)?.1.as_secs_f64() / before);
+        }
+        let saved = median(pairs).unwrap_or_default();
+        self.saved.push(saved);
+        self.kept.extend(promised.map(|promised| promised - saved <= 0.08));
+        self.promised.extend(promised);
+        Ok(())
+    }
+}
+
+fn percent(value: Option<f64>) -> String {
+    value.map_or("-".into(), |value| format!("{:.0} %", value * 100.0))
+}
+
+/// All runs of the loads, while this many other threads are busy.
 fn beside(busy: usize, runs: usize, wanted: &[String], rounds_a_ms: u64) -> Result<(), BoxError> {
-    println!("beside {busy} busy threads, {runs} runs");
-    println!(
-        "{:<10} {:>6} {:>9} {:>9} {:>9} {:>9}  advice of the last run",
-        "load", "advice", "promised", "got", "slowest", "verdicts"
-    );
     let stop = AtomicBool::new(false);
-    let (mut spoke, mut slower, mut promises, mut kept, mut wrong) = (0, 0, 0, 0, 0);
-    let all = LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name));
-    thread::scope(|scope| -> Result<(), BoxError> {
+    thread::scope(|scope| {
         for _ in 0..busy {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -273,59 +303,41 @@ fn beside(busy: usize, runs: usize, wanted: &[String], rounds_a_ms: u64) -> Resu
                 }
             });
         }
-        let mut all = || -> Result<(), BoxError> {
-            for load in all.clone() {
-                let (mut promised, mut got, mut right, mut verdicts) = (Vec::new(), Vec::new(), 0, 0);
-                let mut advice = String::new();
-                for _ in 0..runs {
-                    let (report, _) = measure(load, rounds_a_ms)?;
-                    advice = report.advice();
-                    if report.verdict() != Verdict::Unmeasured {
-                        verdicts += 1;
-                        right += usize::from(load.verdicts.contains(&report.verdict()));
-                    }
-                    let Some((change, gain)) = advised(load, &report) else { continue };
-                    let pairs: Result<Vec<_>, BoxError> = (0..PAIRS)
-                        .map(|_| {
-                            let before = measure(load, rounds_a_ms)?.1.as_secs_f64();
-                            Ok(1.0 - measure(&change, rounds_a_ms)?.1.as_secs_f64() / before)
-                        })
-                        .collect();
-                    let saved = median(pairs?);
-                    got.push(saved);
-                    slower += usize::from(saved < -0.03);
-                    if let Some(gain) = gain {
-                        promises += 1;
-                        kept += usize::from(gain - saved <= 0.08);
-                        promised.push(gain);
-                    }
-                }
-                wrong += verdicts - right;
-                spoke += usize::from(got.len() * 2 > runs && median(got.clone()) > 0.0);
-                let percent = |values: &[f64]| {
-                    if values.is_empty() {
-                        "-".into()
-                    } else {
-                        format!("{:.0} %", median(values.to_vec()) * 100.0)
-                    }
-                };
-                let least = got.iter().copied().fold(f64::INFINITY, f64::min);
-                let least = if got.is_empty() { "-".into() } else { format!("{:.0} %", least * 100.0) };
-                println!(
-                    "{:<10} {:>6} {:>9} {:>9} {least:>9} {:>9}  {advice}",
-                    load.name,
-                    got.len(),
-                    percent(&promised),
-                    percent(&got),
-                    format!("{right}/{verdicts}")
-                );
-            }
-            Ok(())
-        };
-        let done = all();
+        println!("beside {busy} busy threads, {runs} runs");
+        let done = table(runs, wanted, rounds_a_ms);
         stop.store(true, Ordering::Relaxed);
         done
-    })?;
+    })
+}
+
+fn table(runs: usize, wanted: &[String], rounds_a_ms: u64) -> Result<(), BoxError> {
+    println!(
+        "{:<10} {:>6} {:>9} {:>9} {:>9} {:>9}  advice of the last run",
+        "load", "advice", "promised", "got", "slowest", "verdicts"
+    );
+    let (mut spoke, mut slower, mut promises, mut kept, mut wrong) = (0, 0, 0, 0, 0);
+    for load in LOADS.iter().filter(|load| wanted.is_empty() || wanted.iter().any(|name| name == load.name)) {
+        let mut found = Found::default();
+        for _ in 0..runs {
+            found.run(load, rounds_a_ms)?;
+        }
+        let Found { promised, saved, kept: each_kept, verdicts, right, advice } = found;
+        let least = saved.iter().copied().min_by(f64::total_cmp);
+        slower += saved.iter().filter(|saved| **saved < -0.03).count();
+        promises += promised.len();
+        kept += each_kept.iter().filter(|kept| **kept).count();
+        wrong += verdicts - right;
+        let (times, got) = (saved.len(), median(saved));
+        spoke += usize::from(times * 2 > runs && got > Some(0.0));
+        println!(
+            "{:<10} {times:>6} {:>9} {:>9} {:>9} {:>9}  {advice}",
+            load.name,
+            percent(median(promised)),
+            percent(got),
+            percent(least),
+            format!("{right}/{verdicts}")
+        );
+    }
     println!(
         "right advice for {spoke} loads; {kept} of {promises} promises kept within 8 points; {slower} more than 3 % \
          slower; {wrong} verdicts wrong\n"
