@@ -165,8 +165,6 @@ impl<M: 'static> HostSlots<M> {
 ///
 /// **Dropping it does not commit the batch**: call [`commit`](HostSlot::commit). The next acquire call then returns the
 /// same slot. The slot contains bytes of an earlier batch, or zeros.
-///
-/// A write-combined slot is slow to read: fill it in order, and do not read it.
 #[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
     slot: WriteSlot<'p, 'static, usize>,

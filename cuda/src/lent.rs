@@ -16,7 +16,8 @@ impl Host {
     ///
     /// `lender` owns the memory. The uploader drops `lender`, on any thread, when it no longer uses the memory. If
     /// the memory is page-locked, copies from it are asynchronous. Otherwise the driver copies through a staging
-    /// buffer.
+    /// buffer. Write-combined memory (`CU_MEMHOSTALLOC_WRITECOMBINED`) needs no fence. Fill it in order, and do not read
+    /// it, because it is not cached.
     ///
     /// # Safety
     ///

@@ -85,13 +85,13 @@ unsafe impl Send for HostBytes {}
 unsafe impl Sync for HostBytes {}
 
 impl HostBytes {
-    /// Allocates `len` bytes, at least one, zeroed. `flags` are `CU_MEMHOSTALLOC_*`. `ctx` is current.
+    /// Allocates `len` bytes, at least one, zeroed. `ctx` is current.
     ///
     /// This call touches the pages on the calling thread, so Linux places them on that thread's NUMA node, unless a
     /// policy (`numactl`) places them elsewhere.
-    pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize, flags: u32) -> Result<Self, Error> {
+    pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize) -> Result<Self, Error> {
         // SAFETY: the memory is zeroed below, before it is read.
-        let start = check("cuMemHostAlloc", unsafe { result::malloc_host(len, flags) })?;
+        let start = check("cuMemHostAlloc", unsafe { result::malloc_host(len, 0) })?;
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             return Err(Error::Driver {
                 call: "cuMemHostAlloc",

@@ -90,7 +90,7 @@ impl StagerBuilder {
         let blocking = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         let slot = |_| {
             Ok(Slot {
-                memory: HostBytes::new(&ctx, slot_bytes, 0)?,
+                memory: HostBytes::new(&ctx, slot_bytes)?,
                 len: slot_bytes,
                 ready: Event::new(&ctx, untimed)?,
                 copied: Event::new(&ctx, untimed | blocking)?,

@@ -57,7 +57,7 @@ impl Slots {
             Self::Chunks => uploader.chunk_bytes(BYTES / 4),
             Self::Lent => {
                 let host = (0..host).map(|_| {
-                    let memory = HostBytes::new(ctx, BYTES, 0)?;
+                    let memory = HostBytes::new(ctx, BYTES)?;
                     // SAFETY: the lender owns it.
                     Ok(unsafe { lent::Host::new(memory.start(), BYTES, memory) })
                 });
@@ -80,7 +80,7 @@ fn train(
     let (mut slots, mut batches) = uploader.build::<u32>()?;
     ctx.bind_to_thread().unwrap();
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
-    let seen = HostBytes::new(ctx, BYTES * BATCHES as usize, 0)?;
+    let seen = HostBytes::new(ctx, BYTES * BATCHES as usize)?;
     let target = seen.start().as_ptr();
     // Without an edge, the device is stopped until the first batch is in use. Otherwise the copy thread may already
     // have seen a copy complete, and the host's later work then comes after that copy even without the edge. On a busy

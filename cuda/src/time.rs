@@ -105,7 +105,7 @@ mod tests {
         let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
         let right = clock.at;
         let second = Duration::from_secs(1);
-        let source = HostBytes::new(&ctx, 4096, 0).unwrap();
+        let source = HostBytes::new(&ctx, 4096).unwrap();
         let bytes = DeviceBytes::new(&stream, 4096).unwrap();
         let mut slot = DeviceBuf::<()>::new(&stream, bytes, true).unwrap();
         for (name, at) in [("behind", right - second), ("right", right), ("ahead", right + second)] {

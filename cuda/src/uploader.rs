@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::CudaContext;
 use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
@@ -62,7 +62,6 @@ pub struct Uploader {
     host_depth: Option<usize>,
     device_depth: usize,
     host_slots: Option<Vec<lent::Host>>,
-    write_combined: bool,
     overlap: bool,
     times: bool,
     on_copied: Option<OnCopied>,
@@ -79,7 +78,6 @@ impl Uploader {
             host_depth: None,
             device_depth: 2,
             host_slots: None,
-            write_combined: false,
             overlap: true,
             times: false,
             on_copied: None,
@@ -114,14 +112,6 @@ impl Uploader {
     /// [`build`](Self::build) returns [`Error::Option`] for 0.
     pub fn device_depth(mut self, slots: usize) -> Self {
         self.device_depth = slots;
-        self
-    }
-
-    /// Sets whether the host slots are write-combined. Write-combined memory is not cached: copies may be faster,
-    /// but reading the slots on the host is very slow. Default: `false`. On Tegra devices before compute capability 7.2,
-    /// all page-locked memory is uncached. This has no effect on slots from [`host_slots`](Uploader::host_slots).
-    pub fn write_combined(mut self, write_combined: bool) -> Self {
-        self.write_combined = write_combined;
         self
     }
 
@@ -198,11 +188,10 @@ impl Uploader {
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx)?);
         let timed = self.times || self.on_copied.is_some();
-        let flags = if self.write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
         let memory = match self.host_slots {
             Some(lent) => lent.into_iter().map(|slot| HostBytes::lent(slot.start, slot.lender)).collect(),
             None => (0..host_depth)
-                .map(|_| HostBytes::new(&ctx, slot_bytes, flags))
+                .map(|_| HostBytes::new(&ctx, slot_bytes))
                 .collect::<Result<Vec<_>, Error>>()?,
         };
         let device = (0..device_depth)
@@ -234,4 +223,4 @@ impl Uploader {
 }
 
 debug!([] Uploader, this, slot_bytes: this.slot_bytes, chunk_bytes: this.chunk_bytes, host_depth: this.host_depth,
-    device_depth: this.device_depth, write_combined: this.write_combined, overlap: this.overlap);
+    device_depth: this.device_depth, overlap: this.overlap);

@@ -9,7 +9,7 @@ use twinbuf_cuda::cudarc::driver::{
 };
 use twinbuf_cuda::{Copied, Uploader};
 
-use super::measure::{Source, fill, median, quantiles, rates, seconds};
+use super::measure::{Source, fill, median, quantiles, rates, seconds, write_combined};
 use super::{Extent, Result};
 
 /// One size: plain copies from three kinds of memory, and the same bytes through an uploader.
@@ -18,13 +18,13 @@ pub(crate) fn copies(ctx: &Arc<CudaContext>, extent: &Extent, size: usize) -> Re
     let mut target = stream.alloc_zeros::<u8>(size)?;
     let count = extent.count(size);
     let mut plain = |source: &Source| fill(&mut target, source, &stream, count);
-    let mut beside = |write_combined: bool| -> Result<Value> {
-        let flags = if write_combined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+    let mut beside = |flags: u32, uploader: Uploader| -> Result<Value> {
         let source = Source::pinned(size, flags)?;
-        let uploader = Uploader::new(ctx, size).write_combined(write_combined);
         uploads(uploader, extent, size, count, || plain(&source))
     };
-    let (pinned, write_combined) = (beside(false)?, beside(true)?);
+    let pinned = beside(0, Uploader::new(ctx, size))?;
+    let lent = Uploader::new(ctx, size).host_slots(write_combined(size)?);
+    let write_combined = beside(sys::CU_MEMHOSTALLOC_WRITECOMBINED, lent)?;
     let source = Source::Pageable(vec![1; size]);
     plain(&source)?; // not counted: first touches
     let pageable = (0..extent.rounds).map(|_| seconds(|| plain(&source))).collect::<Result<_>>()?;

@@ -1,10 +1,12 @@
 //! What all measurements share: memory to copy from, timing, and figures.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use twinbuf_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, result};
+use twinbuf_cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, result, sys};
+use twinbuf_cuda::lent;
 
 use super::Result;
 
@@ -30,6 +32,20 @@ impl Source {
             Self::Pageable(bytes) => bytes,
         }
     }
+}
+
+// SAFETY: plain memory of the driver's; freed on any thread.
+unsafe impl Send for Source {}
+
+/// Two host slots of write-combined memory.
+pub(crate) fn write_combined(bytes: usize) -> Result<Vec<lent::Host>> {
+    let slot = |_| {
+        let source = Source::pinned(bytes, sys::CU_MEMHOSTALLOC_WRITECOMBINED)?;
+        let start = NonNull::from(source.bytes()).cast();
+        // SAFETY: initialized by `pinned`. The lender owns it, and nothing else uses it.
+        Ok(unsafe { lent::Host::new(start, bytes, source) })
+    };
+    (0..2).map(slot).collect()
 }
 
 impl Drop for Source {

@@ -7,7 +7,7 @@ use twinbuf_cuda::Uploader;
 use twinbuf_cuda::cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 
 use super::captures::{code, end};
-use super::measure::Source;
+use super::measure::{self, Source};
 use super::{Line, Result, entry};
 
 const BYTES: usize = 1 << 20;
@@ -76,7 +76,8 @@ fn frees(ctx: &Arc<CudaContext>) -> Result<Value> {
 fn write_combined(ctx: &Arc<CudaContext>) -> Result<Value> {
     const ROUNDS: u8 = 200;
     let stream = ctx.new_stream()?;
-    let (mut slots, mut batches) = Uploader::new(ctx, BYTES).write_combined(true).build::<()>()?;
+    let (mut slots, mut batches) =
+        Uploader::new(ctx, BYTES).host_slots(measure::write_combined(BYTES)?).build::<()>()?;
     let mut wrong = 0;
     for round in 0..ROUNDS {
         let mut slot = slots.acquire()?;

@@ -85,28 +85,6 @@ impl<'s, 'env> Staging<'s, 'env> {
         self.add(device, len, Way::Upload, fill)
     }
 
-    /// Copies what `fill` writes to `len` bytes of device memory at `device`, for memory that cudarc does not own;
-    /// otherwise same as [`upload_with`](Self::upload_with).
-    ///
-    /// # Safety
-    ///
-    /// The range is in one allocation of the stager's context, which exists until the scope's stream has executed what is
-    /// in it at the end of the scope. Until then, only this stager and work in the scope's stream use the range. Its
-    /// elements may have any bytes.
-    ///
-    /// # Errors
-    ///
-    /// See [`upload_with`](Self::upload_with).
-    pub unsafe fn upload_raw(
-        &mut self,
-        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
-        device: CUdeviceptr,
-        len: usize,
-    ) -> Result<(), Error> {
-        drop(self.usable()?);
-        self.add(device, len, Way::Upload, fill)
-    }
-
     /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
     /// when [`Stager::scope`](crate::Stager::scope) returns.
     ///
@@ -122,42 +100,6 @@ impl<'s, 'env> Staging<'s, 'env> {
             Ok(())
         };
         self.add(device, len, Way::Offload, to)
-    }
-
-    /// Passes device memory to `take` in parts: `take(at, bytes)` gets the bytes from byte `at` on, and writes them to a
-    /// file, or converts them. Several threads call it.
-    ///
-    /// # Errors
-    ///
-    /// See [`Staging`]. An error that `take` returns is [`Error::Fill`].
-    pub fn offload_with<T: Element>(
-        &mut self,
-        src: CudaView<'env, T>,
-        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
-    ) -> Result<(), Error> {
-        let len = src.num_bytes();
-        let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
-        self.add(device, len, Way::Offload, move |at, bytes: &mut [u8]| take(at, bytes))
-    }
-
-    /// Passes `len` bytes of device memory at `device` to `take`, for memory that cudarc does not own; otherwise same as
-    /// [`offload_with`](Self::offload_with).
-    ///
-    /// # Safety
-    ///
-    /// As for [`upload_raw`](Self::upload_raw); other work may read the range.
-    ///
-    /// # Errors
-    ///
-    /// See [`offload_with`](Self::offload_with).
-    pub unsafe fn offload_raw(
-        &mut self,
-        device: CUdeviceptr,
-        len: usize,
-        take: impl Fn(usize, &[u8]) -> io::Result<()> + Send + Sync + 'env,
-    ) -> Result<(), Error> {
-        drop(self.usable()?);
-        self.add(device, len, Way::Offload, move |at, bytes: &mut [u8]| take(at, bytes))
     }
 
     /// The address of memory that `view` is in, to be used on the scope's stream.
