@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
@@ -362,8 +363,23 @@ impl<M: 'static> Engine<M> {
 pub(crate) struct Hand<M: 'static> {
     /// `None` after the end.
     engine: Mutex<Option<Box<Engine<M>>>>,
+    /// The thread that has that lock: the engine calls the caller's code, which may use the uploader.
+    user: Mutex<Option<ThreadId>>,
     hosts: Arc<Hosts<M>>,
     shared: Arc<Shared<M>>,
+}
+
+/// Forgets the thread when it is dropped, also by a panic of the caller's code.
+struct User<'h>(&'h Mutex<Option<ThreadId>>);
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        *lock(self.0) = None;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How to wait for a host slot.
@@ -376,16 +392,19 @@ pub(crate) enum Waiting<'a, 'c> {
 
 impl<M: 'static> Hand<M> {
     pub(crate) fn new(engine: Engine<M>, hosts: Arc<Hosts<M>>, shared: Arc<Shared<M>>) -> Self {
-        Self { engine: Mutex::new(Some(Box::new(engine))), hosts, shared }
+        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), hosts, shared }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Box<Engine<M>>>> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether `on_copied` or a waker makes this call, within another one of the uploader's on the same thread.
+    fn is_within(&self) -> bool {
+        *lock(&self.user) == Some(thread::current().id())
     }
 
     /// Calls `work`. Its error ends the uploader.
     fn with<R>(&self, work: impl FnOnce(&mut Engine<M>) -> Result<R, Error>) -> Result<R, Error> {
-        let mut place = self.lock();
+        let mut place = lock(&self.engine);
+        *lock(&self.user) = Some(thread::current().id());
+        let _user = User(&self.user);
         // Taken out: if the caller's code panics in `on_copied` or a waker, the engine is dropped, and both sides end.
         let Some(mut engine) = place.take() else { return Err(self.hosts.ended()) };
         let result = work(&mut engine);
@@ -398,6 +417,9 @@ impl<M: 'static> Hand<M> {
 
     /// Issues the copies of all that was committed, as far as there are device slots. After the last of them, ends.
     pub(crate) fn pump(&self) -> Result<(), Error> {
+        if self.is_within() {
+            return Ok(()); // the call around this one, or the next one, copies what was committed
+        }
         let end = self.with(|engine| {
             let end = engine.pump()?;
             if end == Some(true) {
@@ -408,7 +430,7 @@ impl<M: 'static> Hand<M> {
         })?;
         if let Some(finished) = end {
             // Not under the lock: the end wakes the caller's tasks.
-            let engine = self.lock().take();
+            let engine = lock(&self.engine).take();
             if let Some(engine) = engine {
                 engine.end(finished);
             }
@@ -423,6 +445,9 @@ impl<M: 'static> Hand<M> {
         hosts: &mut Producer<'static, usize>,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<(), Error>> {
+        if self.is_within() {
+            return Poll::Ready(Ok(())); // without a wait
+        }
         let waited = self.with(|engine| {
             loop {
                 let captured = self.shared.release_captured(None);

@@ -81,8 +81,12 @@ impl<M: 'static> Shared<M> {
     /// any slot.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
         let mut captured = self.captured();
-        captured.retain(|slot| !slot.end_uses());
-        captured.iter().any(|slot| seq.is_none_or(|seq| slot.seq() == seq))
+        let ended: Vec<_> = captured.extract_if(.., |slot| slot.end_uses()).collect();
+        let held = captured.iter().any(|slot| seq.is_none_or(|seq| slot.seq() == seq));
+        drop(captured);
+        // Not under the lock: the release wakes tasks, and a waker may drop a lease.
+        drop(ended);
+        held
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 
 use common::{BYTES, bytes, commit, copy_threads, must_end, start, uploader};
 use cudarc::driver::{result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, Uploader};
+use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::{Options, Sim};
 
 #[test]
@@ -334,6 +334,43 @@ fn a_panic_in_on_copied_by_hand_ends_both_sides() {
 }
 
 /// The next batch records a device slot's events again, so its times are read before that.
+/// The call that an uploader without a thread makes of the caller's code: it may use the uploader.
+#[test]
+fn on_copied_by_hand_may_commit_and_drop_slots() {
+    must_end(|| {
+        for commits in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let slot = Arc::new(Mutex::new(None::<ReservedSlot<u64>>));
+            let taken = slot.clone();
+            let build = Uploader::new(&ctx, BYTES).overlap(false).on_copied(move |_| {
+                match taken.lock().unwrap().take() {
+                    Some(slot) if commits => slot.commit(7, 70).unwrap(),
+                    slot => drop(slot),
+                }
+            });
+            let (mut slots, mut batches) = build.build().unwrap();
+            commit(&mut slots, BYTES, 1).unwrap();
+            assert_eq!(batches.recv().unwrap().unwrap().wait_copied().unwrap().map(drop), Some(()));
+            *slot.lock().unwrap() = Some(slots.acquire().unwrap().reserve());
+            // Sees that the first copy has ended: then its host slot is free, and `on_copied` is called.
+            let next = slots.acquire();
+            assert!(slot.lock().unwrap().is_none(), "called");
+            match next {
+                Ok(next) => next.commit(BYTES, 2).unwrap(),
+                other => panic!("{other:?}"),
+            }
+            let reserved = batches.recv();
+            if commits {
+                let reserved = reserved.unwrap().unwrap();
+                assert_eq!((reserved.len(), *reserved.meta()), (7, 70));
+            } else {
+                assert_eq!(reserved.unwrap_err(), Error::Cancelled);
+            }
+            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
+        }
+    });
+}
+
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {

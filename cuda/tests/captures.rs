@@ -5,9 +5,9 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::{BYTES, bytes, commit, must_end, start};
@@ -289,6 +289,53 @@ fn a_deadline_waits_for_the_end_of_a_capture_and_a_task_is_told() {
                 given_up.store(true, Ordering::Relaxed);
                 assert_eq!(*batch.unwrap().unwrap().meta(), 3, "overlap {overlap}, cancelled {cancelled}");
             });
+        }
+    });
+}
+
+/// Takes its lease when it is called, and drops it: a lease that a captured stream uses, so the drop keeps its slot.
+struct DropsALease(Mutex<Option<Lease<u64>>>, AtomicBool);
+
+impl Wake for DropsALease {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The release of a slot after a capture wakes a task, whose waker is the caller's code.
+#[test]
+fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
+    must_end(|| {
+        for overlap in [true, false] {
+            let (_sim, ctx) = start(1, false);
+            let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
+            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
+            let [first, second] = [0, 1].map(|at| {
+                commit(&mut slots, BYTES, at as u8).unwrap();
+                let lease = batches.recv().unwrap().unwrap();
+                lease.on::<u8>(&streams[at]).unwrap();
+                streams[at].begin_capture(RELAXED).unwrap();
+                lease
+            });
+            let task = Arc::new(DropsALease(Mutex::new(Some(second)), AtomicBool::new(false)));
+            let waker = Waker::from(task.clone());
+            let mut cx = Context::from_waker(&waker);
+            if overlap {
+                assert!(batches.poll_recv(&mut cx).is_pending(), "the first lease holds the next slot");
+            } else {
+                assert!(slots.poll_acquire(&mut cx).is_pending(), "the first lease holds the next slot");
+            }
+            drop(first);
+            end(streams[0].cu_stream());
+            // Releases the first slot, and so calls the waker.
+            assert_eq!(batches.try_recv().unwrap_err(), Error::Empty, "overlap {overlap}");
+            assert!(task.1.load(Ordering::Relaxed), "the task was not woken");
+            end(streams[1].cu_stream());
+            for value in 2..10 {
+                commit(&mut slots, BYTES, value).unwrap();
+                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &streams[1]), [value; BYTES]);
+            }
         }
     });
 }

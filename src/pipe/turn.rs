@@ -288,7 +288,8 @@ impl<R: Ring> Shared<R> {
 
     /// A task waits for a slot that the caller holds: a worker wakes it at `until`. Returns whether none waited before.
     pub(super) fn wake_at(&self, until: Instant, waker: &Waker) -> bool {
-        let old = lock(&self.mail).held.replace((until, waker.clone()));
+        let task = (until, waker.clone()); // not under the lock: the waker is foreign code
+        let old = lock(&self.mail).held.replace(task);
         self.posted.notify_all();
         old.is_none()
     }

@@ -127,7 +127,8 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
     struct End<'o, 's, 'env>(&'o Orders<'s, 'env>);
     impl Drop for End<'_, '_, '_> {
         fn drop(&mut self) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            // Dropped not under the lock: the last share of the ring drops the caller's functions.
+            let _ring = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
     }
     let _end = End(orders);
