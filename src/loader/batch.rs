@@ -16,7 +16,8 @@ use crate::error::{At, Error};
 use crate::loader::checkpoint::Checkpoint;
 use crate::pipe::bytes::{Item, too_large};
 use crate::pipe::memory::Taken;
-use crate::pipe::{Backend, Host, Ring};
+use crate::pipe::ring::Sides;
+use crate::pipe::{Backend, Host};
 #[cfg(feature = "cuda")]
 use crate::pipe::{Cuda, Header};
 use crate::transform::{RecordType, fits};
@@ -43,7 +44,7 @@ impl<B: Backend> Batch<B> {
     }
 
     fn header(&self) -> &crate::pipe::Header<Records> {
-        <B::Ring<Records> as Ring>::header(&self.slot)
+        B::Ring::<Records>::header(&self.slot)
     }
 
     fn records(&self) -> &Records {

@@ -6,33 +6,33 @@ use std::sync::Arc;
 
 use twinbuf_mmap::Buffer;
 
-use super::ring::{Ring, Slots};
+use super::ring::{BothSides, Ring, Slots};
 use crate::error::Error;
 use crate::observe::trace::LoaderTrace;
 use crate::observe::unit::Naming;
 
-/// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`.
-pub trait Backend: fmt::Debug + Sized + 'static {
+/// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`. A loader can be
+/// built for no other, so no other crate implements this trait.
+pub trait Backend: Make {
     /// The ring of slots, filled with units of type `U`.
     type Ring<U: Send + 'static>: Ring<Unit = U, Slot: DerefMut<Target = [u8]>>;
+}
 
+/// Makes the rings of a backend.
+pub trait Make: fmt::Debug + Sized + 'static {
     /// Returns the number of slots on a device.
     fn device_depth(&self) -> usize {
         0
     }
 
-    /// Makes the two sides of the ring.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Option`]: the slots do not fit the memory.
-    /// - [`Error::Device`]: a call of the device's driver failed.
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<Sides<Self, U>, Error>;
+    /// Makes the two sides of a ring.
+    fn sides<U: Send + 'static>(
+        self,
+        memory: Memory<'_>,
+    ) -> Result<BothSides<<Self as Backend>::Ring<U>>, Error>
+    where
+        Self: Backend;
 }
-
-/// The two sides of a backend's ring.
-pub type Sides<B, U> =
-    (<<B as Backend>::Ring<U> as Ring>::Producer, <<B as Backend>::Ring<U> as Ring>::Consumer);
 
 /// A filled slot of a backend.
 pub(crate) type Item<B, U> = <<B as Backend>::Ring<U> as Ring>::Item;
@@ -68,8 +68,13 @@ pub struct Host;
 
 impl Backend for Host {
     type Ring<U: Send + 'static> = Slots<Buffer, U>;
+}
 
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<Sides<Self, U>, Error> {
+impl Make for Host {
+    fn sides<U: Send + 'static>(
+        self,
+        memory: Memory<'_>,
+    ) -> Result<BothSides<<Self as Backend>::Ring<U>>, Error> {
         let Memory { slot, depth, lent, sum, .. } = memory;
         let slots = lent.or_else(|| Buffer::several(&vec![slot; depth]));
         Ok(Slots::ring(slots.ok_or_else(|| too_large(sum))?))

@@ -15,9 +15,9 @@ use twinbuf_cuda::{
 };
 use twinbuf_mmap::Buffer;
 
-use super::bytes::{Backend, Memory, Sides};
+use super::bytes::{Backend, Make, Memory};
 use super::record::Header;
-use super::ring::{NoSlot, Received, Ring, Waiting};
+use super::ring::{BothSides, NoSlot, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
@@ -99,12 +99,17 @@ impl CopyLog {
 
 impl Backend for Cuda {
     type Ring<U: Send + 'static> = DeviceSlots<U>;
+}
 
+impl Make for Cuda {
     fn device_depth(&self) -> usize {
         self.device_depth
     }
 
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<Sides<Self, U>, Error> {
+    fn sides<U: Send + 'static>(
+        self,
+        memory: Memory<'_>,
+    ) -> Result<BothSides<<Self as Backend>::Ring<U>>, Error> {
         let Memory { slot, depth, lent, overlap, trace, naming, .. } = memory;
         let log = Arc::new(CopyLog(Mutex::new(Copies {
             track: trace.map(|trace| Track::new(trace, 3, "upload")),
@@ -154,10 +159,13 @@ fn no_slot(error: &CudaError) -> NoSlot {
 impl<U: Send + 'static> Ring for DeviceSlots<U> {
     type Unit = U;
     type Slot = ReservedSlot<Header<U>>;
+    type Item = Lease<Header<U>>;
+}
+
+impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for DeviceSlots<U> {
     type Producer = HostSide<U>;
     type Reserved = HostSlot<U>;
     type Consumer = DeviceSide<U>;
-    type Item = Lease<Header<U>>;
 
     const ON_DEVICE: bool = true;
 
@@ -191,7 +199,7 @@ impl<U: Send + 'static> Ring for DeviceSlots<U> {
         side: &mut DeviceSide<U>,
         waiting: &mut Waiting<'_, '_>,
         held_timeout: Duration,
-    ) -> Received<Self::Item> {
+    ) -> Received<Lease<Header<U>>> {
         let batches = &mut side.batches;
         let found = match waiting {
             Waiting::Try => batches.try_recv(),
@@ -229,24 +237,20 @@ impl<U: Send + 'static> Ring for DeviceSlots<U> {
         }
     }
 
-    fn header(item: &Self::Item) -> &Header<U> {
+    fn header(item: &Lease<Header<U>>) -> &Header<U> {
         item.meta()
     }
 
-    fn header_mut(item: &mut Self::Item) -> &mut Header<U> {
+    fn header_mut(item: &mut Lease<Header<U>>) -> &mut Header<U> {
         item.meta_mut()
     }
 
-    fn number(item: &Self::Item) -> u64 {
+    fn number(item: &Lease<Header<U>>) -> u64 {
         item.seq()
     }
 
     fn depth(side: &DeviceSide<U>) -> (&'static str, usize) {
         ("device_depth", side.batches.depth())
-    }
-
-    fn released(_: &DeviceSide<U>, _: u64) -> Option<(Instant, usize)> {
-        None
     }
 
     fn copied(side: &DeviceSide<U>, number: u64) -> Option<(Instant, Instant)> {

@@ -78,7 +78,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-pub use self::bytes::{Backend, Host, Memory, Sides};
+pub(crate) use self::bytes::Memory;
+pub use self::bytes::{Backend, Host};
 #[cfg(feature = "cuda")]
 pub use self::device::{Cuda, DeviceSlots};
 pub use self::items::{Ended, Front, Items, Next};
@@ -86,7 +87,8 @@ use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::record::Locate;
 pub use self::record::{Content, Filling, Header, Place};
-pub use self::ring::{Filled, NoSlot, Received, Ring, Slots, Waiting};
+use self::ring::{BothSides, Received, Waiting};
+pub use self::ring::{Filled, Ring, Slots};
 use self::turn::{AnySource, Patience, Shared, Take, Worker};
 pub use self::turn::{Around, Loop, Order, Source, Wait};
 use crate::error::{At, Error, Reading};
@@ -111,7 +113,7 @@ const LOOKS: u32 = 100;
 
 /// What a pipe is made of.
 pub(crate) struct Setup<R: Ring> {
-    pub(crate) sides: (R::Producer, R::Consumer),
+    pub(crate) sides: BothSides<R>,
     /// One for each worker. Without overlap the first is the caller's.
     pub(crate) sources: Vec<AnySource<R>>,
     /// What a waiting caller fills slots with.

@@ -55,15 +55,24 @@ pub enum Received<I> {
     Failed(BoxError),
 }
 
-/// A ring of slots with its two sides. A pipe is generic over it.
+/// The slots of a pipe: what they are filled with, and what the caller receives.
+///
+/// [`Slots`] are in host memory, `DeviceSlots` on a CUDA device. A pipe can be built with no others, so no other crate
+/// implements this trait.
+pub trait Ring: Sides<<Self as Ring>::Unit, <Self as Ring>::Slot, <Self as Ring>::Item> {
+    /// What a slot is filled with.
+    type Unit: Send + 'static;
+    /// The memory that a source fills.
+    type Slot: ?Sized;
+    /// A filled slot. A drop frees it.
+    type Item: 'static;
+}
+
+/// The two sides of a ring of slots `S`, filled with units `U` and received as items `I`.
 ///
 /// An implementation hands out each free slot once, and delivers what was committed in the order of
 /// [`reserve`](Self::reserve).
-pub trait Ring: Sized + 'static {
-    /// What a slot is filled with.
-    type Unit: Send + 'static;
-    /// What a source fills.
-    type Slot: ?Sized;
+pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// The side that hands out free slots.
     type Producer: Send + 'static;
     /// A free slot to be filled, on any thread. A drop without [`commit`](Self::commit) is received as
@@ -71,31 +80,21 @@ pub trait Ring: Sized + 'static {
     type Reserved: Send + 'static;
     /// The side that receives.
     type Consumer: Send + 'static;
-    /// A filled slot. A drop frees it.
-    type Item: 'static;
 
     /// Whether the items are on a device: then the report and the trace call the caller's wait by another name.
     const ON_DEVICE: bool = false;
 
     /// Waits until the next slot is free: up to `until`, or not at all if there is no time given.
-    ///
-    /// # Errors
-    ///
-    /// [`NoSlot`]
     fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot>;
 
     /// Takes the next slot out of the side that hands them out.
-    ///
-    /// # Errors
-    ///
-    /// [`NoSlot`], if the slot is not free.
     fn reserve(producer: &mut Self::Producer) -> Result<Self::Reserved, NoSlot>;
 
     /// Returns the memory of the slot.
-    fn slot(reserved: &mut Self::Reserved) -> &mut Self::Slot;
+    fn slot(reserved: &mut Self::Reserved) -> &mut S;
 
     /// Hands the slot over, with `bytes` of it filled.
-    fn commit(reserved: Self::Reserved, header: Header<Self::Unit>, bytes: usize);
+    fn commit(reserved: Self::Reserved, header: Header<U>, bytes: usize);
 
     /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held no longer than
     /// `held_timeout`, and for one that is being filled without a limit.
@@ -103,35 +102,41 @@ pub trait Ring: Sized + 'static {
         consumer: &mut Self::Consumer,
         waiting: &mut Waiting<'_, '_>,
         held_timeout: Duration,
-    ) -> Received<Self::Item>;
+    ) -> Received<I>;
 
     /// Returns what the pipe knows about the unit in an item.
-    fn header(item: &Self::Item) -> &Header<Self::Unit>;
+    fn header(item: &I) -> &Header<U>;
 
     /// Returns what the pipe knows about the unit in an item.
-    fn header_mut(item: &mut Self::Item) -> &mut Header<Self::Unit>;
+    fn header_mut(item: &mut I) -> &mut Header<U>;
 
     /// Returns the number of an item: 0 for the first of the ring.
-    fn number(item: &Self::Item) -> u64;
+    fn number(item: &I) -> u64;
 
     /// Returns the option that sets how many slots items hold, and their number.
     fn depth(consumer: &Self::Consumer) -> (&'static str, usize);
 
     /// Returns when the item of this number was released, and by which thread, if the ring knows.
-    fn released(consumer: &Self::Consumer, number: u64) -> Option<(Instant, usize)>;
+    fn released(_: &Self::Consumer, _number: u64) -> Option<(Instant, usize)> {
+        None
+    }
 
     /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
-    #[must_use]
     fn copied(_: &Self::Consumer, _number: u64) -> Option<(Instant, Instant)> {
         None
     }
 
     /// Returns how long the copies to a device have taken so far, and their bytes.
-    #[must_use]
     fn copies(_: &Self::Consumer) -> (Duration, u64) {
         (Duration::ZERO, 0)
     }
 }
+
+/// The two sides of a ring.
+pub(super) type BothSides<R> = (
+    <R as Sides<<R as Ring>::Unit, <R as Ring>::Slot, <R as Ring>::Item>>::Producer,
+    <R as Sides<<R as Ring>::Unit, <R as Ring>::Slot, <R as Ring>::Item>>::Consumer,
+);
 
 /// The wait of the caller, by its name in the log.
 pub(super) fn wait_of<R: Ring>() -> What {
@@ -174,8 +179,7 @@ impl<T, U> fmt::Debug for Receiver<T, U> {
 
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     /// Makes a ring of these slots.
-    #[must_use]
-    pub fn ring(contents: Vec<T>) -> (Producer<'static, Slot<T, U>>, Receiver<T, U>) {
+    pub(crate) fn ring(contents: Vec<T>) -> (Producer<'static, Slot<T, U>>, Receiver<T, U>) {
         let releases = Arc::new(Releases::new(contents.len()));
         let slot = |content| Slot { content, header: None, releases: releases.clone() };
         let slots: Vec<_> = contents.into_iter().map(slot).collect();
@@ -192,10 +196,13 @@ const SHORTEST: Duration = Duration::from_millis(1);
 impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
     type Unit = U;
     type Slot = T;
+    type Item = Filled<T, U>;
+}
+
+impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T, U> {
     type Producer = Producer<'static, Slot<T, U>>;
     type Reserved = ReservedSlot<'static, Slot<T, U>>;
     type Consumer = Receiver<T, U>;
-    type Item = Filled<T, U>;
 
     fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot> {
         let found = match until {
