@@ -18,7 +18,7 @@ use twinbuf::{Breakdown, Checkpoint, Plan};
 use crate::errors::{self, Failure};
 use crate::handover;
 use crate::lease::Lease;
-use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked};
+use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked, detached};
 use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
@@ -344,7 +344,7 @@ impl Drop for Shared {
         let run = std::mem::take(&mut state.run);
         let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
         let mut wait = || closing.wait(LEAVE);
-        let closed = Python::try_attach(|py| py.detach(&mut wait)).unwrap_or_else(wait);
+        let closed = Python::try_attach(|py| detached(py, &mut wait)).unwrap_or_else(wait);
         // The error that nobody asked for is dropped, as at the end of a loop that was left.
         if closed.is_none() {
             closing.leave();

@@ -97,6 +97,26 @@ struct Source {
     since: Instant,
     /// Calls the loop of the thread, in the loop's context.
     around: Option<Py<PyAny>>,
+    /// Handed to the thread.
+    running: Option<Running>,
+}
+
+/// Whoever has it uses the iterable.
+struct Running(Arc<Making>);
+
+impl Running {
+    fn new(making: &Arc<Making>) -> Self {
+        // Relaxed: the thread that joins has started this one.
+        making.running.store(true, Ordering::Relaxed);
+        Self(making.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Release: whoever joins uses the iterable next.
+        self.0.running.store(false, Ordering::Release);
+    }
 }
 
 /// The longest time for which the thread has the GIL if the iterable does not let go of it.
@@ -201,8 +221,11 @@ impl pipe::Source<()> for Source {
     }
 
     fn around(&mut self) -> Option<Around> {
-        let (failed, around) = (self.shared.clone(), self.around.take());
+        let (failed, around, running) = (self.shared.clone(), self.around.take(), self.running.take());
         let run = move |run: pipe::Loop| {
+            // Dropped last. The loop drops the iterable, which may wait, and which needs the GIL: the interpreter has to
+            // stay until this thread has let go of that.
+            let _running = running;
             let run = Mutex::new(Some(run));
             Python::try_attach(|py| {
                 // The loop has the GIL unless it waits: items are made without a hand-off of it between them.
@@ -241,7 +264,6 @@ impl Drop for Source {
                 self.iterable.drop_made();
             }
         });
-        self.shared.running.store(false, Ordering::Release);
     }
 }
 
@@ -433,15 +455,14 @@ impl Items {
         total: Option<&Bound<'_, Total>>,
     ) -> PyResult<Self> {
         let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
-        making.running.store(overlap, Ordering::Relaxed);
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
         let all = rounds.unwrap_or(u64::MAX);
         let asked = if before.is_some() { 0 } else { all };
         let run = if overlap {
-            let (shared, since) = (making.clone(), Instant::now());
-            let source = Source { iterable: iterable.clone(), shared, since, around };
+            let (shared, since, running) = (making.clone(), Instant::now(), Some(Running::new(&making)));
+            let source = Source { iterable: iterable.clone(), shared, since, around, running };
             let builder = pipe::builder(vec![(); depth]).worker(source);
             let builder = if rounds.is_some() { builder.rounds() } else { builder };
             let builder = if name.is_empty() { builder } else { builder.name(name) };

@@ -284,7 +284,7 @@ impl Loader {
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
-        let built = py.detach(|| builder.build()).map_err(failed)?;
+        let built = detached(py, || builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.overlap);
         let state = State { run: Run::Idle(built), ..State::default() };

@@ -13,6 +13,7 @@ use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
+use crate::locked::detached;
 use crate::number::{numbers, whole, whole_or_none};
 use crate::object::Object;
 use crate::transform::{self, Step};
@@ -117,7 +118,7 @@ impl Records {
         skip_short: bool,
         cut: Cut,
     ) -> PyResult<Self> {
-        let opened = py.detach(|| {
+        let opened = detached(py, || {
             let files = files(&sources)?;
             let options: Options = twinbuf::Records::options().skip_short(skip_short);
             let opened = match &format {
@@ -235,7 +236,7 @@ impl Records {
             types.push(out.map_err(|error| errors::of_transform(py, error))?);
         }
         let (mut all, mut lengths) = (Vec::new(), Vec::new());
-        py.detach(|| {
+        detached(py, || {
             let (mut record, mut room) = (Vec::new(), Vec::new());
             for number in numbers {
                 let batch = plan.batch(0, number);
@@ -349,7 +350,7 @@ impl Records {
     #[staticmethod]
     fn open_indexed(paths: &Bound<'_, PyAny>, indexes: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (py, sources, indexes) = (paths.py(), paths_of(paths)?, paths_of(indexes)?);
-        let opened = py.detach(|| {
+        let opened = detached(py, || {
             let (data, indexes) = (files(&sources)?, files(&indexes)?);
             match data.len() == indexes.len() {
                 true => RaggedRecords::open_indexed(data.into_iter().zip(indexes)).map(Ok),

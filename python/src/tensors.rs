@@ -14,7 +14,7 @@ use crate::device;
 use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::locked::{Locked, SLICE};
+use crate::locked::{Locked, SLICE, detached};
 use crate::number::whole_or_none;
 use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
@@ -33,7 +33,7 @@ impl Tensors {
     #[staticmethod]
     fn open(paths: &Bound<'_, PyAny>) -> PyResult<Self> {
         let (py, paths) = (paths.py(), paths_of(paths)?);
-        let opened = py.detach(|| twinbuf::mmap::files(&paths).and_then(twinbuf::stream::Tensors::open));
+        let opened = detached(py, || twinbuf::mmap::files(&paths).and_then(twinbuf::stream::Tensors::open));
         Ok(Self { inner: opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))? })
     }
 
@@ -162,7 +162,7 @@ pub(crate) fn stream(
         return Err(errors::option(py, line));
     }
     let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
-    let built = py.detach(|| builder.build()).map_err(|error| errors::loading(py, error))?;
+    let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
     let kept = built.kept();
     let run = Run { stream: Some(built), pass: None, passes: 0, leases: Vec::new() };
     let (run, sender) = (Locked::new(run), sender.map(Bound::unbind));
@@ -345,7 +345,7 @@ impl PassOfGroups {
         stream.check(py)?;
         loop {
             py.check_signals()?;
-            let found = py.detach(|| {
+            let found = detached(py, || {
                 let mut at = self.at();
                 if at.put_back.is_some() || at.ended {
                     return Some(Poll::Ready(at.put_back.take().map(Ok)));

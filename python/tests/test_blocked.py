@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,12 @@ def test_a_program_ends(how: str, code: str, end: str, tmp_path: Path) -> None:
         error = ""  # it does not wait
     assert error in told and "panicked" not in told and "Fatal" not in told, told
     assert (told != "") == (error != "") and (status != 0) == (error != ""), (status, told)
+
+
+def test_the_exit_waits_for_a_thread_that_drops_the_loader() -> None:
+    program = [sys.executable, "-X", "faulthandler", str(Path(blocked.__file__).with_name("exits.py"))]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 class Gate:
