@@ -1,11 +1,12 @@
 //! `Records`: files of records, and what becomes of them on their way to the slot.
 
+use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyTuple};
+use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, ReadMode, files};
@@ -29,17 +30,20 @@ use crate::transform::{self, Step};
 #[pyclass(frozen, module = "twinbuf", name = "Records")]
 pub(crate) struct Records {
     files: Files,
-    format: Format,
-    sources: Vec<PathBuf>,
-    skip_short: bool,
+    /// Opens the files again, as windows.
+    opener: Arc<Opener>,
+    /// How the files were cut.
+    cut: Cut,
     steps: Vec<Step>,
     /// A record after the steps.
     record: RecordType,
-    /// How the files were cut.
-    cut: Cut,
-    /// The calls of `to` and `map`, each a name, a tuple and a dict: ``pickle`` makes them again.
+    /// The calls that ``pickle`` makes again, each a name, a tuple and a dict: the one that opened the files, and those of
+    /// `to` and `map`.
     calls: Vec<Object>,
 }
+
+type Opened<T> = Result<T, twinbuf::mmap::Error>;
+type Opener = dyn Fn(Cut) -> Opened<Files> + Send + Sync;
 
 #[derive(Clone)]
 enum Files {
@@ -73,26 +77,18 @@ impl Files {
     }
 }
 
-/// How the files were opened, to open them again as windows.
-#[derive(Clone)]
-enum Format {
-    Raw(usize),
-    Headerless(DType),
-    LlmC,
-    Npy,
-    Npz(String),
-    Safetensors(String),
-    /// Records that differ in length, with their indexes.
-    Indexed(Vec<PathBuf>),
-    Megatron,
-}
-
 fn wrong(error: impl std::fmt::Display) -> PyErr {
     Python::attach(|py| errors::option(py, error))
 }
 
 fn unopened(py: Python<'_>, error: &twinbuf::mmap::Error) -> PyErr {
     errors::raise(py, Failure::of_file(error).told(dtype::in_python))
+}
+
+/// As what ``pickle`` keeps: another process may run elsewhere.
+fn absolute<'py>(py: Python<'py>, paths: &[PathBuf]) -> PyResult<Bound<'py, PyAny>> {
+    let paths = paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
+    paths.into_pyobject(py)
 }
 
 /// One path or several.
@@ -107,73 +103,28 @@ pub(crate) fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
 }
 
 impl Records {
-    fn open_as(paths: &Bound<'_, PyAny>, format: Format, skip_short: bool) -> PyResult<Self> {
-        Self::cut(paths.py(), paths_of(paths)?, format, skip_short, Cut::Rows)
+    /// Opens records of one size. `name` and `argument` are those of the call, after the paths.
+    fn open_as(
+        paths: &Bound<'_, PyAny>,
+        (name, argument): (&str, Option<&Bound<'_, PyAny>>),
+        skip_short: bool,
+        open: impl Fn(Options, Vec<PathBuf>, Cut) -> Opened<twinbuf::Records> + Send + Sync + 'static,
+    ) -> PyResult<Self> {
+        let (py, sources) = (paths.py(), paths_of(paths)?);
+        let options = [("skip_short", skip_short)].into_py_dict(py)?;
+        let arguments = iter::once(absolute(py, &sources)?).chain(argument.cloned());
+        let call = (name, PyTuple::new(py, arguments.collect::<Vec<_>>())?, options).into_pyobject(py)?;
+        let opener = move |cut| {
+            let options = twinbuf::Records::options().skip_short(skip_short);
+            open(options, files(&sources)?, cut).map(Arc::new).map(Files::Fixed)
+        };
+        Self::opened(py, Object::new(&call), Arc::new(opener), Cut::Rows)
     }
 
-    fn cut(
-        py: Python<'_>,
-        sources: Vec<PathBuf>,
-        format: Format,
-        skip_short: bool,
-        cut: Cut,
-    ) -> PyResult<Self> {
-        let opened = detached(py, || {
-            let files = files(&sources)?;
-            let options: Options = twinbuf::Records::options().skip_short(skip_short);
-            let opened = match &format {
-                Format::Raw(bytes) => options.open(files, *bytes),
-                Format::Headerless(dtype) => options.open_headerless(files, *dtype, cut),
-                Format::LlmC => options.open_llm_c(files, cut),
-                Format::Npy => options.open_npy(files, cut),
-                Format::Npz(array) => options.open_npz(files, array, cut),
-                Format::Safetensors(tensor) => options.open_safetensors(files, tensor, cut),
-                Format::Indexed(_) | Format::Megatron => {
-                    return RaggedRecords::open_megatron(files).map(Arc::new).map(Files::Ragged);
-                }
-            };
-            opened.map(Arc::new).map(Files::Fixed)
-        });
-        let files = opened.map_err(|error| unopened(py, &error))?;
-        Self::new(files, format, sources, skip_short, cut)
-    }
-
-    fn new(
-        files: Files,
-        format: Format,
-        sources: Vec<PathBuf>,
-        skip_short: bool,
-        cut: Cut,
-    ) -> PyResult<Self> {
+    fn opened(py: Python<'_>, call: Object, opener: Arc<Opener>, cut: Cut) -> PyResult<Self> {
+        let files = detached(py, || opener(cut)).map_err(|error| unopened(py, &error))?;
         let record = files.record()?;
-        let (steps, calls) = (Vec::new(), Vec::new());
-        Ok(Self { files, format, sources, skip_short, steps, record, cut, calls })
-    }
-
-    /// The call that opened the files, as in `calls`. Paths are absolute: another process may run elsewhere.
-    fn opening<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let absolute = |paths: &[PathBuf]| {
-            let paths = paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
-            paths.into_pyobject(py).map(Bound::into_any)
-        };
-        let options = [("skip_short", self.skip_short)].into_py_dict(py)?;
-        let (name, argument) = match &self.format {
-            Format::Raw(bytes) => ("open", Some(bytes.into_pyobject(py)?.into_any())),
-            Format::Headerless(dtype) => {
-                ("open_headerless", Some(dtype::name(*dtype).into_pyobject(py)?.into_any()))
-            }
-            Format::LlmC => ("open_llm_c", None),
-            Format::Npy => ("open_npy", None),
-            Format::Npz(array) => ("open_npz", Some(array.into_pyobject(py)?.into_any())),
-            Format::Safetensors(tensor) => ("open_safetensors", Some(tensor.into_pyobject(py)?.into_any())),
-            Format::Indexed(indexes) => ("open_indexed", Some(absolute(indexes)?)),
-            Format::Megatron => ("open_megatron", None),
-        };
-        if self.record.is_ragged() {
-            options.clear();
-        }
-        let arguments = std::iter::once(absolute(&self.sources)?).chain(argument);
-        (name, PyTuple::new(py, arguments.collect::<Vec<_>>())?, options).into_pyobject(py)
+        Ok(Self { files, opener, cut, steps: Vec::new(), record, calls: vec![call] })
     }
 
     /// The same records with one more step, by this call.
@@ -186,16 +137,15 @@ impl Records {
             record = step.output(&record).map_err(wrong)?;
             steps.push(step);
         }
-        let (files, format, sources) = (self.files.clone(), self.format.clone(), self.sources.clone());
-        let (skip_short, cut) = (self.skip_short, self.cut);
-        Ok(Self { files, format, sources, skip_short, steps, record, cut, calls })
+        let (files, opener, cut) = (self.files.clone(), self.opener.clone(), self.cut);
+        Ok(Self { files, opener, cut, steps, record, calls })
     }
 
     /// For a loader. Tokens get the type that torch's embeddings and losses take, unless a type was chosen.
     pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
         let mut steps = self.steps.clone();
         let tokens = matches!(self.record.dtype(), Some(DType::U16 | DType::U32));
-        if tokens && self.calls.is_empty() && !self.record.is_ragged() && self.record.shape().len() < 2 {
+        if tokens && self.calls.len() == 1 && !self.record.is_ragged() && self.record.shape().len() < 2 {
             steps.push(Step::cast(self.dtype_in_slots(), DType::I64)?);
         }
         Ok((self.files.data_set(), steps))
@@ -224,7 +174,7 @@ impl Records {
     fn read<'py>(
         &self,
         py: Python<'py>,
-        numbers: impl Iterator<Item = u64> + Send,
+        numbers: impl ExactSizeIterator<Item = u64> + Send,
     ) -> PyResult<Bound<'py, PyAny>> {
         let ranges = self.files.ranges();
         let plan = twinbuf::Plan::builder(ranges.len()).batch(1).build();
@@ -235,10 +185,14 @@ impl Records {
             let out = step.output(&types[types.len() - 1]);
             types.push(out.map_err(|error| errors::of_transform(py, error))?);
         }
-        let (mut all, mut lengths) = (Vec::new(), Vec::new());
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        let (record, count) = (&types[types.len() - 1], numbers.len());
+        if record.is_ragged() {
+            resize(&mut ends, count)?;
+        }
         detached(py, || {
             let (mut record, mut room) = (Vec::new(), Vec::new());
-            for number in numbers {
+            for (at, number) in numbers.enumerate() {
                 let batch = plan.batch(0, number);
                 let batch = batch.ok_or_else(|| PyIndexError::new_err("no such record"))?;
                 resize(&mut record, ranges.lengths(&batch).sum())?;
@@ -256,13 +210,10 @@ impl Records {
                 let end = all.len();
                 resize(&mut all, end + record.len())?;
                 all[end..].copy_from_slice(&record);
-                let count = lengths.len();
-                resize(&mut lengths, count + 1)?;
-                lengths[count] = record.len();
+                ends.get_mut(at).into_iter().for_each(|end| *end = all.len());
             }
             PyResult::Ok(())
         })?;
-        let record = &types[types.len() - 1];
         let array = |bytes: &[u8], records| {
             let copied = PyByteArray::new_with(py, bytes.len(), |out| {
                 out.copy_from_slice(bytes);
@@ -271,15 +222,11 @@ impl Records {
             transform::array(py, copied?, record, records)
         };
         if record.is_ragged() {
-            let mut rest = &all[..];
-            let arrays = lengths.iter().map(|&len| {
-                let (bytes, later) = rest.split_at(len);
-                rest = later;
-                array(bytes, 1)?.get_item(0)
-            });
+            let start = |at: usize| at.checked_sub(1).map_or(0, |before| ends[before]);
+            let arrays = (0..count).map(|at| array(&all[start(at)..ends[at]], 1)?.get_item(0));
             return Ok(PyList::new(py, arrays.collect::<PyResult<Vec<_>>>()?)?.into_any());
         }
-        array(&all, lengths.len())
+        array(&all, count)
     }
 }
 
@@ -297,7 +244,9 @@ impl Records {
     #[staticmethod]
     #[pyo3(signature = (paths, record_bytes, *, skip_short=false))]
     fn open(paths: &Bound<'_, PyAny>, record_bytes: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::Raw(whole("record_bytes", record_bytes)?), skip_short)
+        let bytes = whole("record_bytes", record_bytes)?;
+        let open = move |options: Options, files, _| options.open(files, bytes);
+        Self::open_as(paths, ("open", Some(record_bytes)), skip_short, open)
     }
 
     /// Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
@@ -310,36 +259,46 @@ impl Records {
         dtype: &Bound<'_, PyAny>,
         skip_short: bool,
     ) -> PyResult<Self> {
-        Self::open_as(paths, Format::Headerless(dtype::parse(dtype)?), skip_short)
+        let element = dtype::parse(dtype)?;
+        let open = move |options: Options, files, cut| options.open_headerless(files, element, cut);
+        Self::open_as(paths, ("open_headerless", Some(dtype)), skip_short, open)
     }
 
     /// Open token files with llm.c's header. A record is one token: use `windows`.
     #[staticmethod]
     #[pyo3(signature = (paths, *, skip_short=false))]
     fn open_llm_c(paths: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::LlmC, skip_short)
+        Self::open_as(paths, ("open_llm_c", None), skip_short, Options::open_llm_c)
     }
 
     /// Open ``.npy`` files. A record is one entry of the first axis.
     #[staticmethod]
     #[pyo3(signature = (paths, *, skip_short=false))]
     fn open_npy(paths: &Bound<'_, PyAny>, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::Npy, skip_short)
+        Self::open_as(paths, ("open_npy", None), skip_short, Options::open_npy)
     }
 
     /// Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis.
     #[staticmethod]
     #[pyo3(signature = (paths, tensor, *, skip_short=false))]
-    fn open_safetensors(paths: &Bound<'_, PyAny>, tensor: String, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::Safetensors(tensor), skip_short)
+    fn open_safetensors(
+        paths: &Bound<'_, PyAny>,
+        tensor: &Bound<'_, PyString>,
+        skip_short: bool,
+    ) -> PyResult<Self> {
+        let name = tensor.extract::<String>()?;
+        let open = move |options: Options, files, cut| options.open_safetensors(files, &name, cut);
+        Self::open_as(paths, ("open_safetensors", Some(tensor)), skip_short, open)
     }
 
     /// Open the array of this name in ``.npz`` files, as ``numpy.savez`` writes them. A record is one entry of the first
     /// axis.
     #[staticmethod]
     #[pyo3(signature = (paths, array, *, skip_short=false))]
-    fn open_npz(paths: &Bound<'_, PyAny>, array: String, skip_short: bool) -> PyResult<Self> {
-        Self::open_as(paths, Format::Npz(array), skip_short)
+    fn open_npz(paths: &Bound<'_, PyAny>, array: &Bound<'_, PyString>, skip_short: bool) -> PyResult<Self> {
+        let name = array.extract::<String>()?;
+        let open = move |options: Options, files, cut| options.open_npz(files, &name, cut);
+        Self::open_as(paths, ("open_npz", Some(array)), skip_short, open)
     }
 
     /// Open records that differ in length: files of bytes, each with an index.
@@ -349,23 +308,17 @@ impl Records {
     /// records are a list of arrays.
     #[staticmethod]
     fn open_indexed(paths: &Bound<'_, PyAny>, indexes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let (py, sources, indexes) = (paths.py(), paths_of(paths)?, paths_of(indexes)?);
-        let opened = detached(py, || {
-            let (data, indexes) = (files(&sources)?, files(&indexes)?);
-            match data.len() == indexes.len() {
-                true => RaggedRecords::open_indexed(data.into_iter().zip(indexes)).map(Ok),
-                false => Ok(Err((data.len(), indexes.len()))),
-            }
-        });
-        match opened.map_err(|error| unopened(py, &error))? {
-            Ok(records) => {
-                let files = Files::Ragged(Arc::new(records));
-                Self::new(files, Format::Indexed(indexes), sources, false, Cut::Rows)
-            }
-            Err((wanted, found)) => {
-                Err(wrong(format!("indexes: wanted one for each of {wanted} files, found {found}")))
-            }
+        let (py, data, indexes) = (paths.py(), paths_of(paths)?, paths_of(indexes)?);
+        let call = ("open_indexed", (absolute(py, &data)?, absolute(py, &indexes)?), PyDict::new(py));
+        let found = detached(py, || Ok((files(&data)?, files(&indexes)?)));
+        let (data, indexes) = found.map_err(|error| unopened(py, &error))?;
+        let (wanted, found) = (data.len(), indexes.len());
+        if wanted != found {
+            return Err(wrong(format!("indexes: wanted one for each of {wanted} files, found {found}")));
         }
+        let pairs: Vec<_> = data.into_iter().zip(indexes).collect();
+        let open = move |_| RaggedRecords::open_indexed(pairs.clone()).map(Arc::new).map(Files::Ragged);
+        Self::opened(py, Object::new(call.into_pyobject(py)?.as_any()), Arc::new(open), Cut::Rows)
     }
 
     /// Open token files of Megatron-LM: ``.bin`` with an index in the ``.idx`` of the same name. A record is a sequence;
@@ -373,7 +326,10 @@ impl Records {
     /// embeddings take.
     #[staticmethod]
     fn open_megatron(paths: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::open_as(paths, Format::Megatron, false)
+        let (py, sources) = (paths.py(), paths_of(paths)?);
+        let call = ("open_megatron", (absolute(py, &sources)?,), PyDict::new(py)).into_pyobject(py)?;
+        let open = move |_| RaggedRecords::open_megatron(files(&sources)?).map(Arc::new).map(Files::Ragged);
+        Self::opened(py, Object::new(&call), Arc::new(open), Cut::Rows)
     }
 
     /// The same records with elements of another type: they are cast while they are copied into the slot.
@@ -449,16 +405,16 @@ impl Records {
         if rows == 0 {
             return Err(wrong("rows: wanted at least 1, found 0"));
         }
-        if let Format::Raw(_) = self.format {
+        if self.files.data_set().element().is_none() {
             return Err(wrong(
                 "windows are made of rows, and plain bytes have none: open the files with `open_headerless`",
             ));
         }
-        if !self.calls.is_empty() {
+        if self.calls.len() > 1 {
             return Err(wrong("windows: wanted a call before `to` and `map`, found one after them"));
         }
         let cut = Cut::Windows { rows, stride: stride.unwrap_or(rows) };
-        Self::cut(py, self.sources.clone(), self.format.clone(), self.skip_short, cut)
+        Self::opened(py, self.calls[0].copy(py), self.opener.clone(), cut)
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -495,7 +451,7 @@ impl Records {
         if !(0..len).contains(&number) {
             return Err(outside());
         }
-        self.read(py, std::iter::once(number as u64))?.get_item(0)
+        self.read(py, iter::once(number as u64))?.get_item(0)
     }
 
     /// The name of the elements' type, as numpy and torch spell it.
@@ -560,7 +516,8 @@ impl Records {
         if copy == Some(false) {
             return Err(PyValueError::new_err("copy: records are read from their files, which is a copy"));
         }
-        py.import("numpy")?.call_method1("asarray", (self.read(py, 0..self.files.ranges().len())?, dtype))
+        py.import("numpy")?
+            .call_method1("asarray", (self.read(py, (0..self.__len__()?).map(|at| at as u64))?, dtype))
     }
 
     /// For ``pickle``: opens the files again, and makes the same changes.
@@ -584,11 +541,10 @@ impl Records {
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
         let (py, this) = (slf.py(), slf.get());
-        let calls = PyList::new(py, [this.opening(py)?])?;
+        let calls = PyList::new(py, this.calls.iter().map(|call| call.get(py)))?;
         if let Cut::Windows { rows, stride } = this.cut {
-            calls.append(("windows", (rows, stride), PyDict::new(py)))?;
+            calls.insert(1, ("windows", (rows, stride), PyDict::new(py)))?;
         }
-        this.calls.iter().try_for_each(|call| calls.append(call.get(py)))?;
         (slf.get_type().getattr("_again")?, (calls, slf.as_any().len()?)).into_pyobject(py)
     }
 }
