@@ -1,6 +1,7 @@
 //! What a loader needs around its threads: joining them, naming their panics, staying out of forked processes, and how
 //! much of its time a thread spends on a processor.
 
+use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
@@ -93,6 +94,9 @@ pub(crate) struct Share {
     pub(crate) cpu: f32,
     /// Ready to run, while others had the processors. 0 where the system does not tell.
     pub(crate) delay: f32,
+    /// Threads of all programs that were running or ready to run at the end, this one included, times `wall`. 0 where
+    /// the system does not tell.
+    pub(crate) running: f32,
 }
 
 impl Share {
@@ -100,6 +104,7 @@ impl Share {
         self.wall += other.wall;
         self.cpu += other.cpu;
         self.delay += other.delay;
+        self.running += other.running;
     }
 }
 
@@ -113,7 +118,10 @@ pub(crate) struct Clock {
 impl Clock {
     /// `None` where the system does not tell.
     pub(crate) fn now() -> Option<Self> {
-        Some(Self { cpu: cpu()?, delay: delay() })
+        // A thread that has used up its turn is often interrupted at the end of a system call: the delay is read first, so
+        // that it does not yet have that wait.
+        let delay = delay();
+        Some(Self { cpu: cpu()?, delay })
     }
 
     /// What the thread used since then, out of `wall`.
@@ -122,7 +130,7 @@ impl Clock {
         let cpu = now.cpu.saturating_sub(self.cpu).min(wall);
         let delay = now.delay.saturating_sub(self.delay).min(wall - cpu);
         let [wall, cpu, delay] = [wall, cpu, delay].map(|time| time.as_secs_f32());
-        Some(Share { wall, cpu, delay })
+        Some(Share { wall, cpu, delay, running: running().unwrap_or(0.0) * wall })
     }
 }
 
@@ -141,26 +149,45 @@ fn cpu() -> Option<Duration> {
 }
 
 /// The second number of `/proc/thread-self/schedstat`: proc(5), `Documentation/scheduler/sched-stats.rst`.
-#[cfg(target_os = "linux")]
 fn delay() -> Duration {
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
-
     thread_local! {
         static STAT: Option<File> = File::open("/proc/thread-self/schedstat").ok();
     }
-    let read = |file: &Option<File>| {
-        let mut text = [0; 64];
-        let len = file.as_ref()?.read_at(&mut text, 0).ok()?;
-        let text = std::str::from_utf8(text.get(..len)?).ok()?;
-        text.split_ascii_whitespace().nth(1)?.parse().ok()
-    };
-    Duration::from_nanos(STAT.try_with(read).ok().flatten().unwrap_or(0))
+    let nanos = STAT.try_with(|file| word(file.as_ref()?, 1)?.parse().ok());
+    Duration::from_nanos(nanos.ok().flatten().unwrap_or(0))
 }
 
-#[cfg(not(target_os = "linux"))]
-fn delay() -> Duration {
-    Duration::ZERO
+/// The fourth word of `/proc/loadavg`, before the slash: proc(5). It counts the threads on all processors, so it means
+/// nothing for a process that may use only some of them.
+fn running() -> Option<f32> {
+    thread_local! {
+        static LOAD: Option<File> = all_processors().then(|| File::open("/proc/loadavg").ok()).flatten();
+    }
+    LOAD.try_with(|file| word(file.as_ref()?, 3)?.split('/').next()?.parse().ok()).ok().flatten()
+}
+
+fn all_processors() -> bool {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    match std::thread::available_parallelism().map_or(0, std::num::NonZero::get) {
+        1 => online.trim() == "0",
+        mine => online.trim() == format!("0-{}", mine.saturating_sub(1)),
+    }
+}
+
+/// A word of a small file of the system, read again.
+#[cfg(unix)]
+fn word(file: &File, number: usize) -> Option<String> {
+    use std::os::unix::fs::FileExt;
+
+    let mut text = [0; 64];
+    let len = file.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(text.get(..len)?).ok()?;
+    text.split_ascii_whitespace().nth(number).map(ToString::to_string)
+}
+
+#[cfg(not(unix))]
+fn word(_: &File, _: usize) -> Option<String> {
+    None
 }
 
 #[cfg(all(test, target_os = "linux"))]

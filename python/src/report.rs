@@ -57,6 +57,8 @@ pub(crate) struct Prediction {
     wall: f64,
     /// The part of ``wall`` that the loop would have waited.
     wait: f64,
+    /// Whether ``wall`` is a lower limit, because a lock or other programs may prevent the gain.
+    at_most: bool,
     /// The part of ``measured`` that the settings save; negative if they take longer.
     gain: f64,
 }
@@ -77,8 +79,8 @@ impl From<observe::Prediction> for Prediction {
     fn from(found: observe::Prediction) -> Self {
         let observe::Settings { overlap, depth, workers } = found.settings;
         let (measured, wall, wait) = (seconds(found.measured), seconds(found.wall), seconds(found.waiting));
-        let (batches, gain) = (found.batches, found.gain());
-        Self { overlap, depth, workers, batches, measured, wall, wait, gain }
+        let (batches, at_most, gain) = (found.batches, found.at_most, found.gain());
+        Self { overlap, depth, workers, batches, measured, wall, wait, at_most, gain }
     }
 }
 

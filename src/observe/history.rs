@@ -90,6 +90,15 @@ impl History {
         }
     }
 
+    /// The use of the batch in use ends now: its clocks are read before the time of the end, because a thread that has used
+    /// up its turn is interrupted there.
+    #[inline]
+    pub(crate) fn ends(&mut self) {
+        if let (Some(clock), Some(seen)) = (self.clock.take(), self.units.back_mut()) {
+            seen.use_cpu = clock.since(seen.received.elapsed());
+        }
+    }
+
     /// The caller is done with the batch in use. It was copied to the device and used from then on, except during pauses
     /// of this length.
     #[inline]
@@ -97,9 +106,7 @@ impl History {
         self.in_use = false;
         let Some(seen) = self.units.back_mut() else { return };
         (seen.released, seen.paused, seen.copied) = (now, paused, copied);
-        if let Some(clock) = self.clock.take().filter(|_| paused.is_zero()) {
-            seen.use_cpu = clock.since(now - seen.received);
-        }
+        seen.use_cpu.take_if(|_| !paused.is_zero());
         if self.units.len() > STEPS {
             self.units.pop_front();
         }
@@ -229,19 +236,33 @@ impl Recent {
         (all.as_secs_f64() / any.as_secs_f64().max(1e-9)).max(1.0)
     }
 
-    /// Whether the loads ended one after the other at a distance. If they went on at the same time, they take turns at
-    /// something, such as a lock.
-    pub(super) fn takes_turns(&self) -> bool {
+    /// Whether loads that go on at the same time take turns at something, such as a lock. `None`: that cannot be told.
+    pub(super) fn takes_turns(&self, side_by_side: f64) -> Option<bool> {
         let mut ends: Vec<_> = self.units.iter().map(|seen| seen.load.end).collect();
         ends.sort_unstable();
         let mut gaps: Vec<_> = ends.windows(2).map(|ends| ends[1] - ends[0]).collect();
         gaps.sort_unstable();
         let mean = gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap_or(u32::MAX);
-        gaps.get(gaps.len() / 10).is_some_and(|short| *short > mean / 2)
+        if side_by_side < 1.5 {
+            return None;
+        }
+        // Loads that take turns end one after the other at a distance.
+        let short = *gaps.get(gaps.len() / 10)?;
+        if short < mean / 4 {
+            return Some(false);
+        }
+        if short < mean / 2 {
+            return None;
+        }
+        // Loads that only began at a distance take equally long. Of those that take turns, the first waits for nobody.
+        let took = self.units.iter().map(|seen| seen.load.took());
+        let (shortest, all) = (took.clone().min().unwrap_or_default(), took.sum::<Duration>());
+        let mean = all.as_secs_f64() / self.units.len().max(1) as f64;
+        (shortest.as_secs_f64() * side_by_side < 1.5 * mean).then_some(true)
     }
 
-    /// The batches for a replay. Loads and uses take the given parts of the time that they took.
-    pub(super) fn units(&self, load: f64, train: f64) -> Vec<Unit> {
+    /// The batches for a replay.
+    pub(super) fn units(&self) -> Vec<Unit> {
         let nanos = |time: Duration| time.as_nanos() as f64;
         let between = |from: Instant, to: Instant| nanos(to.saturating_duration_since(from));
         // Until when each other thread had what it was lent.
@@ -251,15 +272,15 @@ impl Recent {
             let paused = nanos(seen.paused);
             let (own, transform) = (nanos(seen.load.took()), nanos(seen.load.transform));
             // What the loading thread would have taken alone, in parts of what it took.
-            let load = load * (1.0 + nanos(seen.load.helped.unwrap_or_default()) / own.max(1.0));
+            let load = 1.0 + nanos(seen.load.helped.unwrap_or_default()) / own.max(1.0);
             let hold = match seen.freed {
                 Some((freed, _)) if freed <= seen.released => {
-                    Hold::Kept { later: 0, used: between(used_from, freed) * train }
+                    Hold::Kept { later: 0, used: between(used_from, freed) }
                 }
                 Some((freed, thread)) if thread == seen.by => {
                     let later = self.units[at + 1..].iter().take_while(|next| next.received <= freed);
                     let later = later.count();
-                    let used = between(self.units[at + later].used_from(), freed) * train;
+                    let used = between(self.units[at + later].used_from(), freed);
                     Hold::Kept { later, used }
                 }
                 Some((freed, thread)) => {
@@ -279,7 +300,7 @@ impl Recent {
                 helps: seen.load.helped.is_some(),
                 transform: transform * load,
                 transfer: seen.copied.map_or(0.0, |(start, end)| between(start, end)),
-                train: (between(used_from, seen.released) - paused).max(0.0) * train,
+                train: (between(used_from, seen.released) - paused).max(0.0),
                 paused,
                 hold,
             }

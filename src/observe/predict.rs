@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::display::{count, time};
 use super::history::{Recent, Seen};
-use super::replay::{Hold, Machine, Scale, Settings, Unit, replay};
+use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
 use super::report::{Kind, Report, Verdict};
 use crate::thread::Share;
 
@@ -24,8 +24,9 @@ pub struct Prediction {
     pub wall: Duration,
     /// The part of `wall` in which the caller would wait for batches.
     pub waiting: Duration,
-    /// The time that the loading threads would wait for free slots, summed over all threads.
-    pub for_slots: Duration,
+    /// Whether `wall` is a lower limit. More loads at a time than were measured may take turns at something, such as a
+    /// lock, and other programs may take more of the processors.
+    pub at_most: bool,
 }
 
 impl Prediction {
@@ -39,6 +40,8 @@ impl Prediction {
 
 /// A change that gains less is not worth naming: runs differ as much by themselves.
 const WORTH_IT: f64 = 0.03;
+/// The same beside other programs.
+const BUSY_WORTH_IT: f64 = 0.1;
 
 /// A smaller change is preferred to one that gains only this much more of the measured time.
 const NEAR: f64 = 0.05;
@@ -58,62 +61,85 @@ const LEAST: (usize, f64) = (8, 20e6);
 /// How far a replay with the measured settings may be from the measured time.
 const MISFIT: f64 = 0.05;
 
-/// The part of the time that our threads may wait for processors that other programs have.
-const BUSY: f64 = 0.05;
+/// The average number of threads of other programs that want a processor, from which on the machine is busy.
+const BUSY: f64 = 0.5;
 
-/// What our threads wanted of the processors, loads first, then uses.
+/// What the threads of the loader and of the caller wanted of the processors, and who else wanted them.
 struct Demand {
-    /// The parts of their time that they had one, and that they waited for one.
+    processors: f64,
+    /// The parts of their time that loads and uses had a processor, and that they waited for one.
     cpu: [f64; 2],
     delay: [f64; 2],
-    /// How many of them had one, on average.
+    /// How many threads had one, and had or wanted one, on average.
     had: f64,
-    /// The part of the time that they wait for one if nobody else wants any.
-    ours: f64,
-    /// They waited for longer: other programs have a part of the processors.
-    busy: bool,
+    wanted: f64,
+    /// How many threads of other programs had or wanted one.
+    others: f64,
 }
 
 impl Demand {
-    fn of(recent: &Recent, measured: f64, processors: f64) -> Self {
+    fn of(recent: &Recent, measured: f64, overlap: bool) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
         let part = |time: f32, share: &Share| (share.wall > 0.0).then(|| f64::from(time / share.wall));
         let shares = recent.shares();
         // A thread that was not looked at may need all of a processor.
         let cpu = shares.each_ref().map(|share| part(share.cpu, share).map_or(1.0, |cpu| cpu.min(1.0)));
-        let delay =
-            shares.each_ref().map(|share| part(share.delay, share).map_or(0.0, |delay| delay.min(0.95)));
+        let delay = shares.each_ref().map(|share| part(share.delay, share).unwrap_or(0.0));
         let (mut load, mut train) = (0.0, 0.0);
-        for unit in recent.units(1.0, 1.0) {
+        for unit in recent.units() {
             load += (unit.read + unit.transform) / measured.max(1.0);
             train += unit.train / measured.max(1.0);
         }
         let had = load * cpu[0] + train * cpu[1];
-        let wanted = (had + load * delay[0] + train * delay[1]).max(1e-9);
-        let ours = (1.0 - processors / wanted).max(0.0);
-        Self { cpu, delay, had, ours, busy: 1.0 - had / wanted > ours + BUSY }
+        let wanted = had + load * delay[0] + train * delay[1];
+        let running = part(shares[1].running, &shares[1]).filter(|running| *running > 0.0);
+        // The caller counted the threads while it ran.
+        let loads = if overlap { wanted - train * (cpu[1] + delay[1]) } else { 0.0 };
+        let others = match running {
+            Some(running) => running - 1.0 - loads,
+            // What its own threads do not explain.
+            None => processors * (wanted / had.max(1e-9) - 1.0) - (wanted - processors).max(0.0),
+        };
+        Self { processors, cpu, delay, had, wanted, others: others.max(0.0) }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.others >= BUSY
+    }
+
+    /// How many processors its threads can count on.
+    fn left(&self) -> f64 {
+        if self.is_busy() {
+            // The system may share them between programs, and not between threads.
+            self.had.max(self.processors / 2.0)
+        } else {
+            // One that was idle may be half of one: the sibling of another, or sold twice by a host.
+            f64::midpoint(self.had.clamp(1.0, self.processors), self.processors)
+        }
+    }
+
+    /// How much longer what needs a processor takes if threads want this many times as much of them.
+    fn slower(&self, times: f64) -> f64 {
+        let part = |wanted: f64| (self.processors / (self.others + wanted).max(1e-9)).min(1.0);
+        part(self.wanted) / part(self.wanted * times)
     }
 }
 
-/// The batches to replay, and what they ran on.
-struct View {
+/// What was measured, and the replay of it.
+struct Model {
     units: Vec<Unit>,
     machine: Machine,
+    settings: Settings,
+    demand: Demand,
+    measured: f64,
     /// What is measured over what is replayed with the same settings. Not a number if the replay has no end.
     ratio: f64,
     /// How much longer than the caller other threads use what they were lent, with these settings.
     lent: f64,
-}
-
-/// Two views of what was measured. Threads waited for processors, and the system does not tell who had them: in the first
-/// view others did, and will; in the second our own threads did, as far as they explain it.
-struct Model {
-    views: [View; 2],
-    /// As it was measured.
-    settings: Settings,
-    measured: f64,
-    busy: bool,
-    /// The loads take turns: more threads load no faster.
-    turns: bool,
+    /// The time of a replay with the same settings if nobody else wants the processors.
+    alone: f64,
+    /// Whether loads take turns: more threads load no faster. `None` if that cannot be told.
+    turns: Option<bool>,
 }
 
 impl Model {
@@ -121,53 +147,46 @@ impl Model {
         let (recent, settings) = (&report.recent, report.settings());
         let measured: Duration = recent.units.iter().map(Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
-        let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
-        let demand = Demand::of(recent, measured, processors);
+        let demand = Demand::of(recent, measured, settings.overlap);
         let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
-        let turns = !files && demand.cpu[0] < 0.9 && loads > 1.5 && recent.takes_turns();
-        let view = |explained: f64, processors: f64, longest_wake: f64| {
-            let [load, train] = demand.delay.map(|delay| 1.0 - delay.min(explained));
-            let load_cpu = (demand.cpu[0] / load).min(1.0);
-            // More threads make neither a disk faster nor what they take turns at.
-            let serial = if turns {
-                1.0
-            } else if files {
-                1.0 - load_cpu
-            } else {
-                0.0
-            };
-            let wake = |measured: Option<f64>| {
-                measured.filter(|_| settings.overlap).unwrap_or(WAKE).min(longest_wake)
-            };
-            let [wake, start] = recent.wakes().map(wake);
-            let machine = Machine {
-                processors,
-                load_cpu,
-                train_cpu: (demand.cpu[1] / train).min(1.0),
-                serial: serial / loads,
-                device_depth: report.device_depth,
-                lockstep: report.lockstep,
-                wake,
-                start,
-            };
-            let mut units = recent.units(load, train);
-            if !report.device.is_zero() {
-                on_device(&mut units, report);
-            }
-            let now = replay(&units, &machine, settings, Scale::MEASURED);
-            let lent = now.map_or(0.0, |now| now.end - now.wall);
-            let now = now.filter(|now| now.wall > 0.0);
-            let ratio = now.map_or(f64::NAN, |now| measured / now.wall);
-            View { units, machine, ratio, lent }
+        let turns = match recent.takes_turns(loads) {
+            _ if files => Some(false),
+            // They only take turns at processors.
+            Some(true) if demand.cpu[0] + demand.delay[0] > 0.9 => Some(false),
+            turns => turns,
         };
-        let left = if demand.busy { demand.had.clamp(0.1, processors) } else { processors };
-        let views = [view(0.0, left, f64::INFINITY), view(demand.ours, processors, 3.0 * WAKE)];
-        Self { views, settings, measured, busy: demand.busy, turns }
+        let wake = |measured: Option<f64>| measured.filter(|_| settings.overlap).unwrap_or(WAKE);
+        let [wake, start] = recent.wakes().map(wake);
+        let machine = Machine {
+            processors: demand.left(),
+            load_cpu: demand.cpu[0],
+            train_cpu: demand.cpu[1],
+            // More threads make neither a disk faster nor what they take turns at.
+            serial: match turns {
+                Some(true) => 1.0 / loads,
+                _ if files => (1.0 - demand.cpu[0]) / loads,
+                _ => 0.0,
+            },
+            device_depth: report.device_depth,
+            lockstep: report.lockstep,
+            wake,
+            start,
+        };
+        let mut units = recent.units();
+        if !report.device.is_zero() {
+            on_device(&mut units, report);
+        }
+        let now = replay(&units, &machine, settings, Scale::MEASURED);
+        let lent = now.map_or(0.0, |now| now.end - now.wall);
+        let ratio = now.filter(|now| now.wall > 0.0).map_or(f64::NAN, |now| measured / now.wall);
+        let mut model = Self { units, machine, settings, demand, measured, ratio, lent, alone: 1.0, turns };
+        model.alone = model.alone(settings).unwrap_or(f64::NAN);
+        model
     }
 
     /// Why nothing is said about other settings, if nothing is.
     fn doubt(&self) -> Option<String> {
-        let Self { views: [View { units, ratio, .. }, _], measured, .. } = self;
+        let Self { units, ratio, measured, .. } = self;
         let batches = count(units.len() as u64, "batch", "batches");
         if units.len() < LEAST.0 || *measured < LEAST.1 {
             return Some(format!("{batches} in {} are too few", time(nanos(*measured))));
@@ -182,32 +201,52 @@ impl Model {
         ))
     }
 
-    /// By the view that gains less.
+    /// A replay on this machine, in which loads and uses take these parts of their time.
+    fn replay(&self, settings: Settings, machine: &Machine, [load, train]: [f64; 2]) -> Option<Outcome> {
+        let scale = Scale { read: load, transform: load, train, ..Scale::MEASURED };
+        replay(&self.units, machine, settings, scale)
+    }
+
+    /// The time if nobody else wants the processors, in parts of what the measured settings take then.
+    fn alone(&self, settings: Settings) -> Option<f64> {
+        let Demand { processors, cpu, delay, .. } = self.demand;
+        let parts = delay.map(|delay| 1.0 - delay.min(0.95));
+        let [load_cpu, train_cpu] = [0, 1].map(|of| (cpu[of] / parts[of]).min(1.0));
+        let machine = Machine { processors, load_cpu, train_cpu, ..self.machine };
+        Some(self.replay(settings, &machine, parts)?.end / self.alone)
+    }
+
+    /// With other programs that go on to want the processors, or without: what gains less.
     fn predict(&self, settings: Settings) -> Option<Prediction> {
-        let units = &self.views[0].units;
-        if units.is_empty() || settings.workers == 0 || settings.depth == 0 {
+        if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
             return None;
         }
-        let mut worse: Option<Prediction> = None;
-        for View { units, machine, ratio, lent } in &self.views {
-            let found = replay(units, machine, settings, Scale::MEASURED)?;
-            // What no thread explains has threads as its cause: without any there is none.
-            let ratio = if settings.overlap == self.settings.overlap { *ratio } else { 1.0 };
-            let ratio = if ratio.is_finite() { ratio } else { 1.0 };
-            let found = Prediction {
-                settings,
-                batches: units.len() as u64,
-                measured: nanos(self.measured + lent),
-                wall: nanos(found.end * ratio),
-                waiting: nanos(found.waiting * ratio),
-                for_slots: nanos(found.for_slots),
-            };
-            worse = match worse {
-                Some(before) if before.gain() <= found.gain() => Some(before),
-                _ => Some(found),
-            };
+        // What no thread explains has threads as its cause: without any there is none.
+        let ratio = if settings.overlap == self.settings.overlap { self.ratio } else { 1.0 };
+        let ratio = if ratio.is_finite() { ratio } else { 1.0 };
+        let Demand { cpu, delay, .. } = self.demand;
+        let mut found = self.replay(settings, &self.machine, [1.0; 2])?;
+        // Who gains time wants the processors more of the time.
+        let slower = self.demand.slower((self.measured / (found.end * ratio)).max(1.0)) - 1.0;
+        if slower > 0.0 {
+            let parts = [0, 1].map(|of| 1.0 + (cpu[of] + delay[of]).min(1.0) * slower);
+            found = self.replay(settings, &self.machine, parts)?;
         }
-        worse
+        let measured = self.measured + self.lent;
+        Some(Prediction {
+            settings,
+            batches: self.units.len() as u64,
+            measured: nanos(measured),
+            // The second is not a number if nothing took time.
+            wall: nanos((found.end * ratio).max(self.alone(settings).unwrap_or(0.0) * measured)),
+            waiting: nanos(found.waiting * ratio),
+            at_most: self.may_wait(settings) || self.demand.is_busy(),
+        })
+    }
+
+    /// Whether more loads would go on at a time, of which none was seen beside another: they may take turns.
+    fn may_wait(&self, settings: Settings) -> bool {
+        settings.workers > self.settings.workers && self.turns.is_none()
     }
 
     /// The settings worth a try, the smallest change first: in slots, then in threads.
@@ -218,14 +257,18 @@ impl Model {
         }
         let mut all = Vec::new();
         // Fewer threads have less of processors that others want too.
-        if !(now.overlap && self.busy) {
+        if !(now.overlap && self.demand.is_busy()) {
             all.push(Settings { overlap: !now.overlap, ..now });
         }
         if report.kind == Kind::Rounds || (report.kind == Kind::Items && !now.overlap) {
             return all;
         }
-        // The others have one thread.
-        let more: &[usize] = if report.kind == Kind::Batches { &[0, 1, 2, 4] } else { &[0] };
+        // One more thread tells whether loads take turns. The others have one.
+        let more: &[usize] = match self.turns {
+            _ if report.kind != Kind::Batches || !now.overlap => &[0],
+            None => &[0, 1],
+            Some(_) => &[0, 1, 2, 4],
+        };
         for workers in more.iter().map(|more| now.workers + more) {
             // As many slots beyond the workers as now, and more.
             for more in [0, 1, 2, 4] {
@@ -242,23 +285,32 @@ impl Model {
 
     /// The smallest change that gains, if none gains much more. For a caller that keeps no batches, and without a doubt.
     fn recommended(&self, report: &Report) -> Option<Prediction> {
-        let candidates = self.candidates(report);
+        let mut candidates = self.candidates(report);
+        // Who takes turns beside other programs waits longer with each thread.
+        candidates.retain(|settings| !(self.demand.is_busy() && self.may_wait(*settings)));
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
         let near = best + nanos(self.measured * NEAR);
-        found.into_iter().find(|found| found.gain() >= WORTH_IT && found.wall <= near)
+        let worth_it = if self.demand.is_busy() { BUSY_WORTH_IT } else { WORTH_IT };
+        found.into_iter().find(|found| found.gain() >= worth_it && found.wall <= near)
+    }
+
+    /// Whether a change would gain if other programs wanted no processors.
+    fn may_gain(&self, report: &Report) -> bool {
+        let gains = |settings| self.alone(settings).is_some_and(|part| part <= 1.0 - WORTH_IT);
+        self.demand.is_busy() && self.candidates(report).into_iter().any(gains)
     }
 
     /// How many batches the caller keeps beside the one that it uses, if it waits for their slots.
     fn kept(&self, report: &Report) -> Option<usize> {
-        let View { units, machine, .. } = &self.views[0];
         let kept = |unit: &Unit| if let Hold::Kept { later, .. } = unit.hold { later } else { 0 };
-        let most = units.iter().map(kept).max().filter(|most| *most > 0 && report.overlap)?;
-        let mut free = units.clone();
+        let most = self.units.iter().map(kept).max().filter(|most| *most > 0 && report.overlap)?;
+        let mut free = self.units.clone();
         free.iter_mut().filter(|unit| kept(unit) > 0).for_each(|unit| unit.hold = Hold::Use);
-        let run =
-            |units: &[Unit]| replay(units, machine, self.settings, Scale::MEASURED).map(|found| found.wall);
-        let waits = match (run(units), run(&free)) {
+        let run = |units: &[Unit]| {
+            replay(units, &self.machine, self.settings, Scale::MEASURED).map(|found| found.wall)
+        };
+        let waits = match (run(&self.units), run(&free)) {
             (Some(now), Some(free)) => free < now * (1.0 - WORTH_IT),
             (now, _) => now.is_none(),
         };
@@ -267,17 +319,15 @@ impl Model {
 
     /// With all iterations as one.
     fn at_once(&mut self) -> Option<Prediction> {
-        let mut calls = 0;
-        for View { units, .. } in &mut self.views {
-            calls += units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
-        }
+        let calls = self.units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
         if calls == 0 { None } else { self.predict(self.settings) }
     }
 
     /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads.
     fn gains(&self) -> Option<[f64; 5]> {
-        let View { units, machine, .. } = &self.views[0];
-        let end = |scale| replay(units, machine, self.settings, scale).map(|found| found.end);
+        // What a stage waited for processors is in its time.
+        let machine = Machine { processors: self.demand.processors, ..self.machine };
+        let end = |scale| replay(&self.units, &machine, self.settings, scale).map(|found| found.end);
         let same = Scale::MEASURED;
         let now = end(same).filter(|now| *now > 0.0)?;
         let mut gains = [0.0; 5];
@@ -357,11 +407,12 @@ impl Report {
     /// of fewer than 8 batches or 20 ms, a replay with the measured settings misses the measured time by more than 5 %, or
     /// the loader waits for slots of batches that the caller keeps. [`advice`](Self::advice) names the reason.
     ///
-    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot. For a
-    /// generator it tries only to toggle overlap. For a stream of tensors it tries overlap and slots.
+    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot, but only one
+    /// more worker where loads may take turns. For a generator it tries only to toggle overlap. For a stream of tensors it
+    /// tries overlap and slots.
     ///
-    /// Threads wait for processors, and the system does not tell who has them. The replay is done twice: with the waits as
-    /// they were, and without those that the loader's own threads can explain. What gains less counts.
+    /// The prediction assumes that other programs want the processors as before, or no more: what gains less counts. Beside
+    /// other programs a change must save 10 %. See also [`Prediction::at_most`].
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         let model = Model::of(self);
@@ -399,6 +450,9 @@ impl Report {
         if let Some(found) = recommended {
             return format!("{}: {}", change(self, found.settings), gains(&found));
         }
+        if model.may_gain(self) {
+            return "No advice: other programs have a part of the processors.".to_string();
+        }
         let why = match verdict {
             Verdict::Unmeasured => "nothing was measured",
             Verdict::ComputeBound => "the compute decides",
@@ -409,7 +463,9 @@ impl Report {
                 "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
             }
             Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
-            Verdict::LoadBound if model.turns => "the loads take turns at something, such as a lock",
+            Verdict::LoadBound if model.turns == Some(true) => {
+                "the loads take turns at something, such as a lock"
+            }
             Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
             Verdict::TransferBound if stream => {
@@ -421,8 +477,7 @@ impl Report {
             Verdict::HeldBound => "the threads that use the batches decide: make them faster",
             Verdict::Balanced => "the stages are balanced, and only making both faster helps",
         };
-        let busy = if model.busy { " Other programs have a part of the processors." } else { "" };
-        format!("No option of the {whose} gains 3 %: {why}.{busy}")
+        format!("Keep the settings. No option of the {whose} gains 3 %: {why}.")
     }
 
     /// Returns the bottleneck: the stage that would save the most time if it were faster, in a replay of the last
@@ -472,13 +527,15 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
 
 /// What it gains, as the end of a sentence.
 fn gains(found: &Prediction) -> String {
-    let Prediction { batches, measured, wall, .. } = *found;
-    let batches = count(batches, "batch", "batches");
+    let Prediction { batches, measured, wall, at_most, .. } = *found;
+    let (up_to, if_not) =
+        if at_most { ("up to ", ", unless a lock or other programs prevent it") } else { ("", "") };
     format!(
-        "{:.0} % less, {} in place of {} for the last {batches} (replayed).",
+        "{up_to}{:.0} % less, {} in place of {} for the last {} (replayed){if_not}.",
         found.gain() * 100.0,
         time(wall),
-        time(measured)
+        time(measured),
+        count(batches, "batch", "batches")
     )
 }
 

@@ -112,6 +112,12 @@ impl Recorder {
         self.history.in_use().map(|seen| seen.ticket)
     }
 
+    /// The caller is about to ask for a batch.
+    #[inline]
+    pub(crate) fn ends(&mut self) {
+        self.history.ends();
+    }
+
     /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over, whose copy ran
     /// as told.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {

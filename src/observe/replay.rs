@@ -93,8 +93,6 @@ pub(super) struct Outcome {
     pub(super) end: f64,
     /// The part of `wall` that the caller waited.
     pub(super) waiting: f64,
-    /// How long the loading threads waited for slots, all together.
-    pub(super) for_slots: f64,
 }
 
 /// Runs `units` under `settings`. `None` if the caller would wait for a slot that it keeps.
@@ -130,9 +128,6 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         let may = granted.max(slot);
         let sleeps = settings.overlap && may > *thread;
         let start = thread.max(may) + if sleeps { machine.start } else { 0.0 };
-        if settings.overlap {
-            found.for_slots += (slot - thread.max(granted)).max(0.0);
-        }
         let load = unit.read * scale.read + unit.transform * scale.transform;
         let mut end = start + load;
         let helps = settings.overlap && workers == 1 && unit.helps;

@@ -380,6 +380,7 @@ impl<R: Ring> Pipe<R> {
         place: Place,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<Option<R::Item>, Error>> {
+        self.running.recorder.ends();
         let asked = Instant::now();
         self.asked(place, asked);
         let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);

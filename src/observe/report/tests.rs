@@ -16,7 +16,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     let settings = Settings { overlap, depth: 2, workers: 1 };
     let origin = Instant::now();
     // Half of a processor for each.
-    let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.005, delay: 0.0 });
+    let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.005, delay: 0.0, running: 0.0 });
     let (mut now, mut units) = (origin, Vec::new());
     let (mut loaded, mut freed) = (origin, vec![origin; 2]);
     for (step, &read) in read.iter().enumerate() {
@@ -103,7 +103,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
     let choices = vec![];
     let alone = Report { choices, ..report(true, &[10; 100], 100) };
     assert_eq!(alone.recommended(), None);
-    assert_eq!(alone.advice(), "No option of the loader gains 3 %: the compute decides.");
+    assert_eq!(alone.advice(), "Keep the settings. No option of the loader gains 3 %: the compute decides.");
     assert_eq!(Report::default().advice(), "Nothing was measured.");
 }
 
@@ -117,7 +117,10 @@ fn a_stream_is_advised_to_change_what_it_has() {
     assert_eq!(found.verdict(), Verdict::LoadBound, "no byte came from a disk");
     (found.reading.bytes, found.reading.disk) = (100, 60);
     let advice = found.advice();
-    assert!(advice.starts_with("No option of the stream gains 3 %: the disk decides: "), "{advice}");
+    assert!(
+        advice.starts_with("Keep the settings. No option of the stream gains 3 %: the disk decides: "),
+        "{advice}"
+    );
     assert!(!advice.contains("records"), "{advice}");
     // Each tenth group takes longer than two slots hide.
     let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
@@ -191,7 +194,7 @@ fn work_that_is_only_enqueued_is_the_computes() {
     });
     // With more slots the caller would be further ahead at the end; the device would be done no earlier.
     let found = Report { device: ms(400), device_depth: 2, choices: vec![], ..found };
-    assert_eq!(found.advice(), "No option of the loader gains 3 %: the compute decides.");
+    assert_eq!(found.advice(), "Keep the settings. No option of the loader gains 3 %: the compute decides.");
     assert_eq!(found.verdict(), Verdict::ComputeBound);
 }
 
@@ -253,17 +256,83 @@ fn loads_that_take_turns_are_not_advised_more_threads() {
     assert!(found.advice().contains("take turns"), "{found}");
 }
 
+/// Four loads that sleep, and began at even distances, end at even distances too.
+#[test]
+fn loads_that_only_began_at_a_distance_do_not_take_turns() {
+    let found = with(report(true, &[10; 100], 1), |at, seen| {
+        // Each began when it did, and takes 30 ms more.
+        let later = |time: Instant| time + ms(30);
+        seen.asked = if at == 0 { seen.asked } else { later(seen.asked) };
+        (seen.load.end, seen.received) = (later(seen.load.end), later(seen.received));
+        seen.released = later(seen.released);
+        seen.load.cpu = Some(crate::thread::Share { wall: 0.01, ..Default::default() });
+    });
+    let found = Report { workers: 4, depth: 8, ..found };
+    assert!(!found.advice().contains("take turns"), "{found}");
+    // They may still wait for each other: the units of one call tell nothing of how long one alone takes.
+    let found = found.recommended().unwrap_or_else(|| panic!("{found}"));
+    assert!(found.settings.workers > 4 && found.at_most, "{found:?}");
+}
+
+/// One load after the other does not tell whether two of them would wait for a lock.
+#[test]
+fn what_nobody_has_seen_side_by_side_gains_at_most() {
+    let found = report(true, &[20; 100], 10);
+    let gain = found.recommended().unwrap();
+    assert!(gain.at_most, "{gain:?}");
+    assert!(found.advice().contains(": up to 4"), "{found}");
+    assert!(found.advice().ends_with("(replayed), unless a lock or other programs prevent it."), "{found}");
+    assert!(!found.predict(Settings { depth: 4, ..found.settings() }).unwrap().at_most, "only slots");
+    // Two loads at a time, both as long as ever.
+    let both = with(found, |at, seen| {
+        let start = seen.load.start;
+        seen.load.start = if at % 2 == 1 { start.checked_sub(ms(19)).unwrap_or(start) } else { start };
+        seen.load.end = seen.load.start + ms(20);
+    });
+    let both = Report { workers: 2, depth: 4, ..both };
+    assert!(!both.predict(Settings { workers: 3, depth: 5, ..both.settings() }).unwrap().at_most);
+}
+
+/// Threads that wait for processors, and how many others want them too.
+fn contended(overlap: bool, delay: f32, running: f32) -> Report {
+    let share = crate::thread::Share { wall: 0.01, cpu: 0.004, delay, running: running * 0.01 };
+    let share = Some(share);
+    with(report(overlap, &[10; 60], 10), |_, seen| (seen.load.cpu, seen.use_cpu) = (share, share))
+}
+
 #[test]
 fn processors_that_others_have_are_not_promised() {
-    let busy = |overlap| {
-        let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.004, delay: 0.006 });
-        let found =
-            with(report(overlap, &[10; 60], 10), |_, seen| (seen.load.cpu, seen.use_cpu) = (share, share));
-        (found.recommended(), found.advice())
-    };
-    for overlap in [false, true] {
-        let (found, advice) = busy(overlap);
-        assert_eq!(found, None, "{advice}");
-        assert!(advice.ends_with(" Other programs have a part of the processors."), "{advice}");
+    let processors = std::thread::available_parallelism().unwrap().get() as f32;
+    let gain = |found: &Report| found.predict(Settings { overlap: true, ..found.settings() }).unwrap().gain();
+    // Nobody else wants one; others have them, and the delays or the system tell.
+    let [alone, delayed, counted] = [(0.0, 1.0), (0.006, 0.0), (0.0, 1.0 + 2.0 * processors)]
+        .map(|(delay, running)| contended(false, delay, running));
+    assert!(gain(&alone) > 0.45 && !alone.advice().contains("other programs"), "{alone}");
+    for found in [&delayed, &counted] {
+        assert!(gain(found) < gain(&alone) - 0.01, "{} and {}: {found}", gain(found), gain(&alone));
     }
+    // A thread that is taken away leaves its processors to the others.
+    for found in [contended(true, 0.006, 0.0), contended(true, 0.0, 9.0 * processors)] {
+        assert!(!found.advice().contains("overlap(false)"), "{found}");
+    }
+}
+
+/// What could gain if it were alone is not called the best.
+#[test]
+fn settings_are_kept_only_if_nothing_gains_without_the_others_either() {
+    let processors = std::thread::available_parallelism().unwrap().get() as f32;
+    let share =
+        |cpu| crate::thread::Share { wall: 0.01, cpu, delay: 0.0, running: 10.0 * processors * processors };
+    let off = |load, train, cpu| {
+        let share = Some(share(cpu));
+        with(report(false, &[load; 60], train), |_, seen| (seen.load.cpu, seen.use_cpu) = (share, share))
+    };
+    let silent = "No advice: other programs have a part of the processors.";
+    if processors > 1.0 {
+        assert_eq!(off(3, 37, 0.01).advice(), silent);
+    }
+    let sleeps = off(10, 10, 0.0).advice();
+    assert!(sleeps.starts_with("Set `overlap(true)`"), "who only sleeps needs none: {sleeps}");
+    let decides = "Keep the settings. No option of the loader gains 3 %: the compute decides.";
+    assert_eq!(off(0, 20, 0.01).advice(), decides);
 }
