@@ -77,6 +77,18 @@
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// Implements `Debug` for a type with fields that do not: prints the given values, and that there are more.
+macro_rules! debug {
+    ([$($generics:tt)*] $name:ident [$($arguments:tt)*], |$this:ident| $($field:ident: $value:expr),*) => {
+        impl<$($generics)*> std::fmt::Debug for $name<$($arguments)*> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let $this = self;
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod dataset;
 mod error;
 pub mod generate;
@@ -92,9 +104,9 @@ pub mod transform;
 pub use dataset::Dataset;
 pub use error::{BoxError, Error};
 pub use generate::generate;
-pub use loader::Loader;
 pub use loader::batch::Batch;
 pub use loader::checkpoint::Checkpoint;
+pub use loader::epochs::Loader;
 pub use observe::breakdown::Breakdown;
 pub use observe::report::Report;
 #[cfg(feature = "safetensors")]

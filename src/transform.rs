@@ -132,8 +132,7 @@ pub trait RecordTransform: Send {
 
     /// Transforms one record, writes the result to the start of `out`, and returns its length in bytes. The loader
     /// calls it instead of [`apply`](Self::apply) if records vary in length before or after the transform. `out` is
-    /// large enough for the longest record, unless [`slot_bytes`](crate::loader::LoaderBuilder::slot_bytes) sets a
-    /// smaller size.
+    /// large enough for the longest record.
     ///
     /// Default: calls [`output`](Self::output) with this record's length to get the new length, then calls `apply`.
     ///
@@ -362,11 +361,18 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 /// assert!(out.starts_with(b"abcd") || out.starts_with(b"dcba"));
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
-pub fn per_record<F>(out_bytes: usize, apply: F) -> PerRecord<F>
+#[expect(clippy::type_complexity, reason = "the type of a closure")]
+pub fn per_record<F>(
+    out_bytes: usize,
+    mut apply: F,
+) -> Map<impl FnMut(&[u8], &mut [u8], RecordContext) -> Result<usize, BoxError> + Clone + Send + 'static>
 where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
 {
-    PerRecord { out_bytes, elements: None, apply }
+    let apply = move |record: &[u8], out: &mut [u8], context| {
+        apply(record, front(out, out_bytes)?, context).map(|()| out_bytes)
+    };
+    Map { bytes: out_bytes, ragged: false, elements: None, apply }
 }
 
 /// Makes a transform from a function for records of any length, before and after. `apply` receives the bytes of a
@@ -393,18 +399,33 @@ pub fn map<F>(max_bytes: usize, apply: F) -> Map<F>
 where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<usize, BoxError> + Clone + Send + 'static,
 {
-    Map { max_bytes, apply }
+    Map { bytes: max_bytes, ragged: true, elements: None, apply }
 }
 
-/// A transform for records of any length. [`map`] returns it.
+/// A transform from a function for single records. [`per_record`] and [`map`] return it.
 ///
-/// In tests, call [`apply_one`](RecordTransform::apply_one); it returns the length of the new record.
-/// [`apply`](RecordTransform::apply) does not return the length.
+/// In tests of a transform that [`map`] returned, call [`apply_one`](RecordTransform::apply_one); it returns the length of
+/// the new record. [`apply`](RecordTransform::apply) does not return the length.
 #[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct Map<F> {
-    max_bytes: usize,
+    /// Of a record; of the longest, if they differ in length.
+    bytes: usize,
+    ragged: bool,
+    elements: Option<(DType, Vec<usize>)>,
     apply: F,
+}
+
+impl<F> Map<F> {
+    /// Declares the type of the transformed records: elements of type `dtype`, with the number of elements along
+    /// each axis. Default: untyped bytes. For records of any length, it is the type of the longest.
+    ///
+    /// [`build`](crate::loader::LoaderBuilder::build) returns [`Error::Transform`](crate::Error::Transform) if the
+    /// size of this type differs from the bytes of a record.
+    pub fn of(mut self, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
+        self.elements = Some((dtype, shape.into()));
+        self
+    }
 }
 
 impl<F> RecordTransform for Map<F>
@@ -412,64 +433,21 @@ where
     F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<usize, BoxError> + Clone + Send + 'static,
 {
     fn output(&self, _: &RecordType) -> Result<RecordType, BoxError> {
-        Ok(RecordType::bytes(self.max_bytes).ragged())
-    }
-
-    fn apply(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
-        self.apply_one(record, out, context).map(drop)
-    }
-
-    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
-        (self.apply)(record, out, context.one()?)
-    }
-
-    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
-impl<F> fmt::Debug for Map<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Map").field("max_bytes", &self.max_bytes).finish_non_exhaustive()
-    }
-}
-
-/// A transform from a function for single records. [`per_record`] returns it.
-#[derive(Clone)]
-#[must_use = "a transform does nothing until a loader has it"]
-pub struct PerRecord<F> {
-    out_bytes: usize,
-    elements: Option<(DType, Vec<usize>)>,
-    apply: F,
-}
-
-impl<F> PerRecord<F> {
-    /// Declares the type of the transformed records: elements of type `dtype`, with the number of elements along
-    /// each axis. Default: untyped bytes.
-    ///
-    /// [`build`](crate::loader::LoaderBuilder::build) returns [`Error::Transform`](crate::Error::Transform) if the
-    /// size of this type differs from `out_bytes`.
-    pub fn of(mut self, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        self.elements = Some((dtype, shape.into()));
-        self
-    }
-}
-
-impl<F> RecordTransform for PerRecord<F>
-where
-    F: FnMut(&[u8], &mut [u8], RecordContext) -> Result<(), BoxError> + Clone + Send + 'static,
-{
-    fn output(&self, _: &RecordType) -> Result<RecordType, BoxError> {
-        let Some((dtype, shape)) = &self.elements else { return Ok(RecordType::bytes(self.out_bytes)) };
-        let output = RecordType::new(*dtype, shape.clone())?;
-        if output.bytes == self.out_bytes {
-            return Ok(output);
+        let output = match &self.elements {
+            Some((dtype, shape)) => RecordType::new(*dtype, shape.clone())?,
+            None => RecordType::bytes(self.bytes),
+        };
+        if output.bytes == self.bytes {
+            return Ok(RecordType { ragged: self.ragged, ..output });
         }
-        Err(format!("wanted {} bytes for {output}, found {}", output.bytes, self.out_bytes).into())
+        Err(format!("wanted {} bytes for {output}, found {}", output.bytes, self.bytes).into())
     }
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
-        let wanted = self.out_bytes;
+        if self.ragged {
+            return self.apply_one(records, out, context).map(drop);
+        }
+        let wanted = self.bytes;
         let whole = |count| !records.is_empty() && records.len() % count == 0;
         let count = match out.len().checked_div(wanted) {
             Some(count @ 1..) if out.len() % wanted == 0 && whole(count) => count,
@@ -481,17 +459,15 @@ where
                 .into());
             }
         };
-        let record_bytes = records.len() / count;
         records
-            .chunks_exact(record_bytes)
-            .zip(out.chunks_exact_mut(self.out_bytes))
+            .chunks_exact(records.len() / count)
+            .zip(out.chunks_exact_mut(wanted))
             .zip(context.records())
-            .try_for_each(|((record, out), context)| (self.apply)(record, out, context))
+            .try_for_each(|((record, out), context)| (self.apply)(record, out, context).map(drop))
     }
 
     fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
-        (self.apply)(record, front(out, self.out_bytes)?, context.one()?)?;
-        Ok(self.out_bytes)
+        (self.apply)(record, out, context.one()?)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
@@ -499,15 +475,7 @@ where
     }
 }
 
-impl<F> fmt::Debug for PerRecord<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { out_bytes, elements, .. } = self;
-        f.debug_struct("PerRecord")
-            .field("out_bytes", out_bytes)
-            .field("elements", elements)
-            .finish_non_exhaustive()
-    }
-}
+debug!([F] Map[F], |map| bytes: map.bytes, ragged: map.ragged, elements: map.elements);
 
 /// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
 /// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need

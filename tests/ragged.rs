@@ -328,34 +328,6 @@ fn slots_hold_so_many_bytes() {
     let most: usize = lengths.iter().rev().take(6).sum();
     assert_eq!(slot(Loader::builder(data.clone(), plan.clone())), most);
     assert_eq!(slot(Loader::builder(data.clone(), plan.clone()).transform(map(700, |_, _, _| Ok(0)))), 4200);
-    assert_eq!(slot(Loader::builder(data.clone(), plan.clone()).slot_bytes(3000)), 3000);
-    // As many batches as fit, and then the error of the first that does not.
-    let sizes = (0..plan.steps(0)).map(|step| {
-        plan.batch(0, step).unwrap().runs().flatten().map(|number| record(number).len()).sum::<usize>()
-    });
-    let sizes: Vec<usize> = sizes.collect();
-    let limit = sizes.iter().max().unwrap() - 1;
-    let fit = sizes.iter().take_while(|&&size| size <= limit).count();
-    for overlap in [false, true] {
-        let mut loader =
-            Loader::builder(data.clone(), plan.clone()).overlap(overlap).slot_bytes(limit).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        assert!(epoch.by_ref().take(fit).all(|batch| batch.is_ok()));
-        let Some(Err(Error::Load { at, source })) = epoch.next() else { panic!("wanted an error") };
-        assert_eq!(at.step, Some(fit as u64));
-        let source = source.downcast::<mmap::Error>().unwrap();
-        assert!(
-            matches!(*source, mmap::Error::BufferTooSmall { wanted, found } if (wanted, found) == (limit as u64 + 1, limit as u64))
-        );
-        assert!(epoch.next().is_none());
-    }
-    let grown = map(700, |_, out, _| {
-        out.get_mut(..700).ok_or("no room")?.fill(1);
-        Ok(700)
-    });
-    let mut loader =
-        Loader::builder(data.clone(), plan.clone()).slot_bytes(4199).transform(grown).build().unwrap();
-    assert!(matches!(loader.epoch(0).next(), Some(Err(Error::Transform { at: Some(_), .. }))));
     // A transform that claims to have written past its room, and one that makes records of another size than it said.
     let mut loader =
         Loader::builder(data.clone(), plan).transform(map(10, |_, _, _| Ok(11))).build().unwrap();

@@ -142,3 +142,14 @@ fn a_live_report_has_the_wait_in_progress() {
         looker.join().unwrap();
     }
 }
+
+#[test]
+fn a_live_report_has_what_the_readers_of_files_count() {
+    let (_dir, paths) = files(&[40]);
+    let mut loader = Loader::builder(open(&paths), plan(40, 8)).build().unwrap();
+    let live = loader.live_report();
+    assert_eq!(loader.epoch(0).count(), 5);
+    let (live, report) = (live.get(), loader.report());
+    assert_eq!((live.choices.len(), live.reading.bytes), (1, 40 * RECORD as u64));
+    assert_eq!(live.reading, report.reading);
+}

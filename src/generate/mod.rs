@@ -3,13 +3,11 @@
 //! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
 //! loader. A round is a batch. Errors and traces show its number as the epoch; a report counts no epochs.
 
-use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::report::{LiveReport, Report};
-use crate::pipe::options::{Options, common};
+use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Slots};
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
@@ -104,8 +102,7 @@ pub struct Generator<'h, T: Send + 'static> {
     pipe: Pipe<Slots<T, u64>>,
     before: Option<Hook<'h>>,
     after: Option<Hook<'h>>,
-    /// The first round of all, and of the pipe's call; `None` if the next call begins anew.
-    first: u64,
+    /// The first round of the pipe's call; `None` if the next call begins anew.
     base: Option<u64>,
     /// The round to receive next, and the end of the iteration.
     next: u64,
@@ -125,7 +122,6 @@ pub struct Generator<'h, T: Send + 'static> {
 pub struct GeneratorBuilder<'h, T> {
     slots: Vec<T>,
     make: Make<T>,
-    first: u64,
     before: Option<Hook<'h>>,
     after: Option<Hook<'h>>,
     options: Options,
@@ -159,7 +155,7 @@ where
 {
     let make = Box::new(move |round, slot: &mut T| make(round, slot).map_err(Into::into));
     let (before, after, options) = (None, None, Options::default());
-    GeneratorBuilder { slots: slots.into(), make, first: 0, before, after, options }
+    GeneratorBuilder { slots: slots.into(), make, before, after, options }
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
@@ -199,12 +195,6 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// Sets the number of the first round, for example to resume a training run. Default: 0.
-    pub fn first_round(mut self, round: u64) -> Self {
-        self.first = round;
-        self
-    }
-
     /// Starts the thread.
     ///
     /// # Errors
@@ -213,12 +203,12 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, first, before, after, options } = self;
+        let Self { slots, make, before, after, options } = self;
         let mut pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
         pipe.recorder().lockstep(before.is_some());
-        let (base, next, end, granted, started) = (None, first, first, first, Instant::now());
+        let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
         let (used, hook_failed) = (None, None);
-        Ok(Generator { pipe, before, after, first, base, next, end, started, granted, used, hook_failed })
+        Ok(Generator { pipe, before, after, base, next, end, started, granted, used, hook_failed })
     }
 }
 
@@ -240,6 +230,8 @@ impl<T: 'static> pipe::Source<T> for Maker<T> {
 }
 
 impl<'h, T: Send + 'static> Generator<'h, T> {
+    calls_of_pipe!();
+
     /// Iterates over the next `n` rounds, in order. [`Rounds`] lists the errors.
     ///
     /// Each call continues with the next round number. If the caller drops the iterator early, the generator starts
@@ -269,12 +261,6 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         Items::lent(self)
     }
 
-    /// Returns a report of where the time went so far. In it, `read` is the time of the closure.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        self.pipe.report()
-    }
-
     /// Returns a handle to the generator's breakdown, which is off by default. Use it to measure the phases of the
     /// training loop.
     #[must_use]
@@ -282,35 +268,10 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         self.pipe.breakdown().clone()
     }
 
-    /// Returns a handle that reads the report while an iterator borrows the generator, also from other threads.
-    pub fn live_report(&mut self) -> LiveReport {
-        self.pipe.live_report()
-    }
-
-    /// Joins the thread and returns a pending error, as [`Pipe::close`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns the error of a round made ahead that the caller has not received: [`Error::Load`] or
-    /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered rounds
-    /// remain valid.
-    pub fn close(self) -> Result<(), Error> {
-        self.pipe.close()
-    }
-
-    /// Closes the generator as [`close`](Self::close) does, but waits at most `timeout` for the round in progress.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Timeout`] if the thread was left behind. Otherwise, the errors of [`close`](Self::close).
-    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
-        self.pipe.close_timeout(timeout)
-    }
-
     /// Gives leave to start the rounds asked for; with a hook only the next one, after the hook. Returns whether there
     /// was any to give.
     fn grant(&mut self) -> Result<bool, Error> {
-        let Self { pipe, before, first, base, next, end, granted, started, .. } = self;
+        let Self { pipe, before, base, next, end, granted, started, .. } = self;
         *granted = match before {
             Some(hook) if granted == next => {
                 run(hook, pipe, *next)?;
@@ -319,9 +280,9 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
             None if *granted < *end => *end,
             _ => return Ok(false),
         };
-        let (first, next) = (*first, *next);
+        let next = *next;
         let base = *base.get_or_insert_with(|| {
-            let place = move |round| (Place { ordinal: round - first, epoch: round, step: 0 }, round);
+            let place = |round| (Place { ordinal: round, epoch: round, step: 0 }, round);
             pipe.post(Box::new((next..).map(place)), true, 0);
             next
         });
@@ -349,7 +310,7 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
     }
 
     fn place(&self) -> Place {
-        Place { ordinal: self.next - self.first, epoch: self.next, step: 0 }
+        Place { ordinal: self.next, epoch: self.next, step: 0 }
     }
 
     fn next(&mut self) -> Next<Round<T>> {
@@ -429,33 +390,13 @@ pub type Rounds<'g, 'h, T> = Items<'g, Generator<'h, T>>;
 pub type Round<T> = Filled<T, u64>;
 
 impl<T: Send + 'static> Round<T> {
-    /// Returns the number of the round. Numbers start at [`first_round`](GeneratorBuilder::first_round) and continue over
-    /// all iterators of the generator.
+    /// Returns the number of the round. Numbers start at 0 and continue over all iterators of the generator.
     #[must_use]
     pub fn number(&self) -> u64 {
         *self.unit()
     }
 }
 
-impl<T: Send + 'static> fmt::Debug for Generator<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Generator")
-            .field("next", &self.next)
-            .field("overlap", &self.pipe.overlaps())
-            .field("before", &self.before.is_some())
-            .field("after", &self.after.is_some())
-            .field("trace", &self.pipe.trace_path())
-            .finish_non_exhaustive()
-    }
-}
+debug!([T: Send + 'static] Generator['_, T], |generator| next: generator.next, pipe: generator.pipe);
 
-impl<T> fmt::Debug for GeneratorBuilder<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GeneratorBuilder")
-            .field("overlap", &self.options.overlap)
-            .field("before", &self.before.is_some())
-            .field("after", &self.after.is_some())
-            .field("trace", &self.options.trace)
-            .finish_non_exhaustive()
-    }
-}
+debug!([T] GeneratorBuilder['_, T], |builder| slots: builder.slots.len(), options: builder.options);

@@ -1,7 +1,6 @@
 //! A batch: the guard of its slot, in host memory or on a device.
 
 use std::any::type_name;
-use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
@@ -14,8 +13,8 @@ use twinbuf_mmap::{BatchIndices, Buffer};
 use super::order::Records;
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Checkpoint;
-use crate::pipe::bytes::{Item, too_large};
-use crate::pipe::memory::Taken;
+use crate::pipe::bytes::Item;
+use crate::pipe::memory::{Taken, for_slot};
 use crate::pipe::ring::Sides;
 use crate::pipe::{Backend, Host};
 #[cfg(feature = "cuda")]
@@ -294,9 +293,7 @@ impl Batch {
             let wanted = "slots in memory of the loader's own".to_string();
             return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
         }
-        let taken = layout.taken.as_ref().map(|taken| taken.more(len)).transpose()?;
-        let other = Buffer::new(len).ok_or_else(|| too_large(&format_args!("one more of {len} bytes")))?;
-        Ok((other, taken))
+        for_slot(len, layout.taken.as_ref())
     }
 
     fn not_whole<T>(&self, found: usize) -> Error {
@@ -440,12 +437,5 @@ impl Deref for Batch<Cuda> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Batch<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batch")
-            .field("epoch", &self.epoch())
-            .field("step", &self.step())
-            .field("bytes", &self.header().bytes())
-            .finish_non_exhaustive()
-    }
-}
+debug!([B: Backend] Batch[B], |batch|
+    epoch: batch.epoch(), step: batch.step(), bytes: batch.header().bytes());

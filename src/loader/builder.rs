@@ -2,7 +2,6 @@
 
 use std::alloc;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::iter;
 use std::sync::Arc;
 
@@ -10,8 +9,8 @@ use std::sync::Arc;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
-use super::Loader;
-use super::fields;
+use super::epochs::Loader;
+use super::fields::{self, Fields};
 use super::layout::{ALIGN, Layout};
 use super::order::{Records, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
@@ -19,7 +18,7 @@ use super::sizes::{Depths, Part, Sizes};
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
-use crate::observe::report::Kind;
+use crate::observe::report::{Kind, Report};
 use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
@@ -59,15 +58,18 @@ pub(super) struct Own {
     /// By the number of the field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
-    slot_bytes: Option<usize>,
     pub(super) memory_limit: Option<MemoryLimit>,
     sends: bool,
 }
 
-impl LoaderBuilder {
-    pub(crate) fn new(datasets: Vec<Box<dyn Dataset>>, plan: Plan) -> Self {
+impl Loader {
+    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, three slots
+    /// (two if they are large), overlap and prefetch on, no transform, no trace.
+    ///
+    /// A tuple of data sets is a data set with several [`Fields`].
+    pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {
         let own = Own {
-            datasets,
+            datasets: dataset.into_fields(),
             plan,
             workers: 1,
             depth: None,
@@ -76,11 +78,10 @@ impl LoaderBuilder {
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
-            slot_bytes: None,
             memory_limit: None,
             sends: false,
         };
-        Self { backend: Host, options: Options::default(), own }
+        LoaderBuilder { backend: Host, options: Options::default(), own }
     }
 }
 
@@ -140,19 +141,6 @@ impl<B: Backend> LoaderBuilder<B> {
     /// ```
     pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
         self.own.slots = Some(memory);
-        self
-    }
-
-    /// Sets the maximum size, in bytes, of one variable-length field in a batch.
-    ///
-    /// The limit applies to each such field separately. It has no effect on fields with fixed-length records, and a
-    /// value above the default has no effect. Default: for files without transforms, the total size of the N longest
-    /// records, where N is the batch size; otherwise, N times the maximum record length after the transforms.
-    ///
-    /// Each slot reserves this size for the field. If a batch exceeds it, the epoch ends with [`Error::Load`] or
-    /// [`Error::Transform`].
-    pub fn slot_bytes(mut self, bytes: usize) -> Self {
-        self.own.slot_bytes = Some(bytes);
         self
     }
 
@@ -299,6 +287,7 @@ impl<B: Backend> LoaderBuilder<B> {
                 }
             }
         }
+        let files: Vec<_> = files.into_iter().flatten().collect();
         let helper = if helpers > 0 { readers.pop() } else { None };
         let overlap = options.overlaps();
         let memory = Memory {
@@ -310,6 +299,8 @@ impl<B: Backend> LoaderBuilder<B> {
             trace: trace.clone(),
             naming: Naming { loader: options.name.clone(), rounds: false },
         };
+        let counted = files.clone();
+        let add_reads = Box::new(move |report: Report| report.with_reading(&counted));
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
         let pipe = Pipe::start(Setup {
             sides: backend.sides(memory)?,
@@ -321,16 +312,16 @@ impl<B: Backend> LoaderBuilder<B> {
             sends,
             depths: (depth, device),
             locate: Box::new(move |field, record| locators.get(field)?.as_ref()?(record)),
+            add_reads,
         })?;
         let identity = Arc::new(Identity::new(&plan, record_bytes, fingerprint));
         let schedule = Schedule { plan, identity, layout: Arc::new(layout), begun: None };
-        let files = files.into_iter().flatten().collect();
         Ok(Loader::new(pipe, schedule, files, hints && overlap))
     }
 
     /// Checks the options against each other and against the data sets, and finds what they need.
     fn sizes(&self) -> Result<(Sizes, Layout), Error> {
-        let Own { datasets, plan, transforms, workers, depth, slot_bytes, .. } = &self.own;
+        let Own { datasets, plan, transforms, workers, depth, .. } = &self.own;
         let refuse = |option, wanted: String, found: String| Err(Error::Option { option, wanted, found });
         if !(1..=MAX_WORKERS).contains(workers) {
             return refuse("workers", format!("1 to {MAX_WORKERS} threads"), workers.to_string());
@@ -356,8 +347,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let (helpers, device) = (usize::from(self.helps()), self.backend.device_depth());
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
-        let (mut sizes, layout) =
-            Sizes::new(plan, Depths { workers, helpers, host, device }, *slot_bytes, each)?;
+        let (mut sizes, layout) = Sizes::new(plan, Depths { workers, helpers, host, device }, each)?;
         if depth.is_none() && workers == 1 && sizes.slot >= SMALL {
             sizes.depths.host = 2;
         }
@@ -459,20 +449,6 @@ fn copies<T: ?Sized>(
     Ok(all)
 }
 
-impl<B: Backend> fmt::Debug for LoaderBuilder<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Own { plan, workers, depth, hints, hint_window, read_mode, memory_limit, .. } = &self.own;
-        f.debug_struct("LoaderBuilder")
-            .field("backend", &self.backend)
-            .field("options", &self.options)
-            .field("plan", plan)
-            .field("workers", workers)
-            .field("depth", depth)
-            .field("hints", hints)
-            .field("hint_window", hint_window)
-            .field("read_mode", read_mode)
-            .field("transform", &!self.own.transforms.is_empty())
-            .field("memory_limit", memory_limit)
-            .finish_non_exhaustive()
-    }
-}
+debug!([B: Backend] LoaderBuilder[B], |builder|
+    backend: builder.backend, plan: builder.own.plan, options: builder.options, workers: builder.own.workers,
+    depth: builder.own.depth);

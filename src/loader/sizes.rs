@@ -59,12 +59,10 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transforms, and their places in a slot: with at most `most` bytes for records
-    /// that differ in length.
+    /// Of these data sets, each with its transforms, and their places in a slot.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,
-        most: Option<usize>,
         fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
     ) -> Result<(Self, Layout), Error> {
         // A plan with fewer records than a batch has none that is full, unless it repeats them.
@@ -107,7 +105,7 @@ impl Sizes {
                 Some(files) => usize::try_from(files.most_bytes(records)).ok(),
                 None => all(),
             };
-            rooms.push(room.into_iter().chain(most).min().unwrap_or(usize::MAX));
+            rooms.push(room.unwrap_or(usize::MAX));
             parts.push(Part { records: part, stages, ragged });
             layout.push(record);
         }

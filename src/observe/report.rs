@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use twinbuf_mmap::{ReadChoice, ReadStats, Reader};
+use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
 use super::history::Recent;
 use super::log::{Event, StageTimes, What};
@@ -192,7 +192,7 @@ impl Report {
     }
 
     /// What the readers of files count.
-    pub(crate) fn with_reading(mut self, files: &[Arc<Reader>]) -> Self {
+    pub(crate) fn with_reading<D: Units>(mut self, files: &[Arc<Reader<D>>]) -> Self {
         files.iter().for_each(|files| self.reading += files.stats());
         self.choices = files.iter().map(|files| files.choice()).collect();
         self

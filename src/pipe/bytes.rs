@@ -56,12 +56,6 @@ pub struct Memory<'m> {
     pub(crate) naming: Naming,
 }
 
-impl fmt::Debug for Memory<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("slot", &self.slot).field("depth", &self.depth).finish_non_exhaustive()
-    }
-}
-
 /// The default backend: batches and groups stay in host memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
@@ -86,3 +80,5 @@ pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
     let wanted = "slots that fit the memory".to_string();
     Error::Option { option: "depth", wanted, found: sum.to_string() }
 }
+
+debug!([] Memory['_], |memory| slot: memory.slot, depth: memory.depth);

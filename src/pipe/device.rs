@@ -2,7 +2,6 @@
 //! on a stream of its own.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -265,13 +264,6 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
     }
 }
 
-macro_rules! debug {
-    ($($side:ident),+) => {$(
-        impl<U: Send + 'static> fmt::Debug for $side<U> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($side)).finish_non_exhaustive()
-            }
-        }
-    )+};
-}
-debug!(HostSide, HostSlot, DeviceSide);
+debug!([U: Send + 'static] HostSide[U], |_side|);
+debug!([U: Send + 'static] HostSlot[U], |_slot|);
+debug!([U: Send + 'static] DeviceSide[U], |_side|);

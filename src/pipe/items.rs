@@ -43,11 +43,6 @@ pub trait Front {
 
     /// Returns the bounds of the number of items that are left.
     fn left(&self) -> (usize, Option<usize>);
-
-    /// Returns a report of where the time went so far. Default: that of the pipe.
-    fn report(&self) -> Report {
-        self.pipe().report()
-    }
 }
 
 /// What comes next.
@@ -190,7 +185,7 @@ impl<'f, F: Front> Items<'f, F> {
     /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        F::report(&self.front)
+        self.front.pipe().report()
     }
 
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<F::Item, Error>>> {

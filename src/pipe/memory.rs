@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use twinbuf_mmap::Buffer;
+
+use super::bytes::too_large;
 use crate::error::Error;
 
 /// A limit, in bytes, on the memory of one or more loaders. See
@@ -96,11 +99,12 @@ pub(crate) struct Taken {
     bytes: u64,
 }
 
-impl Taken {
-    /// Takes more of the same limit: for a slot whose memory the caller keeps.
-    pub(crate) fn more(&self, bytes: usize) -> Result<Self, Error> {
-        self.limit.clone().take(bytes as u64, &"new memory for the slot of a batch that is kept")
-    }
+/// Returns new memory for a slot whose memory the caller keeps, and its part of the limit that the slots were taken from.
+pub(crate) fn for_slot(bytes: usize, slots: Option<&Taken>) -> Result<(Buffer, Option<Taken>), Error> {
+    let what = "new memory for the slot of a batch that is kept";
+    let taken = slots.map(|slots| slots.limit.clone().take(bytes as u64, &what)).transpose()?;
+    let memory = Buffer::new(bytes).ok_or_else(|| too_large(&format_args!("one more of {bytes} bytes")))?;
+    Ok((memory, taken))
 }
 
 impl Drop for Taken {

@@ -126,7 +126,11 @@ pub(crate) struct Setup<R: Ring> {
     /// Host slots, and slots on a device.
     pub(crate) depths: (usize, usize),
     pub(crate) locate: Locate,
+    pub(crate) add_reads: AddReads,
 }
+
+/// Adds what the readers of files have counted to a report.
+pub(crate) type AddReads = Box<dyn Fn(Report) -> Report + Send>;
 
 /// Workers that fill the slots of a ring ahead of the caller; without overlap the caller fills them itself.
 pub struct Pipe<R: Ring> {
@@ -143,6 +147,7 @@ pub struct Pipe<R: Ring> {
     publisher: Publisher,
     breakdown: Breakdown,
     locate: Locate,
+    add_reads: AddReads,
     begun: plain::Begun,
 }
 
@@ -194,7 +199,7 @@ impl<R: Ring> Pipe<R> {
     /// Starts a thread for each source; without overlap none.
     pub(crate) fn start(setup: Setup<R>) -> Result<Self, Error> {
         let Setup { sides: (producer, consumer), sources, helper, options, trace, kind, .. } = setup;
-        let Setup { sends, depths: (depth, device_depth), locate, .. } = setup;
+        let Setup { sends, depths: (depth, device_depth), locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
         let Options { name, held_timeout, breakdown, .. } = options;
         let naming = Naming { loader: name, rounds: kind == Kind::Rounds };
@@ -258,6 +263,7 @@ impl<R: Ring> Pipe<R> {
             publisher,
             breakdown,
             locate,
+            add_reads,
             begun,
         })
     }
@@ -336,7 +342,7 @@ impl<R: Ring> Pipe<R> {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         // In a forked process a worker may have had the lock.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
-        report_of::<R>(recorder, loads, consumer.as_ref())
+        (self.add_reads)(report_of::<R>(recorder, loads, consumer.as_ref()))
     }
 
     /// A handle of the report. The report is kept up to date from now on.
@@ -406,7 +412,9 @@ impl<R: Ring> Pipe<R> {
                         });
                         helped.unwrap_or_else(|| {
                             // A wait that hangs shows while it does. The caller has the time.
-                            self.publisher.waits(|| report_of::<R>(recorder, shared.loads(), Some(consumer)));
+                            self.publisher.waits(|| {
+                                (self.add_reads)(report_of::<R>(recorder, shared.loads(), Some(consumer)))
+                            });
                             R::receive(consumer, &mut waiting, held_timeout)
                         })
                     }

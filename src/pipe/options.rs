@@ -88,3 +88,63 @@ macro_rules! common {
     };
 }
 pub(crate) use common;
+
+/// The methods of a front end that are those of its pipe.
+macro_rules! calls_of_pipe {
+    () => {
+        /// Returns a report of where the time went so far. A round or a group counts as a batch, and a pass as an epoch.
+        ///
+        /// The time in which the caller uses a group that is kept in memory counts toward the previous group that was
+        /// read. The time of a generator's closure is `read`.
+        #[must_use]
+        pub fn report(&self) -> crate::Report {
+            self.pipe.report()
+        }
+
+        /// Returns a handle that reads the report while an iterator borrows this value, also from other threads.
+        ///
+        /// ```
+        /// # fn f(mut loader: twinbuf::Loader) -> Result<(), twinbuf::BoxError> {
+        /// let report = loader.live_report();
+        /// for batch in loader.epochs(0..3) {
+        ///     if batch?.step() % 1000 == 0 {
+        ///         println!("{}", report.get());
+        ///     }
+        /// }
+        /// # Ok(())
+        /// # }
+        /// ```
+        pub fn live_report(&mut self) -> crate::observe::LiveReport {
+            self.pipe.live_report()
+        }
+
+        /// Joins the threads and returns a pending error. Waits without a time limit for what is being read or made; see
+        /// [`close_timeout`](Self::close_timeout).
+        ///
+        /// A drop also joins the threads, but waits for at most 10 s, or 10 ms if a task waited for the last item. After
+        /// that it detaches them.
+        ///
+        /// # Errors
+        ///
+        /// Returns the first error that the caller has not received, for example because the caller stopped iterating
+        /// early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device failed.
+        /// Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain valid.
+        pub fn close(self) -> Result<(), Error> {
+            self.pipe.close()
+        }
+
+        /// Closes as [`close`](Self::close) does, but waits at most `timeout` for what is being read or made.
+        ///
+        /// A blocked read cannot be cancelled, for example if a file server does not answer. After the timeout, its thread
+        /// is detached. The thread keeps its slot and its source until the read returns or the process exits.
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Timeout`] with what is being read if a thread was detached. Otherwise, the errors of
+        /// [`close`](Self::close).
+        pub fn close_timeout(self, timeout: std::time::Duration) -> Result<(), Error> {
+            self.pipe.close_timeout(timeout)
+        }
+    };
+}
+pub(crate) use calls_of_pipe;

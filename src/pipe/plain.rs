@@ -1,6 +1,5 @@
 //! A pipe without a front end of its own: its builder, and its items.
 
-use std::fmt;
 use std::time::Instant;
 
 use super::items::{Ended, Front, Items, Next};
@@ -76,19 +75,13 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
             sends: false,
             depths,
             locate: Box::new(|_, _| None),
+            add_reads: Box::new(|report| report),
         })
     }
 }
 
-impl<T: Send + 'static, U: Send + 'static> fmt::Debug for Builder<T, U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let workers = self.sources.len();
-        f.debug_struct("Builder")
-            .field("slots", &self.slots.len())
-            .field("workers", &workers)
-            .finish_non_exhaustive()
-    }
-}
+debug!([T: Send + 'static, U: Send + 'static] Builder[T, U], |builder|
+    slots: builder.slots.len(), workers: builder.sources.len(), options: builder.options);
 
 /// What a pipe without a front end has begun with.
 #[derive(Debug, Default)]
@@ -198,12 +191,5 @@ impl<R: Ring> Front for Pipe<R> {
     }
 }
 
-impl<R: Ring> fmt::Debug for Pipe<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pipe")
-            .field("name", &self.naming().loader)
-            .field("overlap", &self.overlaps())
-            .field("trace", &self.trace_path())
-            .finish_non_exhaustive()
-    }
-}
+debug!([R: Ring] Pipe[R], |pipe|
+    name: pipe.naming().loader, overlap: pipe.overlaps(), trace: pipe.trace_path());

@@ -3,7 +3,6 @@
 //! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
 //! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -155,12 +154,6 @@ pub struct Slot<T, U> {
     releases: Arc<Releases>,
 }
 
-impl<T, U> fmt::Debug for Slot<T, U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").finish_non_exhaustive()
-    }
-}
-
 /// A ring of host slots, each with a value of type `T`. Its items are [`Filled`].
 #[derive(Debug)]
 pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
@@ -169,12 +162,6 @@ pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
 pub struct Receiver<T: 'static, U: 'static> {
     consumer: Consumer<'static, Slot<T, U>>,
     releases: Arc<Releases>,
-}
-
-impl<T, U> fmt::Debug for Receiver<T, U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Receiver").field("depth", &self.consumer.depth()).finish_non_exhaustive()
-    }
 }
 
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
@@ -335,13 +322,8 @@ impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
     }
 }
 
-impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T, U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = self.header().ticket;
-        f.debug_struct("Filled")
-            .field("epoch", &place.epoch)
-            .field("step", &place.step)
-            .field("value", &**self)
-            .finish()
-    }
-}
+debug!([T: std::fmt::Debug + Send + 'static, U: Send + 'static] Filled[T, U], |filled|
+    epoch: filled.header().ticket.epoch, step: filled.header().ticket.step, value: &**filled);
+
+debug!([T, U] Slot[T, U], |_slot|);
+debug!([T, U] Receiver[T, U], |_receiver|);

@@ -66,11 +66,7 @@ pub type Loop = Box<dyn FnOnce() + Send>;
 /// A wait of a thread.
 pub type Wait<'w> = &'w mut (dyn FnMut() + Send);
 
-impl std::fmt::Debug for Around {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Around")
-    }
-}
+debug!([] Around[], |_around|);
 
 /// The units of a call, in order, with their names.
 pub type Order<U> = Box<dyn Iterator<Item = (Place, U)> + Send>;

@@ -1,7 +1,6 @@
 //! Groups of tensors in device memory.
 
 use std::any::type_name;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -133,8 +132,4 @@ impl<'g> DeviceView<'g> {
     }
 }
 
-impl fmt::Debug for DeviceView<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceView").field(&self.name()).field(&format_args!("{}", self.tensor)).finish()
-    }
-}
+debug!([] DeviceView['_], |view| name: view.name(), tensor: view.tensor);

@@ -1,7 +1,6 @@
 //! A group of tensors in memory.
 
 use std::any::type_name;
-use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -9,8 +8,8 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::error::{At, Error};
-use crate::pipe::bytes::{Item, too_large};
-use crate::pipe::memory::Taken;
+use crate::pipe::bytes::Item;
+use crate::pipe::memory::{Taken, for_slot};
 use crate::pipe::{Backend, Host};
 use crate::transform::fits;
 
@@ -87,9 +86,7 @@ impl Group {
     /// slot, and [`Error::Option`] if the memory cannot be allocated. The group stays in its slot.
     pub fn leave_slot(&mut self) -> Result<bool, Error> {
         let Place::Slot(slot) = &mut self.place else { return Ok(false) };
-        let len = slot.len();
-        let more = self.taken.as_ref().map(|taken| taken.more(len)).transpose()?;
-        let other = Buffer::new(len).ok_or_else(|| too_large(&format_args!("a slot of {len} bytes")))?;
+        let (other, more) = for_slot(slot.len(), self.taken.as_deref())?;
         let own = std::mem::replace(&mut **slot, other);
         (self.place, self.more) = (Place::Kept(Arc::new(own)), more);
         Ok(true)
@@ -121,15 +118,8 @@ impl Group {
     }
 }
 
-impl<B: Backend> fmt::Debug for Group<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group")
-            .field("number", &self.number())
-            .field("pass", &self.pass())
-            .field("tensors", &self.ranges().len())
-            .finish_non_exhaustive()
-    }
-}
+debug!([B: Backend] Group[B], |group|
+    number: group.number(), pass: group.pass(), tensors: group.ranges().len());
 
 /// One tensor of a [`Group`]: its bytes, name, type and shape, without a copy. It dereferences to its bytes.
 #[derive(Clone, Copy)]
@@ -194,8 +184,4 @@ impl Deref for View<'_> {
     }
 }
 
-impl fmt::Debug for View<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("View").field(&self.name()).field(&format_args!("{}", self.tensor)).finish()
-    }
-}
+debug!([] View['_], |view| name: view.name(), tensor: view.tensor);

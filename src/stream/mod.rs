@@ -9,10 +9,9 @@ mod device;
 mod group;
 mod schedule;
 
-use std::fmt;
 use std::ops::DerefMut;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::vec;
 
 use twinbuf_mmap::{Buffer, Reader};
@@ -24,12 +23,11 @@ use self::group::Place as GroupPlace;
 pub use self::group::{Group, View};
 use self::schedule::{Order, Passes, Schedule};
 use crate::error::Error;
-use crate::observe::report::{Kind, LiveReport, Report};
+use crate::observe::report::{Kind, Report};
 use crate::observe::unit::Naming;
 use crate::pipe::bytes::{Item, too_large};
-use crate::pipe::memory::MemoryLimit;
-use crate::pipe::memory::Taken;
-use crate::pipe::options::{Options, common};
+use crate::pipe::memory::{MemoryLimit, Taken};
+use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{
     Backend, Content, Ended, Filling, Front, Host, Items, Memory, Next, Pipe, Place, Setup, Source,
 };
@@ -209,6 +207,8 @@ impl<B: Backend> StreamBuilder<B> {
             trace: trace.clone(),
             naming: Naming { loader: options.name.clone(), rounds: false },
         };
+        let readers = [reader.clone()];
+        let add_reads = Box::new(move |report: Report| report.with_reading(&readers));
         let pipe = Pipe::start(Setup {
             sides: backend.sides(memory)?,
             sources: vec![Box::new(source)],
@@ -219,6 +219,7 @@ impl<B: Backend> StreamBuilder<B> {
             sends: false,
             depths: (depth, device_depth),
             locate: Box::new(|_, _| None),
+            add_reads,
         })?;
         let (order, at) = (Vec::new(), 0);
         let (passes, flowing, whole, failed) = (0, false, false, None);
@@ -239,21 +240,8 @@ impl<B: Backend> StreamBuilder<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for StreamBuilder<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Own { groups, cycle, order, depth, keep, read_mode, memory_limit } = &self.own;
-        f.debug_struct("StreamBuilder")
-            .field("groups", groups)
-            .field("options", &self.options)
-            .field("cycle", cycle)
-            .field("order", &order.is_some())
-            .field("depth", depth)
-            .field("keep", keep)
-            .field("read_mode", read_mode)
-            .field("memory_limit", memory_limit)
-            .finish_non_exhaustive()
-    }
-}
+debug!([B: Backend] StreamBuilder[B], |builder|
+    groups: builder.own.groups, depth: builder.own.depth, options: builder.options);
 
 /// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current
 /// group.
@@ -288,6 +276,8 @@ pub struct TensorStream<B: Backend = Host> {
 type Kept = Arc<[OnceLock<Arc<Buffer>>]>;
 
 impl<B: Backend> TensorStream<B> {
+    calls_of_pipe!();
+
     /// Iterates over the groups of the next pass. [`Pass`] lists the errors.
     ///
     /// Reading starts with this call, or earlier with [`cycle`](StreamBuilder::cycle). If the caller drops the
@@ -359,55 +349,10 @@ impl<B: Backend> TensorStream<B> {
     pub fn kept(&self) -> usize {
         self.schedule.kept()
     }
-
-    /// Returns a report of where the time went so far. In it, passes are epochs and groups are batches. The time in
-    /// which the caller uses a group [kept in memory](StreamBuilder::keep) counts toward the previous group that was
-    /// read.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        let mut report = self.pipe.report();
-        report.reading += self.reader.stats();
-        report.choices = vec![self.reader.choice()];
-        report
-    }
-
-    /// Returns a handle that reads the report while an iterator borrows the stream, also from other threads.
-    pub fn live_report(&mut self) -> LiveReport {
-        self.pipe.live_report()
-    }
-
-    /// Joins the thread and returns a pending error, as [`Pipe::close`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns the error of a group read ahead that the caller has not received: [`Error::Load`] or
-    /// [`Error::Panicked`]. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered groups
-    /// remain valid.
-    pub fn close(self) -> Result<(), Error> {
-        self.pipe.close()
-    }
-
-    /// Closes the stream as [`close`](Self::close) does, but waits at most `timeout` for the read in progress.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Timeout`] if the thread was left behind. Otherwise, the errors of [`close`](Self::close).
-    pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
-        self.pipe.close_timeout(timeout)
-    }
 }
 
-impl<B: Backend> fmt::Debug for TensorStream<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TensorStream")
-            .field("groups", self.groups())
-            .field("kept", &self.kept())
-            .field("cycle", &self.cycle)
-            .field("overlap", &self.pipe.overlaps())
-            .field("choice", &self.reader.choice())
-            .finish_non_exhaustive()
-    }
-}
+debug!([B: Backend] TensorStream[B], |stream|
+    groups: stream.groups(), kept: stream.kept(), choice: stream.reader.choice(), pipe: stream.pipe);
 
 /// The files as the source of a pipe.
 struct Reading {
@@ -503,10 +448,6 @@ impl<B: Backend> Front for TensorStream<B> {
     fn left(&self) -> (usize, Option<usize>) {
         let left = self.order.len() - self.at;
         (left.min(1), Some(left.max(usize::from(self.failed.is_some()))))
-    }
-
-    fn report(&self) -> Report {
-        self.report()
     }
 }
 

@@ -62,39 +62,6 @@ fn a_task_awaits_rounds_and_is_woken() {
     }
 }
 
-#[test]
-fn rounds_are_numbered_from_where_a_training_resumes() {
-    for mode in MODES {
-        for first in [3, 1 << 40, u64::MAX - 4] {
-            let make = |round, slot: &mut Vec<u64>| {
-                slot.clear();
-                slot.push(round);
-                Ok::<(), BoxError>(())
-            };
-            let mut builder = generate(make).overlap(mode.0).first_round(first);
-            let seen = Arc::new(Mutex::new(Vec::new()));
-            let hooked = seen.clone();
-            if mode.1 {
-                builder = builder.before(move |round| {
-                    hooked.lock().unwrap().push(round);
-                    Ok::<(), BoxError>(())
-                });
-            }
-            let mut generator = builder.build().unwrap();
-            let mut expected = first..;
-            for n in [1, 2] {
-                for round in generator.rounds(n) {
-                    let round = round.unwrap();
-                    assert_eq!((round.number(), round[0]), (round[0], expected.next().unwrap()), "{mode:?}");
-                }
-            }
-            let hooked = if mode.1 { (first..first + 3).collect() } else { Vec::new() };
-            assert_eq!(*seen.lock().unwrap(), hooked, "{mode:?}");
-            generator.close().unwrap();
-        }
-    }
-}
-
 /// A generator whose hooks and rounds write down what happens.
 fn logged(overlap: bool, log: &Log, fail: Option<u64>) -> Generator<'static, u64> {
     let (before, after) = (log.clone(), log.clone());

@@ -21,7 +21,7 @@ pub use weights::{linear, load, weight};
 /// the transfer; no test here has run on one.
 ///
 /// Type and shape are the batch's: those of the data set, or what the last transform declares
-/// ([`PerRecord::of`](twinbuf::transform::PerRecord::of)). Bytes without a type become u8. Nothing is converted.
+/// ([`Map::of`](twinbuf::transform::Map::of)). Bytes without a type become u8. Nothing is converted.
 ///
 /// # Errors
 ///

@@ -1,0 +1,329 @@
+//! The loader: counts steps and epochs, and makes a batch of each filled slot.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use twinbuf_mmap::Plan;
+
+use super::batch::Batch;
+use super::checkpoint::{Checkpoint, Identity, Start};
+use super::order::{Records, Schedule};
+use crate::error::Error;
+use crate::observe::breakdown::Breakdown;
+#[cfg(feature = "cuda")]
+use crate::pipe::Cuda;
+use crate::pipe::bytes::Item;
+use crate::pipe::options::calls_of_pipe;
+use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
+
+/// Reads the batches of a plan ahead of their use.
+///
+/// A thread reads the next batch while the caller uses the current one. The thread and the caller share
+/// [`depth`](crate::loader::LoaderBuilder::depth) slots. A slot is a buffer for one batch. The loader allocates the slots once, and
+/// copies nothing per batch. The thread runs until the loader is dropped. A loader can have several
+/// [`workers`](crate::loader::LoaderBuilder::workers).
+///
+/// A call that blocks until the next batch is ready is one more worker: it fills a slot behind the one that it waits
+/// for. It does so if the files are in the page cache, a fill takes less than a millisecond, no transform is a closure,
+/// and there is a processor for it.
+///
+/// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
+/// of workers, and for any depth.
+///
+/// # Examples
+///
+/// ```
+/// use twinbuf::{Loader, Plan, Records, Shuffle};
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("data.bin");
+/// # std::fs::write(&path, vec![7u8; 64 * 100])?;
+/// let data = Records::open([&path], 64)?; // records of 64 bytes
+/// let plan = Plan::builder(data.len()).batch(8).shuffle(Shuffle::Full).seed(42).build()?;
+/// let mut loader = Loader::builder(data, plan).build()?;
+/// for batch in loader.epochs(0..2) {
+///     let batch = batch?; // bytes, read while the previous batch was in use
+///     assert_eq!(batch.len(), 8 * 64);
+/// }
+/// println!("{}", loader.report());
+/// loader.close()?;
+/// # Ok::<(), twinbuf::BoxError>(())
+/// ```
+pub struct Loader<B: Backend = Host> {
+    pipe: Pipe<B::Ring<Records>>,
+    /// The batches of the present call.
+    schedule: Schedule,
+    /// The readers of fields that are files.
+    files: Vec<Arc<twinbuf_mmap::Reader>>,
+    /// Whether they read ahead.
+    hints: bool,
+    /// Epochs begun so far.
+    epochs_begun: u64,
+    /// The next batch; past the end of its epoch if the epoch is over.
+    next: Place,
+    /// The steps of this epoch, and the number after that of the last step of any rank.
+    steps: u64,
+    longest: u64,
+    /// The last epoch of the call; `None` if it has none.
+    last: Option<u64>,
+    /// The epoch begun last, and the step of its next batch.
+    position: (u64, u64),
+    /// What a checkpoint there belongs to.
+    identity: Arc<Identity>,
+}
+
+impl<B: Backend> Loader<B> {
+    calls_of_pipe!();
+
+    pub(super) fn new(
+        pipe: Pipe<B::Ring<Records>>,
+        schedule: Schedule,
+        files: Vec<Arc<twinbuf_mmap::Reader>>,
+        hints: bool,
+    ) -> Self {
+        let (identity, next) = (schedule.identity.clone(), Place::default());
+        let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
+        Self { pipe, schedule, files, hints, epochs_begun, next, steps, longest, last, position, identity }
+    }
+
+    /// Begins with the batches from `start` to the end of epoch `last`; with none if that is `None`.
+    fn begin(&mut self, start: Start, last: Option<u64>) {
+        let Start { epoch, step, begun } = start;
+        self.schedule.begun = begun;
+        self.next = Place { ordinal: self.epochs_begun, epoch, step };
+        (self.last, self.steps) = (last, 0);
+        if let Some(last) = last {
+            self.begin_epoch();
+            let files = if self.hints { self.files.clone() } else { Vec::new() };
+            let order = self.schedule.order(self.next, last, files);
+            self.pipe.post(Box::new(order), true, u64::MAX);
+        }
+    }
+
+    fn begin_epoch(&mut self) {
+        let (batches, identity) = self.schedule.epoch(self.next.epoch);
+        (self.steps, self.longest) = (batches.end(), batches.max_steps());
+        self.identity = identity;
+        self.position = (self.next.epoch, self.next.step);
+        self.epochs_begun += 1;
+        self.pipe.began(self.next, Instant::now());
+    }
+
+    /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
+    pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
+        self.begin(Start::new(epoch), Some(epoch));
+        Items::lent(self)
+    }
+
+    /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`. An empty range yields nothing.
+    ///
+    /// The loader reads the first batch of the next epoch during the last step of the current epoch.
+    ///
+    /// Reading starts when this method is called, before the first call of `next`. Call it before the model is
+    /// loaded or compiled, and call it for a validation set before the last training steps of an epoch: the first
+    /// batches are then ready in time. The report counts time from the first call of `next`. If the caller drops the
+    /// iterator early, the loader does not read the remaining batches.
+    ///
+    /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a
+    /// slot: while the caller keeps one batch, the loader can load only `depth - 1` more (`device_depth - 1` on a
+    /// device). Slots come round in turn. When the loader needs an occupied slot, it waits up to
+    /// [`held_timeout`](crate::loader::LoaderBuilder::held_timeout) for another thread to drop the batch, and then the iterator
+    /// returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
+    ///
+    /// The iterator borrows the loader: only one iterator can exist at a time. [`into_epochs`](Self::into_epochs)
+    /// returns an iterator that owns the loader.
+    ///
+    /// ```compile_fail,E0499
+    /// # fn f(mut loader: twinbuf::Loader) {
+    /// let (a, b) = (loader.epoch(0), loader.epoch(1));
+    /// drop((a, b));
+    /// # }
+    /// ```
+    pub fn epochs(&mut self, epochs: Range<u64>) -> Epochs<'_, B> {
+        self.begin_range(epochs);
+        Items::lent(self)
+    }
+
+    fn begin_range(&mut self, epochs: Range<u64>) {
+        let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
+        self.begin(Start::new(epochs.start), last);
+    }
+
+    /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, but owns the loader. Use it to
+    /// return an iterator from a function, or to move it to a thread or a task. With the feature `stream` it is a
+    /// `'static` stream.
+    ///
+    /// [`Items::into_front`] returns the loader.
+    ///
+    /// ```
+    /// use twinbuf::{Batch, Error, Loader};
+    ///
+    /// fn batches(loader: Loader) -> impl Iterator<Item = Result<Batch, Error>> + Send + 'static {
+    ///     loader.into_epochs(0..3)
+    /// }
+    /// ```
+    pub fn into_epochs(mut self, epochs: Range<u64>) -> Epochs<'static, B> {
+        self.begin_range(epochs);
+        Items::owned(self)
+    }
+
+    /// Iterates from a checkpoint as [`epochs_from`](Self::epochs_from) does, but owns the loader.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] in the cases of [`epochs_from`](Self::epochs_from). The error is returned together with
+    /// the loader.
+    pub fn into_epochs_from(
+        mut self,
+        checkpoint: &Checkpoint,
+        epochs: u64,
+    ) -> Result<Epochs<'static, B>, Box<(Self, Error)>> {
+        match self.begin_from(checkpoint, epochs) {
+            Ok(()) => Ok(Items::owned(self)),
+            Err(error) => Err(Box::new((self, error))),
+        }
+    }
+
+    /// Iterates from `checkpoint` to the end of epoch `epochs - 1`. `epochs` is the total number of epochs in the
+    /// training run. If no epoch remains, the iterator is empty.
+    ///
+    /// With the same batch size and number of ranks, it delivers the batches that the saving loader would have
+    /// delivered next. The bytes are identical if the transforms are the same. Depth, overlap, hints, and rank may
+    /// differ.
+    ///
+    /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch
+    /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted.
+    /// Step numbers continue. A schedule of batch sizes counts all steps of the training, including those before the
+    /// checkpoint. Later epochs follow this loader's plan.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Checkpoint`] if the data set, record range, shuffle, seed, or `LastBatch` mode differs, or if the
+    /// step is past the end of the epoch. The error names the field.
+    pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
+        self.begin_from(checkpoint, epochs)?;
+        Ok(Items::lent(self))
+    }
+
+    fn begin_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(), Error> {
+        let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
+        let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
+        if last.is_none() {
+            // Nothing is left to begin, but the place is not lost.
+            self.position = (start.epoch, start.step);
+            let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
+            self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
+        }
+        self.begin(start, last);
+        Ok(())
+    }
+
+    /// Returns the position after the last batch that the caller received.
+    ///
+    /// Batches that were only read ahead do not count. The batch in use counts. At the end of an epoch, the position
+    /// is the end of the epoch for all ranks, even if this rank has one step fewer
+    /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        let (epoch, step) = self.position;
+        self.identity.at(epoch, step)
+    }
+
+    /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
+    #[must_use]
+    pub fn breakdown(&self) -> Breakdown {
+        self.pipe.breakdown().clone()
+    }
+
+    /// Returns the plan of this loader's batches.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.schedule.plan
+    }
+}
+
+debug!([B: Backend] Loader[B], |loader| plan: loader.schedule.plan, pipe: loader.pipe);
+
+impl<B: Backend> Front for Loader<B> {
+    type Ring = B::Ring<Records>;
+    type Item = Batch<B>;
+
+    fn pipe(&self) -> &Pipe<B::Ring<Records>> {
+        &self.pipe
+    }
+
+    fn pipe_mut(&mut self) -> &mut Pipe<B::Ring<Records>> {
+        &mut self.pipe
+    }
+
+    fn place(&self) -> Place {
+        self.next
+    }
+
+    fn next(&mut self) -> Next<Batch<B>> {
+        let Some(last) = self.last else { return Next::End };
+        while self.next.step >= self.steps {
+            // A rank that has no part in the last step has done it by asking.
+            self.position = (self.next.epoch, self.longest);
+            if self.next.epoch == last {
+                return Next::End;
+            }
+            self.pipe.epoch_ended(Instant::now());
+            self.next = Place { ordinal: self.next.ordinal + 1, epoch: self.next.epoch + 1, step: 0 };
+            self.begin_epoch();
+        }
+        Next::Slot
+    }
+
+    fn item(&mut self, slot: Item<B, Records>) -> Batch<B> {
+        self.next.step += 1;
+        self.position = (self.next.epoch, self.next.step);
+        Batch::new(slot)
+    }
+
+    fn ended(&mut self, _: Ended<'_>) {
+        self.pipe.retract();
+    }
+
+    fn left(&self) -> (usize, Option<usize>) {
+        let Some(last) = self.last else { return (0, Some(0)) };
+        let Place { epoch, step, .. } = self.next;
+        let trained = self.identity.steps_before(epoch).saturating_add(self.longest);
+        let later = epoch.saturating_add(1)..last.saturating_add(1);
+        let later = self.schedule.plan.steps_between(later, trained);
+        let left = later.saturating_add(self.steps.saturating_sub(step));
+        let left = Some(left).filter(|&left| left < u64::MAX).and_then(|left| usize::try_from(left).ok());
+        (left.unwrap_or(usize::MAX).min(1), left)
+    }
+}
+
+/// An iterator over the batches of one or more epochs. [`Loader::epochs`] returns it.
+///
+/// # Errors
+///
+/// The iterator returns every batch that was loaded before the failure, then one error, and then ends.
+///
+/// - [`Error::Load`]: the data set returned an error.
+/// - [`Error::Length`]: the data set read a wrong number of bytes.
+/// - [`Error::Field`]: the data set gave a wrong number of lengths.
+/// - [`Error::Transform`]: a transform returned an error.
+/// - [`Error::Panicked`]: the data set or a transform panicked.
+/// - [`Error::SlotHeld`]: the caller did not drop an earlier batch within the
+///   [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
+/// - [`Error::Upload`]: a copy to the device failed.
+/// - [`Error::Forked`]: this process was forked from the process that built the loader.
+/// - [`Error::ThreadGone`]: the loading thread ended unexpectedly.
+pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
+
+impl<B: Backend> Epochs<'_, B> {
+    /// Returns the position after the last batch that the caller received; see [`Loader::checkpoint`].
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        self.front().checkpoint()
+    }
+}
+
+/// One batch in device memory: a lease of a device slot, and the position of the batch.
+#[cfg(feature = "cuda")]
+pub type DeviceBatch = Batch<Cuda>;
