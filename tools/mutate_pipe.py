@@ -40,7 +40,7 @@ MUTANTS = [
     (TURN, "a worker is no clock of a task, waiting for mail", "            self.wake_task();\n            return lock(&self.mail);", "            return lock(&self.mail);"),
     (TURN, "a task is woken before its time", "let over = mail.held.take_if(|(until, _)| *until <= Instant::now());", "let over = mail.held.take();"),
     (TURN, "a task is not woken at its time", "over.into_iter().for_each(|(_, waker)| waker.wake());", "drop(over);"),
-    (TURN, "the task of an earlier poll is woken", "let old = lock(&self.mail).held.replace((until, waker.clone()));", "let mut mail = lock(&self.mail);\n        let old = mail.held.clone();\n        mail.held.get_or_insert((until, waker.clone()));\n        drop(mail);"),
+    (TURN, "the task of an earlier poll is woken", "let old = lock(&self.mail).held.replace(task);", "let mut mail = lock(&self.mail);\n        let old = mail.held.clone();\n        mail.held.get_or_insert(task);\n        drop(mail);"),
     (TURN, "a task that waits wakes no clock", "        self.posted.notify_all();\n        old.is_none()", "        old.is_none()"),
     (TURN, "a timer for the first look alone", "        old.is_none()", "        drop(old);\n        false"),
     (TURN, "a task that waits no more is woken", "let old = lock(&self.mail).held.take();", "let old = None::<(Instant, Waker)>;"),
