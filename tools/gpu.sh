@@ -69,7 +69,7 @@ if [ "\${1-}" = --quick ]; then
 fi
 out=\$(mkdir -p "\${1:-\$here/out}" && cd "\${1:-\$here/out}" && pwd) || exit 2
 limit=\${TWINBUF_GPU_SECONDS:-590}
-report="pipelines neighbour cpu stager latency calls overlap chunked depths pinning"
+report="pipelines neighbour cpu stager latency calls overlap depths pinning"
 tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
 all="machine captures copies unknowns test-twinbuf_cuda torch sanitizer \$report train \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
 steps=\${*:2}
@@ -118,7 +118,7 @@ sanitizer_step() {
   local tool
   tool=\$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
   if [ -n "\$tool" ]; then
-    "\$tool" --tool memcheck --report-api-errors no --error-exitcode 9 "\$here/gpu_report" --quick copies stager chunked neighbour
+    "\$tool" --tool memcheck --report-api-errors no --error-exitcode 9 "\$here/gpu_report" --quick copies stager neighbour
   else
     echo "compute-sanitizer is not there"
   fi

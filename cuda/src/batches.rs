@@ -1,7 +1,7 @@
 //! The training side of an uploader: receives batches in device memory.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use cudarc::driver::CudaContext;
@@ -9,9 +9,8 @@ use twinbuf_core::{Consumer, ReadSlot, TryRecvError};
 
 use crate::copy::Hand;
 use crate::error::{Error, Fate};
-use crate::host::Thread;
-use crate::hosts::Hosts;
-use crate::lease::{Lease, Shared, look_again};
+use crate::host::ThreadShare;
+use crate::lease::{Lease, Shared, Slot, look_again};
 use crate::slot::DeviceBuf;
 
 /// The training side of an uploader: receives batches in device memory. [`Uploader::build`](crate::Uploader::build)
@@ -29,38 +28,17 @@ use crate::slot::DeviceBuf;
 /// - [`Error::Cancelled`]: the reserved slot of this batch was dropped without a commit. Returned once.
 pub struct DeviceBatches<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
-    ring: Consumer<'static, DeviceBuf<M>>,
+    pub(crate) ring: Consumer<'static, DeviceBuf<M>>,
     /// The number of the next batch.
-    next: u64,
-    shared: Arc<Shared<M>>,
-    end: End<M>,
+    pub(crate) next: u64,
+    pub(crate) shared: Arc<Shared<M>>,
+    pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.
-    hand: Option<Arc<Hand<M>>>,
-    _thread: Option<Arc<Thread>>,
+    pub(crate) hand: Option<Arc<Hand<M>>>,
+    pub(crate) _thread: Option<ThreadShare>,
 }
-
-/// Wakes the copy thread when the ring is gone: no one receives.
-struct End<M>(Arc<Hosts<M>>);
-
-impl<M> Drop for End<M> {
-    fn drop(&mut self) {
-        self.0.tell();
-    }
-}
-
-type Received<'b, M> = Result<Option<ReadSlot<'b, 'static, DeviceBuf<M>>>, TryRecvError>;
 
 impl<M: 'static> DeviceBatches<M> {
-    pub(crate) fn new(
-        ring: Consumer<'static, DeviceBuf<M>>,
-        shared: Arc<Shared<M>>,
-        hosts: Arc<Hosts<M>>,
-        hand: Option<Arc<Hand<M>>>,
-        thread: Option<Arc<Thread>>,
-    ) -> Self {
-        Self { ring, next: 0, shared, end: End(hosts), hand, _thread: thread }
-    }
-
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
     /// after [`finish`](crate::HostSlots::finish).
     ///
@@ -78,8 +56,8 @@ impl<M: 'static> DeviceBatches<M> {
         match self.try_recv() {
             Err(Error::Empty) if self.hand.is_none() => {
                 // Nothing has held the slot since.
-                let received = self.ring.recv().map_err(TryRecvError::from);
-                Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate)
+                let received = self.ring.recv().map(keep);
+                self.lease(received.map_err(TryRecvError::from))
             }
             received => received,
         }
@@ -97,7 +75,8 @@ impl<M: 'static> DeviceBatches<M> {
             // Its error is this side's too.
             let _ = hand.pump();
         }
-        Self::lease(self.ring.try_recv(), &mut self.next, &self.shared, &self.end.0.fate)
+        let received = self.ring.try_recv().map(keep);
+        self.lease(received)
     }
 
     /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
@@ -115,9 +94,9 @@ impl<M: 'static> DeviceBatches<M> {
         }
         loop {
             let captured = self.held_by_a_capture();
-            let received = self.ring.recv_deadline(look_again(captured, deadline));
+            let received = self.ring.recv_deadline(look_again(captured, deadline)).map(keep);
             if !captured || !matches!(received, Err(TryRecvError::Held)) || Instant::now() >= deadline {
-                return Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate);
+                return self.lease(received);
             }
         }
     }
@@ -135,8 +114,8 @@ impl<M: 'static> DeviceBatches<M> {
         if self.hand.is_some() || self.held_by_a_capture() {
             return Poll::Ready(self.try_recv());
         }
-        let received = self.ring.poll_recv(cx).map_err(TryRecvError::from);
-        received.map(|received| Self::lease(received, &mut self.next, &self.shared, &self.end.0.fate))
+        let received = ready!(self.ring.poll_recv(cx)).map(keep);
+        Poll::Ready(self.lease(received.map_err(TryRecvError::from)))
     }
 
     /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease
@@ -160,20 +139,15 @@ impl<M: 'static> DeviceBatches<M> {
         self.shared.release_captured(Some(before.unwrap_or(u64::MAX)))
     }
 
-    /// Converts what the ring returned. Not a method: the slot borrows the ring.
-    fn lease(
-        received: Received<'_, M>,
-        next: &mut u64,
-        shared: &Arc<Shared<M>>,
-        fate: &Fate,
-    ) -> Result<Option<Lease<M>>, Error> {
-        *next += u64::from(matches!(received, Ok(Some(_)) | Err(TryRecvError::Cancelled)));
+    /// Converts what the ring returned.
+    fn lease(&mut self, received: Result<Option<Slot<M>>, TryRecvError>) -> Result<Option<Lease<M>>, Error> {
+        self.next += u64::from(matches!(received, Ok(Some(_)) | Err(TryRecvError::Cancelled)));
         match received {
-            Ok(slot) => Ok(slot.map(|slot| Lease::new(slot.keep(), shared.clone()))),
+            Ok(slot) => Ok(slot.map(|slot| Lease { slot: Some(slot), shared: self.shared.clone() })),
             Err(TryRecvError::Empty) => Err(Error::Empty),
-            Err(TryRecvError::Held) => Err(Error::SlotHeld { device_depth: shared.device_depth }),
+            Err(TryRecvError::Held) => Err(Error::SlotHeld { device_depth: self.shared.device_depth }),
             Err(TryRecvError::Cancelled) => Err(Error::Cancelled),
-            Err(_abandoned) => Err(fate.get().cloned().unwrap_or(Error::Abandoned)),
+            Err(_abandoned) => Err(self.fate.get().cloned().unwrap_or(Error::Abandoned)),
         }
     }
 
@@ -184,4 +158,8 @@ impl<M: 'static> DeviceBatches<M> {
     }
 }
 
-debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.end.0.fate.get());
+fn keep<M>(slot: Option<ReadSlot<'_, 'static, DeviceBuf<M>>>) -> Option<Slot<M>> {
+    slot.map(ReadSlot::keep)
+}
+
+debug!([M: 'static] DeviceBatches<M>, this, depth: this.ring.depth(), overlap: this.hand.is_none(), error: this.fate.get());

@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
-use std::thread::{self, ThreadId};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUevent;
@@ -15,103 +15,64 @@ use twinbuf_core::{Consumer, KeptSlot, Producer, ReadSlot, TryAcquireError, TryR
 
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
-use crate::error::{Error, Fate};
-use crate::hosts::{Handed, Hosts};
+use crate::error::{Error, Fate, ended, lock};
 use crate::lease::{Shared, look_again};
-use crate::slot::DeviceBuf;
+use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
 
 /// A committed host slot. It is not refilled while this guard exists.
-type Source = KeptSlot<'static, usize>;
+type Source<M> = KeptSlot<'static, HostBuf<M>>;
 
-/// The copy stream, the batch that is being copied, and the copies that may still be running, oldest first.
-pub(crate) struct Copies<M> {
+/// The copy stream, and the copies that may still be running, oldest first.
+pub(crate) struct Copies<M: 'static> {
     stream: Arc<Stream>,
     /// `None` if copies are not timed.
     clock: Option<Arc<Clock>>,
     on_copied: Option<OnCopied>,
-    running: VecDeque<Running>,
-    open: Option<Open>,
+    running: VecDeque<Running<M>>,
     /// The maximum number of copies in flight: the smaller of the two depths. With more, an event could be recorded
     /// again before the end of its previous copy was seen.
     limit: usize,
-    hosts: Arc<Hosts<M>>,
 }
 
-/// A batch that is being copied.
-struct Open {
-    source: Source,
-    /// The bytes from the slot's start whose copies were issued. The batch may turn out to be shorter.
-    copied: usize,
-}
-
-struct Running {
+struct Running<M: 'static> {
     seq: u64,
-    bytes: usize,
     start: Option<CUevent>,
     /// `None` if nothing was copied.
     copied: Option<CUevent>,
     issued: Instant,
-    source: Source,
+    source: Source<M>,
 }
 
 // SAFETY: the events are handles of the driver, which is thread-safe.
-unsafe impl Send for Running {}
+unsafe impl<M: Send> Send for Running<M> {}
 
 impl<M> Copies<M> {
-    pub(crate) fn new(
-        stream: Arc<Stream>,
-        clock: Option<Arc<Clock>>,
-        on_copied: Option<OnCopied>,
-        limit: usize,
-        hosts: Arc<Hosts<M>>,
-    ) -> Self {
-        let running = VecDeque::with_capacity(limit);
-        Self { stream, clock, on_copied, running, open: None, limit, hosts }
-    }
-
-    /// Enqueues the copy of the open batch's bytes before `until` that were not copied yet, to the same offset in `slot`.
+    /// Enqueues the copy of a batch, and tracks it from now on.
     ///
     /// # Safety
     ///
-    /// `slot` belongs to this uploader, the copy stream waits for its uses, and its previous copy has been retired. `until`
-    /// is in bounds of both slots, and the bytes before it were handed over: nobody writes to them. The context is current.
-    unsafe fn part(&mut self, slot: &DeviceBuf<M>, until: usize) -> Result<(), Error> {
-        // A real driver accepts an empty copy. It is left out because there is nothing to wait for then.
-        let Some(open) = self.open.as_mut().filter(|open| open.copied < until) else { return Ok(()) };
-        let at = mem::replace(&mut open.copied, until);
-        let stream = self.stream.raw();
-        if let Some(start) = slot.start.as_ref().filter(|_| at == 0) {
-            // SAFETY: both exist.
-            unsafe { cu::record(start.raw(), stream) }?;
-        }
-        // SAFETY: the caller guarantees that it is in bounds.
-        let from = unsafe { self.hosts.memory[*open.source].start().add(at) };
-        // SAFETY: `open` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's uses,
-        // and both slots are freed after the copy stream's work.
-        unsafe { cu::copy_to_device(slot.address() + at as u64, from.as_ptr(), until - at, stream) }
-    }
-
-    /// Ends the open batch: records its event, and tracks its copies from now on.
-    fn end(&mut self, seq: u64, slot: &mut DeviceBuf<M>, len: usize) -> Result<(), Error> {
-        slot.len = len;
-        let Some(Open { source, copied }) = self.open.take() else { return Ok(()) };
-        let copied = (copied > 0).then(|| slot.copied.raw());
+    /// `slot` belongs to this uploader, and its previous copy has been retired. The batch fits in it. The context is
+    /// current.
+    unsafe fn issue(&mut self, source: Source<M>, seq: u64, slot: &mut DeviceBuf<M>) -> Result<(), Error> {
+        slot.copy_after_uses()?;
+        (slot.len, slot.issued) = (source.len, Instant::now());
+        let (stream, from) = (self.stream.raw(), source.memory.start());
         let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
-        self.running.push_back(Running { seq, bytes: len, start, copied, issued, source });
-        // SAFETY: both exist.
-        copied.map_or(Ok(()), |copied| unsafe { cu::record(copied, self.stream.raw()) })
-    }
-
-    /// Drops the open batch: waits for its copies, and releases its host slot.
-    fn abandon(&mut self) -> Result<(), Error> {
-        if self.open.as_ref().is_some_and(|open| open.copied > 0) {
-            let _apart = self.apart()?;
-            // SAFETY: the stream is ours.
-            unsafe { cu::synchronize(self.stream.raw()) }?;
+        // A real driver accepts an empty copy. It is left out because there is nothing to wait for then.
+        let copied = (slot.len > 0).then(|| slot.copied.raw());
+        // Before the first call: if one fails, the drop of `Copies` keeps the source until the copy is over.
+        self.running.push_back(Running { seq, start, copied, issued, source });
+        let Some(copied) = copied else { return Ok(()) };
+        if let Some(start) = start {
+            // SAFETY: both exist.
+            unsafe { cu::record(start, stream) }?;
         }
-        self.open = None;
-        Ok(())
+        // SAFETY: `running` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's
+        // uses, and both slots are freed after the copy stream's work.
+        unsafe { cu::copy_to_device(slot.address(), from.as_ptr(), slot.len, stream) }?;
+        // SAFETY: both exist.
+        unsafe { cu::record(copied, stream) }
     }
 
     /// Makes the context current, and allows the thread to wait during a capture, until the result is dropped.
@@ -128,13 +89,14 @@ impl<M> Copies<M> {
                 return Ok(false);
             }
         }
-        let Some(Running { seq, bytes, start, copied, issued, source }) = self.running.pop_front() else {
+        let Some(Running { seq, start, copied, issued, source }) = self.running.pop_front() else {
             return Ok(false);
         };
         // Release the slot first: the reader may be waiting for it, and the caller's code may run long.
+        let bytes = source.len;
         drop(source);
-        if let (Some(on_copied), Some(clock), Some(start), Some(copied), 1..) =
-            (&mut self.on_copied, &self.clock, start, copied, bytes)
+        if let (Some(on_copied), Some(clock), Some(start), Some(copied)) =
+            (&mut self.on_copied, &self.clock, start, copied)
         {
             // SAFETY: both are in a device slot and were recorded for this batch; with a clock, they are for timing.
             if let Some(time) = unsafe { clock.time(start, copied, issued) }? {
@@ -149,12 +111,9 @@ impl<M> Copies<M> {
         self.running.len() >= self.limit
     }
 
-    /// Waits until another copy may be issued.
+    /// Waits until another copy may be issued, and releases the host slots of all copies that are done.
     fn make_room(&mut self) -> Result<(), Error> {
-        self.retire_all(false)?;
-        while self.is_full() {
-            self.retire(true)?;
-        }
+        while self.retire(self.is_full())? {}
         Ok(())
     }
 
@@ -174,38 +133,32 @@ impl<M> Copies<M> {
 
 impl<M> Drop for Copies<M> {
     /// Waits for the copy stream, even after an error. If that fails, a copy may still be running: its host slot is
-    /// leaked, neither refilled nor freed.
+    /// leaked, neither refilled nor freed, and with it the ring of the host slots.
     fn drop(&mut self) {
-        if self.running.is_empty() && self.open.is_none() {
-            return;
-        }
-        let settled = self.stream.settle().is_ok();
-        let held = (mem::take(&mut self.running), self.open.take());
-        if !settled {
-            mem::forget((held, self.hosts.clone()));
+        if !self.running.is_empty() && self.stream.settle().is_err() {
+            mem::forget(mem::take(&mut self.running));
         }
     }
 }
 
 /// The two rings, and the copies between them.
 pub(crate) struct Engine<M: 'static> {
-    // Dropped in this order: the filling side is at its end before the open batch's slot is released, because a
-    // `ReservedSlot` may still have the rest of that slot; and the copies are waited for before the other side sees its.
-    host: Consumer<'static, usize>,
+    // Dropped in this order: the copies are waited for before the other side sees its end.
+    host: Consumer<'static, HostBuf<M>>,
     copies: Copies<M>,
-    /// Whether the host slot of the next batch was dropped without a commit. No batch is open then.
+    /// The next batch to be copied.
+    next: Option<Source<M>>,
+    /// Whether the host slot of the next batch was dropped without a commit.
     cancelled: bool,
     device: Producer<'static, DeviceBuf<M>>,
-    /// Last: who is told of the end by a commit is told by the next acquire too.
-    _end: End<M>,
 }
 
-/// Refuses further commits.
-struct End<M>(Arc<Hosts<M>>);
+/// Wakes the copy thread, which waits for what it needs in [`thread::park`].
+struct Unpark(Thread);
 
-impl<M> Drop for End<M> {
-    fn drop(&mut self) {
-        self.0.close();
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -213,7 +166,6 @@ impl<M> Drop for End<M> {
 enum Needs {
     /// The end of the oldest copy.
     Room,
-    /// A batch, or more of the open one.
     Batch,
     DeviceSlot,
     /// Nothing follows. `false` if the data may be incomplete.
@@ -224,57 +176,68 @@ enum Needs {
 
 impl<M: 'static> Engine<M> {
     pub(crate) fn new(
-        copies: Copies<M>,
-        host: Consumer<'static, usize>,
+        stream: Arc<Stream>,
+        clock: Option<Arc<Clock>>,
+        on_copied: Option<OnCopied>,
+        host: Consumer<'static, HostBuf<M>>,
         device: Producer<'static, DeviceBuf<M>>,
     ) -> Self {
-        let end = End(copies.hosts.clone());
-        Self { copies, cancelled: false, host, device, _end: end }
+        let limit = host.depth().min(device.depth());
+        let copies = Copies { stream, clock, on_copied, running: VecDeque::with_capacity(limit), limit };
+        Self { host, copies, next: None, cancelled: false, device }
     }
 
     /// The body of the copy thread: copies until the data end, a side is dropped, or something fails.
     pub(crate) fn run(mut self, fate: &Fate) {
         match self.copy_all() {
             Ok(finished) => self.end(finished),
-            Err(error) => self.fail(error, fate),
+            // Set before the rings end, because both sides read it when they see the end.
+            Err(error) => drop(fate.set(error)),
         }
     }
 
     fn copy_all(&mut self) -> Result<bool, Error> {
         cu::bind(self.copies.stream.context())?;
         let _beside = BesideCaptures::enter();
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut cx = Context::from_waker(&waker);
         loop {
-            let seen = self.copies.hosts.changes();
-            let needs = self.advance()?;
             self.copies.retire_all(false)?;
+            // Nothing may come between the last look at the ring and `park`: the caller's code may use up the wakeup.
+            let needs = self.advance(|host| match host.poll_recv(&mut cx) {
+                Poll::Ready(received) => Ok(received?.map(ReadSlot::keep)),
+                Poll::Pending => Err(TryRecvError::Empty),
+            })?;
             // No call waits for both a slot and an event, so the events are polled while copies run. A batch that
             // arrives in the meantime is queued behind them without a gap.
             let pause = self.copies.pause();
-            match needs {
-                Needs::Room => self.copies.make_room()?,
-                // The rest may be in the hands of a thread that was left behind.
-                Needs::Batch if self.device.is_closed() => return Ok(false),
-                Needs::Batch => self.copies.hosts.wait(seen, pause),
+            match (needs, pause) {
+                (Needs::Room, _) => self.copies.make_room()?,
+                // The next slot may be in the hands of a thread that was left behind.
+                (Needs::Batch, _) if self.device.is_closed() => return Ok(false),
+                (Needs::Batch, Some(pause)) => thread::park_timeout(pause),
+                (Needs::Batch, None) => thread::park(),
                 // Dropped without a commit, the slot is returned again.
-                Needs::DeviceSlot => match pause {
-                    Some(pause) => drop(self.device.acquire_timeout(pause)),
-                    None => drop(self.device.acquire()),
-                },
-                Needs::End(finished) => {
+                (Needs::DeviceSlot, Some(pause)) => drop(self.device.acquire_timeout(pause)),
+                (Needs::DeviceSlot, None) => drop(self.device.acquire()),
+                (Needs::End(finished), _) => {
                     self.copies.retire_all(true)?;
                     return Ok(finished);
                 }
-                Needs::Closed => return Ok(false),
+                (Needs::Closed, _) => return Ok(false),
             }
         }
     }
 
     /// Issues all copies that can be issued without a wait.
-    fn advance(&mut self) -> Result<Needs, Error> {
+    fn advance(
+        &mut self,
+        mut receive: impl FnMut(&mut Consumer<'static, HostBuf<M>>) -> Result<Option<Source<M>>, TryRecvError>,
+    ) -> Result<Needs, Error> {
         loop {
-            if self.copies.open.is_none() && !self.cancelled {
-                match self.host.try_recv().map(|slot| slot.map(ReadSlot::keep)) {
-                    Ok(Some(source)) => self.copies.open = Some(Open { source, copied: 0 }),
+            if self.next.is_none() && !self.cancelled {
+                match receive(&mut self.host) {
+                    Ok(Some(source)) => self.next = Some(source),
                     Err(TryRecvError::Cancelled) => self.cancelled = true,
                     // A held slot is held by a copy in flight.
                     Err(TryRecvError::Empty | TryRecvError::Held) => return Ok(Needs::Batch),
@@ -282,7 +245,7 @@ impl<M: 'static> Engine<M> {
                     Err(_abandoned) => return Ok(Needs::End(false)),
                 }
             }
-            if self.copies.is_full() && self.copies.open.as_ref().is_some_and(|open| open.copied == 0) {
+            if self.copies.is_full() && !self.cancelled {
                 return Ok(Needs::Room);
             }
             let mut slot = match self.device.try_acquire() {
@@ -290,41 +253,23 @@ impl<M: 'static> Engine<M> {
                 Err(TryAcquireError::Full) => return Ok(Needs::DeviceSlot),
                 Err(_closed) => return Ok(Needs::Closed),
             };
-            let Some(Open { source, copied }) = &self.copies.open else {
+            let Some(mut source) = self.next.take() else {
                 // Dropped, the reservation is received as `Cancelled`.
                 drop(slot.reserve());
                 self.cancelled = false;
                 continue;
             };
-            let copied = *copied;
-            let (until, ended) = match self.copies.hosts.take(**source, copied) {
-                Handed::Part(until) if until > copied => (until, None),
-                Handed::Part(_) => return Ok(Needs::Batch),
-                Handed::All(len, meta) => (len, Some(meta)),
-                Handed::Cancelled => {
-                    self.copies.abandon()?;
-                    self.cancelled = true;
-                    continue;
-                }
-                Handed::Gone => return Ok(Needs::End(false)),
-            };
             // On the caller's thread, or after the caller's code ran on this one.
             let _current = Current::enter(self.copies.stream.context())?;
-            if copied == 0 {
-                slot.copy_after_uses()?;
-                slot.issued = Instant::now();
-            }
-            // SAFETY: both slots have the uploader's slot size, and lengths were checked against it (`ReservedSlot`).
+            let (meta, seq) = (source.meta.take(), slot.seq());
+            // SAFETY: both slots have the uploader's slot size, and the length was checked against it (`HostBuf::put`).
             // Fewer copies than `limit` are in flight, and slots are used in turn: the previous copy of the device slot
             // has been retired.
-            unsafe { self.copies.part(&slot, until) }?;
-            if let Some(meta) = ended {
-                self.copies.end(slot.seq(), &mut slot, until)?;
-                slot.meta = Some(meta);
-                // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
-                if slot.commit().is_err() {
-                    return Ok(Needs::Closed);
-                }
+            unsafe { self.copies.issue(source, seq, &mut slot) }?;
+            slot.meta = meta;
+            // Hand the batch over while the copy runs: the streams that use it wait for the copy, the host does not.
+            if slot.commit().is_err() {
+                return Ok(Needs::Closed);
             }
         }
     }
@@ -333,13 +278,17 @@ impl<M: 'static> Engine<M> {
     /// returns whether they were finished.
     fn pump(&mut self) -> Result<Option<bool>, Error> {
         loop {
-            match self.advance()? {
+            match self.advance(|host| Ok(host.try_recv()?.map(ReadSlot::keep)))? {
                 Needs::Room => {
                     let _apart = self.copies.apart()?;
                     self.copies.make_room()?;
                 }
                 Needs::Closed => return Err(Error::Closed),
-                Needs::End(finished) => return Ok(Some(finished)),
+                Needs::End(finished) => {
+                    let _apart = self.copies.apart()?;
+                    self.copies.retire_all(true)?;
+                    return Ok(Some(finished));
+                }
                 Needs::Batch | Needs::DeviceSlot => return Ok(None),
             }
         }
@@ -352,11 +301,6 @@ impl<M: 'static> Engine<M> {
             device.finish();
         }
     }
-
-    fn fail(self, error: Error, fate: &Fate) {
-        // Set before the rings end, because both sides read it when they see the end.
-        let _ = fate.set(error);
-    }
 }
 
 /// The engine of an uploader without a copy thread.
@@ -365,7 +309,7 @@ pub(crate) struct Hand<M: 'static> {
     engine: Mutex<Option<Box<Engine<M>>>>,
     /// The thread that has that lock: the engine calls the caller's code, which may use the uploader.
     user: Mutex<Option<ThreadId>>,
-    hosts: Arc<Hosts<M>>,
+    fate: Arc<Fate>,
     shared: Arc<Shared<M>>,
 }
 
@@ -378,10 +322,6 @@ impl Drop for User<'_> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// How to wait for a host slot.
 pub(crate) enum Waiting<'a, 'c> {
     No,
@@ -391,8 +331,8 @@ pub(crate) enum Waiting<'a, 'c> {
 }
 
 impl<M: 'static> Hand<M> {
-    pub(crate) fn new(engine: Engine<M>, hosts: Arc<Hosts<M>>, shared: Arc<Shared<M>>) -> Self {
-        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), hosts, shared }
+    pub(crate) fn new(engine: Engine<M>, fate: Arc<Fate>, shared: Arc<Shared<M>>) -> Self {
+        Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), fate, shared }
     }
 
     /// Whether `on_copied` or a waker makes this call, within another one of the uploader's on the same thread.
@@ -406,11 +346,12 @@ impl<M: 'static> Hand<M> {
         *lock(&self.user) = Some(thread::current().id());
         let _user = User(&self.user);
         // Taken out: if the caller's code panics in `on_copied` or a waker, the engine is dropped, and both sides end.
-        let Some(mut engine) = place.take() else { return Err(self.hosts.ended()) };
+        let Some(mut engine) = place.take() else { return Err(ended(&self.fate)) };
         let result = work(&mut engine);
         match &result {
             Ok(_) => *place = Some(engine),
-            Err(error) => engine.fail(error.clone(), &self.hosts.fate),
+            // Set before the engine is dropped, as by `run`.
+            Err(error) => drop(self.fate.set(error.clone())),
         }
         result
     }
@@ -420,20 +361,9 @@ impl<M: 'static> Hand<M> {
         if self.is_within() {
             return Ok(()); // the call around this one, or the next one, copies what was committed
         }
-        let end = self.with(|engine| {
-            let end = engine.pump()?;
-            if end == Some(true) {
-                let _apart = engine.copies.apart()?;
-                engine.copies.retire_all(true)?;
-            }
-            Ok(end)
-        })?;
-        if let Some(finished) = end {
-            // Not under the lock: the end wakes the caller's tasks.
+        if let Some(finished) = self.with(Engine::pump)? {
             let engine = lock(&self.engine).take();
-            if let Some(engine) = engine {
-                engine.end(finished);
-            }
+            engine.into_iter().for_each(|engine| engine.end(finished));
         }
         Ok(())
     }
@@ -442,7 +372,7 @@ impl<M: 'static> Hand<M> {
     /// host slot.
     pub(crate) fn wait(
         &self,
-        hosts: &mut Producer<'static, usize>,
+        hosts: &mut Producer<'static, HostBuf<M>>,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<(), Error>> {
         if self.is_within() {

@@ -2,10 +2,20 @@
 
 use std::fmt;
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The error that ended an uploader or a stager's scope, shared by its threads. Set once, before anyone sees the end.
 pub(crate) type Fate = OnceLock<Error>;
+
+/// Locks a mutex that a panic of the caller's code cannot leave in an invalid state.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a call finds the other side gone.
+pub(crate) fn ended(fate: &Fate) -> Error {
+    fate.get().cloned().unwrap_or(Error::Closed)
+}
 
 /// The error type of this crate.
 ///
@@ -97,12 +107,6 @@ pub enum Error {
     /// The [`DeviceBatches`](crate::DeviceBatches) were dropped, so nothing will receive what is committed; or the
     /// [`HostSlots`](crate::HostSlots) were, before a reserved slot was committed.
     Closed,
-}
-
-impl Error {
-    pub(crate) fn fill(error: &io::Error) -> Self {
-        Self::Fill { kind: error.kind(), message: error.to_string() }
-    }
 }
 
 impl fmt::Display for Error {

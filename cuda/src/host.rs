@@ -9,8 +9,8 @@ use std::time::Instant;
 use twinbuf_core::{Closed, Producer, TryAcquireError, WriteSlot};
 
 use crate::copy::{Hand, Waiting};
-use crate::error::Error;
-use crate::hosts::{Handed, Hosts};
+use crate::error::{Error, Fate, ended};
+use crate::slot::HostBuf;
 
 /// The filling side of an uploader: hands out free host slots. [`Uploader::build`](crate::Uploader::build) returns it.
 ///
@@ -31,28 +31,50 @@ use crate::hosts::{Handed, Hosts};
 ///   batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
     // Dropped in this order: the copy thread is joined after both sides are gone.
-    ring: Producer<'static, usize>,
-    end: End<M>,
-    _thread: Option<Arc<Thread>>,
+    pub(crate) ring: Producer<'static, HostBuf<M>>,
+    pub(crate) copying: Copying<M>,
+    pub(crate) _thread: Option<ThreadShare>,
 }
 
-/// Tells the copies that the filling side is gone.
-struct End<M: 'static> {
-    hosts: Arc<Hosts<M>>,
-    finished: bool,
+/// The copies as the filling side sees them: the ring wakes their thread, or else this side makes them go on, also when
+/// it is dropped.
+pub(crate) struct Copying<M: 'static> {
+    pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.
-    hand: Option<Arc<Hand<M>>>,
+    pub(crate) hand: Option<Arc<Hand<M>>>,
 }
 
-impl<M: 'static> Drop for End<M> {
+impl<M: 'static> Copying<M> {
+    fn go_on(&self) -> Result<(), Error> {
+        self.hand.as_ref().map_or(Ok(()), |hand| hand.pump())
+    }
+
+    /// The result of a commit.
+    fn committed(&self, committed: Result<(), Closed>) -> Result<(), Error> {
+        // Write-combined memory needs no fence before a commit. On x86 the ring hands over with a locked instruction,
+        // which drains the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is
+        // Normal Non-cacheable: the release orders the stores before the hand-over, and the driver's barrier before
+        // starting the copy engine comes after that (Arm ARM, B2.3).
+        committed.map_err(|Closed| ended(&self.fate))?;
+        self.go_on()
+    }
+}
+
+impl<M: 'static> Drop for Copying<M> {
     fn drop(&mut self) {
-        if !self.finished {
-            // A reserved slot that is open is not waited for.
-            self.hosts.close();
-        }
-        self.hosts.tell();
-        // An error is the other side's too.
-        let _ = self.hand.as_ref().map(|hand| hand.pump());
+        // An error is that of a later call, and of the other side, too.
+        let _ = self.go_on();
+    }
+}
+
+/// A side's share of the copy thread: its drop wakes the thread, and the last one joins it.
+#[derive(Clone)]
+pub(crate) struct ThreadShare(pub(crate) Arc<Thread>);
+
+impl Drop for ThreadShare {
+    fn drop(&mut self) {
+        // No one receives any more, and the thread may wait for a slot that never comes.
+        self.0.0.iter().for_each(|thread| thread.thread().unpark());
     }
 }
 
@@ -72,15 +94,6 @@ impl Drop for Thread {
 }
 
 impl<M: 'static> HostSlots<M> {
-    pub(crate) fn new(
-        ring: Producer<'static, usize>,
-        hosts: Arc<Hosts<M>>,
-        hand: Option<Arc<Hand<M>>>,
-        thread: Option<Arc<Thread>>,
-    ) -> Self {
-        Self { ring, end: End { hosts, finished: false, hand }, _thread: thread }
-    }
-
     /// Waits until the previous copy from the next host slot is complete, and returns the slot. Do not wait for a
     /// [`ReservedSlot`] that the same thread holds.
     ///
@@ -124,8 +137,8 @@ impl<M: 'static> HostSlots<M> {
     }
 
     fn slot(&mut self, waiting: Waiting<'_, '_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
-        let Self { ring, end, .. } = self;
-        let acquired = match (&end.hand, waiting) {
+        let Self { ring, copying, .. } = self;
+        let acquired = match (&copying.hand, waiting) {
             (Some(hand), waiting) => {
                 if let Err(error) = ready!(hand.wait(ring, waiting)) {
                     return Poll::Ready(Err(error));
@@ -138,9 +151,9 @@ impl<M: 'static> HostSlots<M> {
             (None, Waiting::Task(cx)) => ready!(ring.poll_acquire(cx)).map_err(TryAcquireError::from),
         };
         Poll::Ready(match acquired {
-            Ok(slot) => Ok(HostSlot { slot, end }),
+            Ok(slot) => Ok(HostSlot { slot, copying }),
             Err(TryAcquireError::Full) => Err(Error::Full),
-            Err(_closed) => Err(end.hosts.ended()),
+            Err(_closed) => Err(ended(&copying.fate)),
         })
     }
 
@@ -154,8 +167,7 @@ impl<M: 'static> HostSlots<M> {
     /// committed or reserved, then `None`.
     ///
     /// A [`ReservedSlot`] may still be open, on any thread. The training side waits for it.
-    pub fn finish(mut self) {
-        self.end.finished = true;
+    pub fn finish(self) {
         self.ring.finish();
     }
 }
@@ -167,23 +179,16 @@ impl<M: 'static> HostSlots<M> {
 /// same slot. The slot contains bytes of an earlier batch, or zeros.
 #[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
-    slot: WriteSlot<'p, 'static, usize>,
-    end: &'p End<M>,
+    slot: WriteSlot<'p, 'static, HostBuf<M>>,
+    copying: &'p Copying<M>,
 }
 
 impl<M: 'static> HostSlot<'_, M> {
     /// Converts this guard to one that does not borrow the [`HostSlots`], which can then hand out the next slot.
     pub fn reserve(self) -> ReservedSlot<M> {
-        let (index, End { hosts, hand, .. }) = (*self.slot, self.end);
-        ReservedSlot {
-            seq: self.slot.seq(),
-            slot: Some(self.slot.reserve()),
-            index,
-            flushed: 0,
-            ended: false,
-            hosts: hosts.clone(),
-            hand: hand.clone(),
-        }
+        let Copying { fate, hand } = self.copying;
+        let copying = Copying { fate: fate.clone(), hand: hand.clone() };
+        ReservedSlot { slot: self.slot.reserve(), copying }
     }
 
     /// Commits the first `len` bytes of the slot as a batch: see [`ReservedSlot::commit`].
@@ -191,9 +196,9 @@ impl<M: 'static> HostSlot<'_, M> {
     /// # Errors
     ///
     /// Those of [`ReservedSlot::commit`]. If `len` is too large, the next acquire call returns the same slot.
-    pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
-        self.end.hosts.check("len", len)?;
-        self.reserve().commit(len, meta)
+    pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
+        self.slot.put(len, meta)?;
+        self.copying.committed(self.slot.commit())
     }
 
     /// Returns the sequence number of the batch: that of its [`Lease`](crate::Lease::seq).
@@ -213,20 +218,20 @@ impl<M: 'static> Deref for HostSlot<'_, M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialized bytes that this guard owns: the copies of the slot's previous batch are done.
-        unsafe { &*self.end.hosts.rest(*self.slot, 0) }
+        // SAFETY: this guard owns them: the copy of the slot's previous batch is done.
+        unsafe { self.slot.memory.bytes() }
     }
 }
 
 impl<M: 'static> DerefMut for HostSlot<'_, M> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` excludes other references.
-        unsafe { &mut *self.end.hosts.rest(*self.slot, 0) }
+        unsafe { self.slot.memory.bytes_mut() }
     }
 }
 
 /// A host slot to fill that does not borrow the [`HostSlots`]. [`HostSlot::reserve`] returns it. It dereferences to its
-/// bytes, without those that were [flushed](ReservedSlot::flush).
+/// bytes.
 ///
 /// Several may exist at the same time, on any threads, and may be committed in any order. It may outlive the
 /// [`HostSlots`]. If both sides of the uploader are dropped, nothing waits for it.
@@ -237,16 +242,9 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
 ///   [`Error::Abandoned`].
 #[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
 pub struct ReservedSlot<M: 'static> {
-    /// `None` once a part was handed over.
-    slot: Option<twinbuf_core::ReservedSlot<'static, usize>>,
-    seq: u64,
-    index: usize,
-    /// Bytes at the slot's start that were handed over.
-    flushed: usize,
-    /// The batch was committed.
-    ended: bool,
-    hosts: Arc<Hosts<M>>,
-    hand: Option<Arc<Hand<M>>>,
+    // Dropped in this order: the copies go on after the slot was cancelled.
+    slot: twinbuf_core::ReservedSlot<'static, HostBuf<M>>,
+    copying: Copying<M>,
 }
 
 impl<M: 'static> ReservedSlot<M> {
@@ -258,83 +256,20 @@ impl<M: 'static> ReservedSlot<M> {
     ///
     /// - [`Error::Option`]: `len` exceeds the size of the slot.
     /// - The error that ended the uploader.
-    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the [`HostSlots`] were without `finish`.
+    /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the [`HostSlots`] were without
+    ///   `finish`, and the copies have ended before this slot.
     ///
     /// In all cases the batch is not committed.
-    pub fn commit(mut self, len: usize, meta: M) -> Result<(), Error> {
-        self.hosts.check("len", len)?;
-        self.ended = true;
-        // Write-combined memory needs no fence here. On x86 the lock and the ring hand over with a locked instruction,
-        // which drains the write-combining buffers (Intel SDM, volume 3, "Memory Types"). On aarch64 such memory is
-        // Normal Non-cacheable: the release orders the stores before the hand-over, and the driver's barrier before
-        // starting the copy engine comes after that (Arm ARM, B2.3).
-        self.hand_over(Handed::All(len, meta))
-    }
-
-    /// Starts the copies of all complete [chunks](crate::Uploader::chunk_bytes) within the first `filled` bytes of
-    /// the slot, once the batches before it are committed. The caller continues to fill the rest.
-    ///
-    /// **After this call, the slot dereferences to the bytes after these chunks**: its first
-    /// [`flushed`](ReservedSlot::flushed) bytes are no longer accessible. `filled` always counts from the original start
-    /// of the slot. [`commit`](ReservedSlot::commit) copies the rest. If the slot is dropped instead, the batch is
-    /// cancelled.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Option`]: `filled` exceeds the size of the slot.
-    /// - The other errors of [`commit`](ReservedSlot::commit).
-    pub fn flush(&mut self, filled: usize) -> Result<(), Error> {
-        self.hosts.check("filled", filled)?;
-        // The last chunk is left to `commit`.
-        let until = filled.min(self.hosts.bytes - 1) / self.hosts.chunk * self.hosts.chunk;
-        if until <= self.flushed {
-            return Ok(());
-        }
-        // These bytes are not written to from here on, even if the call below fails.
-        self.flushed = until;
-        self.hand_over(Handed::Part(until))
-    }
-
-    /// Returns how many bytes [`flush`](ReservedSlot::flush) has already handed over, counted from the start of the
-    /// slot.
-    #[must_use]
-    pub fn flushed(&self) -> usize {
-        self.flushed
+    pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
+        let Self { copying, mut slot } = self;
+        slot.put(len, meta)?;
+        copying.committed(slot.commit())
     }
 
     /// Returns the sequence number of the batch: that of its [`Lease`](crate::Lease::seq).
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.seq
-    }
-
-    fn hand_over(&mut self, handed: Handed<M>) -> Result<(), Error> {
-        self.hosts.hand_over(self.index, handed)?;
-        if let Some(slot) = self.slot.take() {
-            slot.commit().map_err(|Closed| self.hosts.ended())?;
-        }
-        self.told()
-    }
-
-    /// The copies go on: on their thread, or here.
-    fn told(&self) -> Result<(), Error> {
-        self.hosts.tell();
-        self.hand.as_ref().map_or(Ok(()), |hand| hand.pump())
-    }
-}
-
-impl<M: 'static> Drop for ReservedSlot<M> {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        // An error is that of a later call too.
-        if self.slot.is_none() {
-            let _ = self.hand_over(Handed::Cancelled);
-        } else {
-            drop(self.slot.take());
-            let _ = self.told();
-        }
+        self.slot.seq()
     }
 }
 
@@ -342,23 +277,20 @@ impl<M: 'static> Deref for ReservedSlot<M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialized bytes that this guard owns: the copies of the slot's previous batch are done, and this
-        // batch's copies read only the bytes before `flushed`. The slot is not handed out again before the guard has
-        // handed over the rest: until then a part that was handed over keeps it (`Copies::open`), or the filling side
-        // has ended (`Handed::Gone`).
-        unsafe { &*self.hosts.rest(self.index, self.flushed) }
+        // SAFETY: this guard owns them: the copy of the slot's previous batch is done.
+        unsafe { self.slot.memory.bytes() }
     }
 }
 
 impl<M: 'static> DerefMut for ReservedSlot<M> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` excludes other references.
-        unsafe { &mut *self.hosts.rest(self.index, self.flushed) }
+        unsafe { self.slot.memory.bytes_mut() }
     }
 }
 
-debug!([M: 'static] HostSlots<M>, this, depth: this.depth(), overlap: this.end.hand.is_none(), error: this.end.hosts.fate.get());
+debug!([M: 'static] HostSlots<M>, this, depth: this.depth(), overlap: this.copying.hand.is_none(), error: this.copying.fate.get());
 
 debug!([M: 'static] HostSlot<'_, M>, this, bytes: this.len());
 
-debug!([M: 'static] ReservedSlot<M>, this, seq: this.seq, bytes: this.len());
+debug!([M: 'static] ReservedSlot<M>, this, seq: this.seq(), bytes: this.len());

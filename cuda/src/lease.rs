@@ -1,8 +1,9 @@
 //! A batch in device memory, leased from its slot.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
@@ -12,7 +13,7 @@ use twinbuf_core::KeptSlot;
 
 use crate::cu::{self, BesideCaptures, Current, Owner};
 use crate::driver::check;
-use crate::error::Error;
+use crate::error::{Error, lock};
 use crate::slot::DeviceBuf;
 use crate::time::{Clock, CopyTime};
 
@@ -46,11 +47,11 @@ const PER_THREAD: usize = 2;
 /// `M` is the type of the value committed with the batch. The value is dropped with the lease.
 pub struct Lease<M: 'static> {
     /// Taken by `drop` only.
-    slot: Option<Slot<M>>,
-    shared: Arc<Shared<M>>,
+    pub(crate) slot: Option<Slot<M>>,
+    pub(crate) shared: Arc<Shared<M>>,
 }
 
-type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
+pub(crate) type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
 
 /// State that an uploader's leases and its receiving side share.
 pub(crate) struct Shared<M: 'static> {
@@ -72,15 +73,10 @@ impl<M: 'static> Shared<M> {
         Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
 
-    fn captured(&self) -> MutexGuard<'_, Vec<Slot<M>>> {
-        // No locked section runs the caller's code.
-        self.captured.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Releases the slots held by captures that have ended. Returns whether one still holds the slot of batch `seq`, or
     /// any slot.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
-        let mut captured = self.captured();
+        let mut captured = lock(&self.captured);
         let ended: Vec<_> = captured.extract_if(.., |slot| slot.end_uses()).collect();
         let held = captured.iter().any(|slot| seq.is_none_or(|seq| slot.seq() == seq));
         drop(captured);
@@ -96,11 +92,7 @@ pub(crate) fn look_again(captured: bool, deadline: Instant) -> Instant {
 }
 
 impl<M: 'static> Lease<M> {
-    pub(crate) fn new(slot: Slot<M>, shared: Arc<Shared<M>>) -> Self {
-        Self { slot: Some(slot), shared }
-    }
-
-    fn slot(&self) -> &DeviceBuf<M> {
+    fn slot(&self) -> &Slot<M> {
         let Some(slot) = &self.slot else { unreachable!("taken by `drop` only") };
         slot
     }
@@ -213,8 +205,7 @@ impl<M: 'static> Lease<M> {
     /// Returns the sequence number of the batch, starting at 0, in commit order.
     #[must_use]
     pub fn seq(&self) -> u64 {
-        let Some(slot) = &self.slot else { unreachable!("taken by `drop` only") };
-        slot.seq()
+        self.slot().seq()
     }
 
     /// Returns the value committed with the batch.
@@ -231,21 +222,6 @@ impl<M: 'static> Lease<M> {
         let meta = self.slot.as_mut().and_then(|slot| slot.meta.as_mut());
         let Some(meta) = meta else { unreachable!("set by the commit, taken by `drop` only") };
         meta
-    }
-
-    /// Returns `true` if the copy is complete. Does not wait.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Driver`] if the copy or the query failed.
-    pub fn is_copied(&self) -> Result<bool, Error> {
-        if self.is_empty() {
-            return Ok(true);
-        }
-        let _current = Current::enter(&self.shared.ctx)?;
-        let _beside = BesideCaptures::enter();
-        // SAFETY: the slot's event.
-        unsafe { cu::is_complete(self.slot().copied.raw()) }
     }
 
     /// Returns the time of the copy. Does not wait. Returns `None` if the copy is still running, if the batch is
@@ -271,7 +247,7 @@ impl<M: 'static> Lease<M> {
     ///
     /// [`Error::Driver`] if the copy or the wait failed.
     pub fn wait_copied(&self) -> Result<Option<CopyTime>, Error> {
-        if !self.is_copied()? {
+        if !self.is_empty() {
             let _current = Current::enter(&self.shared.ctx)?;
             let _beside = BesideCaptures::enter();
             // SAFETY: the slot's event.
@@ -309,7 +285,8 @@ impl<M: 'static> Lease<M> {
         let _current = Current::enter(&self.shared.ctx)?;
         // SAFETY: the `Arc` keeps the stream alive; it belongs to our context, which has just been entered.
         unsafe { self.slot().use_on(stream.cu_stream(), Some(stream.clone())) }?;
-        Ok(View::new(self, start, bytes.len() / size_of::<T>(), stream.clone()))
+        let (len, stream) = (bytes.len() / size_of::<T>(), stream.clone());
+        Ok(View { lease: self, start, len, stream, elements: PhantomData })
     }
 }
 
@@ -321,7 +298,7 @@ impl<M: 'static> Drop for Lease<M> {
             // Dropping the guard releases the slot.
             drop(slot);
         } else {
-            self.shared.captured().push(slot);
+            lock(&self.shared.captured).push(slot);
         }
         // Last, because it is the caller's code.
         drop(meta);

@@ -92,7 +92,6 @@ mod driver;
 mod edge;
 mod error;
 mod host;
-mod hosts;
 mod lease;
 pub mod lent;
 mod memory;

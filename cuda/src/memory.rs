@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, result};
 use crate::cu::{BesideCaptures, Current, Owner, Stream};
 use crate::driver::check;
 use crate::error::Error;
+use crate::lent::Host;
 
 /// Keeps lent memory allocated; dropped when the memory is no longer used.
 pub(crate) type Lender = Box<dyn Send>;
@@ -66,9 +67,10 @@ impl Drop for DeviceBytes {
     }
 }
 
-/// A host slot's memory. Accessed through pointers, because one part of a slot is copied while another is being filled.
+/// A host slot's memory.
 pub(crate) struct HostBytes {
     start: NonNull<u8>,
+    len: usize,
     keeper: Keeper,
 }
 
@@ -92,21 +94,36 @@ impl HostBytes {
     pub(crate) fn new(ctx: &Arc<CudaContext>, len: usize) -> Result<Self, Error> {
         // SAFETY: the memory is zeroed below, before it is read.
         let start = check("cuMemHostAlloc", unsafe { result::malloc_host(len, 0) })?;
-        let Some(start) = NonNull::new(start.cast::<u8>()) else {
-            return Err(Error::Driver {
-                call: "cuMemHostAlloc",
-                code: 0,
-                name: "a null pointer".to_string(),
-            });
-        };
+        let null = || Error::Driver { call: "cuMemHostAlloc", code: 0, name: "a null pointer".to_string() };
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(null)?;
         // SAFETY: `len` bytes were allocated there.
         unsafe { start.write_bytes(0, len) };
-        Ok(Self { start, keeper: Keeper::Context(Owner::new(ctx.clone())) })
+        Ok(Self { start, len, keeper: Keeper::Context(Owner::new(ctx.clone())) })
     }
 
-    /// Lent memory.
-    pub(crate) fn lent(start: NonNull<u8>, lender: Lender) -> Self {
-        Self { start, keeper: Keeper::Lender(lender) }
+    /// The first `len` bytes of lent memory.
+    pub(crate) fn lent(Host { start, lender, .. }: Host, len: usize) -> Self {
+        Self { start, len, keeper: Keeper::Lender(lender) }
+    }
+
+    /// # Safety
+    ///
+    /// No copy writes to the memory while the reference exists.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` initialized bytes; the caller guarantees the rest.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// # Safety
+    ///
+    /// No copy uses the memory while the reference exists.
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` excludes other references.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {

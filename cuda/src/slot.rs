@@ -1,16 +1,37 @@
-//! A device slot: memory, its events, and the streams that use it.
+//! The slots of an uploader. A host slot: memory and what is committed with it. A device slot: memory, its events, and
+//! the streams that use it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUstream};
-use cudarc::driver::{CudaContext, CudaStream};
 
 use crate::cu::{self, BesideCaptures, Current, Event, Stream};
 use crate::edge;
 use crate::error::Error;
-use crate::memory::DeviceBytes;
+use crate::memory::{DeviceBytes, HostBytes};
+
+/// A host slot.
+pub(crate) struct HostBuf<M> {
+    pub(crate) memory: HostBytes,
+    /// Bytes of the batch that was committed; the value that was committed with it.
+    pub(crate) len: usize,
+    pub(crate) meta: Option<M>,
+}
+
+impl<M> HostBuf<M> {
+    /// Sets what is committed.
+    pub(crate) fn put(&mut self, len: usize, meta: M) -> Result<(), Error> {
+        if len > self.memory.len() {
+            let wanted = format!("at most the slot's {} bytes", self.memory.len());
+            return Err(Error::Option { option: "len", wanted, found: len.to_string() });
+        }
+        (self.len, self.meta) = (len, Some(meta));
+        Ok(())
+    }
+}
 
 /// A device slot.
 pub(crate) struct DeviceBuf<M> {
@@ -20,11 +41,11 @@ pub(crate) struct DeviceBuf<M> {
     /// Bytes of the batch in this slot; its length.
     pub(crate) len: usize,
     pub(crate) meta: Option<M>,
-    /// The time just before the batch's first copy was issued.
+    /// The time just before the batch's copy was issued.
     pub(crate) issued: Instant,
     /// Recorded on the copy stream before that copy. `None` if copies are not timed.
     pub(crate) start: Option<Event>,
-    /// Recorded after the batch's last copy. A timing event only if `start` is one. The copy thread blocks on it.
+    /// Recorded after the batch's copy. A timing event only if `start` is one. The copy thread blocks on it.
     pub(crate) copied: Event,
     /// Modified through `&`, because several views of a batch may exist.
     uses: RefCell<Uses>,
@@ -72,10 +93,6 @@ impl<M> DeviceBuf<M> {
         self.bytes.start()
     }
 
-    fn context(&self) -> &Arc<CudaContext> {
-        self.stream.context()
-    }
-
     /// Makes `stream` wait for the copy, and remembers it for [`end_uses`](Self::end_uses).
     ///
     /// # Safety
@@ -98,7 +115,8 @@ impl<M> DeviceBuf<M> {
         }
         // Created here and not when the lease is dropped, because only here can an error be returned.
         if uses.consumed.len() == uses.streams.len() {
-            uses.consumed.push(Event::new(self.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
+            uses.consumed
+                .push(Event::new(self.stream.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
         }
         if self.len > 0 {
             // SAFETY: the caller guarantees the stream; the event is ours.
@@ -121,7 +139,7 @@ impl<M> DeviceBuf<M> {
         if uses.streams.is_empty() {
             return true;
         }
-        let _current = Current::enter_to_free(self.context());
+        let _current = Current::enter_to_free(self.stream.context());
         let is_captured = |used: &UsedOn| {
             // SAFETY: the caller of `use_on` guarantees that the stream still exists.
             cu::twice(|| unsafe { cu::is_captured(used.stream) }) == Ok(true)

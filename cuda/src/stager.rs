@@ -31,6 +31,7 @@ mod staging;
 
 use order::{Order, Slot};
 pub use staging::Staging;
+use staging::Used;
 
 /// Builds a [`Stager`]; made by [`Stager::new`].
 #[derive(Clone)]
@@ -91,7 +92,6 @@ impl StagerBuilder {
         let slot = |_| {
             Ok(Slot {
                 memory: HostBytes::new(&ctx, slot_bytes)?,
-                len: slot_bytes,
                 ready: Event::new(&ctx, untimed)?,
                 copied: Event::new(&ctx, untimed | blocking)?,
                 copying: false,
@@ -211,7 +211,9 @@ impl Stager {
                     .map_err(|error| Error::Spawn { kind: error.kind() })?;
                 running.push(thread);
             }
-            let mut staging = Staging::new(copies, stream, producer, &fate);
+            let used = Used { stream, guards: Vec::new() };
+            let mut staging =
+                Staging { copies, used, orders: producer, open: None, allocation: 0..0, fate: &fate };
             let worked = work(&mut staging);
             let used = staging.finish(worked.is_ok());
             for thread in running {

@@ -6,16 +6,15 @@ use cudarc::driver::CudaContext;
 use twinbuf_core::HeapRing;
 
 use crate::batches::DeviceBatches;
-use crate::copy::{Copies, Engine, Hand};
+use crate::copy::{Engine, Hand};
 use crate::cu::{BesideCaptures, Current, Owner, Stream};
 use crate::driver::{Driver, check};
-use crate::error::Error;
-use crate::host::{HostSlots, Thread};
-use crate::hosts::Hosts;
+use crate::error::{Error, Fate};
+use crate::host::{Copying, HostSlots, Thread, ThreadShare};
 use crate::lease::Shared;
 use crate::lent;
 use crate::memory::{DeviceBytes, HostBytes};
-use crate::slot::DeviceBuf;
+use crate::slot::{DeviceBuf, HostBuf};
 use crate::time::{Clock, Copied, OnCopied};
 
 /// Builds the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
@@ -58,7 +57,6 @@ use crate::time::{Clock, Copied, OnCopied};
 pub struct Uploader {
     ctx: Owner<Arc<CudaContext>>,
     slot_bytes: usize,
-    chunk_bytes: Option<usize>,
     host_depth: Option<usize>,
     device_depth: usize,
     host_slots: Option<Vec<lent::Host>>,
@@ -69,12 +67,11 @@ pub struct Uploader {
 
 impl Uploader {
     /// Creates a builder for an uploader in this context. `slot_bytes` is the maximum size of a batch in bytes, at
-    /// least 1. Defaults: two host slots, two device slots, a copy thread, one chunk per slot, no timing.
+    /// least 1. Defaults: two host slots, two device slots, a copy thread, no timing.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: Owner::new(ctx.clone()),
             slot_bytes,
-            chunk_bytes: None,
             host_depth: None,
             device_depth: 2,
             host_slots: None,
@@ -82,14 +79,6 @@ impl Uploader {
             times: false,
             on_copied: None,
         }
-    }
-
-    /// Sets the chunk size in bytes. [`ReservedSlot::flush`](crate::ReservedSlot::flush) copies complete chunks while the
-    /// rest of the slot is being filled. A usual size is 4 to 16 MiB. Default: the whole slot, copied by `commit`. A
-    /// value above the slot size has the same effect. [`build`](Self::build) returns [`Error::Option`] for 0.
-    pub fn chunk_bytes(mut self, bytes: usize) -> Self {
-        self.chunk_bytes = Some(bytes);
-        self
     }
 
     /// Uses host memory of the caller as host slots. Their number is the [`host_depth`](Uploader::host_depth).
@@ -155,7 +144,7 @@ impl Uploader {
     ///
     /// On an error, all memory is freed.
     pub fn build<M: Send + 'static>(self) -> Result<(HostSlots<M>, DeviceBatches<M>), Error> {
-        let Self { ctx, slot_bytes, chunk_bytes, device_depth, overlap, .. } = self;
+        let Self { ctx, slot_bytes, device_depth, overlap, .. } = self;
         let host_depth = match (&self.host_slots, self.host_depth) {
             (Some(lent), Some(depth)) if depth != lent.len() => {
                 let wanted = format!("{}, the number of lent slots", lent.len());
@@ -164,11 +153,10 @@ impl Uploader {
             (Some(lent), _) => lent.len(),
             (None, depth) => depth.unwrap_or(2),
         };
-        let chunk = chunk_bytes.unwrap_or(slot_bytes);
         let lent = self.host_slots.iter().flatten().map(|slot| ("host_slots", slot_bytes, slot.len));
-        let sizes = [("host_depth", 1, host_depth), ("device_depth", 1, device_depth)];
-        let bytes = [("slot_bytes", 1, slot_bytes), ("chunk_bytes", 1, chunk)];
-        for (option, least, found) in sizes.into_iter().chain(bytes).chain(lent) {
+        let sizes = [("host_depth", host_depth), ("device_depth", device_depth), ("slot_bytes", slot_bytes)];
+        for (option, least, found) in sizes.map(|(option, found)| (option, 1, found)).into_iter().chain(lent)
+        {
             if found < least {
                 let unit = if option.ends_with("depth") { "slot" } else { "byte" };
                 let wanted = format!("at least {least} {unit}{}", if least == 1 { "" } else { "s" });
@@ -188,39 +176,37 @@ impl Uploader {
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx)?);
         let timed = self.times || self.on_copied.is_some();
-        let memory = match self.host_slots {
-            Some(lent) => lent.into_iter().map(|slot| HostBytes::lent(slot.start, slot.lender)).collect(),
-            None => (0..host_depth)
-                .map(|_| HostBytes::new(&ctx, slot_bytes))
-                .collect::<Result<Vec<_>, Error>>()?,
+        let host: Result<Vec<_>, Error> = match self.host_slots {
+            Some(lent) => lent.into_iter().map(|slot| Ok(HostBytes::lent(slot, slot_bytes))).collect(),
+            None => (0..host_depth).map(|_| HostBytes::new(&ctx, slot_bytes)).collect(),
         };
+        let host: Vec<_> = host?.into_iter().map(|memory| HostBuf { memory, len: 0, meta: None }).collect();
         let device = (0..device_depth)
             .map(|_| DeviceBuf::new(&stream, DeviceBytes::new(&stream, slot_bytes)?, timed))
             .collect::<Result<Vec<DeviceBuf<M>>, Error>>()?;
         let clock = timed.then(|| Clock::new(driver, &stream).map(Arc::new)).transpose()?;
-        let hosts = Arc::new(Hosts::new(memory, slot_bytes, chunk));
+        let fate = Arc::<Fate>::default();
         let shared = Arc::new(Shared::new(ctx, device_depth, clock.clone()));
 
-        let (host_tx, host_rx) = HeapRing::from_fn(host_depth, |index| index).into_handles();
+        let (host_tx, host_rx) = HeapRing::new(host).into_handles();
         let (device_tx, device_rx) = HeapRing::new(device).into_handles();
-        let limit = host_depth.min(device_depth);
-        let copies = Copies::new(stream, clock, self.on_copied, limit, hosts.clone());
-        let engine = Engine::new(copies, host_rx, device_tx);
+        let engine = Engine::new(stream, clock, self.on_copied, host_rx, device_tx);
         let (mut hand, mut thread) = (None, None);
         if overlap {
-            let fate = hosts.fate.clone();
+            let fate = fate.clone();
             let spawned = std::thread::Builder::new()
                 .name("twinbuf-copy".to_string())
                 .spawn(move || engine.run(&fate))
                 .map_err(|error| Error::Spawn { kind: error.kind() })?;
-            thread = Some(Arc::new(Thread(Some(spawned))));
+            thread = Some(ThreadShare(Arc::new(Thread(Some(spawned)))));
         } else {
-            hand = Some(Arc::new(Hand::new(engine, hosts.clone(), shared.clone())));
+            hand = Some(Arc::new(Hand::new(engine, fate.clone(), shared.clone())));
         }
-        let slots = HostSlots::new(host_tx, hosts.clone(), hand.clone(), thread.clone());
-        Ok((slots, DeviceBatches::new(device_rx, shared, hosts, hand, thread)))
+        let copying = Copying { fate: fate.clone(), hand: hand.clone() };
+        let slots = HostSlots { ring: host_tx, copying, _thread: thread.clone() };
+        Ok((slots, DeviceBatches { ring: device_rx, next: 0, shared, fate, hand, _thread: thread }))
     }
 }
 
-debug!([] Uploader, this, slot_bytes: this.slot_bytes, chunk_bytes: this.chunk_bytes, host_depth: this.host_depth,
+debug!([] Uploader, this, slot_bytes: this.slot_bytes, host_depth: this.host_depth,
     device_depth: this.device_depth, overlap: this.overlap);

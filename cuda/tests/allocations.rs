@@ -1,5 +1,4 @@
-//! No batch costs memory: after the first ten batches, nothing is allocated on any thread, for whole slots
-//! and for chunks. Without the test harness, whose own thread allocates when a test takes a minute.
+//! No batch costs memory: after the first ten batches, nothing is allocated on any thread. Without the test harness, whose own thread allocates when a test takes a minute.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -39,7 +38,7 @@ fn nothing_is_allocated_when_copies_first_overlap() {
     let (sim, ctx) = start(1, false);
     let retired = Arc::new(AtomicU64::new(0));
     let seen = retired.clone();
-    let build = Uploader::new(&ctx, BYTES).chunk_bytes(64).on_copied(move |_| {
+    let build = Uploader::new(&ctx, BYTES).on_copied(move |_| {
         seen.fetch_add(1, Ordering::Release);
     });
     let (mut slots, mut batches) = build.build::<u64>().unwrap();
@@ -57,7 +56,7 @@ fn nothing_is_allocated_when_copies_first_overlap() {
     commit(11);
     drop((batches.recv().unwrap().unwrap(), batches.recv().unwrap().unwrap()));
     drop(held);
-    // A third list of chunks, while the copies of the other two may still run.
+    // A third copy, while the copies of the other two may still run.
     commit(12);
     drop(batches.recv().unwrap().unwrap());
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
@@ -67,22 +66,15 @@ fn nothing_is_allocated_per_batch() {
     const BYTES: usize = 64 * 64;
     const BATCHES: u64 = 200;
     must_end(|| {
-        for (overlap, chunk, times) in [true, false]
-            .into_iter()
-            .flat_map(|overlap| [(overlap, BYTES, false), (overlap, 64, false), (overlap, 64, true)])
-        {
+        for (overlap, times) in [(true, false), (true, true), (false, false), (false, true)] {
             let (_sim, ctx) = start(1, false);
             let stream = ctx.new_stream().unwrap();
             // cudarc looks a function up at its first call, and each batch may be the first that is waited for.
             ctx.new_event(None).unwrap().synchronize().unwrap();
-            let build = Uploader::new(&ctx, BYTES).chunk_bytes(chunk).overlap(overlap).times(times);
+            let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times);
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             let mut round = |value: u64| {
-                let mut slot = slots.acquire().unwrap().reserve();
-                for chunks in 1..64 {
-                    slot.flush(64 * chunks).unwrap();
-                }
-                slot.commit(BYTES, value).unwrap();
+                slots.acquire().unwrap().reserve().commit(BYTES, value).unwrap();
                 let batch = batches.recv().unwrap().unwrap();
                 let view = batch.on::<f32>(&stream).unwrap();
                 assert_eq!(view.slice(4..8).unwrap().len(), 4);
@@ -92,10 +84,7 @@ fn nothing_is_allocated_per_batch() {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
             (0..BATCHES).for_each(&mut round);
             let made = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            let chunks = BYTES / chunk;
-            println!(
-                "overlap {overlap}, {chunks} chunks, times {times}: {made} allocations in {BATCHES} batches"
-            );
+            println!("overlap {overlap}, times {times}: {made} allocations in {BATCHES} batches");
             assert_eq!(made, 0);
         }
         // Last: cudarc looks each function up at its first call.

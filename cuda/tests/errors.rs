@@ -19,9 +19,7 @@ const LAUNCH_FAILED: u32 = 719;
 /// The kind of slots, and how they are handed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Slots {
-    Whole,
-    /// The first ones are handed over while the rest is being filled.
-    Chunks,
+    Own,
     /// Host slots in memory of the caller.
     Lent,
 }
@@ -30,8 +28,7 @@ impl Slots {
     fn uploader(self, ctx: &Arc<CudaContext>) -> Uploader {
         let uploader = Uploader::new(ctx, BYTES);
         match self {
-            Self::Whole => uploader,
-            Self::Chunks => uploader.chunk_bytes(BYTES / 4),
+            Self::Own => uploader,
             Self::Lent => {
                 let host = (0..2).map(|_| {
                     let mut memory = vec![0_u8; BYTES].into_boxed_slice();
@@ -46,25 +43,20 @@ impl Slots {
 }
 
 /// Fills and commits a batch.
-fn fill_one(slots: &mut HostSlots<u64>, kind: Slots, seq: u64) -> Result<(), Error> {
-    let mut slot = slots.acquire()?.reserve();
-    slot.fill(seq as u8 + 1);
-    if kind == Slots::Chunks && seq > 0 {
-        slot.flush(BYTES / 2)?;
-        if seq == 4 {
-            drop(slot); // half of it is in flight
-            slot = slots.acquire()?.reserve();
-            slot.fill(seq as u8 + 1);
-        }
+fn fill_one(slots: &mut HostSlots<u64>, seq: u64) -> Result<(), Error> {
+    if seq == 4 {
+        drop(slots.acquire()?.reserve());
     }
+    let mut slot = slots.acquire()?;
+    slot.fill(seq as u8 + 1);
     let len = if seq == 3 { 0 } else { BYTES }; // one batch is empty
     slot.commit(len, seq)
 }
 
 /// Fills and commits every batch, or as many as the uploader accepts.
-fn fill(mut slots: HostSlots<u64>, kind: Slots) -> Result<(), Error> {
+fn fill(mut slots: HostSlots<u64>) -> Result<(), Error> {
     for seq in 0..BATCHES {
-        fill_one(&mut slots, kind, seq)?;
+        fill_one(&mut slots, seq)?;
     }
     slots.finish();
     Ok(())
@@ -84,7 +76,7 @@ fn take(
     let Some(batch) = received? else { return Ok(None) };
     let dropped = batch.seq() - expected;
     assert!(*batch.meta() == expected && dropped <= u64::from(expected >= 4), "out of order: {batch:?}");
-    let _ = (batch.copied()?, batch.is_copied()?);
+    let _ = batch.copied()?;
     for stream in streams {
         batch.on::<u8>(stream)?;
     }
@@ -95,11 +87,11 @@ fn take(
 }
 
 /// The whole life of an uploader. Returns the receiver's error, or else the reader's.
-fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind: Slots) -> Result<(), Error> {
+fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool) -> Result<(), Error> {
     let uploader = uploader.overlap(overlap).on_copied(|copied| assert_eq!(copied.bytes, BYTES));
     let (mut slots, mut batches) = uploader.build::<u64>()?;
     if overlap {
-        let reader = std::thread::spawn(move || fill(slots, kind));
+        let reader = std::thread::spawn(move || fill(slots));
         let mut received = 0;
         let taken = loop {
             match take(&mut batches, streams, received) {
@@ -123,7 +115,7 @@ fn life(uploader: Uploader, streams: &[Arc<CudaStream>; 2], overlap: bool, kind:
         return filled;
     }
     for seq in 0..BATCHES {
-        fill_one(&mut slots, kind, seq)?;
+        fill_one(&mut slots, seq)?;
         take(&mut batches, streams, seq)?;
     }
     slots.finish();
@@ -155,7 +147,7 @@ fn survives(
     let mut description = format!("{failure:?}, overlap {overlap}, tracking {tracking}, {kind:?}");
     let uploader = kind.uploader(&ctx);
     sim.inject(failure);
-    let result = life(uploader, &streams, overlap, kind);
+    let result = life(uploader, &streams, overlap);
     sim.drain();
     let injected = sim.injected();
     description += &format!(": {injected:?}");
@@ -201,7 +193,7 @@ fn left(sim: &Sim, before: Live) -> Live {
 
 fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
     must_end(move || {
-        let kinds = [Slots::Whole, Slots::Chunks, Slots::Lent];
+        let kinds = [Slots::Own, Slots::Lent];
         let ways = [(true, false), (true, true), (false, false), (false, true)];
         for ((overlap, tracking), kind) in ways.into_iter().flat_map(|way| kinds.map(|kind| (way, kind))) {
             let (mut nth, mut surfaced) = (1, 0);
@@ -212,7 +204,7 @@ fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
                 "overlap {overlap}, tracking {tracking}, {kind:?}: {} failures, {surfaced} came out as errors",
                 nth - 1
             );
-            // Some calls occur only with some ways of handing over.
+            // Some calls occur only with some slots.
             assert!(surfaced > 0 || nth == 1 || twinbuf_cuda_sim::Control::get().is_real());
         }
     });

@@ -35,7 +35,6 @@ struct Setup {
     seed: u64,
     host_depth: usize,
     device_depth: usize,
-    chunks: usize,
     overlap: bool,
     lent: bool,
     times: bool,
@@ -44,25 +43,15 @@ struct Setup {
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
-    let sizes = (any::<u64>(), 1..=8_usize, 1..=8_usize, prop::sample::select(vec![1, 2, 4, 7]));
+    let sizes = (any::<u64>(), 1..=8_usize, 1..=8_usize);
     let ways =
         (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), prop::sample::select(vec![0, 20]));
-    (sizes, ways).prop_map(
-        |((seed, host_depth, device_depth, chunks), (overlap, lent, times, pools, delay_us))| Setup {
-            seed,
-            host_depth,
-            device_depth,
-            chunks,
-            overlap,
-            lent,
-            times,
-            pools,
-            delay_us,
-        },
-    )
+    (sizes, ways).prop_map(|((seed, host_depth, device_depth), (overlap, lent, times, pools, delay_us))| {
+        Setup { seed, host_depth, device_depth, overlap, lent, times, pools, delay_us }
+    })
 }
 
-/// How a slot ends after its flushes.
+/// How a slot ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     Commit,
@@ -77,11 +66,7 @@ enum Then {
 /// One call. Leases are chosen by a number modulo their count.
 #[derive(Clone, Debug)]
 enum Call {
-    Fill {
-        flushes: Vec<usize>,
-        len: usize,
-        then: Then,
-    },
+    Fill(usize, Then),
     /// Ends a reserved slot that was kept: with a commit of so many bytes, or without one.
     Close(usize, Option<usize>),
     Receive(u8),
@@ -109,9 +94,8 @@ fn call() -> impl Strategy<Value = Call> {
         3 => Just(Then::DropFree),
     ];
     let len = prop_oneof![4 => (0..=BYTES).prop_map(Some), 1 => Just(None)];
-    let fill = (prop::collection::vec(0..=BYTES, 0..3), 0..=BYTES, then);
     prop_oneof![
-        12 => fill.prop_map(|(flushes, len, then)| Call::Fill { flushes, len, then }),
+        12 => (0..=BYTES, then).prop_map(|(len, then)| Call::Fill(len, then)),
         6 => (0..8_usize, len).prop_map(|(slot, len)| Call::Close(slot, len)),
         12 => (0..4_u8).prop_map(Call::Receive),
         8 => (0..8_usize, 0..3_usize).prop_map(|(lease, stream)| Call::Use(lease, stream)),
@@ -151,8 +135,6 @@ enum State {
     Committed,
     /// Its slot was dropped without a commit, which was not received yet.
     Cancelled,
-    /// The same, after a part was handed over.
-    CancelledLate,
     Leased,
     /// The lease was dropped while a stream was captured.
     Captured,
@@ -185,7 +167,7 @@ impl Model {
     fn copied(&self) -> usize {
         let waits = |(seq, batch): &(usize, &Batch)| match batch.state {
             State::Open => true,
-            State::Committed | State::Cancelled | State::CancelledLate => !self.is_free(*seq),
+            State::Committed | State::Cancelled => !self.is_free(*seq),
             State::Leased | State::Captured | State::Released => false,
         };
         self.batches.iter().enumerate().find(waits).map_or(self.batches.len(), |(seq, _)| seq)
@@ -248,7 +230,7 @@ struct World {
 }
 
 impl World {
-    fn fill(&mut self, flushes: &[usize], len: usize, then: Then) {
+    fn fill(&mut self, len: usize, then: Then) {
         let Some(slots) = &mut self.slots else { return };
         let model = &mut self.model;
         if !model.setup.overlap {
@@ -295,17 +277,6 @@ impl World {
         model.batches.push(Batch { bytes: Vec::new(), uses: BTreeSet::new(), state: State::Open });
         let bytes: Vec<u8> = (0..BYTES).map(|i| (seq * 31 + i * 7) as u8 ^ model.setup.seed as u8).collect();
         slot.copy_from_slice(&bytes);
-        for &until in flushes {
-            let before = slot.flushed();
-            let flushed = slot.flush(until);
-            model.expect(flushed, true);
-            let chunk = BYTES.div_ceil(model.setup.chunks);
-            let wanted = (until / chunk).min(model.setup.chunks - 1) * chunk;
-            assert_eq!(slot.flushed(), before.max(wanted));
-            if slot[..] != bytes[slot.flushed()..] {
-                panic!("the rest of the slot has changed");
-            }
-        }
         match then {
             Then::Forget => {
                 std::mem::forget(slot);
@@ -320,7 +291,7 @@ impl World {
     fn close(&mut self, slot: ReservedSlot<u64>, bytes: &[u8], len: Option<usize>) {
         let model = &mut self.model;
         let seq = slot.seq() as usize;
-        assert!(slot[..] == bytes[slot.flushed()..], "another batch was written to the slot");
+        assert!(slot[..] == bytes[..], "another batch was written to the slot");
         let batch = &mut model.batches[seq];
         match len {
             Some(len) => {
@@ -330,7 +301,7 @@ impl World {
                 model.expect(committed, true);
             }
             None => {
-                batch.state = if slot.flushed() > 0 { State::CancelledLate } else { State::Cancelled };
+                batch.state = State::Cancelled;
                 drop(slot);
             }
         }
@@ -374,7 +345,7 @@ impl World {
             }
             Err(Error::Empty) if !comes => {}
             Err(Error::Cancelled) if comes => {
-                assert!(matches!(model.batches[seq].state, State::Cancelled | State::CancelledLate));
+                assert_eq!(model.batches[seq].state, State::Cancelled);
                 model.batches[seq].state = State::Released;
                 model.received += 1;
             }
@@ -461,8 +432,8 @@ impl World {
         let waited = lease.wait_copied();
         if let Some(time) = model.expect(waited, false) {
             assert_eq!(time.is_some(), times);
-            let asked = lease.is_copied();
-            assert!(model.expect(asked, false).unwrap_or(true));
+            let asked = lease.copied();
+            assert!(model.expect(asked, false).is_none_or(|again| again == time));
         }
     }
 
@@ -501,7 +472,7 @@ impl World {
 
     fn call(&mut self, call: &Call) {
         match call {
-            Call::Fill { flushes, len, then } => self.fill(flushes, *len, *then),
+            Call::Fill(len, then) => self.fill(*len, *then),
             Call::Close(slot, len) => {
                 if let Some(i) = slot.checked_rem(self.open.len()) {
                     let (slot, bytes) = self.open.swap_remove(i);
@@ -573,7 +544,7 @@ impl World {
             match batches.recv() {
                 Err(Error::Cancelled) => {
                     let state = model.batches[model.received].state;
-                    assert!(matches!(state, State::Cancelled | State::CancelledLate));
+                    assert_eq!(state, State::Cancelled);
                     model.received += 1;
                 }
                 Ok(Some(lease)) => {
@@ -611,7 +582,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
     let before = sim.live().leaked();
     let mut uploader =
         Uploader::new(&ctx, BYTES).device_depth(setup.device_depth).host_depth(setup.host_depth);
-    uploader = uploader.overlap(setup.overlap).times(setup.times).chunk_bytes(BYTES.div_ceil(setup.chunks));
+    uploader = uploader.overlap(setup.overlap).times(setup.times);
     if setup.lent {
         let host = (0..setup.host_depth).map(|_| {
             let mut memory = vec![0_u8; BYTES].into_boxed_slice();

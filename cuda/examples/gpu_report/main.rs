@@ -20,7 +20,6 @@ use twinbuf_cuda::cudarc::driver::{CudaContext, sys};
 
 mod calls;
 mod captures;
-mod chunks;
 mod copies;
 mod cpu;
 mod depths;
@@ -56,9 +55,8 @@ pub(crate) struct Extent {
     round_bytes: usize,
     /// Sizes of uploads by depth.
     depth_sizes: Vec<usize>,
-    /// One large batch, and the sizes of its chunks.
+    /// One large batch.
     large: usize,
-    chunks: Vec<usize>,
     /// Bytes of a stager's slot.
     slot: usize,
     /// The three-stage runs' longest stage.
@@ -74,15 +72,15 @@ impl Extent {
         let sizes = (16..=30).step_by(2).map(|power| 1 << power).collect(); // 64 KiB to 1 GiB
         let (stage, epoch) = (Duration::from_millis(350), Duration::from_secs(5));
         let depth_sizes = vec![256 << 10, 1 << 20, 4 << 20, 64 << 20];
-        let (large, chunks, slot) = (256 << 20, vec![4 << 20, 8 << 20, 16 << 20], 8 << 20);
-        Self { sizes, rounds: 7, round_bytes: 4 << 30, depth_sizes, large, chunks, slot, stage, epoch }
+        let (large, slot) = (256 << 20, 8 << 20);
+        Self { sizes, rounds: 7, round_bytes: 4 << 30, depth_sizes, large, slot, stage, epoch }
     }
 
     pub(crate) fn quick() -> Self {
         let sizes = vec![64 << 10, 1 << 20];
         let (stage, epoch) = (Duration::from_millis(7), Duration::from_millis(42));
-        let (depth_sizes, large, chunks, slot) = (vec![64 << 10], 1 << 20, vec![256 << 10], 64 << 10);
-        Self { sizes, rounds: 3, round_bytes: 4 << 20, depth_sizes, large, chunks, slot, stage, epoch }
+        let (depth_sizes, large, slot) = (vec![64 << 10], 1 << 20, 64 << 10);
+        Self { sizes, rounds: 3, round_bytes: 4 << 20, depth_sizes, large, slot, stage, epoch }
     }
 
     /// How many copies of this size a round has.
@@ -107,7 +105,7 @@ type Line<'a> = &'a mut dyn FnMut(Result<Value>);
 type Section = fn(&Bench, Line<'_>);
 
 /// The sections, in the order of a whole run: the most important first.
-pub(crate) const SECTIONS: [(&str, Section); 14] = [
+pub(crate) const SECTIONS: [(&str, Section); 13] = [
     ("machine", |bench, line| line(machine(&bench.ctx))),
     ("captures", |bench, line| captures::captures(&bench.ctx, line)),
     ("copies", |bench, line| {
@@ -141,7 +139,6 @@ pub(crate) const SECTIONS: [(&str, Section); 14] = [
     ("neighbour", |bench, line| {
         line(Work::new(&bench.ctx).and_then(|work| work::neighbour(&bench.ctx, &bench.extent, &work)));
     }),
-    ("chunked", |bench, line| line(chunks::chunks(&bench.ctx, &bench.extent))),
     ("depths", |bench, line| {
         for &size in &bench.extent.depth_sizes {
             line(entry("bytes", size, depths::depths(&bench.ctx, &bench.extent, size)));
@@ -214,7 +211,6 @@ fn machine(ctx: &Arc<CudaContext>) -> Result<Value> {
             "longest": "the longest stage for every batch: no wall is shorter",
             "calls": "one thread, one stream, batches of 4 KiB; calls are counted on the software driver only",
             "over_one_stream": "the median of the rounds' ratios to cudarc's safe copies from two page-locked buffers",
-            "whole_over_this": "from the first byte filled to the last one copied, whole batch over chunks",
             "work_over_alone": "work on the user's own stream beside an uploader, over the same without",
             "enqueue_over_alone": "the host's time for one memcpy_dtod of the user's, over the same without",
             "plain_4k": "from the call to the end of one copy of 4 KiB on a stream of the user's, waited for",

@@ -5,9 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use cudarc::driver::{
-    CudaContext, CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
-};
+use cudarc::driver::{CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop};
 
 use super::Lease;
 use crate::cu::{self, Current};
@@ -24,18 +22,16 @@ pub(super) const LEGACY: usize = 1;
 /// **A copy on any other stream fails** with a driver error, because it could not be ordered before the slot's next
 /// copy. To copy to another context, copy within the context first ([`Lease::into_owned`]).
 pub struct View<'l, T> {
-    lease: &'l dyn Leased,
-    start: CUdeviceptr,
-    len: usize,
+    pub(super) lease: &'l dyn Leased,
+    pub(super) start: CUdeviceptr,
+    pub(super) len: usize,
     /// The stream that the view is for. The lease records its use when it is dropped.
-    stream: Arc<CudaStream>,
-    _elements: PhantomData<&'l [T]>,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) elements: PhantomData<&'l [T]>,
 }
 
 /// A lease, without the type of its metadata.
-trait Leased {
-    fn context(&self) -> &Arc<CudaContext>;
-
+pub(super) trait Leased {
     /// Returned by [`DeviceSlice::stream`]; see there.
     fn elsewhere(&self) -> &Arc<CudaStream>;
 
@@ -48,10 +44,6 @@ trait Leased {
 }
 
 impl<M: 'static> Leased for Lease<M> {
-    fn context(&self) -> &Arc<CudaContext> {
-        &self.shared.ctx
-    }
-
     fn elsewhere(&self) -> &Arc<CudaStream> {
         &self.shared.elsewhere
     }
@@ -65,15 +57,6 @@ impl<M: 'static> Leased for Lease<M> {
 }
 
 impl<'l, T> View<'l, T> {
-    pub(super) fn new<M: 'static>(
-        lease: &'l Lease<M>,
-        start: CUdeviceptr,
-        len: usize,
-        stream: Arc<CudaStream>,
-    ) -> Self {
-        Self { lease, start, len, stream, _elements: PhantomData }
-    }
-
     /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -110,7 +93,7 @@ impl<'l, T> View<'l, T> {
             start: self.start + (elements.start * size_of::<T>()) as u64,
             len: elements.len(),
             stream: self.stream.clone(),
-            _elements: PhantomData,
+            elements: PhantomData,
         })
     }
 }
@@ -135,7 +118,8 @@ impl<T> DevicePtr<T> for View<'_, T> {
     ///
     /// The guard waits for nothing: cudarc's waits do nothing while an error of an earlier call is recorded in the context.
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let here = stream.cu_stream().addr() != LEGACY && stream.context() == self.lease.context();
+        let here =
+            stream.cu_stream().addr() != LEGACY && stream.context() == self.lease.elsewhere().context();
         // SAFETY: the stream exists and belongs to this context.
         let ordered = here && unsafe { self.lease.is_on(stream.cu_stream()) };
         (if ordered { self.start } else { 0 }, SyncOnDrop::Sync(None))

@@ -2,20 +2,19 @@
 
 use std::io;
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUdeviceptr;
 use twinbuf_core::{Consumer, KeptSlot, ReadSlot, TryRecvError};
 
 use crate::cu::{self, BesideCaptures, Event, Stream};
 use crate::edge;
-use crate::error::{Error, Fate};
+use crate::error::{Error, Fate, lock};
 use crate::memory::HostBytes;
 
 /// A slot of page-locked memory.
 pub(super) struct Slot {
     pub(super) memory: HostBytes,
-    pub(super) len: usize,
     /// Recorded on the caller's stream when the slot is handed over. Its copies wait for it.
     pub(super) ready: Event,
     /// Recorded on the copy stream after its copies. The thread blocks on it.
@@ -31,8 +30,8 @@ impl Slot {
             // SAFETY: the event exists.
             unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;
         }
-        // SAFETY: `len` initialized bytes that no copy uses; `&mut self` excludes other references.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.len) })
+        // SAFETY: no copy uses them.
+        Ok(unsafe { self.memory.bytes_mut() })
     }
 }
 
@@ -56,15 +55,19 @@ pub(super) enum Way {
 pub(super) struct Piece<'env> {
     pub(super) device: CUdeviceptr,
     pub(super) len: usize,
-    pub(super) host: Arc<Host<'env>>,
-    /// The number of the piece's first byte in its copy.
-    pub(super) at: usize,
+    pub(super) host: Host<'env>,
     /// Whether it follows the piece before it in the same allocation: one copy for both.
     pub(super) follows: bool,
 }
 
-/// Fills the bytes of a copy from this one on, or takes them.
-pub(super) type Host<'env> = dyn Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env;
+/// The host's end of a piece.
+pub(super) enum Host<'env> {
+    /// Fills the bytes of the copy from this one on.
+    Fill(Arc<Fill<'env>>, usize),
+    Take(&'env mut [u8]),
+}
+
+pub(super) type Fill<'env> = dyn Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env;
 
 impl<'s> Order<'s, '_> {
     pub(super) fn new(slot: &'s mut Slot) -> Self {
@@ -73,15 +76,19 @@ impl<'s> Order<'s, '_> {
 
     /// Bytes that still fit.
     pub(super) fn room(&self) -> usize {
-        self.slot.len - self.filled
+        self.slot.memory.len() - self.filled
     }
 
     /// Has the host's end of each piece fill the bytes in the slot, or take them.
     fn serve(&mut self) -> Result<(), Error> {
         let mut rest = self.slot.bytes()?;
-        for piece in &self.pieces {
-            let bytes = rest.split_off_mut(..piece.len).unwrap_or_default();
-            (piece.host)(piece.at, bytes).map_err(|error| Error::fill(&error))?;
+        for Piece { host, len, .. } in &mut self.pieces {
+            let bytes = rest.split_off_mut(..*len).unwrap_or_default();
+            match host {
+                Host::Fill(fill, at) => fill(*at, bytes)
+                    .map_err(|error| Error::Fill { kind: error.kind(), message: error.to_string() })?,
+                Host::Take(out) => out.copy_from_slice(bytes),
+            }
         }
         Ok(())
     }
@@ -128,7 +135,7 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
     impl Drop for End<'_, '_, '_> {
         fn drop(&mut self) {
             // Dropped not under the lock: the last share of the ring drops the caller's functions.
-            let _ring = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let _ring = lock(self.0).take();
         }
     }
     let _end = End(orders);
@@ -149,45 +156,35 @@ fn all<'s, 'env: 's>(
     // An offload whose copies run. The next one is issued before this one is waited for.
     let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
     loop {
-        let next = if last.is_none() {
-            let mut orders = orders.lock().unwrap_or_else(PoisonError::into_inner);
-            receive(&mut orders, |orders| orders.recv().map_err(TryRecvError::from))
-        } else if let Ok(mut orders) = orders.try_lock() {
-            receive(&mut orders, Consumer::try_recv)
-        } else {
-            // Another thread waits for the next order.
-            Err(TryRecvError::Empty)
-        };
-        match next {
-            Ok(Some(mut order)) => {
-                order.start(copies).inspect_err(failed)?;
-                let offload = (order.way == Way::Offload).then_some(order);
-                if let Some(mut before) = mem::replace(&mut last, offload) {
-                    before.serve().inspect_err(failed)?;
-                }
-            }
-            // The caller's work has failed; its order was given up.
-            Err(TryRecvError::Cancelled) => {}
-            Err(TryRecvError::Empty | TryRecvError::Held) => {
-                if let Some(mut order) = last.take() {
-                    order.serve().inspect_err(failed)?;
-                }
-            }
-            Ok(None) | Err(_) => {
-                return last.map_or(Ok(()), |mut order| order.serve().inspect_err(failed));
-            }
+        let received = next(orders, last.is_none());
+        let over = matches!(received, Ok(None) | Err(TryRecvError::Abandoned));
+        let mut started = None;
+        // An order is cancelled if the caller's work has failed.
+        if let Ok(Some(mut order)) = received {
+            order.start(copies).inspect_err(failed)?;
+            started = (order.way == Way::Offload).then_some(order);
+        }
+        if let Some(mut before) = mem::replace(&mut last, started) {
+            before.serve().inspect_err(failed)?;
+        }
+        if over {
+            return Ok(());
         }
     }
 }
 
-type Received<'s, 'env> = Result<Option<KeptSlot<'s, Order<'s, 'env>>>, TryRecvError>;
-
-/// The next order. None after the end.
-fn receive<'s, 'env: 's>(
-    orders: &mut Option<Consumer<'s, Order<'s, 'env>>>,
-    how: impl for<'c> FnOnce(
-        &'c mut Consumer<'s, Order<'s, 'env>>,
-    ) -> Result<Option<ReadSlot<'c, 's, Order<'s, 'env>>>, TryRecvError>,
-) -> Received<'s, 'env> {
-    orders.as_mut().map_or(Ok(None), |orders| Ok(how(orders)?.map(ReadSlot::keep)))
+/// The next order. `None` after the end.
+fn next<'s, 'env: 's>(
+    orders: &Orders<'s, 'env>,
+    wait: bool,
+) -> Result<Option<KeptSlot<'s, Order<'s, 'env>>>, TryRecvError> {
+    let mut orders = match orders.try_lock() {
+        Ok(orders) => orders,
+        _ if wait => lock(orders),
+        // Another thread waits for the next order.
+        _ => return Err(TryRecvError::Empty),
+    };
+    let Some(orders) = &mut *orders else { return Ok(None) };
+    let order = if wait { orders.recv()? } else { orders.try_recv()? };
+    Ok(order.map(ReadSlot::keep))
 }

@@ -3,17 +3,16 @@
 use std::io;
 use std::mem;
 use std::ops::Range;
-use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop};
 use twinbuf_core::{Producer, ReservedSlot};
 
-use super::order::{Host, Order, Piece, Way};
+use super::order::{Fill, Host, Order, Piece, Way};
 use crate::cu::{self, Current, Stream};
 use crate::driver::check;
-use crate::error::{Error, Fate};
+use crate::error::{Error, Fate, ended};
 use crate::lease::Element;
 
 /// Says what to copy in a [scope](crate::Stager::scope).
@@ -30,27 +29,17 @@ use crate::lease::Element;
 /// scope's stream is being captured, and any error of a copy that was asked for earlier. An error other than the first two
 /// is also the scope's, whatever the closure returns.
 pub struct Staging<'s, 'env: 's> {
-    copies: &'s Stream,
-    used: Used<'env>,
-    orders: Producer<'s, Order<'s, 'env>>,
+    pub(super) copies: &'s Stream,
+    pub(super) used: Used<'env>,
+    pub(super) orders: Producer<'s, Order<'s, 'env>>,
     /// The slot that is being packed.
-    open: Option<ReservedSlot<'s, Order<'s, 'env>>>,
+    pub(super) open: Option<ReservedSlot<'s, Order<'s, 'env>>>,
     /// The allocation that the last piece is in, as far as it was asked for.
-    allocation: Range<CUdeviceptr>,
-    fate: &'s Fate,
+    pub(super) allocation: Range<CUdeviceptr>,
+    pub(super) fate: &'s Fate,
 }
 
 impl<'s, 'env> Staging<'s, 'env> {
-    pub(super) fn new(
-        copies: &'s Stream,
-        stream: &'env Arc<CudaStream>,
-        orders: Producer<'s, Order<'s, 'env>>,
-        fate: &'s Fate,
-    ) -> Self {
-        let used = Used { stream, guards: Vec::new() };
-        Self { copies, used, orders, open: None, allocation: 0..0, fate }
-    }
-
     /// Copies `bytes` to device memory of the same length.
     ///
     /// # Errors
@@ -59,11 +48,10 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub fn upload<T: Element>(&mut self, bytes: &'env [u8], dst: CudaViewMut<'env, T>) -> Result<(), Error> {
         let len = same(bytes.len(), dst.num_bytes())?;
         let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        let from = move |at: usize, out: &mut [u8]| {
+        self.fill(device, len, |at, out| {
             out.copy_from_slice(&bytes[at..][..out.len()]);
             Ok(())
-        };
-        self.add(device, len, Way::Upload, from)
+        })
     }
 
     /// Copies what `fill` writes to device memory.
@@ -82,7 +70,17 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let len = dst.num_bytes();
         let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.add(device, len, Way::Upload, fill)
+        self.fill(device, len, fill)
+    }
+
+    fn fill(
+        &mut self,
+        device: CUdeviceptr,
+        len: usize,
+        fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+    ) -> Result<(), Error> {
+        let fill: Arc<Fill<'env>> = Arc::new(fill);
+        self.add(device, len, Way::Upload, |at, _| Host::Fill(fill.clone(), at))
     }
 
     /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
@@ -94,12 +92,10 @@ impl<'s, 'env> Staging<'s, 'env> {
     pub fn offload<T: Element>(&mut self, src: CudaView<'env, T>, out: &'env mut [u8]) -> Result<(), Error> {
         let len = same(out.len(), src.num_bytes())?;
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
-        let out = Out(out.as_mut_ptr());
-        let to = move |at, bytes: &mut [u8]| {
-            out.put(at, bytes);
-            Ok(())
-        };
-        self.add(device, len, Way::Offload, to)
+        let mut rest = out;
+        self.add(device, len, Way::Offload, |_, len| {
+            Host::Take(rest.split_off_mut(..len).unwrap_or_default())
+        })
     }
 
     /// The address of memory that `view` is in, to be used on the scope's stream.
@@ -145,15 +141,14 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// Packs the `len` bytes from `device` on into slots.
+    /// Packs the `len` bytes from `device` on into slots. `host` returns the host's end of the piece at a byte, of a length.
     fn add(
         &mut self,
         device: CUdeviceptr,
         len: usize,
         way: Way,
-        host: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
+        mut host: impl FnMut(usize, usize) -> Host<'env>,
     ) -> Result<(), Error> {
-        let host: Arc<Host<'env>> = Arc::new(host);
         let mut at = 0;
         while at < len {
             if self.open.as_ref().is_some_and(|order| order.way != way) {
@@ -164,7 +159,7 @@ impl<'s, 'env> Staging<'s, 'env> {
                 None => {
                     let mut order = match self.orders.acquire() {
                         Ok(slot) => slot.reserve(),
-                        Err(_closed) => return Err(self.ended()),
+                        Err(_closed) => return Err(ended(self.fate)),
                     };
                     (order.way, order.filled) = (way, 0);
                     order.pieces.clear();
@@ -174,7 +169,7 @@ impl<'s, 'env> Staging<'s, 'env> {
             let (device, len) = (device + at as u64, order.room().min(len - at));
             let end = order.pieces.last().map(|last| last.device + last.len as u64);
             let follows = end == Some(device) && self.is_in_one_allocation(device - 1..device + 1);
-            order.pieces.push(Piece { device, len, host: host.clone(), at, follows });
+            order.pieces.push(Piece { device, len, host: host(at, len), follows });
             order.filled += len;
             at += len;
             let full = order.room() == 0;
@@ -198,18 +193,13 @@ impl<'s, 'env> Staging<'s, 'env> {
         within(&self.allocation)
     }
 
-    /// Why a thread has ended. After a panic, the scope does not return the error but panics too.
-    fn ended(&self) -> Error {
-        self.fate.get().cloned().unwrap_or(Error::Closed)
-    }
-
     /// Hands the open slot over: its copies come after what is in the caller's stream now.
     fn dispatch(&mut self) -> Result<(), Error> {
         let Some(order) = self.open.take() else { return Ok(()) };
         let _current = self.usable()?;
         // SAFETY: both exist. The waits for the event's last record are enqueued: the slot was free.
         self.fail(unsafe { cu::record(order.slot.ready.raw(), self.used.stream.cu_stream()) })?;
-        order.commit().map_err(|_closed| self.ended())
+        order.commit().map_err(|_closed| ended(self.fate))
     }
 
     /// Hands the last slot over, if the caller's work has succeeded, and ends the threads. They first do what they have.
@@ -224,9 +214,9 @@ impl<'s, 'env> Staging<'s, 'env> {
 
 /// The uses of cudarc's memory in a scope.
 pub(super) struct Used<'env> {
-    stream: &'env Arc<CudaStream>,
+    pub(super) stream: &'env Arc<CudaStream>,
     /// Each records an event on the stream when it is dropped, with cudarc's event tracking on.
-    guards: Vec<SyncOnDrop<'env>>,
+    pub(super) guards: Vec<SyncOnDrop<'env>>,
 }
 
 impl Used<'_> {
@@ -250,24 +240,6 @@ impl Drop for Used<'_> {
             // A record would become part of the graph. It is not needed either: the host waits for the copies.
             mem::forget(mem::take(&mut self.guards));
         }
-    }
-}
-
-/// The host's end of an offload: memory that the scope borrows for its copies alone.
-struct Out(*mut u8);
-
-// SAFETY: plain bytes; each is written once, by the thread that has its piece (`put`).
-unsafe impl Send for Out {}
-// SAFETY: as above.
-unsafe impl Sync for Out {}
-
-impl Out {
-    /// Called for each piece once. Pieces do not overlap, and lie within the memory, whose size is checked (`same`).
-    fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: see above. The scope borrows the memory until its threads have ended.
-        let to = unsafe { self.0.add(at) };
-        // SAFETY: as above.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 }
 
