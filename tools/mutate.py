@@ -191,6 +191,8 @@ PROMISES = [
     (WAIT, "`Auto` looks 30 times longer", "LOOKS: u32 = 30;", "LOOKS: u32 = 900;"),
     (WAIT, "`Auto` does not learn that looking is in vain", "            self.looked_in_vain();\n", ""),
     (WAIT, "`Auto` does not learn that looking pays", "(last / 2) << 16", "last << 16"),
+    (WAIT, "`Auto` forgets that a yield took a time slice", " && left <= Self::LONGEST_PAUSE", ""),
+    (WAIT, "`Auto` remembers a yield of a time slice for half as long", "2 * pause", "pause"),
     (WAIT, "`Auto` does not learn from a short sleep", "self.pause.store(0, sync::Ordering::Relaxed);", ""),
     (WAIT, "`Park` spins", "fn relax(&self, _round: u32) -> bool {\n            false\n        }", "fn relax(&self, round: u32) -> bool {\n            round < 1000\n        }"),
     (STATE, "a ring that has ended forgets it", "DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE)", "DEAD: State = State(Self::TX_GONE | Self::RX_GONE)"),
@@ -360,8 +362,8 @@ class Workshop:
         done = subprocess.run(library, cwd=self.tree, env=self.env, capture_output=True, text=True)
         if done.returncode != 0:
             return "unviable", next((line for line in done.stderr.splitlines() if line.startswith("error")), "?")
-        for name in [*CONTRACTS, "doc"]:
-            what = ["--doc", "contracts"] if name == "doc" else ["--test", name]
+        for name in ["lib", *CONTRACTS, "doc"]:
+            what = {"lib": ["--lib"], "doc": ["--doc", "contracts"]}.get(name, ["--test", name])
             command = ["cargo", "test", "-q", "-p", "twinbuf-core", *what]
             done = subprocess.run(command, cwd=self.tree, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S)
             if done.returncode != 0:

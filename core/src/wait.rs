@@ -212,8 +212,8 @@ impl Wait for Spin {
 /// one whose sides share a processor, spends almost no time on looking. A wait that a look ends halves that number. A
 /// sleep of less than 50 µs resets it to none.
 ///
-/// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds. With
-/// more than two threads at one ring, such as a pool, choose `Park` there.
+/// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds. After
+/// a yield of more than 500 µs, the next 512 waits sleep at once, and a short sleep resets only the last 256 of them.
 ///
 /// Use one `Auto` for one ring: both sides learn from it.
 ///
@@ -306,10 +306,13 @@ mod with_std {
             if round < Self::LOOKS + Self::YIELDS {
                 let start = Instant::now();
                 std::thread::yield_now();
-                // A long yield gave the processor to another program. The next may give it away as long, when the other
-                // side was ready at once: a sleep is woken earlier.
-                if start.elapsed() < Self::SHORT {
+                let time = start.elapsed();
+                if time < Self::SHORT {
                     return true;
+                }
+                if time >= Self::SLICE {
+                    self.gave_a_slice();
+                    return false;
                 }
             }
             self.looked_in_vain();
@@ -340,6 +343,10 @@ mod with_std {
         /// A sleep that is shorter would have been ended by a look. Sleeps are not as short on a busy machine.
         const SHORT: Duration = Duration::from_micros(50);
 
+        /// A yield that is longer gave a time slice to another program. The next one would do so again, although the other
+        /// side may be ready at once. A sleep ends when the other side is ready.
+        const SLICE: Duration = Duration::from_micros(500);
+
         /// A wait begins. Returns whether it looks before it sleeps.
         fn looks(&self) -> bool {
             let pause = self.pause.load(sync::Ordering::Relaxed);
@@ -361,12 +368,20 @@ mod with_std {
             self.pause.store(pause << 16 | pause, sync::Ordering::Relaxed);
         }
 
+        /// Other programs want the processors. The next waits sleep at once, twice the longest pause, and in the first half
+        /// of them a short sleep changes nothing.
+        fn gave_a_slice(&self) {
+            let pause = Self::LONGEST_PAUSE;
+            self.pause.store(pause << 16 | (2 * pause), sync::Ordering::Relaxed);
+        }
+
         /// Sleeps. After a short sleep the next wait looks: otherwise two sides that sleep at once, and so let each other
         /// wait for a wake, would do so for ever.
         fn slept(&self, sleep: impl FnOnce()) {
             let start = Instant::now();
             sleep();
-            if start.elapsed() < Self::SHORT {
+            let left = self.pause.load(sync::Ordering::Relaxed) & 0xffff;
+            if start.elapsed() < Self::SHORT && left <= Self::LONGEST_PAUSE {
                 self.pause.store(0, sync::Ordering::Relaxed);
             }
         }
@@ -397,6 +412,26 @@ mod with_std {
     std_clock!(Auto, |this: &Auto, word, expected, deadline| {
         this.slept(|| address::wait(word, expected, Some(deadline)));
     });
+
+    #[cfg(test)]
+    mod tests {
+        use super::Auto;
+
+        #[test]
+        fn after_a_yield_of_a_time_slice_short_sleeps_change_nothing_at_first() {
+            let auto = Auto::new();
+            auto.gave_a_slice();
+            for wait in 0..256 {
+                assert!(!auto.looks(), "wait {wait}");
+                auto.slept(|| ());
+            }
+            // One short sleep is enough now: on a busy machine some are long.
+            assert!((0..255).any(|_| {
+                auto.slept(|| ());
+                auto.looks()
+            }));
+        }
+    }
 }
 
 /// The address wait of 64-bit Linux: one system call on the word itself.
