@@ -366,7 +366,9 @@ fn one_file_under_several_names_is_one_file() {
     let (dir, paths) = files(&[40]);
     std::fs::create_dir(dir.path().join("x")).unwrap();
     std::os::unix::fs::symlink("trace.json", dir.path().join("link.json")).unwrap();
-    for (first, second) in [("trace.json", "x/../trace.json"), ("x/../trace.json", "link.json")] {
+    let names = ["trace.json", "x/../trace.json", "link.json"];
+    // The first name may be of a link to a file that does not exist yet.
+    for (first, second) in [(names[0], names[1]), (names[1], names[2]), (names[2], names[0])] {
         let _ = std::fs::remove_file(dir.path().join("trace.json"));
         let build = |name| Loader::builder(open(&paths), plan(40, 8)).trace(dir.path().join(name)).build();
         let (mut one, mut other) = (build(first).unwrap(), build(second).unwrap());
@@ -512,4 +514,62 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(!text.trim_end().ends_with(']'), "ended before it could close the list");
     assert!(named(&events(&path), "disk_load").len() > 1, "what was written before is there");
+}
+
+/// Whatever is traced: the rows nest, each load has an arrow of its own, and the times add up to those of the report.
+#[test]
+fn traces_add_up_to_the_reports() {
+    let (dir, paths) = files(&[4000]);
+    let sum = |events: &[Value], pid: u64, names: &[&str]| -> u64 {
+        let found = names.iter().flat_map(|name| named(events, name));
+        found.filter(|event| event["pid"] == pid).map(|event| nanos(&event["dur"])).sum()
+    };
+    for workers in [1, 3] {
+        let path = dir.path().join("trace.json");
+        let loader = |name: &str| {
+            let trace = Trace::new(&path).epochs(100);
+            let builder = Loader::builder(open(&paths), plan(4000, 8)).trace(trace).name(name);
+            builder.workers(workers).build().unwrap()
+        };
+        let (mut training, mut validation) = (loader("training"), loader("validation"));
+        for epoch in 0..3 {
+            // Left early, with a validation in between.
+            for (step, batch) in training.epoch(epoch).take(200).enumerate() {
+                drop(batch.unwrap());
+                if step % 100 == 50 {
+                    assert_eq!(validation.epoch(epoch).take(20).count(), 20);
+                }
+            }
+        }
+        let make = |round: u64, out: &mut u64| {
+            *out = round;
+            Ok::<(), std::io::Error>(())
+        };
+        let mut rounds = twinbuf::generate(make).trace(Trace::new(&path).epochs(100)).build().unwrap();
+        assert_eq!(rounds.rounds(50).filter(|round| round.is_ok()).count(), 50);
+        let reports = [training.report(), validation.report(), rounds.report()];
+        training.close().unwrap();
+        validation.close().unwrap();
+        rounds.close().unwrap();
+        let events = events(&path);
+        for (pid, report) in reports.iter().enumerate() {
+            let pid = pid as u64;
+            for (names, wanted) in
+                [(&["train", "before"][..], report.train.busy), (&["queue_wait"], report.train.waiting)]
+            {
+                let (found, wanted) = (sum(&events, pid, names), u64::try_from(wanted.as_nanos()).unwrap());
+                assert!(found.abs_diff(wanted) <= wanted / 100 + 1000, "{pid}, {names:?}: {found}, {wanted}");
+            }
+            let read = sum(&events, pid, &["disk_load", "generate"]);
+            // Loads of batches that were never received are in the trace alone.
+            assert!(read + 1000 >= u64::try_from(report.read.busy.as_nanos()).unwrap(), "{pid}: {read}");
+            let mut ids: Vec<_> =
+                events.iter().filter(|event| event["ph"] == "s" && event["pid"] == pid).collect();
+            let all = ids.len();
+            ids.sort_by_key(|event| event["id"].to_string());
+            ids.dedup_by_key(|event| event["id"].to_string());
+            assert_eq!(ids.len(), all, "{pid}: each load has a number of its own");
+        }
+        assert_eq!(common::trace::errors(&events), [""; 0], "{workers} workers");
+    }
 }

@@ -82,7 +82,10 @@ impl Trace {
         rank: u64,
         world: u64,
     ) -> Result<Arc<LoaderTrace>, (PathBuf, io::Error)> {
-        let path = one_name(&self.path);
+        let (path, created) = match create(&self.path) {
+            Ok(found) => found,
+            Err(source) => return Err((self.path, source)),
+        };
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
@@ -90,7 +93,7 @@ impl Trace {
         let file = match shared.filter(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
-                let file = Arc::new(TraceFile::create(self.path, rank)?);
+                let file = Arc::new(TraceFile::create(self.path, created, rank)?);
                 open.push((path, Arc::downgrade(&file)));
                 file
             }
@@ -119,22 +122,24 @@ impl Trace {
     }
 }
 
-/// The name of a file, which may not exist yet, without links and `..`: one file has one name.
-fn one_name(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    let in_folder = || Some(absolute.parent()?.canonicalize().ok()?.join(absolute.file_name()?));
-    absolute.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| absolute.clone())
+/// Creates the file if it does not exist, and returns its name without links and `..`: one file has one name.
+fn create(path: &Path) -> io::Result<(PathBuf, File)> {
+    // Another loader may write it.
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    Ok((path.canonicalize()?, file))
 }
 
 /// The files that this process writes.
 static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
-    fn create(path: PathBuf, rank: u64) -> Result<Self, (PathBuf, io::Error)> {
-        let file = match File::create(&path) {
-            Ok(file) => file,
-            Err(source) => return Err((path, source)),
-        };
+    fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, (PathBuf, io::Error)> {
+        // What is no file has no length.
+        if let Err(source) = file.set_len(0)
+            && file.metadata().is_ok_and(|file| file.is_file())
+        {
+            return Err((path, source));
+        }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         let sink = ForkGuard::new(Mutex::new(Sink { file, whole: 0, error: None }));
