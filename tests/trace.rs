@@ -546,7 +546,7 @@ fn traces_add_up_to_the_reports() {
             Ok::<(), std::io::Error>(())
         };
         let mut rounds = twinbuf::generate(make).trace(Trace::new(&path).epochs(100)).build().unwrap();
-        assert_eq!(rounds.rounds(50).filter(|round| round.is_ok()).count(), 50);
+        assert_eq!(rounds.rounds(50).filter(Result::is_ok).count(), 50);
         let reports = [training.report(), validation.report(), rounds.report()];
         training.close().unwrap();
         validation.close().unwrap();

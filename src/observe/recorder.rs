@@ -88,14 +88,20 @@ impl Recorder {
 
     /// Returns the report so far, including the current epoch.
     pub(crate) fn report(&self) -> Report {
+        let now = Instant::now();
+        let waits = self.asked.as_ref().map(|asked| (asked.at, now.max(asked.at)));
+        let first = self.epoch.as_ref().map(|epoch| epoch.first);
+        Report { recent: self.history.recent(first.zip(waits)).into(), ..self.sums(now) }
+    }
+
+    /// The same without the single batches: a copy of few bytes.
+    pub(crate) fn sums(&self, now: Instant) -> Report {
         let mut report = self.report.clone();
         // A read that hangs shows while it does.
-        let waits = self.asked.as_ref().map(|asked| (asked.at, Instant::now().max(asked.at)));
-        if let (Some((start, end)), Some(Asked { id, .. })) = (waits, &self.asked) {
-            report.add(&Event { what: self.wait, batch: *id, start, end, bytes: 0 });
+        if let Some(Asked { id, at, .. }) = self.asked {
+            let (start, end) = (at, now.max(at));
+            report.add(&Event { what: self.wait, batch: id, start, end, bytes: 0 });
         }
-        let first = self.epoch.as_ref().map(|epoch| epoch.first);
-        report.recent = self.history.recent(first.zip(waits)).into();
         report.by_epoch.retain(|row| row.batches > 0);
         report
     }

@@ -386,7 +386,7 @@ struct Live {
 
 impl LiveReport {
     /// Returns a report of where the time went so far. While the caller waits for a batch, it includes all batches before
-    /// that one, and the wait so far. While the caller uses a batch, it describes the state at most 100 ms before the last
+    /// that one, and the wait so far; its advice and what it tells of files are up to 100 ms older. While the caller uses a batch, it describes the state at most 100 ms before the last
     /// received batch; without overlap, also while the caller loads one. After an epoch, it describes the end of the epoch.
     #[must_use]
     pub fn get(&self) -> Report {
@@ -436,10 +436,13 @@ impl Publisher {
         }
     }
 
-    /// The caller begins to wait. A new report includes the wait up to now.
-    pub(crate) fn waits(&mut self, report: impl FnOnce() -> Report) {
+    /// The caller begins to wait. New sums include the wait up to now; to copy the single batches too, and what the readers
+    /// of files count, would take longer than many a wait.
+    pub(crate) fn waits(&mut self, sums: impl FnOnce(Instant) -> Report) {
         if let Some(Published { live, waits: waits @ false, .. }) = &mut self.0 {
-            *live.lock() = Live { report: report(), waits: Some(Instant::now()) };
+            let (now, mut live) = (Instant::now(), live.lock());
+            let Report { recent, reading, choices, .. } = std::mem::take(&mut live.report);
+            *live = Live { report: Report { recent, reading, choices, ..sums(now) }, waits: Some(now) };
             *waits = true;
         }
     }

@@ -342,7 +342,7 @@ impl<R: Ring> Pipe<R> {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         // In a forked process a worker may have had the lock.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
-        (self.add_reads)(report_of::<R>(recorder, loads, consumer.as_ref()))
+        (self.add_reads)(with_copies::<R>(recorder.report(), loads, consumer.as_ref()))
     }
 
     /// A handle of the report. The report is kept up to date from now on.
@@ -412,8 +412,8 @@ impl<R: Ring> Pipe<R> {
                         });
                         helped.unwrap_or_else(|| {
                             // A wait that hangs shows while it does. The caller has the time.
-                            self.publisher.waits(|| {
-                                (self.add_reads)(report_of::<R>(recorder, shared.loads(), Some(consumer)))
+                            self.publisher.waits(|now| {
+                                with_copies::<R>(recorder.sums(now), shared.loads(), Some(consumer))
                             });
                             R::receive(consumer, &mut waiting, held_timeout)
                         })
@@ -616,10 +616,10 @@ impl<R: Ring> Running<R> {
     }
 }
 
-/// The report so far. `loads` units were started.
-fn report_of<R: Ring>(recorder: &Recorder, loads: u64, consumer: Option<&R::Consumer>) -> Report {
+/// The report with what is counted elsewhere. `loads` units were started.
+fn with_copies<R: Ring>(report: Report, loads: u64, consumer: Option<&R::Consumer>) -> Report {
     let (time, bytes) = consumer.map_or_else(Default::default, R::copies);
-    recorder.report().with_transfers(loads, time, bytes)
+    report.with_transfers(loads, time, bytes)
 }
 
 /// Fills the slot of the unit that the caller asks for. Returns what a receive call would find if that was not possible.

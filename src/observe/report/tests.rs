@@ -336,3 +336,17 @@ fn settings_are_kept_only_if_nothing_gains_without_the_others_either() {
     let decides = "Keep the settings. No option of the loader gains 3 %: the compute decides.";
     assert_eq!(off(0, 20, 0.01).advice(), decides);
 }
+
+/// The sums are those at the beginning of the wait, with the wait; the single batches are those of the last full copy.
+#[test]
+fn a_wait_that_begins_copies_no_batches() {
+    let mut publisher = Publisher::default();
+    let live = publisher.handle(report(true, &[10; 20], 10));
+    publisher.waits(|_| Report { batches: 25, ..Report::default() });
+    publisher.waits(|_| unreachable!("it goes on"));
+    let found = live.get();
+    assert_eq!((found.batches, found.recent.units.len()), (25, 20));
+    publisher.waited(Instant::now());
+    let waited = live.get().train.waiting;
+    assert!(waited >= found.train.waiting && waited == live.get().train.waiting, "it is over");
+}
