@@ -11,7 +11,8 @@
 use std::path::Path;
 use std::time::Instant;
 
-use twinbuf::stream::{Group, Tensor, Tensors};
+use twinbuf::mmap::Tensor;
+use twinbuf::stream::{Group, Tensors};
 use twinbuf::{BoxError, stream};
 
 #[path = "data/model.rs"]

@@ -286,7 +286,7 @@ fn a_chunk_is_split_into_mini_batches_in_place() {
             let (images, labels) = (batch.field::<u8>(0).unwrap(), batch.field::<i64>(1).unwrap());
             assert!(records.len() <= 5 && images.len() == 3 * records.len());
             assert!(labels.iter().map(|label| (label + 30) as u64).eq(records.iter().copied()));
-            seen += batch.records().count();
+            seen += records.len();
             pixels.extend_from_slice(images);
             classes.extend_from_slice(labels);
         }

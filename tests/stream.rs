@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::model::{Model, SIZES};
 use twinbuf::loader::MemoryLimit;
-use twinbuf::stream::{Group, ReadMode, StreamBuilder, Tensors};
+use twinbuf::mmap::ReadMode;
+use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf::{Error, mmap, stream};
 
 /// Bytes for reads past the page cache. A limit counts all of them.

@@ -13,8 +13,7 @@ use twinbuf_mmap::{BatchIndices, Buffer};
 use super::order::Records;
 use crate::error::{At, Error};
 use crate::loader::checkpoint::Checkpoint;
-use crate::pipe::bytes::Item;
-use crate::pipe::memory::{Taken, for_slot};
+use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::ring::Sides;
 use crate::pipe::{Backend, Host};
 #[cfg(feature = "cuda")]
@@ -137,7 +136,9 @@ impl Batch {
     /// The errors of [`cast`](Self::cast): [`Error::Field`] and [`Error::Cast`].
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
-        self.field_mut(0)
+        let range = self.field_range::<T>(0)?;
+        let error = self.not_whole::<T>(range.len());
+        bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
     }
 
     /// Returns all fields of a batch with several data sets ([`Fields`](crate::loader::Fields)) as slices, without a
@@ -168,17 +169,6 @@ impl Batch {
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
         let bytes = &self[self.field_range::<T>(field)?];
         bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
-    }
-
-    /// Returns the field with the index `field`, from 0, as mutable values of type `T`, without a copy.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`field`](Self::field): [`Error::Field`] and [`Error::Cast`].
-    pub fn field_mut<T: AnyBitPattern + NoUninit>(&mut self, field: usize) -> Result<&mut [T], Error> {
-        let range = self.field_range::<T>(field)?;
-        let error = self.not_whole::<T>(range.len());
-        bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
     }
 
     /// Returns the bytes of one record. `record` is the index in the batch, from 0. If the batch has several fields,
@@ -322,12 +312,6 @@ pub struct MiniBatch<'b> {
 }
 
 impl<'b> MiniBatch<'b> {
-    /// Returns the range of this mini-batch's records in the batch, from 0.
-    #[must_use]
-    pub fn records(&self) -> Range<u64> {
-        self.records.clone()
-    }
-
     /// Returns the indices of this mini-batch's records in the data set.
     #[must_use]
     pub fn plan(&self) -> Option<BatchIndices> {

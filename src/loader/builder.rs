@@ -11,22 +11,19 @@ use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::epochs::Loader;
 use super::fields::{self, Fields};
-use super::layout::{ALIGN, Layout};
 use super::order::{Records, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
-use super::sizes::{Depths, Part, Sizes};
+use super::sizes::{ALIGN, Depths, Layout, Part, Sizes};
 use crate::dataset::Dataset;
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
 use crate::observe::report::{Kind, Report};
-use crate::observe::unit::Naming;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
-use crate::pipe::bytes::too_large;
-use crate::pipe::memory::MemoryLimit;
+use crate::pipe::memory::{Memory, MemoryLimit, too_large};
 use crate::pipe::options::{Options, common};
 use crate::pipe::turn::AnySource;
-use crate::pipe::{Backend, Host, Memory, Pipe, Setup};
+use crate::pipe::{Backend, Host, Pipe, Setup};
 use crate::transform::RecordTransform;
 
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
@@ -295,15 +292,15 @@ impl<B: Backend> LoaderBuilder<B> {
             depth,
             lent: slots,
             sum: &sizes,
-            overlap,
             trace: trace.clone(),
-            naming: Naming { loader: options.name.clone(), rounds: false },
+            options: &options,
         };
         let counted = files.clone();
         let add_reads = Box::new(move |report: Report| report.with_reading(&counted));
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
+        let sides = backend.sides(memory)?;
         let pipe = Pipe::start(Setup {
-            sides: backend.sides(memory)?,
+            sides,
             sources: readers.into_iter().map(any).collect(),
             helper: helper.map(any),
             options,

@@ -243,13 +243,6 @@ impl Checkpoint {
     }
 }
 
-impl Default for Checkpoint {
-    /// Returns [`Checkpoint::start`].
-    fn default() -> Self {
-        Self::start()
-    }
-}
-
 impl Identity {
     pub(crate) fn new(plan: &Plan, record_bytes: usize, fingerprint: u64) -> Self {
         let list = plan.list().fingerprint();
@@ -364,7 +357,5 @@ fn same<T: PartialEq + fmt::Debug>(field: &'static str, own: &T, found: &T) -> R
     Err(Error::Checkpoint { field, wanted: format!("{own:?}"), found: format!("{found:?}") })
 }
 
-#[cfg(feature = "serde")]
-mod replace;
 #[cfg(feature = "serde")]
 mod saved;

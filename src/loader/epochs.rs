@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
-use crate::pipe::bytes::Item;
+use crate::pipe::memory::Item;
 use crate::pipe::options::calls_of_pipe;
 use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
 

@@ -5,7 +5,6 @@ mod builder;
 pub(crate) mod checkpoint;
 pub(crate) mod epochs;
 mod fields;
-mod layout;
 mod order;
 mod reader;
 mod sizes;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
-use super::layout::Layout;
+use super::sizes::Layout;
 use crate::loader::checkpoint::{Begun, Identity};
 use crate::pipe::Place;
 

@@ -55,30 +55,26 @@ impl Switches {
         V: AsRef<OsStr>,
     {
         let own_prefix = loader.map(|name| format!("{PREFIX}{}_", variable(name)));
-        let (mut all, mut own) = (Self::default(), Self::default());
+        let (mut switches, mut own) = (Self::default(), Vec::new());
         for (name, value) in vars {
-            let (name, value) = (name.as_ref().to_string_lossy(), value.as_ref());
-            let of_own = own_prefix.as_deref().and_then(|prefix| name.strip_prefix(prefix));
-            if of_own.is_some_and(is_switch) {
-                own.set(of_own.unwrap_or_default(), &name, value)?;
-            } else if let Some(switch) = name.strip_prefix(PREFIX).filter(|switch| is_switch(switch)) {
-                all.set(switch, &name, value)?;
-            } else if !is_foreign(&name) {
-                return Err(Error::UnknownSwitch { meant: meant(&name), name: name.into_owned() });
+            let (found, value) = (name.as_ref().to_string_lossy().into_owned(), value.as_ref());
+            let of_own = own_prefix.as_deref().and_then(|prefix| found.strip_prefix(prefix));
+            if let Some(switch) = of_own.filter(|switch| is_switch(switch)) {
+                own.push((switch.to_string(), found, value.to_os_string()));
+            } else if let Some(switch) = found.strip_prefix(PREFIX).filter(|switch| is_switch(switch)) {
+                switches.set(switch, &found, value, true)?;
+            } else if !is_foreign(&found) {
+                return Err(Error::UnknownSwitch { meant: meant(&found), name: found });
             }
         }
-        Ok(Self {
-            overlap: own.overlap.or(all.overlap),
-            workers: own.workers.or(all.workers),
-            depth: own.depth.or(all.depth),
-            hints: own.hints.or(all.hints),
-            memory: own.memory.map(|(bytes, _)| (bytes, false)).or(all.memory),
-            trace: own.trace.or(all.trace),
-            breakdown: own.breakdown.or(all.breakdown),
-        })
+        for (switch, name, value) in own {
+            switches.set(&switch, &name, &value, false)?;
+        }
+        Ok(switches)
     }
 
-    fn set(&mut self, switch: &str, name: &str, value: &OsStr) -> Result<(), Error> {
+    /// Sets a switch: of all loaders `together`, or of this one.
+    fn set(&mut self, switch: &str, name: &str, value: &OsStr, together: bool) -> Result<(), Error> {
         match switch {
             "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
@@ -92,7 +88,7 @@ impl Switches {
             }
             "MEMORY" => {
                 let wanted = "a number of bytes, KiB, MiB or GiB, such as 512MiB";
-                self.memory = Some((parse(name, value, wanted, bytes)?, true));
+                self.memory = Some((parse(name, value, wanted, bytes)?, together));
             }
             "TRACE" => self.trace = Some(value.into()),
             _ => {

@@ -14,7 +14,7 @@ use twinbuf_cuda::{
 };
 use twinbuf_mmap::Buffer;
 
-use super::bytes::{Backend, Make, Memory};
+use super::memory::{Backend, Make, Memory};
 use super::record::Header;
 use super::ring::{BothSides, NoSlot, Received, Ring, Sides, Waiting};
 use crate::error::Error;
@@ -109,10 +109,11 @@ impl Make for Cuda {
         self,
         memory: Memory<'_>,
     ) -> Result<BothSides<<Self as Backend>::Ring<U>>, Error> {
-        let Memory { slot, depth, lent, overlap, trace, naming, .. } = memory;
+        let Memory { slot, depth, lent, trace, options, .. } = memory;
+        let overlap = options.overlaps();
         let log = Arc::new(CopyLog(Mutex::new(Copies {
             track: trace.map(|trace| Track::new(trace, 3, "upload")),
-            naming,
+            naming: options.naming(false),
             coming: Vec::new(),
             time: Duration::ZERO,
             bytes: 0,

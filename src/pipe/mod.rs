@@ -62,7 +62,6 @@
 //! # }
 //! ```
 
-pub(crate) mod bytes;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 pub(crate) mod items;
@@ -78,19 +77,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::bytes::Memory;
-pub use self::bytes::{Backend, Host};
 #[cfg(feature = "cuda")]
 pub use self::device::{Cuda, DeviceSlots};
 pub use self::items::{Ended, Front, Items, Next};
+pub use self::memory::{Backend, Host};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::record::Locate;
 pub use self::record::{Content, Filling, Header, Place};
 use self::ring::{BothSides, Received, Waiting};
 pub use self::ring::{Filled, Ring, Slots};
-use self::turn::{AnySource, Patience, Shared, Take, Worker};
-pub use self::turn::{Around, Loop, Order, Source, Wait};
+use self::turn::{AnySource, Order, Patience, Shared, Take, Worker};
+pub use self::turn::{Around, Loop, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::What;
@@ -201,8 +199,8 @@ impl<R: Ring> Pipe<R> {
         let Setup { sides: (producer, consumer), sources, helper, options, trace, kind, .. } = setup;
         let Setup { sends, depths: (depth, device_depth), locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
-        let Options { name, held_timeout, breakdown, .. } = options;
-        let naming = Naming { loader: name, rounds: kind == Kind::Rounds };
+        let naming = options.naming(kind == Kind::Rounds);
+        let Options { held_timeout, breakdown, .. } = options;
         let (what, row) = match kind {
             Kind::Rounds => (What::Generate, "generate"),
             Kind::Items => (What::Read, "prefetch"),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::{LoaderTrace, Trace};
+use crate::observe::unit::Naming;
 
 /// Default wait for a slot that the caller holds: longer than any step except those of the largest models. Lending items
 /// to other threads is then free of races.
@@ -32,6 +33,11 @@ impl Options {
     /// Whether threads fill slots ahead. Phases that are timed do not overlap.
     pub(crate) fn overlaps(&self) -> bool {
         self.overlap && !self.breakdown.is_on()
+    }
+
+    /// The names of units in errors, reports and traces.
+    pub(crate) fn naming(&self, rounds: bool) -> Naming {
+        Naming { loader: self.name.clone(), rounds }
     }
 
     /// Opens the trace of this rank, and tells that the breakdown turns overlap off.

@@ -1,6 +1,5 @@
 //! The record of a unit: what a worker knows when it commits the slot, and when the item was released.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -182,11 +181,5 @@ impl Releases {
     pub(super) fn get(&self, number: u64) -> Option<(Instant, usize)> {
         let found = (*self.entry(number)?)?;
         (found.number == number).then_some((found.at, found.thread))
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "epoch {}, step {}", self.epoch, self.step)
     }
 }

@@ -69,7 +69,7 @@ pub type Wait<'w> = &'w mut (dyn FnMut() + Send);
 debug!([] Around[], |_around|);
 
 /// The units of a call, in order, with their names.
-pub type Order<U> = Box<dyn Iterator<Item = (Place, U)> + Send>;
+pub(crate) type Order<U> = Box<dyn Iterator<Item = (Place, U)> + Send>;
 
 /// What the workers of a pipe share with its caller.
 pub(super) struct Shared<R: Ring> {

@@ -8,8 +8,7 @@ use bytemuck::AnyBitPattern;
 use twinbuf_mmap::{Buffer, Groups, Tensor};
 
 use crate::error::{At, Error};
-use crate::pipe::bytes::Item;
-use crate::pipe::memory::{Taken, for_slot};
+use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::{Backend, Host};
 use crate::transform::fits;
 

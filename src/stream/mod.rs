@@ -14,8 +14,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use std::vec;
 
-use twinbuf_mmap::{Buffer, Reader};
-pub use twinbuf_mmap::{Groups, ReadMode, Tensor, Tensors};
+pub use twinbuf_mmap::Tensors;
+use twinbuf_mmap::{Buffer, Groups, ReadMode, Reader};
 
 #[cfg(feature = "cuda")]
 pub use self::device::DeviceView;
@@ -24,13 +24,9 @@ pub use self::group::{Group, View};
 use self::schedule::{Order, Passes, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
-use crate::observe::unit::Naming;
-use crate::pipe::bytes::{Item, too_large};
-use crate::pipe::memory::{MemoryLimit, Taken};
+use crate::pipe::memory::{Item, Memory, MemoryLimit, Taken, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
-use crate::pipe::{
-    Backend, Content, Ended, Filling, Front, Host, Items, Memory, Next, Pipe, Place, Setup, Source,
-};
+use crate::pipe::{Backend, Content, Ended, Filling, Front, Host, Items, Next, Pipe, Place, Setup, Source};
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
 /// the feature `safetensors`.
@@ -203,14 +199,14 @@ impl<B: Backend> StreamBuilder<B> {
             depth,
             lent: (device_depth == 0).then_some(slots),
             sum: &*schedule,
-            overlap: options.overlaps(),
             trace: trace.clone(),
-            naming: Naming { loader: options.name.clone(), rounds: false },
+            options: &options,
         };
         let readers = [reader.clone()];
         let add_reads = Box::new(move |report: Report| report.with_reading(&readers));
+        let sides = backend.sides(memory)?;
         let pipe = Pipe::start(Setup {
-            sides: backend.sides(memory)?,
+            sides,
             sources: vec![Box::new(source)],
             helper: None,
             options,

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use twinbuf::stream::{Group, Groups, Tensors};
+use twinbuf::mmap::Groups;
+use twinbuf::stream::{Group, Tensors};
 
 /// Numbers of the layers of a model.
 pub const SIZES: [usize; 6] = [40_000, 3, 0, 2_500_000, 70_000, 9];

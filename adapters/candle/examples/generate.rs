@@ -11,7 +11,7 @@ use candle_core::{D, DType, Device, Module, Tensor, safetensors};
 use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::rope;
 use twinbuf::BoxError;
-use twinbuf::stream::{self, Group, StreamBuilder, Tensors};
+use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf_candle::{linear, weight};
 
 const HEAD: usize = 64;
@@ -24,7 +24,7 @@ fn main() -> Result<(), BoxError> {
     let number = |at, usual| std::env::args().nth(at).map_or(Ok(usual), |arg| arg.parse());
     let folder = tempfile::tempdir()?;
     let model = Tensors::open(make(folder.path(), number(1, 16)?, number(2, 512)?)?)?;
-    let bytes: u64 = model.all().iter().map(stream::Tensor::len).sum();
+    let bytes: u64 = model.all().iter().map(twinbuf::mmap::Tensor::len).sum();
     println!("{} MiB of weights in {} MiB of memory", bytes >> 20, bytes / (3 << 20));
     println!("{:?}", generate(twinbuf::stream(model.groups_by(place)?).memory_limit(bytes / 3))?);
     Ok(())

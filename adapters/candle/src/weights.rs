@@ -9,7 +9,8 @@ use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor, QuantizedTyp
 use candle_core::{CpuStorage, DType as To, Device, Tensor, bail};
 use half::{bf16, f16};
 use twinbuf::mmap::{self, Buffer, Reader};
-use twinbuf::stream::{Group, ReadMode, Tensors, View};
+use twinbuf::mmap::ReadMode;
+use twinbuf::stream::{Group, Tensors, View};
 
 use crate::{TensorError, candle_dtype};
 

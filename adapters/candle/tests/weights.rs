@@ -8,7 +8,8 @@ use std::time::Duration;
 use candle_core::CpuStorage::{F4, F6E2M3, F6E3M2, F8E8M0};
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor, gguf_file};
 use candle_core::{DType, Device, Module, Storage, Tensor, safetensors};
-use twinbuf::stream::{Group, ReadMode, Tensors};
+use twinbuf::mmap::ReadMode;
+use twinbuf::stream::{Group, Tensors};
 use twinbuf::{BoxError, Error, mmap};
 use twinbuf_candle::{TensorError, linear, load, weight};
 

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
-use twinbuf::stream::{Groups, Tensors};
+use twinbuf::mmap::Groups;
+use twinbuf::stream::Tensors;
 
 /// What a layer does to a number that goes through all of them. Each weight is used `repeats` times while it is in the first
 /// cache, as by a matrix product.

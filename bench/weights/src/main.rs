@@ -11,7 +11,7 @@ use std::sync::mpsc::{channel, sync_channel};
 
 use memmap2::{Advice, Mmap};
 use safetensors::SafeTensors;
-use twinbuf::stream::ReadMode;
+use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, stream};
 use twinbuf_bench_weights::{Run, compute, open};
 
