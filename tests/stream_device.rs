@@ -35,7 +35,7 @@ fn device(model: &Model, ctx: &Arc<CudaContext>) -> StreamBuilder<Cuda> {
 /// Compares each tensor with the model's, read back by its name.
 fn check(model: &Model, group: &Group<Cuda>, number: usize, on: &Arc<CudaStream>) {
     assert_eq!(group.number(), number);
-    let names: Vec<_> = group.tensors().map(|view| view.name().to_string()).collect();
+    let names: Vec<_> = group.tensors().map(|view| view.tensor().name().to_string()).collect();
     let (up, down) = (format!("m.{number}.mlp.up"), format!("m.{number}.down"));
     assert!(names.len() == 2 && names.contains(&up) && names.contains(&down), "{names:?}");
     let up = group.tensor("mlp.up").unwrap();

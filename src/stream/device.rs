@@ -92,12 +92,6 @@ pub struct DeviceView<'g> {
 }
 
 impl<'g> DeviceView<'g> {
-    /// Returns the full name of the tensor.
-    #[must_use]
-    pub fn name(&self) -> &'g str {
-        self.tensor.name()
-    }
-
     /// Returns the description of the tensor: name, type and shape.
     #[must_use]
     pub const fn tensor(&self) -> &'g Tensor {
@@ -132,4 +126,4 @@ impl<'g> DeviceView<'g> {
     }
 }
 
-debug!([] DeviceView['_], |view| name: view.name(), tensor: view.tensor);
+debug!([] DeviceView['_], |view| tensor: view.tensor);
