@@ -56,20 +56,21 @@ pub struct Loader<B: Backend = Host> {
     schedule: Schedule,
     /// The readers of fields that are files.
     files: Vec<Arc<twinbuf_mmap::Reader>>,
-    /// Whether they read ahead.
+    /// Whether these readers read ahead.
     hints: bool,
     /// Epochs begun so far.
     epochs_begun: u64,
     /// The next batch; past the end of its epoch if the epoch is over.
     next: Place,
-    /// The steps of this epoch, and the number after that of the last step of any rank.
+    /// The steps of this rank in this epoch.
     steps: u64,
+    /// The steps of the rank that has most in this epoch: a checkpoint at the end of the epoch has this step.
     longest: u64,
     /// The last epoch of the call; `None` if it has none.
     last: Option<u64>,
-    /// The epoch begun last, and the step of its next batch.
+    /// The epoch and the step of the batch after the last one that the caller received: the position of a checkpoint.
     position: (u64, u64),
-    /// What a checkpoint there belongs to.
+    /// The plan and the data set of that checkpoint.
     identity: Arc<Identity>,
 }
 

@@ -84,7 +84,7 @@ impl History {
     #[inline]
     pub(super) fn freed(&mut self, freed: Option<Freed>) {
         let Some(Freed { number, at, thread }) = freed else { return };
-        // It is one of the last.
+        // Searched from the end: a slot is freed soon after its unit was received.
         if let Some(seen) = self.units.iter_mut().rev().find(|seen| seen.ticket.seq == number) {
             seen.freed = Some((at, thread));
         }
@@ -171,7 +171,7 @@ impl Seen {
         }
     }
 
-    /// From asking for it to asking for the next.
+    /// The time from the call that asked for this unit to the call that asked for the next, without pauses.
     pub(super) fn wall(&self) -> Duration {
         (self.released - self.asked).saturating_sub(self.paused)
     }

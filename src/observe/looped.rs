@@ -39,7 +39,7 @@ pub struct LoopRecorder {
     /// When the clocks of the processors were last read, and what they were when the loop asked.
     looked: Option<Instant>,
     clock: Option<Clock>,
-    /// What came last, and a mean of how long the loop waits on a processor and off it.
+    /// The time of the last event.
     last: Option<Instant>,
 }
 

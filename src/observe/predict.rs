@@ -43,7 +43,8 @@ const WORTH_IT: f64 = 0.03;
 /// The same beside other programs.
 const BUSY_WORTH_IT: f64 = 0.1;
 
-/// A smaller change is preferred to one that gains only this much more of the measured time.
+/// Of two changes, the smaller one is advised unless the other gains at least this much more, as a part of the measured
+/// time.
 const NEAR: f64 = 0.05;
 
 /// How much faster a stage is made to see what that gains.
@@ -512,7 +513,7 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
                 if gain > first { [gain, first] } else { [first, second.max(gain)] }
             },
         );
-    // One that is not reached by the others, or that several share.
+    // No stage limits the loop: the largest gain is too small, or another stage gains nearly as much.
     if first < WORTH_IT || first < ALONE * second {
         return Verdict::Balanced;
     }

@@ -417,7 +417,7 @@ struct Published {
 }
 
 impl Publisher {
-    /// A handle, whose report begins as `so_far`.
+    /// Returns a handle of the live report. The first call makes `so_far` its content.
     pub(crate) fn handle(&mut self, so_far: Report) -> LiveReport {
         let live = || LiveReport(Arc::new(Mutex::new(Live { report: so_far, waits: None })));
         self.0.get_or_insert_with(|| Published { live: live(), last: None, waits: false }).live.clone()

@@ -77,8 +77,8 @@ impl CopyLog {
         let mut copies = self.lock();
         let Some(at) = copies.coming.iter().position(|&(coming, _)| coming == number) else { return };
         let (_, ticket) = copies.coming.swap_remove(at);
-        // The host's clock and the device's are aligned to about the time of a call, and the bounds of `CopyTime::start`
-        // move single copies. A stream runs one after the other: no copy began before the end of the one before.
+        // The start of a copy is an estimate: the device's clock is read from the host, which takes the time of a call. A
+        // stream runs its copies one after the other, so none starts before the end of the last one.
         let before = copies.last.back().map(|(_, event)| event.end);
         let start = before.map_or(time.start, |end| end.max(time.start));
         let (batch, end) = (copies.naming.id(ticket), start + time.took);

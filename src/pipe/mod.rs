@@ -647,7 +647,7 @@ fn fill_inline<R: Ring>(
             // Both sides are at this slot, so the receiving one leaves the task's waker there.
             Take::InUse if matches!(waiting, Waiting::Poll(_)) => {
                 match R::receive(consumer, waiting, Duration::ZERO) {
-                    // Released since: there is a slot, or the next look finds none.
+                    // The slot was released between the two looks, or the ring was closed: the next `take` tells which.
                     Received::Empty | Received::Gone => {}
                     found => return Some(found),
                 }

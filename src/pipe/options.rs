@@ -8,8 +8,8 @@ use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::{LoaderTrace, Trace};
 use crate::observe::unit::Naming;
 
-/// Default wait for a slot that the caller holds: longer than any step except those of the largest models. Lending items
-/// to other threads is then free of races.
+/// Default wait for a slot that the caller holds. It is longer than a step of all but the largest models, so another thread
+/// that uses an item drops it in time.
 const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The options that every front end has.

@@ -83,14 +83,14 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
 debug!([T: Send + 'static, U: Send + 'static] Builder[T, U], |builder|
     slots: builder.slots.len(), workers: builder.sources.len(), options: builder.options);
 
-/// What a pipe without a front end has begun with.
+/// The current call of a pipe that no loader, generator or stream is built on.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
-    /// The name of its first unit.
+    /// The name of the first unit.
     first: Place,
-    /// The number of its units, if it is known.
+    /// The number of units, if the iterator of units gives its exact length.
     length: Option<u64>,
-    /// Calls begun so far, and the units of all that are over.
+    /// The number of calls begun so far, this one included.
     calls: u64,
 }
 
