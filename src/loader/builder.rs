@@ -10,11 +10,10 @@ use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::epochs::Loader;
-use super::fields::{self, Fields};
 use super::order::{Records, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
 use super::sizes::{ALIGN, Depths, Layout, Part, Sizes};
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
 use crate::observe::report::{Kind, Report};
@@ -259,7 +258,7 @@ impl<B: Backend> LoaderBuilder<B> {
         sizes.ahead = memory.fold(0, u64::saturating_add);
         layout.taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
         (layout.lent, layout.name) = (slots.is_some(), options.name.clone());
-        let fingerprint = fields::fingerprint(&mut datasets)?;
+        let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> =
@@ -323,7 +322,7 @@ impl<B: Backend> LoaderBuilder<B> {
         if !(1..=MAX_WORKERS).contains(workers) {
             return refuse("workers", format!("1 to {MAX_WORKERS} threads"), workers.to_string());
         }
-        fields::check(datasets)?;
+        check_fields(datasets)?;
         let records = datasets[0].records();
         if plan.range().end > records {
             let wanted = format!("a plan for at most the data set's {records} records");

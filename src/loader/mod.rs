@@ -4,7 +4,6 @@ pub(crate) mod batch;
 mod builder;
 pub(crate) mod checkpoint;
 pub(crate) mod epochs;
-mod fields;
 mod order;
 mod reader;
 mod sizes;
@@ -17,7 +16,6 @@ pub use self::builder::{LoaderBuilder, MAX_WORKERS};
 #[cfg(feature = "cuda")]
 pub use self::epochs::DeviceBatch;
 pub use self::epochs::Epochs;
-pub use self::fields::Fields;
-pub use crate::dataset::Locator;
+pub use crate::dataset::{Fields, Locator};
 pub use crate::error::{At, Reading};
 pub use crate::pipe::memory::MemoryLimit;

@@ -170,7 +170,7 @@ impl<'f, F: Front> Items<'f, F> {
     /// the slot occupied. Returns `None` if the last call did not find it occupied.
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {
-        self.front.pipe().held_for()
+        self.front.pipe().held_since.map(|since| since.elapsed())
     }
 
     /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, the file and the
@@ -237,9 +237,9 @@ impl<'f, F: Front> Items<'f, F> {
 
     /// The next item, if its slot is not held.
     fn without_patience(&mut self) -> Option<Result<F::Item, Error>> {
-        let patience = self.front.pipe_mut().set_held_timeout(Duration::ZERO);
+        let patience = mem::replace(&mut self.front.pipe_mut().held_timeout, Duration::ZERO);
         let item = self.next();
-        self.front.pipe_mut().set_held_timeout(patience);
+        self.front.pipe_mut().held_timeout = patience;
         item
     }
 }

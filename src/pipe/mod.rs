@@ -266,10 +266,6 @@ impl<R: Ring> Pipe<R> {
         })
     }
 
-    pub(crate) fn naming(&self) -> &Naming {
-        &self.naming
-    }
-
     /// The unit's name in errors.
     pub(crate) fn at(&self, place: Place) -> At {
         self.naming.at(place.ticket())
@@ -283,10 +279,6 @@ impl<R: Ring> Pipe<R> {
         &self.breakdown
     }
 
-    pub(crate) fn overlaps(&self) -> bool {
-        self.running.overlap
-    }
-
     /// Whether this is a process that was forked from the one that the pipe was built in.
     pub(crate) fn is_foreign(&self) -> bool {
         self.running.is_foreign()
@@ -295,10 +287,6 @@ impl<R: Ring> Pipe<R> {
     /// Whether units come from a thread that stayed in the process that this one was forked from.
     pub(crate) fn is_orphaned(&self) -> bool {
         self.running.overlap && self.running.is_foreign()
-    }
-
-    pub(crate) fn trace_path(&self) -> Option<&std::path::Path> {
-        self.running.trace.as_ref().map(|trace| trace.path())
     }
 
     /// Begins a call with these units: what was filled for an earlier call is discarded when it comes. At most `granted`
@@ -322,11 +310,6 @@ impl<R: Ring> Pipe<R> {
     /// Takes back the leave for units that were not started. Returns how many of the call were.
     pub(crate) fn retract(&mut self) -> u64 {
         if self.is_orphaned() { self.received } else { self.running.shared.retract() }
-    }
-
-    /// Units of the call that the caller has received.
-    fn received(&self) -> u64 {
-        self.received
     }
 
     /// The epoch of this unit begins.
@@ -524,16 +507,6 @@ impl<R: Ring> Pipe<R> {
     /// The option that sets how many slots items hold, and their number.
     pub(crate) fn slots(&self) -> (&'static str, usize) {
         self.running.consumer.as_ref().map_or(("depth", 0), R::depth)
-    }
-
-    /// Sets how long to wait for a slot that the caller holds, and returns what it was.
-    pub(crate) fn set_held_timeout(&mut self, timeout: Duration) -> Duration {
-        mem::replace(&mut self.held_timeout, timeout)
-    }
-
-    /// Returns how long the next slot has been found held by calls that do not block, if the last one found it so.
-    pub(crate) fn held_for(&self) -> Option<Duration> {
-        self.held_since.map(|since| since.elapsed())
     }
 
     /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot.

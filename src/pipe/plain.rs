@@ -105,7 +105,7 @@ impl<R: Ring> Pipe<R> {
         I: IntoIterator<Item = R::Unit>,
         I::IntoIter: Send + 'static,
     {
-        let (units, rounds) = (units.into_iter(), self.naming().rounds);
+        let (units, rounds) = (units.into_iter(), self.naming.rounds);
         let length = match units.size_hint() {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
@@ -122,7 +122,7 @@ impl<R: Ring> Pipe<R> {
     /// Lets `granted` units of the present call be started in all. The report takes into account whether that is one at a
     /// time.
     pub fn grant(&mut self, granted: u64) {
-        let lockstep = granted <= self.received() + 1;
+        let lockstep = granted <= self.received + 1;
         self.recorder().lockstep(lockstep);
         self.grant_since(granted, Instant::now());
     }
@@ -169,11 +169,11 @@ impl<R: Ring> Front for Pipe<R> {
     }
 
     fn place(&self) -> Place {
-        nth(self.begun.first, self.naming().rounds, self.received())
+        nth(self.begun.first, self.naming.rounds, self.received)
     }
 
     fn next(&mut self) -> Next<R::Item> {
-        if self.begun.length == Some(self.received()) { Next::End } else { Next::Slot }
+        if self.begun.length == Some(self.received) { Next::End } else { Next::Slot }
     }
 
     fn item(&mut self, slot: R::Item) -> R::Item {
@@ -185,11 +185,12 @@ impl<R: Ring> Front for Pipe<R> {
     }
 
     fn left(&self) -> (usize, Option<usize>) {
-        let left = self.begun.length.map(|length| length - self.received());
+        let left = self.begun.length.map(|length| length - self.received);
         let left = left.and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(0).min(1), left)
     }
 }
 
 debug!([R: Ring] Pipe[R], |pipe|
-    name: pipe.naming().loader, overlap: pipe.overlaps(), trace: pipe.trace_path());
+    name: pipe.naming.loader, overlap: pipe.running.overlap,
+    trace: pipe.running.trace.as_ref().map(|trace| trace.path()));
