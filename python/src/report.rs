@@ -53,12 +53,10 @@ pub(crate) struct Prediction {
     batches: u64,
     /// What these batches took.
     measured: f64,
-    /// What they would have taken.
+    /// What they would have taken; where the advice says "up to", at best.
     wall: f64,
     /// The part of ``wall`` that the loop would have waited.
     wait: f64,
-    /// Whether ``wall`` is a lower limit, because a lock or other programs may prevent the gain.
-    at_most: bool,
     /// The part of ``measured`` that the settings save; negative if they take longer.
     gain: f64,
 }
@@ -79,8 +77,8 @@ impl From<observe::Prediction> for Prediction {
     fn from(found: observe::Prediction) -> Self {
         let observe::Settings { overlap, depth, workers } = found.settings;
         let (measured, wall, wait) = (seconds(found.measured), seconds(found.wall), seconds(found.waiting));
-        let (batches, at_most, gain) = (found.batches, found.at_most, found.gain());
-        Self { overlap, depth, workers, batches, measured, wall, wait, at_most, gain }
+        let (batches, gain) = (found.batches, found.gain());
+        Self { overlap, depth, workers, batches, measured, wall, wait, gain }
     }
 }
 

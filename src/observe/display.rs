@@ -47,17 +47,7 @@ fn size(bytes: u64) -> String {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unmeasured => "Unmeasured",
-            Self::ComputeBound => "ComputeBound",
-            Self::DiskBound => "DiskBound",
-            Self::LoadBound => "LoadBound",
-            Self::TransformBound => "TransformBound",
-            Self::TransferBound => "TransferBound",
-            Self::GenerationBound => "GenerationBound",
-            Self::HeldBound => "HeldBound",
-            Self::Balanced => "Balanced",
-        })
+        fmt::Debug::fmt(self, f)
     }
 }
 

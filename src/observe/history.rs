@@ -271,8 +271,6 @@ impl Recent {
             let used_from = seen.used_from();
             let paused = nanos(seen.paused);
             let (own, transform) = (nanos(seen.load.took()), nanos(seen.load.transform));
-            // What the loading thread would have taken alone, in parts of what it took.
-            let load = 1.0 + nanos(seen.load.helped.unwrap_or_default()) / own.max(1.0);
             let hold = match seen.freed {
                 Some((freed, _)) if freed <= seen.released => {
                     Hold::Kept { later: 0, used: between(used_from, freed) }
@@ -296,9 +294,9 @@ impl Recent {
             };
             Unit {
                 lead: seen.began.map(|began| between(began, seen.asked)),
-                read: (own - transform).max(0.0) * load,
-                helps: seen.load.helped.is_some(),
-                transform: transform * load,
+                read: (own - transform).max(0.0),
+                helps: seen.load.helps,
+                transform,
                 transfer: seen.copied.map_or(0.0, |(start, end)| between(start, end)),
                 train: (between(used_from, seen.released) - paused).max(0.0),
                 paused,

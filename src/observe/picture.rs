@@ -63,8 +63,8 @@ impl Report {
         let units = &self.recent.units;
         let units = &units[units.len().saturating_sub(STEPS)..];
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
-        // Row and its name, class, from when to when, and the step.
-        let mut bars: Vec<(usize, &str, &str, Instant, Instant, u64)> = Vec::new();
+        // Row, class, from when to when, and the step.
+        let mut bars = Vec::new();
         let mut loads: Vec<_> = units.iter().collect();
         loads.sort_by_key(|seen| seen.load.start);
         let mut lanes: Vec<Instant> = Vec::new();
@@ -73,17 +73,17 @@ impl Report {
             let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
             lanes.resize(lanes.len().max(lane + 1), end);
             lanes[lane] = end;
-            bars.push((lane, "load", "load", start, end, seen.step()));
+            bars.push((lane, "load", start, end, seen.step()));
         }
-        let copies = usize::from(!self.transfer.is_zero());
-        let caller = lanes.len() + copies;
+        let copies: &[&str] = if self.transfer.is_zero() { &[] } else { &["copy"] };
+        let rows = [&vec!["load"; lanes.len()], copies, &["caller"]].concat();
         for seen in units {
-            let used = seen.used_from();
-            if let Some((start, end)) = seen.copied.filter(|_| copies > 0) {
-                bars.push((lanes.len(), "copy", "copy", start, end, seen.step()));
+            let (used, caller) = (seen.used_from(), rows.len() - 1);
+            if let Some((start, end)) = seen.copied.filter(|_| caller > lanes.len()) {
+                bars.push((lanes.len(), "copy", start, end, seen.step()));
             }
-            bars.push((caller, "caller", "wait", seen.asked, used, seen.step()));
-            bars.push((caller, "caller", "train", used, seen.released, seen.step()));
+            bars.push((caller, "wait", seen.asked, used, seen.step()));
+            bars.push((caller, "train", used, seen.released, seen.step()));
         }
         // Loads that began before the first of these steps are cut off.
         let (from, all) = (first.asked, last.released.saturating_duration_since(first.asked));
@@ -93,31 +93,24 @@ impl Report {
         };
         let steps = count(units.len() as u64, "step", "steps");
         writeln!(out, "<h2>The last {steps}, {}</h2>\n<p>", time(all))?;
-        for class in ["load", "copy", "train", "wait"].iter().filter(|class| **class != "copy" || copies > 0)
-        {
+        for class in [&["load"], copies, &["train", "wait"]].concat() {
             writeln!(out, "<span class=\"{class}\">\u{25a0} {class}</span>")?;
         }
-        let height = (caller + 1) as f64 * ROW;
-        writeln!(
-            out,
-            "</p>\n<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"the last steps\">"
-        )?;
-        let mut named = vec![false; caller + 1];
-        for (row, name, class, start, end, step) in bars {
-            let (y, left, right) = (row as f64 * ROW, x(start), x(end));
-            if !std::mem::replace(&mut named[row], true) {
-                writeln!(out, "<text x=\"0\" y=\"{}\">{name}</text>", y + 17.0)?;
-            }
-            if right > left {
-                // Narrower than that it cannot be seen.
-                let width = (right - left).max(0.4);
-                let took = time(end.saturating_duration_since(start));
-                write!(
-                    out,
-                    "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\">"
-                )?;
-                writeln!(out, "<title>{class}, step {step}: {took}</title></rect>")?;
-            }
+        let height = rows.len() as f64 * ROW;
+        let label = "role=\"img\" aria-label=\"the last steps\"";
+        writeln!(out, "</p>\n<svg viewBox=\"0 0 {WIDTH} {height}\" {label}>")?;
+        for (row, name) in rows.iter().enumerate() {
+            writeln!(out, "<text x=\"0\" y=\"{}\">{name}</text>", row as f64 * ROW + 17.0)?;
+        }
+        for (row, class, start, end, step) in bars.into_iter().filter(|bar| x(bar.3) > x(bar.2)) {
+            // Narrower than that it cannot be seen.
+            let (left, width) = (x(start), (x(end) - x(start)).max(0.4));
+            let (y, took) = (row as f64 * ROW, time(end.saturating_duration_since(start)));
+            write!(
+                out,
+                "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\">"
+            )?;
+            writeln!(out, "<title>{class}, step {step}: {took}</title></rect>")?;
         }
         writeln!(out, "</svg>")
     }

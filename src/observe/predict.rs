@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::display::{count, time};
 use super::history::{Recent, Seen};
-use super::replay::{Hold, Machine, Outcome, Scale, Settings, Unit, replay};
+use super::replay::{Hold, MEASURED, Machine, Outcome, Settings, Unit, replay};
 use super::report::{Kind, Report, Verdict};
 use crate::thread::Share;
 
@@ -177,7 +177,7 @@ impl Model {
         if !report.device.is_zero() {
             on_device(&mut units, report);
         }
-        let now = replay(&units, &machine, settings, Scale::MEASURED);
+        let now = replay(&units, &machine, settings, MEASURED);
         let lent = now.map_or(0.0, |now| now.end - now.wall);
         let ratio = now.filter(|now| now.wall > 0.0).map_or(f64::NAN, |now| measured / now.wall);
         let mut model = Self { units, machine, settings, demand, measured, ratio, lent, alone: 1.0, turns };
@@ -204,8 +204,7 @@ impl Model {
 
     /// A replay on this machine, in which loads and uses take these parts of their time.
     fn replay(&self, settings: Settings, machine: &Machine, [load, train]: [f64; 2]) -> Option<Outcome> {
-        let scale = Scale { read: load, transform: load, train, ..Scale::MEASURED };
-        replay(&self.units, machine, settings, scale)
+        replay(&self.units, machine, settings, [load, load, 1.0, train, 1.0])
     }
 
     /// The time if nobody else wants the processors, in parts of what the measured settings take then.
@@ -308,9 +307,8 @@ impl Model {
         let most = self.units.iter().map(kept).max().filter(|most| *most > 0 && report.overlap)?;
         let mut free = self.units.clone();
         free.iter_mut().filter(|unit| kept(unit) > 0).for_each(|unit| unit.hold = Hold::Use);
-        let run = |units: &[Unit]| {
-            replay(units, &self.machine, self.settings, Scale::MEASURED).map(|found| found.wall)
-        };
+        let run =
+            |units: &[Unit]| replay(units, &self.machine, self.settings, MEASURED).map(|found| found.wall);
         let waits = match (run(&self.units), run(&free)) {
             (Some(now), Some(free)) => free < now * (1.0 - WORTH_IT),
             (now, _) => now.is_none(),
@@ -329,16 +327,11 @@ impl Model {
         // What a stage waited for processors is in its time.
         let machine = Machine { processors: self.demand.processors, ..self.machine };
         let end = |scale| replay(&self.units, &machine, self.settings, scale).map(|found| found.end);
-        let same = Scale::MEASURED;
-        let now = end(same).filter(|now| *now > 0.0)?;
+        let now = end(MEASURED).filter(|now| *now > 0.0)?;
         let mut gains = [0.0; 5];
-        for (gain, scale) in gains.iter_mut().zip([
-            Scale { read: FASTER, ..same },
-            Scale { transform: FASTER, ..same },
-            Scale { transfer: FASTER, ..same },
-            Scale { train: FASTER, ..same },
-            Scale { lent: FASTER, ..same },
-        ]) {
+        for (stage, gain) in gains.iter_mut().enumerate() {
+            let mut scale = MEASURED;
+            scale[stage] = FASTER;
             *gain = 1.0 - end(scale)? / now;
         }
         Some(gains)
@@ -497,33 +490,22 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
         Kind::Batches | Kind::Groups if report.reading.disk > report.reading.bytes / 2 => Verdict::DiskBound,
         _ => Verdict::LoadBound,
     };
-    // The device has what the caller has enqueued.
-    let lent = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
-    let stages = [read, Verdict::TransformBound, Verdict::TransferBound, Verdict::ComputeBound, lent];
-    let Some([read, transform, transfer, train, lent]) = model.gains() else {
+    let Some([reads, transform, transfer, train, lent]) = model.gains() else {
         return Verdict::Unmeasured;
     };
-    // One thread does both.
-    let load = read + transform;
-    let sides = [load, transfer, train, lent];
-    let [first, second] =
-        sides.iter().fold(
-            [0.0; 2],
-            |[first, second], &gain| {
-                if gain > first { [gain, first] } else { [first, second.max(gain)] }
-            },
-        );
+    // One thread reads and transforms. What the caller lends to a device is its own work.
+    let load = if transform > reads { Verdict::TransformBound } else { read };
+    let lender = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
+    let mut sides = [
+        (reads + transform, load),
+        (transfer, Verdict::TransferBound),
+        (train, Verdict::ComputeBound),
+        (lent, lender),
+    ];
+    sides.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let [(first, decides), (second, _), ..] = sides;
     // No stage limits the loop: the largest gain is too small, or another stage gains nearly as much.
-    if first < WORTH_IT || first < ALONE * second {
-        return Verdict::Balanced;
-    }
-    if load == first {
-        return if transform > read { stages[1] } else { stages[0] };
-    }
-    match [transfer, train, lent].iter().position(|&gain| gain == first) {
-        Some(at) => stages[at + 2],
-        None => Verdict::Balanced,
-    }
+    if first < WORTH_IT || first < ALONE * second { Verdict::Balanced } else { decides }
 }
 
 /// What it gains, as the end of a sentence.

@@ -24,9 +24,8 @@ pub(super) struct Unit {
     /// The caller began to iterate with this batch: how long before it asked for it the threads could load. `None` if the
     /// batch before it belongs to the same iteration.
     pub(super) lead: Option<f64>,
-    /// With the time that the caller took part in it.
     pub(super) read: f64,
-    /// Whether a caller that waits takes part in the load of the only thread.
+    /// Whether a caller that waits loads too, beside the only thread.
     pub(super) helps: bool,
     pub(super) transform: f64,
     pub(super) transfer: f64,
@@ -68,21 +67,10 @@ pub(super) struct Machine {
     pub(super) start: f64,
 }
 
-/// How much of its measured time each stage takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Scale {
-    pub(super) read: f64,
-    pub(super) transform: f64,
-    pub(super) transfer: f64,
-    pub(super) train: f64,
-    /// The use by other threads.
-    pub(super) lent: f64,
-}
+/// How much of its measured time each stage takes: read, transform, transfer, the caller's use, and that of other threads.
+pub(super) type Scale = [f64; 5];
 
-impl Scale {
-    pub(super) const MEASURED: Self =
-        Self { read: 1.0, transform: 1.0, transfer: 1.0, train: 1.0, lent: 1.0 };
-}
+pub(super) const MEASURED: Scale = [1.0; 5];
 
 /// What came of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -97,6 +85,7 @@ pub(super) struct Outcome {
 
 /// Runs `units` under `settings`. `None` if the caller would wait for a slot that it keeps.
 pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scale: Scale) -> Option<Outcome> {
+    let [read, transform, transfer, train, by_others] = scale;
     // One more than there are batches: the others would never load. One thread alone differs, because the caller helps it.
     let most = units.len() + 1;
     let workers = if settings.overlap { settings.workers.clamp(1, most) } else { 1 };
@@ -128,7 +117,7 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         let may = granted.max(slot);
         let sleeps = settings.overlap && may > *thread;
         let start = thread.max(may) + if sleeps { machine.start } else { 0.0 };
-        let load = unit.read * scale.read + unit.transform * scale.transform;
+        let load = unit.read * read + unit.transform * transform;
         let mut end = start + load;
         let helps = settings.overlap && workers == 1 && unit.helps;
         if helps && asked < end {
@@ -141,7 +130,7 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         if on_device {
             // One copy at a time, in order, into a slot that is free on the device.
             let slot = at.checked_sub(machine.device_depth).map_or(0.0, |before| freed[before]);
-            copied = end.max(copied).max(slot) + unit.transfer * scale.transfer;
+            copied = end.max(copied).max(slot) + unit.transfer * transfer;
             ready[at] = copied;
         }
         // A caller that loads, or takes part in it, is awake.
@@ -150,21 +139,21 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         if !received.is_finite() {
             return None;
         }
-        let train = unit.train * scale.train;
-        now = received + train + unit.paused;
+        let used = unit.train * train;
+        now = received + used + unit.paused;
         if let Hold::Lent { thread, service } = unit.hold {
             if lent.len() <= thread {
                 lent.resize(thread + 1, 0.0);
             }
-            lent[thread] = lent[thread].max(received) + service * scale.lent;
+            lent[thread] = lent[thread].max(received) + service * by_others;
             freed[at] = lent[thread];
         }
-        for (used, dropped) in std::mem::take(&mut drops[at]) {
-            freed[dropped] = (received + used * scale.train).min(now);
+        for (after, dropped) in std::mem::take(&mut drops[at]) {
+            freed[dropped] = (received + after * train).min(now);
         }
         found.wall += now - asked - unit.paused;
         found.waiting += received - asked;
-        computed += load * machine.load_cpu + train * machine.train_cpu;
+        computed += load * machine.load_cpu + used * machine.train_cpu;
         serial += load * machine.serial;
     }
     let shared = serial.max(computed / machine.processors);

@@ -262,13 +262,11 @@ impl Report {
             return later;
         }
         let (before, all) = (self.clone(), &mut later);
-        let times = |all: &mut StageTimes, before: StageTimes| {
-            add([&mut all.busy], before.busy);
-            add([&mut all.waiting], before.waiting);
-        };
-        times(&mut all.read, before.read);
-        times(&mut all.train, before.train);
         for (all, before) in [
+            (&mut all.read.busy, before.read.busy),
+            (&mut all.read.waiting, before.read.waiting),
+            (&mut all.train.busy, before.train.busy),
+            (&mut all.train.waiting, before.train.waiting),
             (&mut all.wall, before.wall),
             (&mut all.transform, before.transform),
             (&mut all.transfer, before.transfer),

@@ -65,8 +65,8 @@ pub(crate) struct LoadTimes {
     pub(crate) bytes: usize,
     /// CPU share of the load, if it was measured.
     pub(crate) cpu: Option<Share>,
-    /// How long the caller took part in it while it waited. `None` if it may not.
-    pub(crate) helped: Option<Duration>,
+    /// A caller that waits fills slots too.
+    pub(crate) helps: bool,
     /// When the batch that had the slot before freed it.
     pub(crate) freed: Option<Freed>,
 }
@@ -82,7 +82,7 @@ impl LoadTimes {
             io_calls: 0,
             bytes: 0,
             cpu: None,
-            helped: None,
+            helps: false,
             freed: None,
         }
     }

@@ -433,9 +433,7 @@ impl<R: Ring> Pipe<R> {
         let header = R::header_mut(&mut item);
         let load = &mut header.load;
         load.freed = freed.map(|(number, (at, thread))| Freed { number, at, thread });
-        if own.is_some() && *overlap {
-            load.helped.get_or_insert(Duration::ZERO);
-        }
+        load.helps = own.is_some() && *overlap;
         self.last_fill = load.end - load.start;
         let now = match *overlap {
             // The caller itself has just filled it.

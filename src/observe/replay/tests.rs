@@ -25,7 +25,7 @@ fn units(loads: &[f64], train: f64) -> Vec<Unit> {
 }
 
 fn wall(units: &[Unit], machine: &Machine, settings: Settings) -> f64 {
-    replay(units, machine, settings, Scale::MEASURED).unwrap().wall
+    replay(units, machine, settings, MEASURED).unwrap().wall
 }
 
 fn workers(workers: usize) -> Settings {
@@ -39,9 +39,9 @@ fn depth(depth: usize) -> Settings {
 #[test]
 fn overlap_leaves_the_first_load_and_the_longer_side() {
     let even = units(&[10.0; 8], 10.0);
-    let found = replay(&even, &MACHINE, OFF, Scale::MEASURED).unwrap();
+    let found = replay(&even, &MACHINE, OFF, MEASURED).unwrap();
     assert_eq!((found.wall, found.waiting), (160.0, 80.0));
-    let found = replay(&even, &MACHINE, DEFAULT, Scale::MEASURED).unwrap();
+    let found = replay(&even, &MACHINE, DEFAULT, MEASURED).unwrap();
     assert_eq!((found.wall, found.waiting), (90.0, 10.0));
     assert_eq!(wall(&even, &MACHINE, depth(1)), 160.0, "one slot: nothing to load into");
     // The thread waits for slots while the caller uses both batches.
@@ -88,7 +88,7 @@ fn nothing_is_loaded_before_an_iteration_begins() {
 fn a_batch_that_is_kept_keeps_its_slot() {
     let mut kept = units(&[10.0; 4], 5.0);
     kept.iter_mut().for_each(|unit| unit.hold = Hold::Kept { later: 1, used: 0.0 });
-    assert_eq!(replay(&kept, &MACHINE, depth(1), Scale::MEASURED), None, "it would wait for its own batch");
+    assert_eq!(replay(&kept, &MACHINE, depth(1), MEASURED), None, "it would wait for its own batch");
     assert_eq!(wall(&kept, &MACHINE, DEFAULT), 45.0);
     kept.iter_mut().for_each(|unit| unit.train = 10.0);
     kept.iter_mut().for_each(|unit| unit.hold = Hold::Kept { later: 1, used: 10.0 });
@@ -105,7 +105,7 @@ fn another_thread_has_one_batch_after_the_other() {
     lent.iter_mut().for_each(|unit| unit.hold = Hold::Lent { thread: 0, service: 10.0 });
     assert_eq!(wall(&lent, &MACHINE, DEFAULT), 22.0);
     assert_eq!(wall(&lent, &MACHINE, depth(4)), 4.0);
-    let end = |settings| replay(&lent, &MACHINE, settings, Scale::MEASURED).unwrap().end;
+    let end = |settings| replay(&lent, &MACHINE, settings, MEASURED).unwrap().end;
     assert_eq!([DEFAULT, depth(4)].map(end), [41.0; 2], "more slots end its work no earlier");
     for (at, unit) in lent.iter_mut().enumerate() {
         unit.hold = Hold::Lent { thread: at % 2, service: 10.0 };
@@ -183,15 +183,15 @@ fn a_thread_that_sleeps_starts_later() {
 
 #[test]
 fn a_stage_can_be_faster() {
-    let faster = Scale { read: 0.5, ..Scale::MEASURED };
+    let faster = [0.5, 1.0, 1.0, 1.0, 1.0];
     assert_eq!(replay(&units(&[20.0; 4], 5.0), &MACHINE, DEFAULT, faster).unwrap().wall, 45.0);
-    let faster = Scale { train: 0.5, ..Scale::MEASURED };
+    let faster = [1.0, 1.0, 1.0, 0.5, 1.0];
     assert_eq!(replay(&units(&[5.0; 4], 20.0), &MACHINE, DEFAULT, faster).unwrap().wall, 45.0);
 }
 
 #[test]
 fn nothing_takes_no_time() {
-    assert_eq!(replay(&[], &MACHINE, DEFAULT, Scale::MEASURED), Some(Outcome::default()));
+    assert_eq!(replay(&[], &MACHINE, DEFAULT, MEASURED), Some(Outcome::default()));
     assert_eq!(wall(&units(&[0.0; 3], 0.0), &MACHINE, DEFAULT), 0.0);
 }
 
@@ -201,7 +201,7 @@ fn a_caller_that_helps_halves_the_load_that_it_waits_for() {
     let unit = |train| Unit { read: 100.0, train, helps: true, ..Unit::default() };
     let wall = |processors, train, settings| {
         let machine = Machine { processors, load_cpu: 1.0, train_cpu: 1.0, wake: 30.0, ..MACHINE };
-        replay(&vec![unit(train); 10], &machine, settings, Scale::MEASURED).unwrap().wall
+        replay(&vec![unit(train); 10], &machine, settings, MEASURED).unwrap().wall
     };
     let one = Settings { overlap: true, depth: 2, workers: 1 };
     assert_eq!(wall(2.0, 0.0, one), 500.0, "each load takes half of the time, and nobody has to be woken");
