@@ -2,14 +2,15 @@
 
 mod common;
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use common::{files, open, plan};
-use twinbuf::pipe::{self, Content, Filling, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Around, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -138,6 +139,20 @@ fn close_tells_an_error_that_was_met_ahead() {
     assert_eq!(error, "epoch 0, step 1: the batch could not be read: no such number");
 }
 
+#[test]
+fn close_tells_no_error_of_an_earlier_call() {
+    let source = Numbers { fails: Some(1), ..Numbers::default() };
+    let mut pipe = build(&source, 1, 3, true);
+    let mut items = pipe.items(0..9);
+    assert_eq!(*items.next().unwrap().unwrap(), 0);
+    while source.fills.load(Ordering::Relaxed) < 2 {
+        std::thread::yield_now(); // the unit that fails is started
+    }
+    drop(items);
+    drop(pipe.items(10..12));
+    pipe.close().unwrap();
+}
+
 /// Waits at each fill until a message comes.
 struct Gated(Receiver<()>, Arc<AtomicBool>);
 
@@ -215,22 +230,56 @@ fn an_iteration_goes_on_behind_an_error() {
     }
 }
 
+/// A task that is told when it is woken.
+struct Task(Sender<()>);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.send(());
+    }
+}
+
+/// Awaits the next item, and drops what is held when it began to wait. Returns the item, and how often the task was woken
+/// before. Nothing has the waker of a task that has its item.
+fn awaited<F: Front>(items: &mut Items<'_, F>, mut held: Option<F::Item>) -> (Result<F::Item, Error>, usize) {
+    let (wake, wakes) = channel();
+    let task = Arc::new(Task(wake));
+    let waker = Waker::from(Arc::clone(&task));
+    for woken in 0.. {
+        if let Poll::Ready(found) = items.poll_next(&mut Context::from_waker(&waker)) {
+            let found = found.unwrap();
+            let began = Instant::now();
+            while found.is_ok() && Arc::strong_count(&task) > 2 {
+                std::thread::yield_now(); // a wake may still be under way
+                assert!(began.elapsed() < Duration::from_secs(60), "it waits no more");
+            }
+            return (found, woken);
+        }
+        drop(held.take());
+        wakes.recv().unwrap();
+    }
+    unreachable!("it waits as often as it has to")
+}
+
 /// A task that holds all slots is told at the timeout, though nobody polls it and nothing is released.
 #[test]
 fn a_task_that_holds_every_slot_is_told() {
     const TIMEOUT: Duration = Duration::from_millis(40);
-    let told = |found: Result<(), Error>, began: Instant| {
-        assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}");
+    fn told<F: Front>(items: &mut Items<'_, F>) {
+        let began = Instant::now();
+        let (found, woken) = awaited(items, None);
+        assert!(matches!(found.map(drop), Err(Error::SlotHeld { .. })));
         assert!(began.elapsed() >= TIMEOUT, "not before");
-    };
+        // The wake of a unit that came before may be late.
+        assert!((1..9).contains(&woken), "at its time: {woken}");
+    }
     for overlap in [false, true] {
         let (_dir, paths) = files(&[32]);
         let builder = Loader::builder(open(&paths), plan(32, 4)).depth(2).overlap(overlap);
         let mut loader = builder.held_timeout(TIMEOUT).build().unwrap();
         let mut epoch = loader.epoch(0);
         let held = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
-        let began = Instant::now();
-        told(pollster::block_on(epoch.next_async()).unwrap().map(drop), began);
+        told(&mut epoch);
         drop(held);
 
         let make = |round, slot: &mut u64| {
@@ -241,16 +290,14 @@ fn a_task_that_holds_every_slot_is_told() {
         let mut generator = builder.build().unwrap();
         let mut rounds = generator.rounds(9);
         let held = (rounds.next().unwrap().unwrap(), rounds.next().unwrap().unwrap());
-        let began = Instant::now();
-        told(pollster::block_on(rounds.next_async()).unwrap().map(drop), began);
+        told(&mut rounds);
         drop(held);
 
         let builder = pipe::builder(vec![0; 2]).worker(Numbers::default());
         let mut pipe = builder.overlap(overlap).held_timeout(TIMEOUT).build().unwrap();
         let mut items = pipe.items(0..9);
         let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
-        let began = Instant::now();
-        told(pollster::block_on(items.next_async()).unwrap().map(drop), began);
+        told(&mut items);
         drop(held);
     }
 }
@@ -270,6 +317,19 @@ fn a_task_is_told_after_a_call_that_did_not_wait() {
     }
 }
 
+/// What was held is held no more when an item comes: for the next call, and for the task.
+#[test]
+fn a_slot_that_is_released_is_held_no_more() {
+    for overlap in [false, true] {
+        let mut pipe = build(&Numbers::default(), 1, 1, overlap);
+        let mut items = pipe.items(0..9);
+        let held = items.next().unwrap().unwrap();
+        assert!(items.try_next().is_pending() && items.held_for().is_some());
+        assert_eq!(*awaited(&mut items, Some(held)).0.unwrap(), 1);
+        assert!(items.held_for().is_none(), "overlap {overlap}");
+    }
+}
+
 /// Held slots that are released in time are no error, also for a task.
 #[test]
 fn a_task_waits_for_a_slot_that_another_thread_drops() {
@@ -285,6 +345,151 @@ fn a_task_waits_for_a_slot_that_another_thread_drops() {
         }
         drop(send);
         other.join().unwrap();
+    }
+}
+
+/// A fill may take longer than a slot may be held.
+#[test]
+fn a_slow_fill_is_no_held_slot() {
+    struct Slow;
+    impl Source<u64> for Slow {
+        type Unit = u64;
+
+        fn fill(&mut self, unit: &mut u64, slot: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
+            std::thread::sleep(Duration::from_millis(10));
+            *slot = *unit;
+            Ok(Content::Bytes(8))
+        }
+    }
+    let builder = pipe::builder(vec![0; 2]).worker(Slow).held_timeout(Duration::from_millis(1));
+    let mut pipe = builder.build().unwrap();
+    assert!(pipe.items(0..3).map(|item| *item.unwrap()).eq(0..3));
+}
+
+/// Tells what it does; fills when it is told to.
+struct Told(Sender<Option<u64>>, Receiver<()>);
+
+impl Source<u64> for Told {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, _: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        let _ = self.0.send(Some(*unit));
+        self.1.recv().map_err(|error| at.failed(error))?;
+        Ok(Content::Bytes(8))
+    }
+
+    fn around(&mut self) -> Option<Around> {
+        let waits = self.0.clone();
+        let wait = move |wait: pipe::Wait<'_>| {
+            let _ = waits.send(None);
+            wait();
+        };
+        Some(Around { run: Box::new(|run| run()), wait: Box::new(wait) })
+    }
+}
+
+#[test]
+fn units_of_an_iteration_that_was_left_are_not_started() {
+    let ((tell, told), (open, gate)) = (channel(), channel());
+    let mut pipe = pipe::builder(vec![0; 4]).worker(Told(tell, gate)).build().unwrap();
+    let mut items = pipe.items(0..9);
+    open.send(()).unwrap();
+    assert_eq!(*items.next().unwrap().unwrap().unit(), 0);
+    while told.recv().unwrap() != Some(1) {}
+    drop(items);
+    open.send(()).unwrap();
+    assert_eq!(told.recv().unwrap(), None, "after unit 1 the worker waits");
+    drop(open);
+    pipe.close().unwrap();
+}
+
+/// Unwinds when it has to wait.
+struct Leaves {
+    /// Tells of its drop.
+    _gone: Sender<()>,
+}
+
+impl Source<u64> for Leaves {
+    type Unit = u64;
+
+    fn fill(&mut self, _: &mut u64, _: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        Err(at.failed("it has left"))
+    }
+
+    fn around(&mut self) -> Option<Around> {
+        let wait = |_: pipe::Wait<'_>| resume_unwind(Box::new("leaves"));
+        Some(Around { run: Box::new(|run| run()), wait: Box::new(wait) })
+    }
+}
+
+#[test]
+fn a_worker_that_unwinds_leaves_the_units_to_the_others() {
+    let (gone, left) = channel();
+    let builder = pipe::builder(vec![0; 3]).worker(Leaves { _gone: gone }).worker(Numbers::default());
+    let mut pipe = builder.build().unwrap();
+    assert!(left.recv().is_err(), "nothing is asked for, so both wait");
+    for _ in 0..20 {
+        assert!(pipe.items(0..100).map(|item| *item.unwrap()).eq(0..100));
+    }
+    pipe.close().unwrap();
+}
+
+/// Closes the pipe where it is woken, and tells how that ended.
+struct Closes(Mutex<Option<Pipe<Slots<u64, u64>>>>, Sender<Result<(), Error>>);
+
+impl Wake for Closes {
+    fn wake(self: Arc<Self>) {
+        let pipe = self.0.lock().unwrap().take();
+        if let Some(pipe) = pipe {
+            self.1.send(pipe.close_timeout(Duration::ZERO)).unwrap();
+        }
+    }
+}
+
+/// No thread waits for its own end.
+#[test]
+fn a_waker_may_close_the_pipe_on_the_thread_of_its_worker() {
+    let (open, _dropped, mut pipe) = gated();
+    pipe.begin(0, 0..1, u64::MAX);
+    let (tell, closed) = channel();
+    let closes = Arc::new(Closes(Mutex::default(), tell));
+    let mut items = Items::owned(pipe);
+    let waker = Waker::from(Arc::clone(&closes));
+    assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    while items.reading().is_none() {
+        std::thread::yield_now(); // a unit that is not started would be taken back
+    }
+    *closes.0.lock().unwrap() = items.into_front();
+    open.send(()).unwrap();
+    closed.recv().unwrap().unwrap();
+}
+
+/// A collection that lends its items to another thread when it has all of the slots.
+struct Lent(Result<(), Error>);
+
+impl FromIterator<Result<Filled<u64, u64>, Error>> for Lent {
+    fn from_iter<I: IntoIterator<Item = Result<Filled<u64, u64>, Error>>>(items: I) -> Self {
+        let mut items = items.into_iter();
+        let held: Vec<_> = items.by_ref().take(2).map(Result::unwrap).collect();
+        let (over, waited) = channel();
+        let other = std::thread::spawn(move || {
+            // Only a failing test waits this long.
+            let _ = waited.recv_timeout(Duration::from_secs(20));
+            drop(held);
+        });
+        let next = items.next().unwrap().map(drop);
+        over.send(()).unwrap();
+        other.join().unwrap();
+        Self(next)
+    }
+}
+
+#[test]
+fn a_collection_does_not_wait_for_the_slots_that_it_holds() {
+    for overlap in [false, true] {
+        let mut pipe = build(&Numbers::default(), 1, 2, overlap);
+        let Lent(third) = pipe.items(0..9).collect();
+        assert!(matches!(third, Err(Error::SlotHeld { .. })), "{third:?}, overlap {overlap}");
     }
 }
 

@@ -200,7 +200,7 @@ def run(tree, env, tests, package):
 
 
 def main(description, package, folder, mutants, excuses, tests_of):
-    """Tries the changes of files in `folder`. `tests_of` gives the tests for a file."""
+    """Tries the changes of files in `folder`. `tests_of` gives the tests for a file, and first those for a change."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
@@ -228,7 +228,7 @@ def main(description, package, folder, mutants, excuses, tests_of):
     env |= {"TWINBUF_CUDA_SEEDS": "192", "TWINBUF_FUZZ_CASES": "200", "TWINBUF_HUNG_SECONDS": "90"}
     start = time.time()
     # A run that continues another has tried the tests already.
-    tests = dict.fromkeys(test for file in sources for test in tests_of(file))
+    tests = dict.fromkeys(test for file, what, *_ in mutants for test in tests_of(file, what))
     if not known and (killer := run(tree, env, tests, package)) is not None:
         print(f"the tests fail without any mutant: {killer}")
         return 2
@@ -238,7 +238,7 @@ def main(description, package, folder, mutants, excuses, tests_of):
         path = tree / folder / file
         path.write_text(sources[file].replace(old, new))
         began = time.time()
-        killer = run(tree, env, tests_of(file), package)
+        killer = run(tree, env, tests_of(file, what), package)
         path.write_text(sources[file])
         os.utime(path)
         if killer == "UNVIABLE" or killer is None and what not in excuses:
@@ -255,5 +255,5 @@ def main(description, package, folder, mutants, excuses, tests_of):
 
 
 if __name__ == "__main__":
-    tests_of = lambda file: STAGER_TESTS if file.startswith("stager") else TESTS
+    tests_of = lambda file, _: STAGER_TESTS if file.startswith("stager") else TESTS
     sys.exit(main(__doc__, "twinbuf-cuda", "cuda/src", MUTANTS, EXCUSES, tests_of))

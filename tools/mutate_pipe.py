@@ -14,16 +14,15 @@ import sys
 import mutate_cuda
 
 # Quick ones first. What follows a program's name filters its tests.
-TESTS = ["twinbuf-shuttle-pipe:histories", "pipe", "generate", "workers", "stuck", "waiting", "report", "process"]
+TESTS = ["pipe", "twinbuf-shuttle-pipe:histories", "generate", "workers", "stuck", "waiting", "report", "process"]
 
-TURN, MOD, RING, ITEMS, PLAIN, RECORD = (f"{name}.rs" for name in ("turn", "mod", "ring", "items", "plain", "record"))
+TURN, MOD, RING, ITEMS, PLAIN = (f"{name}.rs" for name in ("turn", "mod", "ring", "items", "plain"))
 # (file in src/pipe, what, the text, present once, its replacement)
 MUTANTS = [
     # The turn.
     (TURN, "the caller waits for the turn", "Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,", "Err(TryLockError::WouldBlock) if false => return Take::InUse,"),
-    (TURN, "a unit is taken without a free slot", "match self.wait_free(producer, patience) {", "match self.wait_free(producer, patience).or(Ok::<(), NoSlot>(())) {"),
-    (TURN, "a closed ring is waited for", "Err(NoSlot::Closed) => return Take::Over,", "Err(NoSlot::Closed) => return Take::InUse,"),
-    (TURN, "a closed pipe starts units", "            if mail.closed {\n                return Take::Over;", "            if mail.closed && false {\n                return Take::Over;"),
+    (TURN, "a unit is taken without a free slot", "if !R::wait_free(producer, until) {", "if !R::wait_free(producer, until) && false {"),
+    (TURN, "a closed pipe starts units", "            if mail.closed {\n                return Take::Idle;", "            if mail.closed && false {\n                return Take::Idle;"),
     (TURN, "only the first order is fetched", "if let Some(posted) = mail.order.take() {", "if let Some(posted) = mail.order.take().filter(|_| mail.call < 2) {"),
     (TURN, "more is started than is granted", "} else if mail.started < mail.granted {", "} else if mail.started <= mail.granted {"),
     (TURN, "a started unit is not counted", "(mail.started, mail.loads) = (seq + 1, mail.loads + 1);", "mail.loads += 1;"),
@@ -36,13 +35,12 @@ MUTANTS = [
     (TURN, "a unit has the number of the next one", "let ticket = Ticket { generation: call, seq, ..place.ticket() };", "let ticket = Ticket { generation: call, seq: seq + 1, ..place.ticket() };"),
     (TURN, "a unit has no call", "let ticket = Ticket { generation: call, seq, ..place.ticket() };", "let ticket = Ticket { generation: call & 1, seq, ..place.ticket() };"),
     (TURN, "who is patient leaves", "} else if patience == Patience::Idle {", "} else if false {"),
-    (TURN, "a worker is no clock of a task, waiting for a slot", "Err(NoSlot::InUse) => self.wake_task(),", "Err(NoSlot::InUse) => {}"),
-    (TURN, "a worker is no clock of a task, waiting for mail", "            self.wake_task();\n            return lock(&self.mail);", "            return lock(&self.mail);"),
-    (TURN, "a task is woken before its time", "let over = mail.held.take_if(|(until, _)| *until <= Instant::now());", "let over = mail.held.take();"),
+    (TURN, "a clock runs once", "        mail.clock = false;\n", ""),
+    (TURN, "a clock runs on after a close", ".filter(|_| !mail.closed)", ".filter(|_| true)"),
+    (TURN, "a task is woken before its time", "            if rest.is_zero() {\n                let over", "            if true {\n                let over"),
     (TURN, "a task is not woken at its time", "over.into_iter().for_each(|(_, waker)| waker.wake());", "drop(over);"),
-    (TURN, "the task of an earlier poll is woken", "let old = lock(&self.mail).held.replace(task);", "let mut mail = lock(&self.mail);\n        let old = mail.held.clone();\n        mail.held.get_or_insert(task);\n        drop(mail);"),
-    (TURN, "a task that waits wakes no clock", "        self.posted.notify_all();\n        old.is_none()", "        old.is_none()"),
-    (TURN, "a timer for the first look alone", "        old.is_none()", "        drop(old);\n        false"),
+    (TURN, "the task of an earlier poll is woken", "        let old = mail.held.replace(task);", "        let old = mail.held.clone();\n        mail.held.get_or_insert(task);"),
+    (TURN, "no clock runs", "        !clock\n", "        clock\n"),
     (TURN, "a task that waits no more is woken", "let old = lock(&self.mail).held.take();", "let old = None::<(Instant, Waker)>;"),
     (TURN, "a call has the number of the one before", "        mail.call += 1;\n", ""),
     (TURN, "a call goes on counting", "(mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());", "(mail.granted, mail.resumed) = (granted, Instant::now());"),
@@ -73,7 +71,6 @@ MUTANTS = [
     (MOD, "a held slot is an error at once", "if since.elapsed() < self.held_timeout {", "if false {"),
     (MOD, "a held slot is waited for without end", "if since.elapsed() < self.held_timeout {", "if true {"),
     (MOD, "a slot counts as held since an earlier item", "        if self.held_since.take().is_some() {", "        if self.held_since.is_some() {"),
-    (MOD, "a task has no clock without a worker", "                shared.wake_task();\n", ""),
     (MOD, "a drop after a task waits as long as any", "*limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };", "*limit = END_LIMIT;"),
     (MOD, "a drop does not end the workers", "        if self.consumer.is_some() {\n            self.end", "        if self.consumer.is_some() && false {\n            self.end"),
     (MOD, "the consumer stays while the workers end", "        self.shared.close();\n        self.consumer = None;\n", "        self.shared.close();\n"),
@@ -89,9 +86,8 @@ MUTANTS = [
     # The ring of host slots.
     (RING, "a blocking wait ends when the slot is empty", "                    Received::Empty => {}\n                    found => return found,", "                    found => return found,"),
     (RING, "a task takes a held slot for an empty one", "Poll::Pending if consumer.is_held() => Received::Held,", "Poll::Pending if false => Received::Held,"),
-    (RING, "a lost slot is the end", "Err(TryRecvError::Cancelled) => Received::Lost,", "Err(TryRecvError::Cancelled) => Received::Empty,"),
-    (RING, "a release is not noted", "        self.0.releases.note(self.0.seq());", ""),
-    (RECORD, "a release is that of another item", "(found.number == number).then_some((found.at, found.thread))", "Some((found.at, found.thread))"),
+    (RING, "a release is not noted", "        self.0.freed = Some(Freed { number: self.0.seq(), at: Instant::now(), thread: this_thread() });", ""),
+    (RING, "a release is not passed on", "        header.load.freed = reserved.freed;", ""),
     # The iterator, and the pipe's own front end.
     (ITEMS, "an end is no end", "        self.ended = true;\n        // In a forked", "        // In a forked"),
     (ITEMS, "a drop does not tell that the iteration was left", "        if !self.ended && !matches!(self.front, Held::Gone) {\n            self.end", "        if !self.ended && false {\n            self.end"),
@@ -106,5 +102,16 @@ MUTANTS = [
 EXCUSES = {
 }
 
+# What -> the test that is tried before all others.
+FIRST = {
+    "a release is not noted": "--lib pipe::ring",
+    "a release is not passed on": "--lib pipe::ring",
+    "a caller that helps loses what it finds": "twinbuf-shuttle-pipe:histories helps",
+    "a unit of an earlier call stops this one": "twinbuf-shuttle-pipe:histories earlier",
+    "the caller waits for the turn": "twinbuf-shuttle-pipe:histories helps",
+    "a clock runs on after a close": "twinbuf-shuttle-pipe:histories",
+}
+
 if __name__ == "__main__":
-    sys.exit(mutate_cuda.main(__doc__, "twinbuf", "src/pipe", MUTANTS, EXCUSES, lambda _: TESTS))
+    tests_of = lambda _, what: [*([FIRST[what]] if what in FIRST else []), *TESTS]
+    sys.exit(mutate_cuda.main(__doc__, "twinbuf", "src/pipe", MUTANTS, EXCUSES, tests_of))

@@ -16,7 +16,7 @@ use twinbuf_mmap::Buffer;
 
 use super::memory::{Backend, Make, Memory};
 use super::record::Header;
-use super::ring::{BothSides, NoSlot, Received, Ring, Sides, Waiting};
+use super::ring::{BothSides, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
@@ -149,13 +149,6 @@ fn lent_host(mut memory: Buffer) -> lent::Host {
     unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
 }
 
-fn no_slot(error: &CudaError) -> NoSlot {
-    match error {
-        CudaError::Full | CudaError::SlotHeld { .. } => NoSlot::InUse,
-        _ => NoSlot::Closed,
-    }
-}
-
 impl<U: Send + 'static> Ring for DeviceSlots<U> {
     type Unit = U;
     type Slot = ReservedSlot<Header<U>>;
@@ -169,18 +162,18 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
 
     const ON_DEVICE: bool = true;
 
-    fn wait_free(side: &mut HostSide<U>, until: Option<Instant>) -> Result<(), NoSlot> {
+    fn wait_free(side: &mut HostSide<U>, until: Option<Instant>) -> bool {
         let found = match until {
             Some(until) => side.slots.acquire_deadline(until),
             None => side.slots.try_acquire(),
         };
         // The guard goes; its slot is the next one to be handed out.
-        found.map(drop).map_err(|error| no_slot(&error))
+        found.is_ok()
     }
 
-    fn reserve(side: &mut HostSide<U>) -> Result<HostSlot<U>, NoSlot> {
-        let slot = side.slots.try_acquire().map_err(|error| no_slot(&error))?.reserve();
-        Ok(HostSlot { slot, log: side.log.clone() })
+    fn reserve(side: &mut HostSide<U>) -> Option<HostSlot<U>> {
+        let slot = side.slots.try_acquire().ok()?.reserve();
+        Some(HostSlot { slot, log: side.log.clone() })
     }
 
     fn slot(reserved: &mut HostSlot<U>) -> &mut ReservedSlot<Header<U>> {
@@ -231,8 +224,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
                 }
                 Received::Held
             }
-            Err(CudaError::Cancelled) => Received::Lost,
-            Ok(None) | Err(CudaError::Abandoned | CudaError::Empty) => Received::Gone,
+            Ok(None) | Err(CudaError::Abandoned | CudaError::Cancelled | CudaError::Empty) => Received::Gone,
             Err(error) => Received::Failed(error.into()),
         }
     }

@@ -96,7 +96,7 @@ use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
 use crate::observe::report::{Kind, LiveReport, Publisher, Report};
 use crate::observe::trace::{LoaderTrace, Track};
-use crate::observe::unit::{Freed, Naming, Ticket};
+use crate::observe::unit::{Naming, Ticket};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
 
@@ -208,7 +208,7 @@ impl<R: Ring> Pipe<R> {
         };
         let workers = sources.len();
         let threads = if overlap { workers } else { 0 };
-        let shared = Arc::new(Shared::new(producer, threads, naming.clone(), held_timeout));
+        let shared = Arc::new(Shared::new(producer, threads, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train));
         let settings = Settings { overlap, depth, workers };
@@ -421,18 +421,14 @@ impl<R: Ring> Pipe<R> {
                     let error = Error::SlotHeld { at: at(), option, slots };
                     return self.slot_held(&waiting, error);
                 }
-                Received::Gone | Received::Lost => return Poll::Ready(Err(Error::ThreadGone { at: at() })),
+                Received::Gone => return Poll::Ready(Err(Error::ThreadGone { at: at() })),
                 Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at: at(), source })),
             }
         };
         let number = R::number(&item);
-        let depth = R::depth(consumer).1 as u64;
-        let freed =
-            number.checked_sub(depth).and_then(|before| Some((before, R::released(consumer, before)?)));
         let copied = R::copied(consumer, number);
         let header = R::header_mut(&mut item);
         let load = &mut header.load;
-        load.freed = freed.map(|(number, (at, thread))| Freed { number, at, thread });
         load.helps = own.is_some() && *overlap;
         self.last_fill = load.end - load.start;
         let now = match *overlap {
@@ -488,17 +484,14 @@ impl<R: Ring> Pipe<R> {
         Poll::Ready(Err(error))
     }
 
-    /// Has the task woken when its wait for a held slot is over: by a worker, which waits for the slot too.
+    /// Has the task woken when its wait for a held slot is over.
     fn wake_at(&self, until: Instant, cx: &std::task::Context<'_>) {
         let shared = &self.running.shared;
-        let first = shared.wake_at(until, cx.waker());
-        if first && !self.running.overlap {
-            // No worker: a thread for this one wait. Without it the next release wakes the task.
+        if shared.wake_at(until, cx.waker()) {
             let shared = shared.clone();
-            let _ = thread::Builder::new().name("twinbuf-timer".to_string()).spawn(move || {
-                thread::sleep(until.saturating_duration_since(Instant::now()));
-                shared.wake_task();
-            });
+            // If the system has no thread, the next release wakes the task.
+            let clock = thread::Builder::new().name("twinbuf-clock".to_string());
+            let _ = clock.spawn(move || shared.run_clock());
         }
     }
 
@@ -601,7 +594,7 @@ fn fill_inline<R: Ring>(
     held_timeout: Duration,
 ) -> Option<Received<R::Item>> {
     // A slot that is free costs no read of the clock: the fill begins when the caller asks.
-    let (mut patience, mut start) = (Patience::None, Some(asked));
+    let (mut patience, mut start, mut gone) = (Patience::None, Some(asked), false);
     loop {
         match shared.take(patience) {
             Take::Unit(unit) => {
@@ -615,21 +608,17 @@ fn fill_inline<R: Ring>(
                     Waiting::Try | Waiting::Poll(_) => Patience::None,
                 };
             }
-            // Both sides are at this slot, so the receiving one leaves the task's waker there.
-            Take::InUse if matches!(waiting, Waiting::Poll(_)) => {
-                match R::receive(consumer, waiting, Duration::ZERO) {
-                    // The slot was released between the two looks, or the ring was closed: the next `take` tells which.
-                    Received::Empty | Received::Gone => {}
-                    found => return Some(found),
+            // Both sides are at this slot. The receiving one has the error of a device, and keeps the waker of a task.
+            taken => {
+                let mut look = Waiting::Try;
+                let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
+                match (R::receive(consumer, waiting, Duration::ZERO), taken) {
+                    // The slot was released between the two looks, or the ring was closed: the next look tells which.
+                    (Received::Empty, Take::InUse) => {}
+                    (Received::Gone, Take::InUse) if !mem::replace(&mut gone, true) => {}
+                    (Received::Empty, _) => return Some(Received::Gone),
+                    (found, _) => return Some(found),
                 }
-            }
-            Take::InUse => return Some(Received::Held),
-            // If the device failed, the receiving side has the error.
-            Take::Idle | Take::Over => {
-                return Some(match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
-                    Received::Empty => Received::Gone,
-                    found => found,
-                });
             }
         }
     }

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::unit::{LoadTimes, Naming, Ticket};
-use crate::thread::this_thread;
 
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,41 +144,5 @@ impl Progress {
 
     pub(super) fn get(&self) -> Option<Doing> {
         *self.lock()
-    }
-}
-
-/// When the last items were released, and by which threads.
-///
-/// An item's drop writes its entry. The slot of an item is filled again only after that, so the caller that receives the
-/// slot's next item finds the entry: twice as many entries as slots are enough.
-#[derive(Debug)]
-pub(super) struct Releases(Box<[Mutex<Option<Release>>]>);
-
-#[derive(Clone, Copy, Debug)]
-struct Release {
-    number: u64,
-    at: Instant,
-    thread: usize,
-}
-
-impl Releases {
-    pub(super) fn new(depth: usize) -> Self {
-        Self((0..depth.saturating_mul(2)).map(|_| Mutex::new(None)).collect())
-    }
-
-    fn entry(&self, number: u64) -> Option<MutexGuard<'_, Option<Release>>> {
-        let index = usize::try_from(number % self.0.len().max(1) as u64).ok()?;
-        Some(self.0.get(index)?.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(super) fn note(&self, number: u64) {
-        if let Some(mut entry) = self.entry(number) {
-            *entry = Some(Release { number, at: Instant::now(), thread: this_thread() });
-        }
-    }
-
-    pub(super) fn get(&self, number: u64) -> Option<(Instant, usize)> {
-        let found = (*self.entry(number)?)?;
-        (found.number == number).then_some((found.at, found.thread))
     }
 }

@@ -3,17 +3,19 @@
 //! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
 //! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use twinbuf_core::{TryAcquireError, TryRecvError, WriteSlot};
+use twinbuf_core::TryRecvError;
 
-use super::record::{Header, Releases};
+use super::record::Header;
 use crate::error::BoxError;
 use crate::observe::log::What;
+use crate::observe::unit::Freed;
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
+use crate::thread::this_thread;
 
 /// How a caller waits for its next item.
 #[derive(Debug)]
@@ -28,15 +30,6 @@ pub enum Waiting<'a, 'b> {
     Poll(&'a mut Context<'b>),
 }
 
-/// Why there is no free slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoSlot {
-    /// The next slot is in use.
-    InUse,
-    /// Nothing receives any more, or the device failed; then the receiving side has the error.
-    Closed,
-}
-
 /// What a receive call found.
 #[derive(Debug)]
 pub enum Received<I> {
@@ -46,10 +39,8 @@ pub enum Received<I> {
     Empty,
     /// The next slot is still held by an item that was received before.
     Held,
-    /// No item will come: the filling side is gone.
+    /// No item will come: the filling side is gone, or a worker that reserved the next slot unwound.
     Gone,
-    /// A worker reserved the next slot, and unwound.
-    Lost,
     /// The device failed.
     Failed(BoxError),
 }
@@ -75,7 +66,7 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// The side that hands out free slots.
     type Producer: Send + 'static;
     /// A free slot to be filled, on any thread. A drop without [`commit`](Self::commit) is received as
-    /// [`Lost`](Received::Lost).
+    /// [`Gone`](Received::Gone).
     type Reserved: Send + 'static;
     /// The side that receives.
     type Consumer: Send + 'static;
@@ -83,11 +74,12 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Whether the items are on a device: then the report and the trace call the caller's wait by another name.
     const ON_DEVICE: bool = false;
 
-    /// Waits until the next slot is free: up to `until`, or not at all if there is no time given.
-    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot>;
+    /// Waits until the next slot is free: up to `until`, or not at all if there is no time given. Returns whether it is. If
+    /// nothing receives any more, or the device failed, it never is; then the receiving side has the error.
+    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> bool;
 
-    /// Takes the next slot out of the side that hands them out.
-    fn reserve(producer: &mut Self::Producer) -> Result<Self::Reserved, NoSlot>;
+    /// Takes the next slot out of the side that hands them out, if it is free.
+    fn reserve(producer: &mut Self::Producer) -> Option<Self::Reserved>;
 
     /// Returns the memory of the slot.
     fn slot(reserved: &mut Self::Reserved) -> &mut S;
@@ -115,11 +107,6 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Returns the option that sets how many slots items hold, and their number.
     fn depth(consumer: &Self::Consumer) -> (&'static str, usize);
 
-    /// Returns when the item of this number was released, and by which thread, if the ring knows.
-    fn released(_: &Self::Consumer, _number: u64) -> Option<(Instant, usize)> {
-        None
-    }
-
     /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
     fn copied(_: &Self::Consumer, _number: u64) -> Option<(Instant, Instant)> {
         None
@@ -146,32 +133,25 @@ pub(super) fn wait_of<R: Ring>() -> What {
 ///
 /// Two slots share no cache line, nor a pair of lines that a processor fetches together: one is written while the other
 /// is read.
+#[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot<T, U> {
     content: T,
     /// `None` until the slot has been filled once.
     header: Option<Header<U>>,
-    releases: Arc<Releases>,
+    /// When its last item was dropped.
+    freed: Option<Freed>,
 }
 
 /// A ring of host slots, each with a value of type `T`. Its items are [`Filled`].
 #[derive(Debug)]
 pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
 
-/// The receiving side of [`Slots`].
-pub struct Receiver<T: 'static, U: 'static> {
-    consumer: Consumer<'static, Slot<T, U>>,
-    releases: Arc<Releases>,
-}
-
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     /// Makes a ring of these slots.
-    pub(crate) fn ring(contents: Vec<T>) -> (Producer<'static, Slot<T, U>>, Receiver<T, U>) {
-        let releases = Arc::new(Releases::new(contents.len()));
-        let slot = |content| Slot { content, header: None, releases: releases.clone() };
-        let slots: Vec<_> = contents.into_iter().map(slot).collect();
-        let (producer, consumer) = HeapRing::new(slots).into_handles();
-        (producer, Receiver { consumer, releases })
+    pub(crate) fn ring(contents: Vec<T>) -> BothSides<Self> {
+        let slot = |content| Slot::<T, U> { content, header: None, freed: None };
+        HeapRing::new(contents.into_iter().map(slot).collect::<Vec<_>>()).into_handles()
     }
 }
 
@@ -189,37 +169,37 @@ impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
 impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T, U> {
     type Producer = Producer<'static, Slot<T, U>>;
     type Reserved = ReservedSlot<'static, Slot<T, U>>;
-    type Consumer = Receiver<T, U>;
+    type Consumer = Consumer<'static, Slot<T, U>>;
 
-    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> Result<(), NoSlot> {
+    fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> bool {
         let found = match until {
             Some(until) => producer.acquire_deadline(until),
             None => producer.try_acquire(),
         };
         // The guard goes; its slot is the next one to be handed out.
-        found.map(drop).map_err(no_slot)
+        found.is_ok()
     }
 
-    fn reserve(producer: &mut Self::Producer) -> Result<Self::Reserved, NoSlot> {
-        producer.try_acquire().map(WriteSlot::reserve).map_err(no_slot)
+    fn reserve(producer: &mut Self::Producer) -> Option<Self::Reserved> {
+        Some(producer.try_acquire().ok()?.reserve())
     }
 
     fn slot(reserved: &mut Self::Reserved) -> &mut T {
         &mut reserved.content
     }
 
-    fn commit(mut reserved: Self::Reserved, header: Header<U>, _: usize) {
+    fn commit(mut reserved: Self::Reserved, mut header: Header<U>, _: usize) {
+        header.load.freed = reserved.freed;
         reserved.header = Some(header);
         // Without a receiver nobody misses it.
         let _ = reserved.commit();
     }
 
     fn receive(
-        receiver: &mut Receiver<T, U>,
+        consumer: &mut Self::Consumer,
         waiting: &mut Waiting<'_, '_>,
         held_timeout: Duration,
     ) -> Received<Filled<T, U>> {
-        let consumer = &mut receiver.consumer;
         match waiting {
             Waiting::Try => received(consumer.try_recv()),
             Waiting::Until(deadline) => received(consumer.recv_deadline(*deadline)),
@@ -254,19 +234,8 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
         item.0.seq()
     }
 
-    fn depth(receiver: &Receiver<T, U>) -> (&'static str, usize) {
-        ("depth", receiver.consumer.depth())
-    }
-
-    fn released(receiver: &Receiver<T, U>, number: u64) -> Option<(Instant, usize)> {
-        receiver.releases.get(number)
-    }
-}
-
-fn no_slot(error: TryAcquireError) -> NoSlot {
-    match error {
-        TryAcquireError::Full => NoSlot::InUse,
-        _ => NoSlot::Closed,
+    fn depth(consumer: &Self::Consumer) -> (&'static str, usize) {
+        ("depth", consumer.depth())
     }
 }
 
@@ -277,7 +246,6 @@ fn received<T: Send + 'static, U: Send + 'static>(
         Ok(Some(slot)) => Received::Item(Filled(slot.keep())),
         Err(TryRecvError::Empty) => Received::Empty,
         Err(TryRecvError::Held) => Received::Held,
-        Err(TryRecvError::Cancelled) => Received::Lost,
         Ok(None) | Err(_) => Received::Gone,
     }
 }
@@ -304,7 +272,7 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
 /// Notes when the slot was released: the report tells how long items hold their slots.
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
-        self.0.releases.note(self.0.seq());
+        self.0.freed = Some(Freed { number: self.0.seq(), at: Instant::now(), thread: this_thread() });
     }
 }
 
@@ -322,8 +290,45 @@ impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
     }
 }
 
-debug!([T: std::fmt::Debug + Send + 'static, U: Send + 'static] Filled[T, U], |filled|
-    epoch: filled.header().ticket.epoch, step: filled.header().ticket.step, value: &**filled);
+impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = self.header().ticket;
+        f.debug_struct("Filled")
+            .field("epoch", &place.epoch)
+            .field("step", &place.step)
+            .field("value", &**self)
+            .finish()
+    }
+}
 
-debug!([T, U] Slot[T, U], |_slot|);
-debug!([T, U] Receiver[T, U], |_receiver|);
+#[cfg(test)]
+mod tests {
+    use super::super::record::Content;
+    use super::*;
+    use crate::observe::unit::{LoadTimes, Ticket};
+
+    #[test]
+    fn a_slot_knows_when_its_last_item_was_dropped_and_where() {
+        let (mut producer, mut consumer) = Slots::<u64, ()>::ring(vec![0; 2]);
+        let mut freed = |number| {
+            let reserved = Slots::reserve(&mut producer).unwrap();
+            let (ticket, load) = (Ticket::default(), LoadTimes::new(Instant::now()));
+            Slots::commit(reserved, Header { ticket, unit: None, result: Ok(Content::Bytes(8)), load }, 8);
+            let mut found = Slots::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+            let Received::Item(item) = &mut found else { panic!("item {number}: {found:?}") };
+            assert_eq!(Slots::number(item), number);
+            let freed = Slots::header_mut(item).load.freed;
+            let thread = std::thread::spawn(move || {
+                drop(found);
+                this_thread()
+            });
+            (freed, thread.join().unwrap())
+        };
+        let ((none, _), (also_none, other), (first, _)) = (freed(0), freed(1), freed(2));
+        assert_eq!((none, also_none), (None, None));
+        assert_eq!(first.unwrap().number, 0);
+        let second = freed(3).0.unwrap();
+        assert_eq!((second.number, second.thread), (1, other));
+        assert!(first.unwrap().at <= second.at);
+    }
+}

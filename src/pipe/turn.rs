@@ -8,13 +8,14 @@
 //! One worker waits for a slot while the others wait for the turn. The slot comes before the unit: a unit counts as
 //! started only when nothing but the source is in its way.
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::record::{Content, Doing, Filling, Header, Place, Progress};
-use super::ring::{NoSlot, Ring};
+use super::ring::Ring;
 use crate::error::Error;
 use crate::observe::recorder::LoadRecorder;
 use crate::observe::unit::{LoadTimes, Naming, Ticket};
@@ -76,14 +77,13 @@ pub(super) struct Shared<R: Ring> {
     /// `None` once the last worker has left.
     turn: Mutex<Option<Turn<R>>>,
     mail: Mutex<Mailbox<R::Unit>>,
-    /// For the worker that holds the turn: the caller wants something.
+    /// For the worker that holds the turn, and for the clock: the caller wants something.
     posted: Condvar,
     /// For the caller: a worker has left.
     left: Condvar,
     /// What each worker is doing, and last the caller.
     progress: Box<[Progress]>,
     pub(super) naming: Naming,
-    held_timeout: Duration,
 }
 
 struct Turn<R: Ring> {
@@ -112,7 +112,12 @@ struct Mailbox<U> {
     loads: u64,
     /// A task that waits for a slot that the caller holds, and until when.
     held: Option<(Instant, Waker)>,
+    /// Whether a thread runs [`Shared::run_clock`].
+    clock: bool,
 }
+
+/// Longer than a process runs.
+const FOREVER: Duration = Duration::from_secs(1 << 31);
 
 /// How long [`Shared::take`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,15 +132,13 @@ pub(super) enum Patience {
     Idle,
 }
 
-/// What came of it.
+/// What came of it. A worker leaves if a call that waits returns no unit.
 pub(super) enum Take<R: Ring> {
     Unit(Taken<R>),
-    /// The next slot is in use, or another thread has the turn.
+    /// No slot: the next one is in use, another thread has the turn, or the other side of the ring is gone.
     InUse,
-    /// No unit may be started.
+    /// No unit may be started, or none any more.
     Idle,
-    /// The pipe is closed.
-    Over,
 }
 
 /// A reserved slot, and what to fill it with.
@@ -162,7 +165,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Ring> Shared<R> {
-    pub(super) fn new(producer: R::Producer, workers: usize, naming: Naming, held_timeout: Duration) -> Self {
+    pub(super) fn new(producer: R::Producer, workers: usize, naming: Naming) -> Self {
         let mail = Mailbox {
             call: 0,
             order: None,
@@ -174,6 +177,7 @@ impl<R: Ring> Shared<R> {
             alive: workers,
             loads: 0,
             held: None,
+            clock: false,
         };
         Self {
             turn: Mutex::new(Some(Turn { producer, order: Box::new(std::iter::empty()), counted: true })),
@@ -182,7 +186,6 @@ impl<R: Ring> Shared<R> {
             left: Condvar::new(),
             progress: (0..=workers).map(|_| Progress::default()).collect(),
             naming,
-            held_timeout,
         }
     }
 
@@ -194,16 +197,19 @@ impl<R: Ring> Shared<R> {
             Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,
             Err(TryLockError::WouldBlock) => lock(&self.turn),
         };
-        let Some(Turn { producer, order, counted }) = &mut *turn else { return Take::Over };
-        match self.wait_free(producer, patience) {
-            Ok(()) => {}
-            Err(NoSlot::InUse) => return Take::InUse,
-            Err(NoSlot::Closed) => return Take::Over,
+        let Some(Turn { producer, order, counted }) = &mut *turn else { return Take::InUse };
+        let until = match patience {
+            Patience::None => None,
+            Patience::Slot(until) => Some(until),
+            Patience::Worker | Patience::Idle => Some(Instant::now() + FOREVER),
+        };
+        if !R::wait_free(producer, until) {
+            return Take::InUse;
         }
         let mut mail = lock(&self.mail);
         loop {
             if mail.closed {
-                return Take::Over;
+                return Take::Idle;
             }
             if let Some(posted) = mail.order.take() {
                 drop(mail);
@@ -226,68 +232,44 @@ impl<R: Ring> Shared<R> {
                     Err(panic) => (Place::default(), Err(panic_message(&*panic))),
                 };
                 // The slot is still free: only who has the turn takes one.
-                let Ok(reserved) = R::reserve(producer) else { return Take::Over };
+                let Some(reserved) = R::reserve(producer) else { return Take::InUse };
                 let ticket = Ticket { generation: call, seq, ..place.ticket() };
                 return Take::Unit(Taken { reserved, ticket, unit, resumed });
             } else if patience == Patience::Idle {
-                mail = self.wait_for_mail(mail);
+                mail = self.posted.wait(mail).unwrap_or_else(PoisonError::into_inner);
             } else {
                 return Take::Idle;
             }
         }
     }
 
-    fn wait_free(&self, producer: &mut R::Producer, patience: Patience) -> Result<(), NoSlot> {
-        let until = match patience {
-            Patience::None => None,
-            Patience::Slot(until) => Some(until),
-            Patience::Worker | Patience::Idle => {
-                // In pieces: whoever waits here is the clock of a task that waits for a held slot.
-                let piece =
-                    (self.held_timeout / 4).clamp(Duration::from_millis(5), Duration::from_secs(3600));
-                loop {
-                    match R::wait_free(producer, Some(Instant::now() + piece)) {
-                        Err(NoSlot::InUse) => self.wake_task(),
-                        found => return found,
-                    }
-                }
-            }
-        };
-        R::wait_free(producer, until)
-    }
-
-    /// Waits until the caller wants something.
-    fn wait_for_mail<'m>(
-        &'m self,
-        mut mail: MutexGuard<'m, Mailbox<R::Unit>>,
-    ) -> MutexGuard<'m, Mailbox<R::Unit>> {
-        let Some((until, _)) = &mail.held else {
-            return self.posted.wait(mail).unwrap_or_else(PoisonError::into_inner);
-        };
-        let rest = until.saturating_duration_since(Instant::now());
-        if rest.is_zero() {
-            drop(mail);
-            self.wake_task();
-            return lock(&self.mail);
-        }
-        (mail, _) = self.posted.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner);
-        mail
-    }
-
-    /// Wakes the task that waits for a held slot, if its time is over.
-    pub(super) fn wake_task(&self) {
-        let mut mail = lock(&self.mail);
-        let over = mail.held.take_if(|(until, _)| *until <= Instant::now());
-        drop(mail);
-        over.into_iter().for_each(|(_, waker)| waker.wake());
-    }
-
-    /// A task waits for a slot that the caller holds: a worker wakes it at `until`. Returns whether none waited before.
+    /// A task waits for a slot that the caller holds, until this time. Returns whether it needs a thread that runs
+    /// [`run_clock`](Self::run_clock).
     pub(super) fn wake_at(&self, until: Instant, waker: &Waker) -> bool {
         let task = (until, waker.clone()); // not under the lock: the waker is foreign code
-        let old = lock(&self.mail).held.replace(task);
-        self.posted.notify_all();
-        old.is_none()
+        let mut mail = lock(&self.mail);
+        let old = mail.held.replace(task);
+        let clock = mem::replace(&mut mail.clock, true);
+        drop(mail);
+        drop(old);
+        !clock
+    }
+
+    /// Wakes tasks that wait for held slots when their time is over, until none waits.
+    pub(super) fn run_clock(&self) {
+        let mut mail = lock(&self.mail);
+        while let Some((until, _)) = mail.held.as_ref().filter(|_| !mail.closed) {
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                let over = mail.held.take();
+                drop(mail);
+                over.into_iter().for_each(|(_, waker)| waker.wake());
+                mail = lock(&self.mail);
+            } else {
+                (mail, _) = self.posted.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        mail.clock = false;
     }
 
     /// The task has no more to wait for.

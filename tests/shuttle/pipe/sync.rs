@@ -163,17 +163,5 @@ impl Condvar {
 }
 
 pub(crate) mod thread {
-    use std::time::{Duration, Instant};
-
     pub(crate) use shuttle::thread::{Builder, JoinHandle, current};
-
-    pub(crate) fn sleep(time: Duration) {
-        if time >= super::NEVER {
-            return; // what comes after it looks at the clock, and finds that it is not time
-        }
-        let until = Instant::now() + time;
-        while Instant::now() < until {
-            shuttle::thread::yield_now();
-        }
-    }
 }

@@ -286,6 +286,24 @@ fn stuck() {
     assert!(left.recv().is_err(), "every source was dropped");
 }
 
+/// A call is left while its unit fails: the next call goes on.
+fn late() {
+    let (_open, gate) = channel();
+    let (gone, _left) = channel();
+    let gate = Arc::new(Mutex::new(gate));
+    let mut builder = pipe::builder(vec![0; 3]);
+    for _ in 0..1 + below(2) {
+        let fault = Some((Fault::Fails, below(2)));
+        builder = builder.worker(Numbers { fault, gate: gate.clone(), _gone: gone.clone() });
+    }
+    let mut pipe = builder.build().unwrap();
+    let left = pipe.items(0..9_u64);
+    thread::yield_now();
+    drop(left);
+    assert!(pipe.items(10..14_u64).map(|item| *item.unwrap()).eq(10..14));
+    pipe.close().unwrap();
+}
+
 /// The caller keeps every item: it is told at the timeout, in whatever way it waits.
 fn held() {
     let overlap = chance(70);
@@ -372,6 +390,11 @@ fn units_come_once_and_in_their_place() {
 #[test]
 fn a_thread_that_is_stuck_is_left_behind() {
     check(stuck);
+}
+
+#[test]
+fn a_unit_of_an_earlier_call_stops_nothing() {
+    check(late);
 }
 
 #[test]
