@@ -183,6 +183,34 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the file, and the offset in it in bytes, that the error is about. `None` for an error about no file or no
+    /// place.
+    #[must_use]
+    pub fn place(&self) -> Option<(&Path, Option<u64>)> {
+        match self {
+            Self::NoFiles { path }
+            | Self::NotFound { path }
+            | Self::PermissionDenied { path }
+            | Self::NotAFile { path, .. }
+            | Self::Replaced { path }
+            | Self::Open { path, .. }
+            | Self::TooShort { path, .. }
+            | Self::TooLarge { path }
+            | Self::Mixed { path, .. }
+            | Self::System { path, .. } => Some((path, None)),
+            Self::Ragged { path, offset, .. }
+            | Self::Truncated { path, offset, .. }
+            | Self::Read { path, offset, .. } => Some((path, Some(*offset))),
+            Self::Format(error) => Some(error.place()),
+            Self::NoPaths
+            | Self::ZeroRecord
+            | Self::ZeroStride
+            | Self::NoSuchRecord { .. }
+            | Self::BufferTooSmall { .. }
+            | Self::Unsupported { .. } => None,
+        }
+    }
+
     /// Whether a file could not be opened because too many are open.
     pub(crate) fn is_too_many(&self) -> bool {
         matches!(self, Self::Open { source, .. } if too_many(source))
@@ -413,6 +441,33 @@ pub enum FormatError {
         /// The names in the file, sorted.
         found: Vec<String>,
     },
+}
+
+impl FormatError {
+    /// Returns the file, and the offset in it in bytes, that the error is about.
+    #[must_use]
+    pub fn place(&self) -> (&Path, Option<u64>) {
+        match self {
+            Self::NotHeaderless { path, .. }
+            | Self::LfsPointer { path }
+            | Self::HeaderCutOff { path, .. }
+            | Self::BadShape { path, .. } => (path, None),
+            #[cfg(feature = "safetensors")]
+            Self::MissingParts { path, .. } => (path, None),
+            #[cfg(feature = "npz")]
+            Self::Compressed { path, .. } => (path, None),
+            #[cfg(any(feature = "safetensors", feature = "npz"))]
+            Self::NoTensor { path, .. } => (path, None),
+            Self::BadMagic { path, offset, .. }
+            | Self::BadVersion { path, offset, .. }
+            | Self::HeaderTooLong { path, offset, .. }
+            | Self::BadHeader { path, offset, .. }
+            | Self::UnsupportedType { path, offset, .. }
+            | Self::BigEndian { path, offset, .. }
+            | Self::FortranOrder { path, offset }
+            | Self::DataLength { path, offset, .. } => (path, Some(*offset)),
+        }
+    }
 }
 
 /// The first of a list of names: a model may have thousands.

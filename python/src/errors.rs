@@ -6,7 +6,7 @@
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
@@ -55,7 +55,8 @@ impl Failure {
             E::NoPaths | E::ZeroRecord | E::ZeroStride | E::NoSuchRecord { .. } => "OptionError",
             _ => "FileError",
         };
-        let (path, offset) = place(error);
+        let (path, offset) = error.place().unzip();
+        let (path, offset) = (path.map(Path::to_path_buf), offset.flatten());
         let errno = StdError::source(error).and_then(errno);
         // Errors with a dedicated class have no source.
         let errno = errno.or(match class {
@@ -64,50 +65,6 @@ impl Failure {
             _ => None,
         });
         Self { path, offset, errno, ..Self::new(class, in_python(&chain(error))) }
-    }
-}
-
-/// The path and the offset of a file error.
-fn place(error: &mmap::Error) -> (Option<PathBuf>, Option<u64>) {
-    use mmap::Error as E;
-    match error {
-        E::NoFiles { path }
-        | E::NotFound { path }
-        | E::PermissionDenied { path }
-        | E::NotAFile { path, .. }
-        | E::Replaced { path }
-        | E::Open { path, .. }
-        | E::TooShort { path, .. }
-        | E::TooLarge { path }
-        | E::Mixed { path, .. }
-        | E::System { path, .. } => (Some(path.clone()), None),
-        E::Ragged { path, offset, .. } | E::Truncated { path, offset, .. } | E::Read { path, offset, .. } => {
-            (Some(path.clone()), Some(*offset))
-        }
-        E::Format(error) => place_in_header(error),
-        _ => (None, None),
-    }
-}
-
-fn place_in_header(error: &mmap::FormatError) -> (Option<PathBuf>, Option<u64>) {
-    use mmap::FormatError as F;
-    match error {
-        F::NotHeaderless { path, .. }
-        | F::LfsPointer { path }
-        | F::MissingParts { path, .. }
-        | F::HeaderCutOff { path, .. }
-        | F::BadShape { path, .. }
-        | F::Compressed { path, .. }
-        | F::NoTensor { path, .. } => (Some(path.clone()), None),
-        F::BadMagic { path, offset, .. }
-        | F::BadVersion { path, offset, .. }
-        | F::HeaderTooLong { path, offset, .. }
-        | F::BadHeader { path, offset, .. }
-        | F::UnsupportedType { path, offset, .. }
-        | F::BigEndian { path, offset, .. }
-        | F::FortranOrder { path, offset }
-        | F::DataLength { path, offset, .. } => (Some(path.clone()), Some(*offset)),
-        _ => (None, None),
     }
 }
 
