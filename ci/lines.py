@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "ci/lines.txt"
-CRATES = ["core/src", "mmap/src", "cuda/src", "src", "python/src", "python/twinbuf"]
+CRATES = ["core/src", "mmap/src", "cuda/src", "src", "python/src", "python/twinbuf", "capi/src"]
 
 
 def rust(lines):

@@ -11,7 +11,7 @@ python3 ci/layers.py --test
 python3 ci/layers.py
 python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/handoff/src bench/disk/src \
   bench/loaders/src bench/cudarc/src bench/weights/src adapters/{burn,candle,ranks}/src \
-  python/src
+  python/src capi/src
 python3 ci/names.py
 python3 ci/features.py
 python3 ci/lines.py

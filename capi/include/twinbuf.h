@@ -1,0 +1,291 @@
+// A loader that reads the next batch of records while the current one is used. capi/README.md has two programs.
+//
+// Each call returns TWINBUF_OK, another outcome that is not negative, or a TWINBUF_ERROR_* that twinbuf_last_error
+// explains. A pointer that is passed must be NULL or valid. A handle need not be: its value is a number that is looked
+// up, never followed, and never given twice. So a call with a handle that was freed is an error. All memory of the
+// library is freed by twinbuf_free, and batches by twinbuf_release.
+//
+// After fork(), only the process that made a loader can use it.
+
+#ifndef TWINBUF_H
+#define TWINBUF_H
+
+/* Made by ci/capi.sh from capi/src: change it there. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Records of `record_bytes` bytes behind `header` bytes.
+#define TWINBUF_FORMAT_RAW 0
+
+// The rows of `.npy` files.
+#define TWINBUF_FORMAT_NPY 1
+
+// The tokens of llm.c's files.
+#define TWINBUF_FORMAT_LLM_C 2
+
+// Past the page cache if the data is larger than memory, otherwise through it.
+#define TWINBUF_READ_AUTO 0
+
+// Through the page cache.
+#define TWINBUF_READ_PREAD 1
+
+// Past the page cache.
+#define TWINBUF_READ_DIRECT 2
+
+// The call succeeded.
+#define TWINBUF_OK 0
+
+// The epochs are over: there is no further batch.
+#define TWINBUF_END 1
+
+// No batch was ready within the timeout.
+#define TWINBUF_PENDING 2
+
+// The text does not fit into the caller's memory. Its length was stored.
+#define TWINBUF_SHORT 3
+
+// A pointer is NULL.
+#define TWINBUF_ERROR_NULL -1
+
+// A handle was already released or freed, is one of another kind, or is none of this library.
+#define TWINBUF_ERROR_HANDLE -2
+
+// The loader is closed.
+#define TWINBUF_ERROR_CLOSED -3
+
+// Another thread uses the loader.
+#define TWINBUF_ERROR_BUSY -4
+
+// An option or an environment variable has a wrong value.
+#define TWINBUF_ERROR_OPTION -5
+
+// A file cannot be opened, or is not of the format.
+#define TWINBUF_ERROR_FILE -6
+
+// A batch could not be read.
+#define TWINBUF_ERROR_READ -7
+
+// The next slot holds a batch that was not released.
+#define TWINBUF_ERROR_HELD -8
+
+// The checkpoint is damaged, or belongs to another plan or other files.
+#define TWINBUF_ERROR_CHECKPOINT -9
+
+// A read did not end within the timeout. Its thread was left behind.
+#define TWINBUF_ERROR_TIMEOUT -10
+
+// The library panicked. This is a bug of it.
+#define TWINBUF_ERROR_PANIC -11
+
+// Another error.
+#define TWINBUF_ERROR_OTHER -12
+
+// Reads the batches of a plan ahead of their use. One thread at a time may use it.
+typedef struct twinbuf_loader twinbuf_loader;
+
+// The records of files. Any number of threads may use it, and any number of loaders.
+typedef struct twinbuf_records twinbuf_records;
+
+// Files of records. A field that is 0 has its default, so begin with `{0}`.
+typedef struct {
+  // The paths. The files in this order are the data set.
+  const char *const *paths;
+  // The number of paths.
+  size_t count;
+  // TWINBUF_FORMAT_*.
+  uint32_t format;
+  // Bytes of a record, for TWINBUF_FORMAT_RAW.
+  size_t record_bytes;
+  // Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
+  uint64_t header;
+  // For the other formats: a record is `sequence + 1` rows or tokens, and begins `sequence` after the one before it.
+  // With 0 each row is a record.
+  size_t sequence;
+} twinbuf_files;
+
+// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with `{0}`.
+typedef struct {
+  // Records in a batch. At least 1.
+  uint64_t batch;
+  // The first record.
+  uint64_t first;
+  // The number of records from `first` on. Default: all.
+  uint64_t records;
+  // Records in random order. Default: in the order of the files.
+  bool shuffle;
+  // Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
+  uint64_t window;
+  // Records in a chunk of the window.
+  uint64_t chunk;
+  // The same seed gives the same order, on any machine.
+  uint64_t seed;
+  // This process: less than `world`.
+  uint64_t rank;
+  // Processes that share the records. Default: 1.
+  uint64_t world;
+  // Whether the records that do not fill a step of all ranks form a smaller batch. A rank may then have a step fewer.
+  bool keep_last;
+  // Whether TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+  bool environment;
+  // TWINBUF_READ_*.
+  uint32_t read_mode;
+  // The number of reading threads. Default: 1.
+  size_t workers;
+  // The number of slots. Default: 3, or 2 if they are large, or the number of workers plus 2.
+  size_t depth;
+  // How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
+  uint64_t held_timeout_ms;
+} twinbuf_options;
+
+// Memory of the caller for a text, and where a text is.
+typedef struct {
+  // May be NULL if `capacity` is 0.
+  char *bytes;
+  // The size of the memory, with room for a NUL.
+  size_t capacity;
+  // The length of the text, without the NUL.
+  size_t len;
+} twinbuf_text;
+
+// A batch: the slot itself. The caller may write to its bytes, until it releases it.
+typedef struct {
+  // The handle. Copies of this struct have the same.
+  size_t id;
+  // The bytes of the records, one after the other. They begin at a page.
+  uint8_t *data;
+  // The number of bytes.
+  size_t len;
+  // The number of records.
+  uint64_t records;
+  // The epoch, from 0.
+  uint64_t epoch;
+  // The step within the epoch, from 0.
+  uint64_t step;
+} twinbuf_batch;
+
+// Why a call failed.
+typedef struct {
+  // What the call returned: one of TWINBUF_ERROR_*.
+  int32_t code;
+  // One line, with path, offset, the wanted and the found value.
+  const char *message;
+  // The file, or NULL.
+  const char *path;
+  // The place in the file in bytes, or -1.
+  int64_t offset;
+} twinbuf_error;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Opens files, and stores a handle in `*out`.
+//
+// A pointer that is NULL is TWINBUF_ERROR_NULL. A file that is missing, not a regular file, too short or of another
+// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
+int32_t twinbuf_open(const twinbuf_files *files,
+                     twinbuf_records **out);
+
+// Returns the number of records, or a TWINBUF_ERROR_* less than 0.
+//
+// NULL or a freed handle is an error. Any thread may call it.
+int64_t twinbuf_count(const twinbuf_records *records);
+
+// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed afterwards.
+//
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE. Options that do not fit the records,
+// and an option or a variable with a wrong value, are TWINBUF_ERROR_OPTION. Any thread may call it.
+int32_t twinbuf_load(const twinbuf_records *records,
+                     const twinbuf_options *options,
+                     twinbuf_loader **out);
+
+// Returns how many batches this rank has in an epoch that begins at its first step, or a TWINBUF_ERROR_* less than 0.
+//
+// NULL or a freed handle is an error. Any thread may call it at any time, also after close.
+int64_t twinbuf_steps(const twinbuf_loader *loader,
+                      uint64_t epoch);
+
+// Begins with epoch `first`, and ends before epoch `end`. Reading starts at once. What is left of epochs begun earlier
+// is not delivered.
+//
+// NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
+// loader: TWINBUF_ERROR_BUSY.
+int32_t twinbuf_epochs(twinbuf_loader *loader,
+                       uint64_t first,
+                       uint64_t end);
+
+// Begins where a checkpoint was taken, and ends before epoch `end`. The batch size and the number of ranks may be
+// others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
+//
+// NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
+// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over.
+int32_t twinbuf_resume(twinbuf_loader *loader,
+                       const twinbuf_text *from,
+                       uint64_t end);
+
+// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length.
+//
+// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
+// the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
+int32_t twinbuf_checkpoint(const twinbuf_loader *loader,
+                           twinbuf_text *text);
+
+// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if the epochs are over, or none were
+// begun; this repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with
+// UINT64_MAX it waits without a limit.
+//
+// An error comes after all batches that were read before it. `*batch` changes only if a batch was received. A batch
+// that is not released holds its slot: TWINBUF_ERROR_HELD follows when the loader needs it. NULL, after free, after
+// close, two threads: as with twinbuf_epochs.
+int32_t twinbuf_next(twinbuf_loader *loader,
+                     twinbuf_batch *batch,
+                     uint64_t wait_ms);
+
+// Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes
+// stay where they are.
+//
+// A second time it does nothing. NULL, or a batch that was released: an error. After close and free of the loader it
+// works as before. Any thread may call it.
+int32_t twinbuf_keep(const twinbuf_batch *batch);
+
+// Gives a batch back. Its bytes may not be used any more.
+//
+// NULL is an error. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was released through a copy
+// of the struct. After close and free of the loader it works as before. Any thread may call it; of two that release the
+// same batch, one gets the error.
+int32_t twinbuf_release(const twinbuf_batch *batch);
+
+// Writes a report of where the time went, as text or as JSON, and a NUL. Stores its length.
+//
+// TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
+int32_t twinbuf_report(const twinbuf_loader *loader, bool json, twinbuf_text *text);
+
+// Ends the threads of a loader. Waits at most `wait_ms` milliseconds for a read in progress, or as long as it takes
+// with UINT64_MAX. The handle stays valid until twinbuf_free; batches stay valid until they are released.
+//
+// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
+// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
+// second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
+// the loader is not closed. NULL, after free: an error.
+int32_t twinbuf_close(twinbuf_loader *loader,
+                      uint64_t wait_ms);
+
+// Ends the handle of records or of a loader. Loaders continue without the handle of their records. A loader that was
+// not closed is closed: this waits at most 10 s for a read in progress. While another thread is inside a function of
+// the loader, the loader ends when that thread leaves it.
+//
+// NULL is no error and does nothing. A handle that was already freed is TWINBUF_ERROR_HANDLE. Of two threads that free
+// the same handle, one gets the error.
+int32_t twinbuf_free(void *handle);
+
+// Returns the last error of this thread, or NULL if no call on this thread failed. The result and its texts are valid
+// until the next call that fails on this thread. A call that succeeds does not change it.
+const twinbuf_error *twinbuf_last_error(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TWINBUF_H */

@@ -1,0 +1,517 @@
+//! The loader for C and for languages that call C: `include/twinbuf.h` is made from this crate.
+//!
+//! [README.md](https://github.com/twinbuf/twinbuf/blob/main/capi/README.md) describes it.
+#![allow(clippy::doc_markdown, non_camel_case_types, missing_debug_implementations, reason = "a header of C")]
+#![allow(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "no Rust code calls these functions: the crate is no rlib"
+)]
+
+mod error;
+mod table;
+
+use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+use std::{ptr, slice};
+
+use twinbuf::loader::Epochs;
+use twinbuf::mmap::{Buffer, Cut, ReadMode};
+use twinbuf::{Batch, Checkpoint, LastBatch, Loader, Plan, Records, Shuffle};
+
+pub use crate::error::*;
+use crate::table::Table;
+
+/// The records of files. Any number of threads may use it, and any number of loaders.
+pub struct twinbuf_records(());
+
+/// Reads the batches of a plan ahead of their use. One thread at a time may use it.
+pub struct twinbuf_loader(());
+
+/// Records of `record_bytes` bytes behind `header` bytes.
+pub const TWINBUF_FORMAT_RAW: u32 = 0;
+/// The rows of `.npy` files.
+pub const TWINBUF_FORMAT_NPY: u32 = 1;
+/// The tokens of llm.c's files.
+pub const TWINBUF_FORMAT_LLM_C: u32 = 2;
+
+/// Files of records. A field that is 0 has its default, so begin with `{0}`.
+#[repr(C)]
+pub struct twinbuf_files {
+    /// The paths. The files in this order are the data set.
+    pub paths: *const *const c_char,
+    /// The number of paths.
+    pub count: usize,
+    /// TWINBUF_FORMAT_*.
+    pub format: u32,
+    /// Bytes of a record, for TWINBUF_FORMAT_RAW.
+    pub record_bytes: usize,
+    /// Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
+    pub header: u64,
+    /// For the other formats: a record is `sequence + 1` rows or tokens, and begins `sequence` after the one before it.
+    /// With 0 each row is a record.
+    pub sequence: usize,
+}
+
+/// Past the page cache if the data is larger than memory, otherwise through it.
+pub const TWINBUF_READ_AUTO: u32 = 0;
+/// Through the page cache.
+pub const TWINBUF_READ_PREAD: u32 = 1;
+/// Past the page cache.
+pub const TWINBUF_READ_DIRECT: u32 = 2;
+
+/// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with `{0}`.
+#[repr(C)]
+pub struct twinbuf_options {
+    /// Records in a batch. At least 1.
+    pub batch: u64,
+    /// The first record.
+    pub first: u64,
+    /// The number of records from `first` on. Default: all.
+    pub records: u64,
+    /// Records in random order. Default: in the order of the files.
+    pub shuffle: bool,
+    /// Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
+    pub window: u64,
+    /// Records in a chunk of the window.
+    pub chunk: u64,
+    /// The same seed gives the same order, on any machine.
+    pub seed: u64,
+    /// This process: less than `world`.
+    pub rank: u64,
+    /// Processes that share the records. Default: 1.
+    pub world: u64,
+    /// Whether the records that do not fill a step of all ranks form a smaller batch. A rank may then have a step fewer.
+    pub keep_last: bool,
+    /// Whether TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+    pub environment: bool,
+    /// TWINBUF_READ_*.
+    pub read_mode: u32,
+    /// The number of reading threads. Default: 1.
+    pub workers: usize,
+    /// The number of slots. Default: 3, or 2 if they are large, or the number of workers plus 2.
+    pub depth: usize,
+    /// How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
+    pub held_timeout_ms: u64,
+}
+
+/// A batch: the slot itself. The caller may write to its bytes, until it releases it.
+#[repr(C)]
+pub struct twinbuf_batch {
+    /// The handle. Copies of this struct have the same.
+    pub id: usize,
+    /// The bytes of the records, one after the other. They begin at a page.
+    pub data: *mut u8,
+    /// The number of bytes.
+    pub len: usize,
+    /// The number of records.
+    pub records: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The step within the epoch, from 0.
+    pub step: u64,
+}
+
+/// Memory of the caller for a text, and where a text is.
+#[repr(C)]
+pub struct twinbuf_text {
+    /// May be NULL if `capacity` is 0.
+    pub bytes: *mut c_char,
+    /// The size of the memory, with room for a NUL.
+    pub capacity: usize,
+    /// The length of the text, without the NUL.
+    pub len: usize,
+}
+
+/// What a handle stands for.
+enum Entry {
+    Records(Arc<Records>),
+    Loader(Arc<Shared>),
+    Batch(Batch),
+    /// A batch that left its slot.
+    Kept(#[expect(dead_code, reason = "the caller has its address")] Buffer),
+}
+
+static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table { all: Vec::new(), free: Vec::new() });
+
+/// No panic leaves the table in parts.
+fn handles() -> MutexGuard<'static, Table<Entry>> {
+    HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The loader of a handle.
+struct Shared {
+    plan: Plan,
+    /// `None` if it is closed, while a call has the loader, and after a panic of it.
+    epochs: Mutex<Option<Epochs<'static>>>,
+}
+
+/// The loader, if no other thread uses it. One that panicked is in use for ever.
+fn lock(loader: &Shared) -> Result<MutexGuard<'_, Option<Epochs<'static>>>, Failure> {
+    let busy = "loader: another thread is inside one of its functions";
+    loader.epochs.try_lock().map_err(|_| Failure::new(TWINBUF_ERROR_BUSY, busy))
+}
+
+/// Takes the loader, without the rest of its present epochs. It is closed until the caller puts it back.
+fn take(epochs: &mut Option<Epochs<'static>>) -> Result<Loader, Failure> {
+    epochs.take().and_then(Epochs::into_front).ok_or_else(closed)
+}
+
+fn closed() -> Failure {
+    Failure::new(TWINBUF_ERROR_CLOSED, "loader: it was closed")
+}
+
+fn wrong(option: &str, found: u32) -> Failure {
+    Failure::new(TWINBUF_ERROR_OPTION, format!("`{option}`: wanted 0 to 2, found {found}"))
+}
+
+fn records_of(records: *const twinbuf_records) -> Result<Arc<Records>, Failure> {
+    handles().with(records.addr(), "records", |entry| match entry {
+        Some(Entry::Records(records)) => Some(records.clone()),
+        _ => None,
+    })
+}
+
+fn loader_of(loader: *const twinbuf_loader) -> Result<Arc<Shared>, Failure> {
+    handles().with(loader.addr(), "a loader", |entry| match entry {
+        Some(Entry::Loader(loader)) => Some(loader.clone()),
+        _ => None,
+    })
+}
+
+fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
+    let null = || Failure::new(TWINBUF_ERROR_NULL, format!("{name}: wanted a pointer, found NULL"));
+    if pointer.is_null() { Err(null()) } else { Ok(()) }
+}
+
+/// Reads what the caller passed.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or valid for `'a`.
+unsafe fn get<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
+    check(pointer, name)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { &*pointer })
+}
+
+/// Stores a result where the caller wants it.
+///
+/// # Safety
+///
+/// `out` is NULL, or valid for a write.
+unsafe fn store<T>(out: *mut T, value: T) -> Result<i32, Failure> {
+    check(out, "out")?;
+    // SAFETY: the caller's promise. What was there is not dropped: it may not be initialized.
+    unsafe { out.write(value) };
+    Ok(TWINBUF_OK)
+}
+
+/// Stores a handle of `entry` where the caller wants it: a number in the type of a pointer, which nothing follows.
+///
+/// # Safety
+///
+/// `out` is NULL, or valid for a write.
+unsafe fn give<T>(out: *mut *mut T, entry: Entry) -> Result<i32, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { store(out, ptr::without_provenance_mut(handles().insert(entry))) }
+}
+
+/// Writes a text and a NUL to the caller's memory.
+///
+/// # Safety
+///
+/// `out` is NULL or valid, and so is its memory.
+unsafe fn write(text: serde_json::Result<String>, out: *mut twinbuf_text) -> Result<i32, Failure> {
+    let text = text.map_err(|error| Failure::new(TWINBUF_ERROR_OTHER, error.to_string()))?;
+    check(out, "text")?;
+    // SAFETY: the caller's promise.
+    let out = unsafe { &mut *out };
+    out.len = text.len();
+    if out.capacity <= text.len() {
+        return Ok(TWINBUF_SHORT);
+    }
+    check(out.bytes, "text")?;
+    // SAFETY: there is room for the text and the NUL, and the text is the library's own.
+    unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), out.bytes, text.len()) };
+    // SAFETY: as above.
+    unsafe { out.bytes.wrapping_add(text.len()).write(0) };
+    Ok(TWINBUF_OK)
+}
+
+/// Opens files, and stores a handle in `*out`.
+///
+/// A pointer that is NULL is TWINBUF_ERROR_NULL. A file that is missing, not a regular file, too short or of another
+/// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinbuf_records) -> i32 {
+    door(|| {
+        // SAFETY: the caller's pointer is NULL or valid.
+        let files = unsafe { get(files, "files") }?;
+        check(files.paths, "paths")?;
+        check(out, "out")?;
+        let path = |at| {
+            // SAFETY: `at` is less than `count`.
+            let path = unsafe { *files.paths.wrapping_add(at) };
+            check(path, "path")?;
+            // SAFETY: the caller's pointer is to a text that ends with NUL.
+            Ok::<_, Failure>(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
+        };
+        let paths = (0..files.count).map(path).collect::<Result<Vec<_>, _>>()?;
+        let cut = if files.sequence == 0 { Cut::Rows } else { Cut::sequence(files.sequence) };
+        let records = match files.format {
+            TWINBUF_FORMAT_RAW => Records::options().header(files.header).open(paths, files.record_bytes)?,
+            TWINBUF_FORMAT_NPY => Records::open_npy(paths, cut)?,
+            TWINBUF_FORMAT_LLM_C => Records::open_llm_c(paths, cut)?,
+            found => return Err(wrong("format", found)),
+        };
+        // SAFETY: the caller's pointer is valid.
+        unsafe { give(out, Entry::Records(Arc::new(records))) }
+    })
+}
+
+/// Returns the number of records, or a TWINBUF_ERROR_* less than 0.
+///
+/// NULL or a freed handle is an error. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_count(records: *const twinbuf_records) -> i64 {
+    door(|| Ok(records_of(records)?.len().try_into().unwrap_or(i64::MAX)))
+}
+
+/// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed afterwards.
+///
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE. Options that do not fit the records,
+/// and an option or a variable with a wrong value, are TWINBUF_ERROR_OPTION. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_load(
+    records: *const twinbuf_records,
+    options: *const twinbuf_options,
+    out: *mut *mut twinbuf_loader,
+) -> i32 {
+    door(|| {
+        let records = records_of(records)?;
+        // SAFETY: the caller's pointer is NULL or valid.
+        let options = unsafe { get(options, "options") }?;
+        check(out, "out")?;
+        let plan = plan_of(&records, options)?;
+        let modes = [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct];
+        let mode = modes.get(options.read_mode as usize).ok_or_else(|| wrong("read_mode", options.read_mode));
+        let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
+        let mut builder = Loader::builder(records, plan.clone()).read_mode(*mode?);
+        builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
+        if options.depth > 0 {
+            builder = builder.depth(options.depth);
+        }
+        if options.environment {
+            builder = builder.from_env()?;
+        }
+        // Until epochs are begun there are none.
+        let epochs = Mutex::new(Some(builder.build()?.into_epochs(0..0)));
+        // SAFETY: the caller's pointer is valid.
+        unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, epochs }))) }
+    })
+}
+
+fn plan_of(records: &Records, options: &twinbuf_options) -> Result<Plan, Failure> {
+    // The loader refuses a range that ends behind the records.
+    let end =
+        if options.records == 0 { records.len() } else { options.first.saturating_add(options.records) };
+    let shuffle = match (options.shuffle, options.window) {
+        (false, _) => Shuffle::None,
+        (true, 0) => Shuffle::Full,
+        (true, _) => Shuffle::Window { chunk_records: options.chunk, window_chunks: options.window },
+    };
+    let last = if options.keep_last { LastBatch::Keep } else { LastBatch::Drop };
+    let plan = Plan::builder(0).records(options.first..end.max(options.first)).batch(options.batch);
+    let plan = plan.rank(options.rank, options.world.max(1)).shuffle(shuffle).last_batch(last);
+    let plan = if options.seed == 0 { plan } else { plan.seed(options.seed) };
+    plan.build().map_err(|error| Failure::new(TWINBUF_ERROR_OPTION, error.to_string()))
+}
+
+/// Returns how many batches this rank has in an epoch that begins at its first step, or a TWINBUF_ERROR_* less than 0.
+///
+/// NULL or a freed handle is an error. Any thread may call it at any time, also after close.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i64 {
+    door(|| Ok(loader_of(loader)?.plan.steps(epoch).try_into().unwrap_or(i64::MAX)))
+}
+
+/// Begins with epoch `first`, and ends before epoch `end`. Reading starts at once. What is left of epochs begun earlier
+/// is not delivered.
+///
+/// NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
+/// loader: TWINBUF_ERROR_BUSY.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u64) -> i32 {
+    door(|| {
+        let shared = loader_of(loader)?;
+        let mut epochs = lock(&shared)?;
+        *epochs = Some(take(&mut epochs)?.into_epochs(first..end));
+        Ok(TWINBUF_OK)
+    })
+}
+
+/// Begins where a checkpoint was taken, and ends before epoch `end`. The batch size and the number of ranks may be
+/// others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
+///
+/// NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
+/// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinbuf_text, end: u64) -> i32 {
+    door(|| {
+        let shared = loader_of(loader)?;
+        // SAFETY: the caller's pointer is NULL or valid.
+        let text = unsafe { get(from, "from") }?;
+        check(text.bytes, "from")?;
+        // SAFETY: the caller's pointer is valid for so many bytes.
+        let bytes = unsafe { slice::from_raw_parts(text.bytes.cast(), text.len) };
+        let checkpoint: Checkpoint = serde_json::from_slice(bytes)
+            .map_err(|error| Failure::new(TWINBUF_ERROR_CHECKPOINT, format!("not a checkpoint: {error}")))?;
+        let mut epochs = lock(&shared)?;
+        let (begun, result) = match take(&mut epochs)?.into_epochs_from(&checkpoint, end) {
+            Ok(begun) => (begun, Ok(TWINBUF_OK)),
+            Err(both) => (both.0.into_epochs(0..0), Err(both.1.into())),
+        };
+        *epochs = Some(begun);
+        result
+    })
+}
+
+/// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length.
+///
+/// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
+/// the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_checkpoint(loader: *const twinbuf_loader, text: *mut twinbuf_text) -> i32 {
+    door(|| {
+        let checkpoint = lock(&*loader_of(loader)?)?.as_ref().ok_or_else(closed)?.checkpoint();
+        // SAFETY: the caller's promise is that of this function.
+        unsafe { write(serde_json::to_string(&checkpoint), text) }
+    })
+}
+
+/// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if the epochs are over, or none were
+/// begun; this repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with
+/// UINT64_MAX it waits without a limit.
+///
+/// An error comes after all batches that were read before it. `*batch` changes only if a batch was received. A batch
+/// that is not released holds its slot: TWINBUF_ERROR_HELD follows when the loader needs it. NULL, after free, after
+/// close, two threads: as with twinbuf_epochs.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_batch, wait_ms: u64) -> i32 {
+    door(|| {
+        let shared = loader_of(loader)?;
+        check(batch, "batch")?;
+        let mut epochs = lock(&shared)?;
+        let epochs = epochs.as_mut().ok_or_else(closed)?;
+        let found = match wait_ms {
+            u64::MAX => Poll::Ready(epochs.next()),
+            _ => epochs.next_timeout(Duration::from_millis(wait_ms)),
+        };
+        let mut found = match found {
+            Poll::Pending => return Ok(TWINBUF_PENDING),
+            Poll::Ready(None) => return Ok(TWINBUF_END),
+            Poll::Ready(Some(found)) => found?,
+        };
+        let (epoch, step, records) = (found.epoch(), found.step(), found.plan().len());
+        let (data, len) = (found.as_mut_ptr(), found.len());
+        let id = handles().insert(Entry::Batch(found));
+        // SAFETY: the caller's pointer is valid.
+        unsafe { store(batch, twinbuf_batch { id, data, len, records, epoch, step }) }
+    })
+}
+
+/// Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes
+/// stay where they are.
+///
+/// A second time it does nothing. NULL, or a batch that was released: an error. After close and free of the loader it
+/// works as before. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_keep(batch: *const twinbuf_batch) -> i32 {
+    door(|| {
+        // SAFETY: the caller's pointer is NULL or valid.
+        let id = unsafe { get(batch, "batch") }?.id;
+        handles().with(id, "a batch", |entry| {
+            let (kept, done) = match entry.take_if(is_batch)? {
+                Entry::Batch(batch) => match batch.into_buffer() {
+                    Ok(buffer) => (Entry::Kept(buffer), Ok(TWINBUF_OK)),
+                    Err(both) => (Entry::Batch(both.0), Err(both.1.into())),
+                },
+                kept => (kept, Ok(TWINBUF_OK)),
+            };
+            *entry = Some(kept);
+            Some(done)
+        })?
+    })
+}
+
+/// Gives a batch back. Its bytes may not be used any more.
+///
+/// NULL is an error. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was released through a copy
+/// of the struct. After close and free of the loader it works as before. Any thread may call it; of two that release the
+/// same batch, one gets the error.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_release(batch: *const twinbuf_batch) -> i32 {
+    // SAFETY: the caller's pointer is NULL or valid.
+    door(|| end(unsafe { get(batch, "batch") }?.id, "a batch", is_batch))
+}
+
+fn is_batch(entry: &mut Entry) -> bool {
+    matches!(entry, Entry::Batch(_) | Entry::Kept(_))
+}
+
+/// Ends a handle. What it stood for is dropped when the table is no longer locked.
+fn end(id: usize, wanted: &str, is: impl FnOnce(&mut Entry) -> bool) -> Result<i32, Failure> {
+    let entry = handles().with(id, wanted, |entry| entry.take_if(is))?;
+    drop(entry);
+    Ok(TWINBUF_OK)
+}
+
+/// Writes a report of where the time went, as text or as JSON, and a NUL. Stores its length.
+///
+/// TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: bool, text: *mut twinbuf_text) -> i32 {
+    door(|| {
+        let report = lock(&*loader_of(loader)?)?.as_ref().ok_or_else(closed)?.report();
+        let report = if json { serde_json::to_string(&report) } else { Ok(report.to_string()) };
+        // SAFETY: the caller's promise is that of this function.
+        unsafe { write(report, text) }
+    })
+}
+
+/// Ends the threads of a loader. Waits at most `wait_ms` milliseconds for a read in progress, or as long as it takes
+/// with UINT64_MAX. The handle stays valid until twinbuf_free; batches stay valid until they are released.
+///
+/// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
+/// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
+/// second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
+/// the loader is not closed. NULL, after free: an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i32 {
+    door(|| {
+        let shared = loader_of(loader)?;
+        let loader = take(&mut *lock(&shared)?)?;
+        match wait_ms {
+            u64::MAX => loader.close()?,
+            _ => loader.close_timeout(Duration::from_millis(wait_ms))?,
+        }
+        Ok(TWINBUF_OK)
+    })
+}
+
+/// Ends the handle of records or of a loader. Loaders continue without the handle of their records. A loader that was
+/// not closed is closed: this waits at most 10 s for a read in progress. While another thread is inside a function of
+/// the loader, the loader ends when that thread leaves it.
+///
+/// NULL is no error and does nothing. A handle that was already freed is TWINBUF_ERROR_HANDLE. Of two threads that free
+/// the same handle, one gets the error.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_free(handle: *mut c_void) -> i32 {
+    door(|| {
+        let is = |entry: &mut Entry| matches!(entry, Entry::Records(_) | Entry::Loader(_));
+        if handle.is_null() { Ok(TWINBUF_OK) } else { end(handle.addr(), "records or a loader", is) }
+    })
+}

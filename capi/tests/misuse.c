@@ -1,0 +1,289 @@
+// Misuse and faults: each is an error code with a text, and nothing crashes or leaks: misuse FOLDER
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <twinbuf.h>
+#include <unistd.h>
+
+// Reads of the library come here first. That of the first batch waits while `stuck` is set.
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int stuck, waiting;
+
+ssize_t pread64(int file, void *out, size_t bytes, off64_t offset) {
+    pthread_mutex_lock(&lock);
+    if (offset == 0 && bytes == 128 && stuck) {
+        waiting++;
+        pthread_cond_broadcast(&changed);
+        while (stuck) pthread_cond_wait(&changed, &lock);
+        waiting--;
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+    return syscall(SYS_pread64, file, out, bytes, offset);
+}
+
+static void set_stuck(int value) {
+    pthread_mutex_lock(&lock);
+    stuck = value;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void wait_for(int readers) {
+    pthread_mutex_lock(&lock);
+    while (waiting != readers) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+#define REQUIRE(condition)                                                                \
+    if (!(condition)) {                                                                   \
+        const twinbuf_error *error = twinbuf_last_error();                                \
+        fprintf(stderr, "misuse.c:%d: %s; the last error: %s\n", __LINE__, #condition,    \
+                error ? error->message : "none");                                         \
+        abort();                                                                          \
+    }
+
+// Whether a call failed with this code, and a text that contains `part`.
+static int fails(int code, int wanted, const char *part) {
+    const twinbuf_error *error = twinbuf_last_error();
+    return code == wanted && error && error->code == wanted && strstr(error->message, part);
+}
+#define FAILS(call, wanted, part) REQUIRE(fails(call, wanted, part))
+#define OK(call) REQUIRE((call) == TWINBUF_OK)
+
+static char path[4096];
+
+static void make_file(const char *folder, const char *name, size_t bytes) {
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file);
+    for (size_t i = 0; i < bytes; i++) fputc((int)(i / 64), file);
+    REQUIRE(fclose(file) == 0);
+}
+
+static int open_files(const char *name, uint32_t format, twinbuf_records **out) {
+    return twinbuf_open(&(twinbuf_files){.paths = &name, .count = 1, .format = format, .record_bytes = 64}, out);
+}
+
+static twinbuf_loader *open_loader(uint64_t held_ms) {
+    twinbuf_records *records;
+    OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
+    twinbuf_options options = {.batch = 2, .depth = 2, .read_mode = TWINBUF_READ_PREAD, .held_timeout_ms = held_ms};
+    twinbuf_loader *loader;
+    OK(twinbuf_load(records, &options, &loader));
+    REQUIRE(twinbuf_count(records) == 10 && twinbuf_steps(loader, 0) == 5);
+    OK(twinbuf_free(records));
+    return loader;
+}
+
+static void wrong_arguments(void) {
+    twinbuf_records *records;
+    twinbuf_loader *loader;
+    twinbuf_batch batch;
+    twinbuf_text text = {0};
+    const char *paths[] = {path, NULL};
+    twinbuf_options options = {.batch = 2};
+    REQUIRE(twinbuf_last_error() == NULL);
+    FAILS(twinbuf_open(NULL, &records), TWINBUF_ERROR_NULL, "files");
+    FAILS(twinbuf_open(&(twinbuf_files){0}, &records), TWINBUF_ERROR_NULL, "paths");
+    FAILS(twinbuf_open(&(twinbuf_files){.paths = paths, .count = 2}, &records), TWINBUF_ERROR_NULL, "path");
+    FAILS(twinbuf_open(&(twinbuf_files){.paths = paths}, &records), TWINBUF_ERROR_FILE, "byte");
+    FAILS(open_files(path, TWINBUF_FORMAT_RAW, NULL), TWINBUF_ERROR_NULL, "out");
+    FAILS(open_files(path, 9, &records), TWINBUF_ERROR_OPTION, "`format`: wanted 0 to 2, found 9");
+    FAILS(twinbuf_count(NULL), TWINBUF_ERROR_NULL, "records");
+    FAILS(twinbuf_load(NULL, &options, &loader), TWINBUF_ERROR_NULL, "records");
+    OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
+    FAILS(twinbuf_load(records, NULL, &loader), TWINBUF_ERROR_NULL, "options");
+    FAILS(twinbuf_load(records, &options, NULL), TWINBUF_ERROR_NULL, "out");
+    FAILS(twinbuf_load(records, &(twinbuf_options){0}, &loader), TWINBUF_ERROR_OPTION, "batch");
+    FAILS(twinbuf_load(records, &(twinbuf_options){.batch = 2, .read_mode = 9}, &loader), TWINBUF_ERROR_OPTION,
+          "read_mode");
+    options.rank = 1;
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "rank");
+    options.rank = 0;
+    const uint64_t ranges[][2] = {{0, 11}, {9, 2}, {10, 1}, {11, 0}, {UINT64_MAX, UINT64_MAX}};
+    for (int i = 0; i < 5; i++) {
+        options.first = ranges[i][0];
+        options.records = ranges[i][1];
+        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "record");
+    }
+    // A handle of another kind, and none at all.
+    FAILS(twinbuf_epochs((twinbuf_loader *)records, 0, 1), TWINBUF_ERROR_HANDLE, "a loader");
+    FAILS(twinbuf_free(&options), TWINBUF_ERROR_HANDLE, "records or a loader");
+    batch.id = (size_t)records;
+    FAILS(twinbuf_release(&batch), TWINBUF_ERROR_HANDLE, "a batch");
+    FAILS(twinbuf_keep(&batch), TWINBUF_ERROR_HANDLE, "a batch");
+    REQUIRE(twinbuf_count(records) == 10);
+    FAILS(twinbuf_steps(NULL, 0), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_epochs(NULL, 0, 1), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_resume(NULL, &text, 1), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_checkpoint(NULL, &text), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_report(NULL, false, &text), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_next(NULL, &batch, 0), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_close(NULL, 0), TWINBUF_ERROR_NULL, "a loader");
+    FAILS(twinbuf_keep(NULL), TWINBUF_ERROR_NULL, "batch");
+    FAILS(twinbuf_release(NULL), TWINBUF_ERROR_NULL, "batch");
+    FAILS(twinbuf_release(&(twinbuf_batch){0}), TWINBUF_ERROR_NULL, "batch");
+    OK(twinbuf_free(NULL));
+    OK(twinbuf_free(records));
+    FAILS(twinbuf_free(records), TWINBUF_ERROR_HANDLE, "freed");
+    FAILS(twinbuf_count(records), TWINBUF_ERROR_HANDLE, "freed");
+    // A loader without epochs.
+    loader = open_loader(0);
+    REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+    FAILS(twinbuf_next(loader, NULL, 0), TWINBUF_ERROR_NULL, "batch");
+    FAILS(twinbuf_resume(loader, NULL, 1), TWINBUF_ERROR_NULL, "from");
+    FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_NULL, "from");
+    FAILS(twinbuf_resume(loader, &(twinbuf_text){.bytes = "{}", .len = 2}, 1), TWINBUF_ERROR_CHECKPOINT, "not a");
+    FAILS(twinbuf_checkpoint(loader, NULL), TWINBUF_ERROR_NULL, "text");
+    text.capacity = 4096;
+    FAILS(twinbuf_checkpoint(loader, &text), TWINBUF_ERROR_NULL, "text");
+    OK(twinbuf_free(loader));
+}
+
+static void *release(void *batch) {
+    return (void *)(intptr_t)twinbuf_release(batch);
+}
+
+static void after_the_end(void) {
+    twinbuf_loader *loader = open_loader(1);
+    twinbuf_batch first, second, copy;
+    OK(twinbuf_epochs(loader, 0, 1));
+    OK(twinbuf_next(loader, &first, UINT64_MAX));
+    OK(twinbuf_next(loader, &second, UINT64_MAX));
+    FAILS(twinbuf_next(loader, &copy, UINT64_MAX), TWINBUF_ERROR_HELD, "slot");
+    REQUIRE(twinbuf_next(loader, &copy, UINT64_MAX) == TWINBUF_END);
+    // Of two threads that release a batch, one gets an error.
+    copy = second;
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, release, &copy) == 0);
+    int here = twinbuf_release(&second);
+    void *there;
+    REQUIRE(pthread_join(thread, &there) == 0);
+    REQUIRE(here + (int)(intptr_t)there == TWINBUF_ERROR_HANDLE);
+    FAILS(twinbuf_release(&second), TWINBUF_ERROR_HANDLE, "released");
+    FAILS(twinbuf_keep(&second), TWINBUF_ERROR_HANDLE, "released");
+    // A batch that is kept leaves its slot.
+    OK(twinbuf_keep(&first));
+    OK(twinbuf_keep(&first));
+    OK(twinbuf_epochs(loader, 3, 4));
+    int batches = 0;
+    for (; twinbuf_next(loader, &second, UINT64_MAX) == TWINBUF_OK; batches++) {
+        REQUIRE(second.epoch == 3 && second.step == (uint64_t)batches && second.records == 2 && second.len == 128);
+        REQUIRE(second.data[64] == 2 * batches + 1);
+        OK(twinbuf_release(&second));
+    }
+    REQUIRE(batches == 5);
+    // A text in two calls.
+    twinbuf_text text = {0};
+    for (int json = 0; json < 2; json++) {
+        text.capacity = 0;
+        REQUIRE(twinbuf_report(loader, json, &text) == TWINBUF_SHORT && text.len > 0);
+        text.capacity = text.len;
+        text.bytes = malloc(text.len + 1);
+        REQUIRE(twinbuf_report(loader, json, &text) == TWINBUF_SHORT);
+        text.capacity++;
+        OK(twinbuf_report(loader, json, &text));
+        REQUIRE(strlen(text.bytes) == text.len && (text.bytes[0] == '{') == json);
+        free(text.bytes);
+    }
+    OK(twinbuf_close(loader, 10000));
+    FAILS(twinbuf_close(loader, 10000), TWINBUF_ERROR_CLOSED, "closed");
+    FAILS(twinbuf_next(loader, &second, 0), TWINBUF_ERROR_CLOSED, "closed");
+    FAILS(twinbuf_epochs(loader, 0, 1), TWINBUF_ERROR_CLOSED, "closed");
+    text = (twinbuf_text){.bytes = "{\"version\":4,\"epoch\":0,\"step\":0}", .len = 32};
+    FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_CLOSED, "closed");
+    FAILS(twinbuf_checkpoint(loader, &text), TWINBUF_ERROR_CLOSED, "closed");
+    FAILS(twinbuf_report(loader, false, &text), TWINBUF_ERROR_CLOSED, "closed");
+    REQUIRE(twinbuf_steps(loader, 0) == 5);
+    OK(twinbuf_free(loader));
+    FAILS(twinbuf_free(loader), TWINBUF_ERROR_HANDLE, "freed");
+    FAILS(twinbuf_next(loader, &second, 0), TWINBUF_ERROR_HANDLE, "freed");
+    FAILS(twinbuf_steps(loader, 0), TWINBUF_ERROR_HANDLE, "freed");
+    REQUIRE(first.data[0] == 0 && first.data[127] == 1);
+    OK(twinbuf_release(&first));
+    FAILS(twinbuf_release(&first), TWINBUF_ERROR_HANDLE, "released");
+}
+
+static void *next(void *loader) {
+    twinbuf_batch batch;
+    int code = twinbuf_next(loader, &batch, UINT64_MAX);
+    return (void *)(intptr_t)(code == TWINBUF_OK ? twinbuf_release(&batch) : code);
+}
+
+// The other thread waits in `twinbuf_next` for a read that does not return, or will call it when that has returned.
+static void two_threads(void) {
+    twinbuf_loader *loader = open_loader(0);
+    set_stuck(1);
+    OK(twinbuf_epochs(loader, 0, 1));
+    wait_for(1);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, next, loader) == 0);
+    int code;
+    twinbuf_text text = {0};
+    while ((code = twinbuf_checkpoint(loader, &text)) == TWINBUF_SHORT) sched_yield();
+    FAILS(code, TWINBUF_ERROR_BUSY, "another thread");
+    twinbuf_batch batch;
+    FAILS(twinbuf_next(loader, &batch, UINT64_MAX), TWINBUF_ERROR_BUSY, "another thread");
+    FAILS(twinbuf_close(loader, 0), TWINBUF_ERROR_BUSY, "another thread");
+    // The thread inside keeps the loader.
+    OK(twinbuf_free(loader));
+    set_stuck(0);
+    void *found;
+    REQUIRE(pthread_join(thread, &found) == 0 && (int)(intptr_t)found == TWINBUF_OK);
+}
+
+static void stuck_read(void) {
+    twinbuf_loader *loader = open_loader(0);
+    set_stuck(1);
+    OK(twinbuf_epochs(loader, 0, 1));
+    wait_for(1);
+    twinbuf_batch batch;
+    REQUIRE(twinbuf_next(loader, &batch, 1) == TWINBUF_PENDING);
+    FAILS(twinbuf_close(loader, 1), TWINBUF_ERROR_TIMEOUT, "wanted an end within 0.001 s");
+    REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0 && twinbuf_last_error()->offset == 0);
+    OK(twinbuf_free(loader));
+    set_stuck(0);
+    wait_for(0);
+}
+
+static void faults_of_files(const char *folder) {
+    twinbuf_records *records;
+    char fifo[4200];
+    snprintf(fifo, sizeof fifo, "%s/fifo", folder);
+    REQUIRE(mkfifo(fifo, 0600) == 0);
+    FAILS(open_files(fifo, TWINBUF_FORMAT_RAW, &records), TWINBUF_ERROR_FILE, "FIFO");
+    REQUIRE(unlink(fifo) == 0);
+    FAILS(open_files(fifo, TWINBUF_FORMAT_RAW, &records), TWINBUF_ERROR_FILE, "no such file");
+    REQUIRE(strcmp(twinbuf_last_error()->path, fifo) == 0 && twinbuf_last_error()->offset == -1);
+    FAILS(open_files(path, TWINBUF_FORMAT_NPY, &records), TWINBUF_ERROR_FILE, "byte 0");
+    REQUIRE(twinbuf_last_error()->offset == 0);
+    FAILS(open_files(path, TWINBUF_FORMAT_LLM_C, &records), TWINBUF_ERROR_FILE, "header");
+    // Truncated while it is open: all whole batches, then the error.
+    twinbuf_loader *loader = open_loader(0);
+    REQUIRE(truncate(path, 300) == 0);
+    OK(twinbuf_epochs(loader, 0, 1));
+    twinbuf_batch batch;
+    int code;
+    while ((code = twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_OK) OK(twinbuf_release(&batch));
+    FAILS(code, TWINBUF_ERROR_READ, "truncated");
+    REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0 && twinbuf_last_error()->offset == 300);
+    OK(twinbuf_close(loader, UINT64_MAX));
+    OK(twinbuf_free(loader));
+}
+
+int main(int argc, char **argv) {
+    REQUIRE(argc == 2);
+    make_file(argv[1], "records.bin", 640);
+    wrong_arguments();
+    after_the_end();
+    two_threads();
+    stuck_read();
+    faults_of_files(argv[1]);
+    puts("misuse: each an error with a text");
+}
