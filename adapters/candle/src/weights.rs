@@ -8,8 +8,8 @@ use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor, QuantizedType};
 use candle_core::{CpuStorage, DType as To, Device, Tensor, bail};
 use half::{bf16, f16};
-use twinbuf::mmap::{self, Buffer, Reader};
 use twinbuf::mmap::ReadMode;
+use twinbuf::mmap::{self, Buffer, Reader};
 use twinbuf::stream::{Group, Tensors, View};
 
 use crate::{TensorError, candle_dtype};
