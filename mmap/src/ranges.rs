@@ -24,7 +24,6 @@ pub(crate) struct Kind {
 }
 
 /// Where the records of one file are. All of them are within the file.
-#[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) kind: Kind,
     pub(crate) at: Places,

@@ -77,7 +77,6 @@ impl Cut {
 }
 
 /// An array in C order in a file, as its header describes it.
-#[derive(Debug)]
 struct Array {
     /// Its first byte.
     offset: u64,

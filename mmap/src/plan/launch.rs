@@ -4,7 +4,6 @@ use super::Plan;
 use super::builder::{Origin, PlanBuilder};
 
 /// A pair of variables that a launcher sets for every process it starts.
-#[derive(Debug)]
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -113,7 +112,6 @@ impl Plan {
     }
 }
 
-#[derive(Debug)]
 struct Found {
     launcher: &'static Launcher,
     rank: u64,

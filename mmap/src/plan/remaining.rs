@@ -35,7 +35,6 @@ struct Leg {
 }
 
 /// The parts of an epoch that were done.
-#[derive(Debug)]
 struct Past {
     /// Positions of the epoch, and those that were done. Past the end of the order it starts again at its front.
     records: u64,

@@ -110,7 +110,6 @@ impl Order {
 /// The chunks of a share are numbered in the order of their first use. Over the batches of a share both ends of
 /// [`resident`](Self::resident) only grow. So a reader that is at a batch can drop all chunks before it, needs all in
 /// it, and reads those after it next, in order.
-#[derive(Debug)]
 pub(crate) struct Window {
     tape: Tape,
     share: Share,

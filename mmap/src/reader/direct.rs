@@ -21,7 +21,6 @@ const SMALLEST: usize = 512;
 pub(super) const LARGEST: usize = 64 << 10;
 
 /// A file opened for such reads.
-#[derive(Debug)]
 pub(crate) struct Direct {
     /// `None` if it is opened for each use.
     pub(super) file: Option<Arc<File>>,
@@ -31,7 +30,6 @@ pub(crate) struct Direct {
 }
 
 /// Room for the blocks outside the buffer: one before, and at most two after (see [`Alignment::new`]).
-#[derive(Debug)]
 pub(crate) struct BounceBuffer {
     bytes: Vec<u8>,
 }

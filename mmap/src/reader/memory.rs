@@ -16,7 +16,6 @@ use crate::{Error, ReadMode, limit};
 const LEAST: u64 = 1 << 20;
 
 /// What a reader is for.
-#[derive(Debug)]
 pub(super) struct Wish<'a> {
     pub(super) mode: ReadMode,
     pub(super) shards: &'a [Shard],

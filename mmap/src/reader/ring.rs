@@ -14,7 +14,6 @@ const PAGE: u64 = 4096;
 const BLOCK: u64 = super::direct::LARGEST as u64;
 
 /// A ring of bytes. Places count up and never wrap; the memory behind them does.
-#[derive(Debug)]
 pub(super) struct Ring {
     /// Allocated with the first piece.
     memory: Option<Arc<Memory>>,
@@ -26,7 +25,6 @@ pub(super) struct Ring {
 }
 
 /// Keeps the memory until the ring and the last piece are gone. Nothing reads through it.
-#[derive(Debug)]
 struct Memory(#[expect(dead_code, reason = "dropped with the last piece")] Buffer, NonNull<u8>);
 
 // SAFETY: the pointer is only that of the buffer, which is `Send`, and nothing is read through it here.

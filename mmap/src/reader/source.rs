@@ -19,7 +19,6 @@ const STRAIGHT: u64 = 4 << 20;
 const AGAIN: usize = 128;
 
 /// Where the bytes of some files come from.
-#[derive(Debug)]
 pub(super) struct Source {
     /// Bytes at the front of all files, one behind the other, that come through the page cache.
     pub(super) cached: u64,
@@ -35,7 +34,7 @@ pub(super) struct Source {
 }
 
 /// The lists of one read.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Scratch {
     groups: [Group; 2],
     copies: Vec<Copy>,

@@ -25,7 +25,6 @@ const REQUEST: u64 = 2 << 20;
 const AT_ONCE: u64 = 256 << 10;
 
 /// What is read past the page cache for one reader.
-#[derive(Debug)]
 pub(super) struct Stream {
     /// The process that made it. A fork's child has neither its threads nor its requests.
     process: u32,
@@ -36,7 +35,6 @@ pub(super) struct Stream {
     pub(super) state: Mutex<State>,
 }
 
-#[derive(Debug)]
 pub(super) struct State {
     pub(super) queue: Queue,
     lanes: [Lane; 2],
@@ -50,7 +48,6 @@ pub(super) struct State {
 }
 
 /// The requests of a lane, the oldest first.
-#[derive(Debug)]
 struct Lane {
     ring: Ring,
     requests: VecDeque<Request>,
@@ -65,7 +62,6 @@ struct Tag(usize, u64);
 const AHEAD: usize = 0;
 const NOW: usize = 1;
 
-#[derive(Debug)]
 struct Request {
     file: usize,
     bytes: Range<u64>,
@@ -78,7 +74,6 @@ struct Request {
     place: u64,
 }
 
-#[derive(Debug)]
 enum Content {
     Coming,
     /// The number of bytes: fewer than requested at the end of the file.
@@ -139,7 +134,6 @@ impl Places {
 }
 
 /// Bytes of a request, and where they belong in the slot.
-#[derive(Debug)]
 pub(super) struct Copy {
     from: Arc<Buffer>,
     bytes: Range<usize>,

@@ -178,19 +178,6 @@ pub(crate) fn gather<'f>(
     pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     out: &mut [u8],
 ) -> Gathered {
-    RANGES.with_borrow_mut(|[from, into]| {
-        from.clear();
-        into.clear();
-        gather_with(pieces, out, from, into)
-    })
-}
-
-fn gather_with<'f>(
-    pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
-    out: &mut [u8],
-    from: &mut Vec<libc::iovec>,
-    into: &mut Vec<libc::iovec>,
-) -> Gathered {
     /// The kernel has no such call for us, so it is not tried again. It guards no other data.
     static REFUSED: AtomicBool = AtomicBool::new(false);
     /// Bytes of each piece that are brought near beforehand: with them a batch of 2 KiB records took 0.40 of the time of
@@ -199,50 +186,56 @@ fn gather_with<'f>(
     if REFUSED.load(Relaxed) {
         return Gathered::Unavailable;
     }
-    let entry = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
-    let slot = out.as_mut_ptr();
-    let mut wanted = 0;
-    for (file, bytes, to) in pieces {
-        let Ok(map) = &file.map else { return Gathered::Unavailable };
-        // What is mapped has a length that fits.
-        let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
-        let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
-        if to.checked_add(len).is_none_or(|end| end > out.len()) {
-            return Gathered::Unavailable;
-        }
-        wanted += len;
-        // The pages are anywhere: the kernel finds them and their first bytes sooner.
-        prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
-        prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
-        from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
-        let base = slot.wrapping_add(to);
-        match into.last_mut() {
-            Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => last.iov_len += len,
-            _ => into.push(entry(base, len)),
-        }
-    }
-    // At most `PIECES` of each.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "at most 1024")]
-    let [places, slots] = [from.len(), into.len()].map(|count| count as libc::c_ulong);
-    READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-    // SAFETY: takes no pointer and cannot fail.
-    let this = unsafe { libc::getpid() };
-    // SAFETY: the kernel reads two arrays, as long as given. It reads through the ranges of the first; they are in
-    // mappings that are alive. It writes to those of the second; they are in an exclusive borrow. It has finished when
-    // the call returns.
-    let copied = unsafe { libc::process_vm_writev(this, from.as_ptr(), places, into.as_ptr(), slots, 0) };
-    let error = io::Error::last_os_error().raw_os_error();
-    match usize::try_from(copied) {
-        Ok(copied) if copied == wanted => Gathered::All,
-        Ok(_) => Gathered::Fault,
-        Err(_) if error == Some(libc::EFAULT) => Gathered::Fault,
-        Err(_) => {
-            if matches!(error, Some(libc::ENOSYS | libc::EPERM)) {
-                REFUSED.store(true, Relaxed);
+    RANGES.with_borrow_mut(|[from, into]| {
+        from.clear();
+        into.clear();
+        let entry = |base: *mut u8, len| libc::iovec { iov_base: base.cast(), iov_len: len };
+        let slot = out.as_mut_ptr();
+        let mut wanted = 0;
+        for (file, bytes, to) in pieces {
+            let Ok(map) = &file.map else { return Gathered::Unavailable };
+            // What is mapped has a length that fits.
+            let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
+            let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
+            if to.checked_add(len).is_none_or(|end| end > out.len()) {
+                return Gathered::Unavailable;
             }
-            Gathered::Unavailable
+            wanted += len;
+            // The pages are anywhere: the kernel finds them and their first bytes sooner.
+            prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
+            prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
+            from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
+            let base = slot.wrapping_add(to);
+            match into.last_mut() {
+                Some(last) if last.iov_base.wrapping_byte_add(last.iov_len) == base.cast() => {
+                    last.iov_len += len;
+                }
+                _ => into.push(entry(base, len)),
+            }
         }
-    }
+        // At most `PIECES` of each.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "at most 1024")]
+        let [places, slots] = [from.len(), into.len()].map(|count| count as libc::c_ulong);
+        READ_CALLS.with(|calls| calls.set(calls.get() + 1));
+        // SAFETY: takes no pointer and cannot fail.
+        let this = unsafe { libc::getpid() };
+        // SAFETY: the kernel reads two arrays, as long as given. It reads through the ranges of the first; they are in
+        // mappings that are alive. It writes to those of the second; they are in an exclusive borrow. It has finished when
+        // the call returns.
+        let copied = unsafe { libc::process_vm_writev(this, from.as_ptr(), places, into.as_ptr(), slots, 0) };
+        let error = io::Error::last_os_error().raw_os_error();
+        match usize::try_from(copied) {
+            Ok(copied) if copied == wanted => Gathered::All,
+            Ok(_) => Gathered::Fault,
+            Err(_) if error == Some(libc::EFAULT) => Gathered::Fault,
+            Err(_) => {
+                if matches!(error, Some(libc::ENOSYS | libc::EPERM)) {
+                    REFUSED.store(true, Relaxed);
+                }
+                Gathered::Unavailable
+            }
+        }
+    })
 }
 
 /// Bytes that this thread has had read from disks so far. `None` if the system does not count them.
