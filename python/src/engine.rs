@@ -319,7 +319,7 @@ impl State {
     /// The position after the last received batch, for its state.
     pub(crate) fn position(&self) -> Option<Position> {
         let checkpoint = self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())?;
-        Some(Position::new(checkpoint, self.exhausted && self.resume.is_none()))
+        Some(Position { checkpoint, exhausted: self.exhausted && self.resume.is_none() })
     }
 
     /// The position after the last batch that the crate handed out.

@@ -27,29 +27,19 @@ pub(crate) fn closed(py: Python<'_>) -> PyErr {
 /// The batches of an iteration.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Batches {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// The loader object. It reports to the garbage collector what they share.
-    loader: Py<PyAny>,
-    iteration: u64,
+    pub(crate) loader: Py<PyAny>,
+    pub(crate) iteration: u64,
     /// Makes of a batch what the loop gets.
-    map: Option<Arc<Object>>,
+    pub(crate) map: Option<Arc<Object>>,
     /// Whether a step of the breakdown has begun.
-    stepping: AtomicBool,
+    pub(crate) stepping: AtomicBool,
     /// The longest wait for a batch.
-    timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Batches {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        loader: Py<PyAny>,
-        iteration: u64,
-        map: Option<Arc<Object>>,
-        timeout: Option<Duration>,
-    ) -> Self {
-        Self { shared, loader, iteration, map, stepping: AtomicBool::new(false), timeout }
-    }
-
     /// Ends the step of the breakdown that the last batch began.
     fn end_step(&self) {
         // Relaxed: the thread that iterates reads and writes it.

@@ -154,8 +154,9 @@ impl Loader {
         match begun {
             Ok(Some(iteration)) => {
                 let (shared, map) = (this.shared.clone(), this.map.clone());
-                let of = slf.clone().unbind().into_any();
-                let batches = |map| Bound::new(py, Batches::new(shared, of, iteration, map, timeout));
+                let (loader, stepping) = (slf.clone().unbind().into_any(), AtomicBool::new(false));
+                let batches =
+                    |map| Bound::new(py, Batches { shared, loader, iteration, map, stepping, timeout });
                 let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
                 let batches = batches(None)?;
                 let position = batches.getattr("_position")?;

@@ -7,16 +7,12 @@ use crate::errors;
 
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Position {
-    checkpoint: Checkpoint,
+    pub(crate) checkpoint: Checkpoint,
     /// The end of a finished epoch is the start of the next one.
-    exhausted: bool,
+    pub(crate) exhausted: bool,
 }
 
 impl Position {
-    pub(crate) fn new(checkpoint: Checkpoint, exhausted: bool) -> Self {
-        Self { checkpoint, exhausted }
-    }
-
     pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let at = self.checkpoint.clone();
         let at = if self.exhausted { at.next_epoch() } else { at };

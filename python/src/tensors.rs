@@ -383,7 +383,14 @@ impl PassOfGroups {
                 Some(Poll::Pending) => continue,
                 Some(Poll::Ready(None)) => Ok(None),
                 Some(Poll::Ready(Some(Err(error)))) => Err(errors::loading(py, error)),
-                Some(Poll::Ready(Some(Ok(group)))) => self.hand_out(py, group).map(Some),
+                Some(Poll::Ready(Some(Ok(group)))) => match py.check_signals() {
+                    Ok(()) => Ok(Some(group)),
+                    // Kept for the next call: Ctrl-C later would lose it.
+                    Err(raised) => {
+                        self.at().put_back = Some(group);
+                        Err(raised)
+                    }
+                },
             };
         }
     }
@@ -392,17 +399,6 @@ impl PassOfGroups {
 impl PassOfGroups {
     fn at(&self) -> MutexGuard<'_, At> {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the group, or keeps it for the next call if a signal raises an exception: Ctrl-C later would lose it.
-    fn hand_out(&self, py: Python<'_>, group: Group) -> PyResult<Group> {
-        match py.check_signals() {
-            Ok(()) => Ok(group),
-            Err(raised) => {
-                self.at().put_back = Some(group);
-                Err(raised)
-            }
-        }
     }
 }
 
