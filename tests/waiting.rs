@@ -263,3 +263,31 @@ fn processor_time_of_a_task_whose_slot_is_held() {
         release.join().unwrap();
     }
 }
+
+/// No clock has that time: the wait has no end, as with any other long timeout.
+#[test]
+fn the_longest_timeout_is_a_timeout() {
+    for overlap in [true, false] {
+        let (open, gate) = channel();
+        let plan = Plan::builder(8).batch(2).build().unwrap();
+        let mut loader = Loader::builder(Gated(gate), plan)
+            .overlap(overlap)
+            .depth(2)
+            .held_timeout(Duration::MAX)
+            .build()
+            .unwrap();
+        (0..4).for_each(|_| open.send(()).unwrap());
+        let mut epoch = loader.epoch(0);
+        let mut next = || match epoch.next_timeout(Duration::MAX) {
+            Poll::Ready(Some(batch)) => batch.unwrap(),
+            other => panic!("{other:?}"),
+        };
+        let mut kept = vec![next(), next()];
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(epoch.poll_next(&mut cx).is_pending(), "two batches are kept");
+        kept.clear();
+        assert_eq!(epoch.next().unwrap().unwrap().step(), 2);
+        drop(epoch);
+        loader.close_timeout(Duration::MAX).unwrap();
+    }
+}

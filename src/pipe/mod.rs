@@ -87,7 +87,7 @@ use self::record::Locate;
 pub use self::record::{Content, Filling, Header, Place};
 use self::ring::{BothSides, Received, Waiting};
 pub use self::ring::{Filled, Ring, Slots};
-use self::turn::{AnySource, Order, Patience, Shared, Take, Worker};
+use self::turn::{AnySource, FOREVER, Order, Patience, Shared, Take, Worker};
 pub use self::turn::{Around, Loop, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
@@ -253,7 +253,7 @@ impl<R: Ring> Pipe<R> {
         Ok(Self {
             running,
             naming,
-            held_timeout,
+            held_timeout: held_timeout.min(FOREVER),
             held_since,
             call,
             received,
@@ -538,7 +538,7 @@ impl<R: Ring> Pipe<R> {
     }
 
     fn close_within(self, limit: Option<Duration>) -> Result<(), Error> {
-        let until = limit.map(|limit| Instant::now() + limit);
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let Self { running, call, locate, naming, .. } = self;
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();

@@ -117,7 +117,7 @@ struct Mailbox<U> {
 }
 
 /// Longer than a process runs.
-const FOREVER: Duration = Duration::from_secs(1 << 31);
+pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
 /// How long [`Shared::take`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
