@@ -321,7 +321,8 @@ fn a_task_is_told_after_a_call_that_did_not_wait() {
 #[test]
 fn a_slot_that_is_released_is_held_no_more() {
     for overlap in [false, true] {
-        let mut pipe = build(&Numbers::default(), 1, 1, overlap);
+        let builder = pipe::builder(vec![0; 1]).worker(Numbers::default()).overlap(overlap);
+        let mut pipe = builder.held_timeout(LONG).build().unwrap();
         let mut items = pipe.items(0..9);
         let held = items.next().unwrap().unwrap();
         assert!(items.try_next().is_pending() && items.held_for().is_some());
@@ -487,7 +488,8 @@ impl FromIterator<Result<Filled<u64, u64>, Error>> for Lent {
 #[test]
 fn a_collection_does_not_wait_for_the_slots_that_it_holds() {
     for overlap in [false, true] {
-        let mut pipe = build(&Numbers::default(), 1, 2, overlap);
+        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
+        let mut pipe = builder.held_timeout(LONG).build().unwrap();
         let Lent(third) = pipe.items(0..9).collect();
         assert!(matches!(third, Err(Error::SlotHeld { .. })), "{third:?}, overlap {overlap}");
     }
