@@ -2,7 +2,8 @@
 
 use std::ptr::NonNull;
 
-use crate::memory::Lender;
+/// Keeps lent memory allocated; dropped when the memory is no longer used.
+pub(crate) type Lender = Box<dyn Send>;
 
 /// Host memory that the caller allocated, used as one slot; see [`Uploader::host_slots`](crate::Uploader::host_slots).
 pub struct Host {

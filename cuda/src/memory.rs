@@ -9,10 +9,7 @@ use cudarc::driver::{CudaContext, result};
 use crate::cu::{BesideCaptures, Current, Owner, Stream};
 use crate::driver::check;
 use crate::error::Error;
-use crate::lent::Host;
-
-/// Keeps lent memory allocated; dropped when the memory is no longer used.
-pub(crate) type Lender = Box<dyn Send>;
+use crate::lent::{Host, Lender};
 
 /// A device slot's memory, freed in the copy stream. Not cudarc's `CudaSlice`: that creates two events for cudarc's
 /// tracking.
