@@ -135,10 +135,9 @@ static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 impl TraceFile {
     fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, (PathBuf, io::Error)> {
         // What is no file has no length.
-        if let Err(source) = file.set_len(0)
-            && file.metadata().is_ok_and(|file| file.is_file())
-        {
-            return Err((path, source));
+        match file.set_len(0) {
+            Err(source) if file.metadata().is_ok_and(|file| file.is_file()) => return Err((path, source)),
+            _ => {}
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
