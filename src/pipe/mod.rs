@@ -106,8 +106,6 @@ const TASK_LIMIT: Duration = Duration::from_millis(10);
 
 /// How long a fill by a waiting caller may take, if its wait has no limit.
 const HELP_LIMIT: Duration = Duration::from_millis(1);
-/// How often a waiting caller looks for a unit to fill: about as long as a worker takes from a unit to the next.
-const LOOKS: u32 = 100;
 
 /// What a pipe is made of.
 pub(crate) struct Setup<R: Ring> {
@@ -640,21 +638,15 @@ fn help<R: Ring>(
         // A task has its thread for a moment only.
         Waiting::Try | Waiting::Poll(_) => return None,
     };
-    let mut looks = 0;
-    while looks < LOOKS && own.pays() {
+    while own.pays() {
         let rest = deadline.map_or(HELP_LIMIT, |deadline| deadline.saturating_duration_since(Instant::now()));
         if *last_fill >= rest {
             return None;
         }
-        if let Take::Unit(unit) = shared.take(Patience::None) {
-            let (ticket, times) = own.fill(shared, unit, None);
-            *last_fill = times.end - times.start;
-            recorder.helped(ticket, &times);
-            looks = 0;
-        } else {
-            std::hint::spin_loop();
-            looks += 1;
-        }
+        let Take::Unit(unit) = shared.take(Patience::None) else { return None };
+        let (ticket, times) = own.fill(shared, unit, None);
+        *last_fill = times.end - times.start;
+        recorder.helped(ticket, &times);
         match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
             Received::Empty => {}
             Received::Held => return None,
