@@ -104,6 +104,8 @@ impl History {
     #[inline]
     pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
         self.in_use = false;
+        // No request for another batch has ended the use: the epoch is over, or the loop.
+        self.ends();
         let Some(seen) = self.units.back_mut() else { return };
         (seen.released, seen.paused, seen.copied) = (now, paused, copied);
         seen.use_cpu.take_if(|_| !paused.is_zero());
@@ -313,5 +315,22 @@ impl Recent {
             last.iter_mut().for_each(|unit| unit.hold = *hold);
         }
         units
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As at the end of an epoch, or of a loop that asks for nothing more.
+    #[test]
+    #[cfg(unix)]
+    fn a_use_that_no_request_ends_has_its_clocks() {
+        let (now, mut history) = (Instant::now(), History::default());
+        history.received(Ticket::default(), &LoadTimes::new(now), now, now);
+        history.released(Instant::now(), Duration::ZERO, None);
+        assert!(history.units[0].use_cpu.is_some());
+        history.ends();
+        assert!(history.clock.is_none(), "a later request ends no use that is over");
     }
 }

@@ -82,7 +82,6 @@ impl LoopRecorder {
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
     pub fn asked(&mut self, at: Instant) {
-        self.recorder.ends();
         self.recorder.asked(self.next, at, None);
         if self.looked.is_none_or(|looked| at.saturating_duration_since(looked) >= LOOK) {
             (self.looked, self.clock) = (Some(at), Clock::now());
