@@ -15,7 +15,8 @@ python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/
 python3 ci/names.py
 python3 ci/features.py
 python3 ci/lines.py
-if grep -n 'uses:' .github/workflows/*.yml | grep -vE '@[0-9a-f]{40} # v[0-9.]+$'; then
+python3 ci/release.py
+if grep -n 'uses:' .github/workflows/*.yml | grep -vE '@[0-9a-f]{40} # v[0-9.]+$|uses: \./'; then
   echo "these actions are not pinned by hash" >&2
   exit 1
 fi
