@@ -205,7 +205,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
         let Self { slots, make, before, after, options } = self;
         let mut pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
-        pipe.recorder().lockstep(before.is_some());
+        pipe.recorder().report.lockstep = before.is_some();
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
         let (used, hook_failed) = (None, None);
         Ok(Generator { pipe, before, after, base, next, end, started, granted, used, hook_failed })

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::observe::unit::{BatchId, LoadTimes};
+use crate::observe::unit::{LoadTimes, Ticket};
 
 /// What a thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,8 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) what: What,
-    pub(crate) batch: BatchId,
+    /// The batch; of an epoch its first one.
+    pub(crate) batch: Ticket,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
     pub(crate) bytes: usize,
@@ -73,7 +74,7 @@ pub struct StageTimes {
 impl LoadTimes {
     /// Passes the events of the loading thread to `add`. Reading and transforming alternate part by part: the log has the
     /// time of each, one after the other.
-    pub(super) fn events(&self, read: What, batch: BatchId, mut add: impl FnMut(&Event)) {
+    pub(super) fn events(&self, read: What, batch: Ticket, mut add: impl FnMut(&Event)) {
         let Self { since, start, end, transform, bytes, .. } = *self;
         let mut event = |what, start, end| add(&Event { what, batch, start, end, bytes });
         let read_end = end.checked_sub(transform).unwrap_or(end);

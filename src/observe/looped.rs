@@ -11,7 +11,7 @@ use super::replay::Settings;
 use super::report::{Kind, Report};
 use super::trace::{Trace, Track};
 use crate::error::Error;
-use crate::observe::unit::{BatchId, Freed, LoadTimes, Naming, Ticket};
+use crate::observe::unit::{Freed, LoadTimes, Ticket};
 use crate::thread::{Clock, this_thread};
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.
@@ -47,7 +47,7 @@ impl LoopRecorder {
     /// Creates a recorder for a loop that has not started.
     #[must_use]
     pub fn new() -> Self {
-        Self::make(None, Naming::default(), What::Wait)
+        Self::make(None, What::Wait)
     }
 
     /// Creates a recorder for the loop `name` that writes a Chrome trace. With `device`, the loop waits for copies to a
@@ -58,20 +58,15 @@ impl LoopRecorder {
     /// [`Error::Trace`] if the file cannot be created.
     pub fn traced(name: Option<&str>, trace: Trace, device: bool) -> Result<Self, Error> {
         let trace = trace.open(name, 0, 1).map_err(Error::trace)?;
-        let naming = Naming { loader: name.map(Into::into), rounds: false };
-        Ok(Self::make(
-            Some(Track::new(trace, 1, "train")),
-            naming,
-            if device { What::DeviceWait } else { What::Wait },
-        ))
+        let wait = if device { What::DeviceWait } else { What::Wait };
+        Ok(Self::make(Some(Track::new(trace, 1, "train", false)), wait))
     }
 
-    fn make(track: Option<Track>, naming: Naming, wait: What) -> Self {
-        let next = Ticket::default();
+    fn make(track: Option<Track>, wait: What) -> Self {
         let settings = Settings { overlap: false, depth: 2, workers: 1 };
-        let mut recorder = Recorder::new(track, naming, wait, &Breakdown::off(), settings, 0);
-        recorder.kind(Kind::Items, false);
-        Self { recorder, next, looked: None, clock: None, last: None }
+        let report = Report::new(Kind::Items, settings, 0);
+        let recorder = Recorder::new(track, wait, &Breakdown::off(), report, false);
+        Self { recorder, next: Ticket::default(), looked: None, clock: None, last: None }
     }
 
     /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
@@ -94,7 +89,7 @@ impl LoopRecorder {
         let (seq, ordinal) = (self.next.seq + 1, self.recorder.report.epochs);
         self.next = Ticket { seq, epoch, step, ..self.next };
         let asked = self.recorder.asked.as_ref().map_or(at, |asked| asked.at);
-        if self.recorder.epoch.as_ref().is_none_or(|begun| begun.id.epoch != epoch) {
+        if self.recorder.epoch.as_ref().is_none_or(|begun| begun.first.epoch != epoch) {
             self.recorder.epoch_ended(at);
             self.next.ordinal = ordinal;
             self.recorder.began(self.next, asked);
@@ -108,14 +103,10 @@ impl LoopRecorder {
         let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
         let (transform, io_calls, bytes) = (Duration::ZERO, 0, 0);
         let load = LoadTimes { end: at, transform, io_calls, bytes, cpu, ..LoadTimes::new(start) };
-        load.events(What::Read, self.naming_id(), |event| self.recorder.report.add(event));
+        load.events(What::Read, self.next, |event| self.recorder.report.add(event));
         self.recorder.report.received(0, 0);
         self.recorder.in_use_from(self.next, &load, at, 0);
         self.recorder.history.freed(freed);
-    }
-
-    fn naming_id(&self) -> BatchId {
-        self.recorder.naming.id(self.next)
     }
 
     /// Records that the loop ended at the time `at`.

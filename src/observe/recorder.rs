@@ -6,19 +6,17 @@ use std::time::{Duration, Instant};
 use super::breakdown::Breakdown;
 use super::history::{History, LOOK, Seen};
 use super::log::{self, Event, Interval, What};
-use super::replay::Settings;
-use super::report::{Kind, Report};
+use super::report::Report;
 use super::trace::Track;
-use crate::observe::unit::{BatchId, LoadTimes, Naming, Ticket};
+use crate::observe::unit::{LoadTimes, Ticket};
 use crate::thread::Clock;
 
 /// The caller's log: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
-    pub(super) report: Report,
+    pub(crate) report: Report,
     /// If it is on.
     breakdown: Option<Breakdown>,
     track: Option<Track>,
-    pub(super) naming: Naming,
     /// The wait for a batch.
     wait: What,
     pub(super) epoch: Option<Epoch>,
@@ -32,15 +30,14 @@ pub(crate) struct Recorder {
 }
 
 pub(super) struct Epoch {
-    first: Ticket,
-    pub(super) id: BatchId,
+    pub(super) first: Ticket,
     started: Instant,
     span: Span,
 }
 
 /// The batch that the caller asks for.
 pub(super) struct Asked {
-    id: BatchId,
+    batch: Ticket,
     pub(super) at: Instant,
     span: Span,
 }
@@ -48,31 +45,19 @@ pub(super) struct Asked {
 impl Recorder {
     pub(crate) fn new(
         track: Option<Track>,
-        naming: Naming,
         wait: What,
         breakdown: &Breakdown,
-        settings: Settings,
-        device_depth: usize,
+        mut report: Report,
+        sends: bool,
     ) -> Self {
-        let by_breakdown = !settings.overlap && breakdown.is_on();
-        let report = Report { by_breakdown, ..Report::new(settings, device_depth) };
+        report.by_breakdown = !report.overlap && breakdown.is_on();
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
         let (epoch, asked, since, history) = (None, None, None, History::default());
-        Self { report, breakdown, track, naming, wait, epoch, asked, since, history, sends: false }
-    }
-
-    /// What the items are, and whether the caller sends them to a device.
-    pub(crate) fn kind(&mut self, kind: Kind, sends: bool) {
-        (self.report.kind, self.sends) = (kind, sends);
-    }
-
-    /// Whether the rounds of a generator wait for a hook of the caller.
-    pub(crate) fn lockstep(&mut self, lockstep: bool) {
-        self.report.lockstep = lockstep;
+        Self { report, breakdown, track, wait, epoch, asked, since, history, sends }
     }
 
     /// Appends an event of the caller's.
-    fn append(&mut self, what: What, batch: BatchId, (start, end): Interval, bytes: usize) {
+    fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
         if let Some(breakdown) = &self.breakdown {
@@ -98,9 +83,9 @@ impl Recorder {
     pub(crate) fn sums(&self, now: Instant) -> Report {
         let mut report = self.report.clone();
         // A read that hangs shows while it does.
-        if let Some(Asked { id, at, .. }) = self.asked {
+        if let Some(Asked { batch, at, .. }) = self.asked {
             let (start, end) = (at, now.max(at));
-            report.add(&Event { what: self.wait, batch: id, start, end, bytes: 0 });
+            report.add(&Event { what: self.wait, batch, start, end, bytes: 0 });
         }
         report.by_epoch.retain(|row| row.batches > 0);
         report
@@ -109,8 +94,7 @@ impl Recorder {
     /// The epoch of `first` begins with that batch.
     pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
         self.report.began(first.epoch);
-        let id = BatchId { step: None, ..self.naming.id(first) };
-        self.epoch = Some(Epoch { first, id, started: now, span: spans::epoch(first.epoch) });
+        self.epoch = Some(Epoch { first, started: now, span: spans::epoch(first.epoch) });
     }
 
     /// Returns the batch whose use is over if the caller asks now.
@@ -135,15 +119,15 @@ impl Recorder {
             self.released(now, copy);
             let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
             let span = spans::wait(epoch, ticket.epoch, ticket.step);
-            self.asked = Some(Asked { id: self.naming.id(ticket), at: now, span });
+            self.asked = Some(Asked { batch: ticket, at: now, span });
         }
     }
 
     /// The caller prepared the batch that it has asked for before it began to wait.
     pub(crate) fn prepared(&mut self, now: Instant) {
-        if let Some(Asked { id, at, .. }) = &mut self.asked {
-            let (id, asked) = (*id, std::mem::replace(at, now));
-            self.append(What::Prepare, id, (asked, now), 0);
+        if let Some(Asked { batch, at, .. }) = &mut self.asked {
+            let (batch, asked) = (*batch, std::mem::replace(at, now));
+            self.append(What::Prepare, batch, (asked, now), 0);
         }
     }
 
@@ -161,21 +145,20 @@ impl Recorder {
         now: Instant,
         copy: Option<Interval>,
     ) {
-        let id = self.naming.id(ticket);
         // The loading thread has them in its row of the trace.
-        load.events(What::Read, id, |event| {
+        load.events(What::Read, ticket, |event| {
             self.report.add(event);
             if let Some(breakdown) = &self.breakdown {
                 breakdown.add_event(event);
             }
         });
         if let (Some((start, end)), Some(breakdown)) = (copy, &self.breakdown) {
-            breakdown.add_event(&Event { what: What::Transfer, batch: id, start, end, bytes });
+            breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
         self.in_use_from(ticket, load, now, bytes);
         if let Some(track) = &mut self.track {
-            track.taken(id);
+            track.taken(ticket);
             track.write_if_due(now);
         }
     }
@@ -183,53 +166,52 @@ impl Recorder {
     /// The caller has the batch that it asked for.
     pub(super) fn in_use_from(&mut self, ticket: Ticket, load: &LoadTimes, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
-        self.append(self.wait, self.naming.id(ticket), (asked, now), bytes);
+        self.append(self.wait, ticket, (asked, now), bytes);
         self.history.received(ticket, load, asked, now);
     }
 
     /// A batch was released unseen: it had failed, or was loaded for a call that was left early.
     pub(crate) fn discarded(&mut self, ticket: Ticket) {
         if let Some(track) = &mut self.track {
-            track.taken(self.naming.id(ticket));
+            track.taken(ticket);
         }
     }
 
     /// The caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
-        let id = self.naming.id(ticket);
         if let Some(track) = &mut self.track {
-            load.events(What::Read, id, |event| track.add(event));
+            load.events(What::Read, ticket, |event| track.add(event));
         }
     }
 
     /// The caller is done with its batch.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
-        let (id, mut from, mut paused) = (self.naming.id(ticket), received, Duration::ZERO);
+        let (mut from, mut paused) = (received, Duration::ZERO);
         // The caller has its batch before the copy is done: its own work began only then.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
-            self.append(What::CopyWait, id, (received, from), 0);
+            self.append(What::CopyWait, ticket, (received, from), 0);
         }
         if let Some(track) = &mut self.track {
-            track.used(id, from);
+            track.used(ticket, from);
         }
         let pauses = if self.since.is_some() { log::pauses(received) } else { Vec::new() };
         for (start, end) in pauses {
             if start > from {
-                self.append(What::Use, id, (from, start), 0);
+                self.append(What::Use, ticket, (from, start), 0);
             }
             if end > from {
                 let start = start.max(from);
-                self.append(What::Pause, id, (start, end), 0);
+                self.append(What::Pause, ticket, (start, end), 0);
                 paused += end - start;
                 from = end;
             }
         }
-        self.append(What::Use, id, (from, now), 0);
+        self.append(What::Use, ticket, (from, now), 0);
         self.history.released(now, paused, copy);
         if self.epoch.is_some() {
-            self.append(What::Step, id, (asked, now), 0);
+            self.append(What::Step, ticket, (asked, now), 0);
         }
         if self.report.batches == 1 {
             self.report.first = self.report.train;
@@ -238,8 +220,8 @@ impl Recorder {
 
     /// The epoch is over.
     pub(crate) fn epoch_ended(&mut self, now: Instant) {
-        if let Some(Epoch { id, started, .. }) = self.epoch.take() {
-            self.append(What::Epoch, id, (started, now), 0);
+        if let Some(Epoch { first, started, .. }) = self.epoch.take() {
+            self.append(What::Epoch, first, (started, now), 0);
         }
     }
 
@@ -247,8 +229,8 @@ impl Recorder {
     pub(crate) fn ended(&mut self, now: Instant, copy: Option<Interval>) {
         self.released(now, copy);
         // It may have asked for one that did not come.
-        if let Some(Asked { id, at, .. }) = self.asked.take() {
-            self.append(self.wait, id, (at, now), 0);
+        if let Some(Asked { batch, at, .. }) = self.asked.take() {
+            self.append(self.wait, batch, (at, now), 0);
         }
         self.epoch_ended(now);
         if let Some(track) = &mut self.track {
@@ -263,7 +245,6 @@ impl Recorder {
 /// The log of a thread that loads.
 pub(crate) struct LoadRecorder {
     track: Option<Track>,
-    naming: Naming,
     /// What it does: reads, or generates.
     what: What,
     /// When the clocks of the processors were last read.
@@ -271,8 +252,8 @@ pub(crate) struct LoadRecorder {
 }
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Option<Track>, what: What, naming: Naming) -> Self {
-        Self { track, naming, what, looked: None }
+    pub(crate) fn new(track: Option<Track>, what: What) -> Self {
+        Self { track, what, looked: None }
     }
 
     /// The load of a batch begins. Returns its span.
@@ -291,7 +272,7 @@ impl LoadRecorder {
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
         let Some(track) = &mut self.track else { return };
-        load.events(self.what, self.naming.id(ticket), |event| track.add(event));
+        load.events(self.what, ticket, |event| track.add(event));
         track.write_if_due(load.end);
     }
 

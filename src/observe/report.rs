@@ -173,10 +173,10 @@ pub(crate) enum Kind {
 }
 
 impl Report {
-    pub(crate) fn new(settings: Settings, device_depth: usize) -> Self {
+    pub(crate) fn new(kind: Kind, settings: Settings, device_depth: usize) -> Self {
         let Settings { overlap, depth, workers } = settings;
         let workers = workers as u64;
-        Self { overlap, workers, depth, device_depth, ..Self::default() }
+        Self { kind, overlap, workers, depth, device_depth, ..Self::default() }
     }
 
     /// What is counted elsewhere.

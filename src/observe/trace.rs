@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log::{Event, What};
-use crate::observe::unit::BatchId;
+use crate::observe::unit::Ticket;
 use crate::thread::ForkGuard;
 
 /// The file and the number of epochs of a Chrome trace. Pass it to
@@ -272,6 +272,8 @@ const KEEP: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Track {
     trace: Arc<LoaderTrace>,
+    /// Its batches are the rounds of a generator, and have no steps.
+    rounds: bool,
     /// What every event of the track has between its phase and its time.
     common: String,
     buffer: String,
@@ -280,7 +282,7 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str) -> Self {
+    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str, rounds: bool) -> Self {
         let pid = trace.pid;
         let id = ROWS * trace.index + u64::from(id);
         let common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
@@ -297,7 +299,7 @@ impl Track {
         }
         trace.file.write(&buffer);
         buffer.clear();
-        Self { trace, common, buffer, written: None }
+        Self { trace, rounds, common, buffer, written: None }
     }
 
     /// Writes an event of the log. One that fills a host slot begins an arrow.
@@ -311,9 +313,9 @@ impl Track {
         self.micros(end.saturating_duration_since(start));
         self.buffer.push_str(r#","args":{"epoch":"#);
         self.number(batch.epoch);
-        if let Some(step) = batch.step {
+        if !self.rounds && what != What::Epoch {
             self.buffer.push_str(r#","step":"#);
-            self.number(step);
+            self.number(batch.step);
         }
         if bytes > 0 {
             self.buffer.push_str(r#","bytes":"#);
@@ -328,18 +330,18 @@ impl Track {
         }
     }
 
-    /// The caller takes the batch of `place`, or discards one: one slot fewer is full. Must be called before the slot
+    /// The caller takes this batch, or discards it: one slot fewer is full. Must be called before the slot
     /// can be filled again.
-    pub(crate) fn taken(&mut self, place: BatchId) {
-        if let Some(origin) = self.recorded(place) {
+    pub(crate) fn taken(&mut self, batch: Ticket) {
+        if let Some(origin) = self.recorded(batch) {
             self.full(origin, -1);
         }
     }
 
-    /// The batch of `place` was used by the span that began at `start`: its arrow ends there.
-    pub(crate) fn used(&mut self, place: BatchId, start: Instant) {
-        if let Some(origin) = self.recorded(place) {
-            self.arrow("f", place, start.saturating_duration_since(origin));
+    /// The batch was used by the span that began at `start`: its arrow ends there.
+    pub(crate) fn used(&mut self, batch: Ticket, start: Instant) {
+        if let Some(origin) = self.recorded(batch) {
+            self.arrow("f", batch, start.saturating_duration_since(origin));
         }
     }
 
@@ -360,19 +362,19 @@ impl Track {
         }
     }
 
-    /// When the trace's clock started, if this place is to be recorded at all.
-    fn recorded(&self, place: BatchId) -> Option<Instant> {
-        (place.ordinal < self.trace.epochs).then_some(self.trace.file.start)
+    /// When the trace's clock started, if this batch is to be recorded at all.
+    fn recorded(&self, batch: Ticket) -> Option<Instant> {
+        (batch.ordinal < self.trace.epochs).then_some(self.trace.file.start)
     }
 
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
-    fn arrow(&mut self, end: &str, place: BatchId, at: Duration) {
+    fn arrow(&mut self, end: &str, batch: Ticket, at: Duration) {
         let pid = self.trace.pid;
         // Two batches of a process share one of 2^48 numbers only by chance. One that was discarded may come again, in a
         // later call: that is another batch.
-        let BatchId { generation, ordinal, step, .. } = place;
+        let Ticket { generation, ordinal, step, .. } = batch;
         let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        let batch = [generation, ordinal, step.unwrap_or(0)].into_iter().fold(1, mix);
+        let batch = [generation, ordinal, step].into_iter().fold(1, mix);
         let id = (pid & 0xffff) << 48 | batch >> 16;
         self.begin("batch", end, at);
         self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);

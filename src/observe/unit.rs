@@ -19,7 +19,7 @@ pub(crate) struct Ticket {
     pub(crate) step: u64,
 }
 
-/// Names batches: in errors as [`At`], in traces as [`BatchId`].
+/// Names batches in errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Naming {
     pub(crate) loader: Option<Arc<str>>,
@@ -28,26 +28,9 @@ pub(crate) struct Naming {
 }
 
 impl Naming {
-    pub(crate) fn at(&self, ticket: Ticket) -> At {
-        let BatchId { epoch, step, .. } = self.id(ticket);
-        At { loader: self.loader.clone(), epoch, step }
+    pub(crate) fn at(&self, Ticket { epoch, step, .. }: Ticket) -> At {
+        At { loader: self.loader.clone(), epoch, step: (!self.rounds).then_some(step) }
     }
-
-    #[inline]
-    pub(crate) fn id(&self, ticket: Ticket) -> BatchId {
-        let step = (!self.rounds).then_some(ticket.step);
-        let Ticket { generation, ordinal, epoch, .. } = ticket;
-        BatchId { generation, ordinal, epoch, step }
-    }
-}
-
-/// What a trace event is about: a batch, or with no step an epoch or a round.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchId {
-    pub(crate) generation: u64,
-    pub(crate) ordinal: u64,
-    pub(crate) epoch: u64,
-    pub(crate) step: Option<u64>,
 }
 
 /// How a slot was filled: the loading thread's part of the event log.

@@ -20,7 +20,7 @@ use super::ring::{BothSides, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, What};
 use crate::observe::trace::Track;
-use crate::observe::unit::{Naming, Ticket};
+use crate::observe::unit::Ticket;
 
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]
@@ -58,7 +58,6 @@ struct CopyLog(Mutex<Copies>);
 
 struct Copies {
     track: Option<Track>,
-    naming: Naming,
     /// Units whose copies are coming, by their number in the ring.
     coming: Vec<(u64, Ticket)>,
     time: Duration,
@@ -76,12 +75,12 @@ impl CopyLog {
     fn copied(&self, number: u64, bytes: usize, time: CopyTime) {
         let mut copies = self.lock();
         let Some(at) = copies.coming.iter().position(|&(coming, _)| coming == number) else { return };
-        let (_, ticket) = copies.coming.swap_remove(at);
+        let (_, batch) = copies.coming.swap_remove(at);
         // The start of a copy is an estimate: the device's clock is read from the host, which takes the time of a call. A
         // stream runs its copies one after the other, so none starts before the end of the last one.
         let before = copies.last.back().map(|(_, event)| event.end);
         let start = before.map_or(time.start, |end| end.max(time.start));
-        let (batch, end) = (copies.naming.id(ticket), start + time.took);
+        let end = start + time.took;
         let event = Event { what: What::Transfer, batch, start, end, bytes };
         if let Some(track) = &mut copies.track {
             track.add(&event);
@@ -112,8 +111,7 @@ impl Make for Cuda {
         let Memory { slot, depth, lent, trace, options, .. } = memory;
         let overlap = options.overlaps();
         let log = Arc::new(CopyLog(Mutex::new(Copies {
-            track: trace.map(|trace| Track::new(trace, 3, "upload")),
-            naming: options.naming(false),
+            track: trace.map(|trace| Track::new(trace, 3, "upload", false)),
             coming: Vec::new(),
             time: Duration::ZERO,
             bytes: 0,

@@ -208,11 +208,9 @@ impl<R: Ring> Pipe<R> {
         let threads = if overlap { workers } else { 0 };
         let shared = Arc::new(Shared::new(producer, threads, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
-        let track = trace.clone().map(|trace| Track::new(trace, id, train));
-        let settings = Settings { overlap, depth, workers };
-        let mut recorder =
-            Recorder::new(track, naming.clone(), ring::wait_of::<R>(), &breakdown, settings, device_depth);
-        recorder.kind(kind, sends);
+        let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds));
+        let report = Report::new(kind, Settings { overlap, depth, workers }, device_depth);
+        let recorder = Recorder::new(track, ring::wait_of::<R>(), &breakdown, report, sends);
         let limit = END_LIMIT;
         let (threads, own) = (Vec::with_capacity(threads), None);
         let running =
@@ -223,8 +221,8 @@ impl<R: Ring> Pipe<R> {
             let row = if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
             // Row 1 is the caller's; the one after a worker's is for copies to a device.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
-            let track = trace.clone().map(|trace| Track::new(trace, id, &row));
-            let recorder = LoadRecorder::new(track, what, naming.clone());
+            let track = trace.clone().map(|trace| Track::new(trace, id, &row, naming.rounds));
+            let recorder = LoadRecorder::new(track, what);
             let mut worker = Worker::new(source, recorder, index);
             if !overlap {
                 *own = Some(worker);
@@ -244,7 +242,7 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::new(None, what, naming.clone()), workers));
+            *own = Some(Worker::new(helper, LoadRecorder::new(None, what), workers));
         }
         let (call, received, last_fill, publisher) = (0, 0, Duration::ZERO, Publisher::default());
         let (held_since, begun) = (None, plain::Begun::default());

@@ -123,7 +123,7 @@ impl<R: Ring> Pipe<R> {
     /// time.
     pub fn grant(&mut self, granted: u64) {
         let lockstep = granted <= self.received + 1;
-        self.recorder().lockstep(lockstep);
+        self.recorder().report.lockstep = lockstep;
         self.grant_since(granted, Instant::now());
     }
 

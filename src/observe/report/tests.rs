@@ -36,7 +36,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
         batches: units.len() as u64,
         wall: now - origin,
         recent: Recent { units }.into(),
-        ..Report::new(settings, 0)
+        ..Report::new(Kind::Batches, settings, 0)
     }
 }
 
