@@ -2,7 +2,7 @@
 """The ordering gate: breaks the ring in one place at a time and runs the models, which must notice.
 
     python3 tools/mutate.py            all mutants; exit status 1 if one survives (some minutes on two cores)
-    python3 tools/mutate.py --write    and writes the list to tests/loom/MUTANTS.md
+    python3 tools/mutate.py --write    and writes the list to tests/loom/mutants.txt
     python3 tools/mutate.py --list     only says what would be tried
     python3 tools/mutate.py --only X   only mutants whose description matches the regular expression X
     python3 tools/mutate.py --gate     all of them if the ring, its models or this script differ from what the list was
@@ -41,7 +41,7 @@ import time
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIST = ROOT / "tests/loom/MUTANTS.md"
+LIST = ROOT / "tests/loom/mutants.txt"
 STATE, RAW, WAKER, RING, PRODUCER, CONSUMER, WAIT, ERROR, SYNC = FILES = tuple(
     f"core/src/{name}.rs" for name in ("state", "raw", "waker", "ring", "producer", "consumer", "wait", "error", "sync")
 )
