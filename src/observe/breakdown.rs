@@ -1,13 +1,12 @@
 //! Measures the phases of each step: log lines while the program runs, and a table at the end.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::log::pause;
-use super::log::{Event, What};
-use super::phases::{Summary, Table};
+use super::log::{Event, What, pause};
 
 /// The first steps. All of them are logged.
 const FIRST: u64 = 10;
@@ -59,15 +58,15 @@ pub struct Breakdown {
     measures: bool,
 }
 
-type Sink = Box<dyn FnMut(&str) + Send>;
+/// What a log line is passed to. It is called without the lock of the rest: it may use the breakdown.
+type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 
 struct Inner {
     /// 0: only the first steps are logged.
     every: u64,
     /// The same of batches of a validation.
     validation_every: u64,
-    /// Taken out while it is called: a sink may use the breakdown.
-    sink: Option<Sink>,
+    sink: Sink,
     training: Table,
     validation: Table,
     validating: Option<Validating>,
@@ -129,7 +128,8 @@ impl Breakdown {
     /// line as usual.
     #[must_use]
     pub fn sink(self, sink: impl FnMut(&str) + Send + 'static) -> Self {
-        let before = self.lock().and_then(|mut inner| inner.sink.replace(Box::new(sink)));
+        let sink = Arc::new(Mutex::new(sink));
+        let before = self.lock().map(|mut inner| std::mem::replace(&mut inner.sink, sink));
         drop(before);
         self
     }
@@ -186,35 +186,22 @@ impl Breakdown {
     /// now. The whole `time` counts: exclude the time of any validation from it.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
-        if self.is_on() {
-            let now = Instant::now();
-            self.count(name, now.checked_sub(time).unwrap_or(now), time);
-        }
+        let Some(mut inner) = self.lock().filter(|_| self.measures) else { return };
+        let now = Instant::now();
+        inner.table().count(name, now.checked_sub(time).unwrap_or(now), time);
     }
 
     /// Counts an event of a loader: its phases, and the wait that its step begins with.
-    #[inline]
     pub(crate) fn add_event(&self, event: &Event) {
-        if self.is_on() {
-            self.count_event(event);
-        }
-    }
-
-    fn count_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
-        match event.what {
-            What::Wait | What::DeviceWait => inner.table().begin(event.start),
-            What::Read | What::Generate => inner.table().count("load", event.start, event.time()),
-            What::Transform => inner.table().count("transform", event.start, event.time()),
-            What::Transfer => inner.table().count("h2d", event.start, event.time()),
-            _ => {}
-        }
-    }
-
-    fn count(&self, name: &'static str, start: Instant, time: Duration) {
-        if let Some(mut inner) = self.lock() {
-            inner.table().count(name, start, time);
-        }
+        let name = match event.what {
+            What::Wait | What::DeviceWait => return inner.table().begin(event.start),
+            What::Read | What::Generate => "load",
+            What::Transform => "transform",
+            What::Transfer => "h2d",
+            _ => return,
+        };
+        inner.table().count(name, event.start, event.time());
     }
 
     /// Ends the current step, or the current batch of a validation. The step's time is the time from the start of
@@ -298,33 +285,19 @@ impl Breakdown {
     }
 
     fn log(&self, line: &str) {
-        let sink = self.lock().and_then(|mut inner| inner.sink.take());
-        let mut taken = Taken { breakdown: self, sink };
-        if let Some(sink) = &mut taken.sink {
-            sink(line);
-        }
+        let Some(sink) = self.lock().map(|inner| inner.sink.clone()) else { return };
+        let mut sink = match sink.try_lock() {
+            Ok(sink) => sink,
+            // An earlier call panicked.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        sink(line);
     }
 
     /// No foreign code runs while it is locked: such code might take the lock too.
     fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
         Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// The sink while it is called, put back also if it panics.
-struct Taken<'b> {
-    breakdown: &'b Breakdown,
-    sink: Option<Sink>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        if let (Some(sink), Some(mut inner)) = (self.sink.take(), self.breakdown.lock()) {
-            // During the call it may have been given another.
-            let old = if inner.sink.is_none() { inner.sink.replace(sink) } else { Some(sink) };
-            drop(inner);
-            drop(old);
-        }
     }
 }
 
@@ -334,7 +307,7 @@ impl Inner {
             every: steps,
             validation_every: steps,
             // Not `eprintln`: it panics if the standard error is closed, and that would end the training.
-            sink: Some(Box::new(|line| drop(writeln!(std::io::stderr(), "{line}")))),
+            sink: Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
             validation: Table::default(),
             validating: None,
@@ -356,10 +329,9 @@ impl Inner {
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("breakdown: off") };
-        let mut text = Summary("training", "steps", &inner.training).to_string();
+        let mut text = inner.training.summary("training", "steps");
         if inner.validation.steps > 0 {
-            // Writing to a `String` does not fail.
-            let _ = write!(text, "\n{}", Summary("validation", "batches", &inner.validation));
+            text = text + "\n" + &inner.validation.summary("validation", "batches");
         }
         drop(inner);
         f.write_str(&text)
@@ -386,5 +358,244 @@ impl fmt::Debug for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.lock().filter(|_| self.measures).map(|inner| inner.training.steps);
         f.debug_struct("Breakdown").field("steps", &steps).finish_non_exhaustive()
+    }
+}
+
+/// How many steps back the medians reach. The limit keeps memory from growing with the run.
+const RECENT: usize = 1024;
+
+/// The steps of training or of validation.
+#[derive(Default)]
+struct Table {
+    steps: u64,
+    /// In the order of their first use.
+    phases: Vec<Phase>,
+    /// When the current step began: with its first phase.
+    begun: Option<Instant>,
+    /// What no phase accounts for.
+    other: Times,
+    total: Times,
+}
+
+#[derive(Default)]
+struct Phase {
+    name: &'static str,
+    /// Of the current step.
+    now: Option<Duration>,
+    now_runs: u64,
+    /// How often it ran, in all steps: once for each micro-step.
+    runs: u64,
+    times: Times,
+}
+
+/// The times of one phase.
+#[derive(Default)]
+struct Times {
+    count: u64,
+    sum: Duration,
+    /// The last [`RECENT`] ones, the oldest first.
+    recent: VecDeque<Duration>,
+}
+
+impl Table {
+    /// The current step began at `start`, or before.
+    fn begin(&mut self, start: Instant) {
+        self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
+    }
+
+    /// Counts a time of the current step, or of the step that began at `start`.
+    fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
+        self.begin(start);
+        let at = self.phases.iter().position(|phase| phase.name == name).unwrap_or_else(|| {
+            self.phases.push(Phase { name, ..Phase::default() });
+            self.phases.len() - 1
+        });
+        let phase = &mut self.phases[at];
+        phase.now = Some(phase.now.unwrap_or_default().saturating_add(time));
+        phase.now_runs += 1;
+    }
+
+    /// Discards the current step.
+    fn leave_step(&mut self) {
+        self.begun = None;
+        self.phases.iter_mut().for_each(|phase| (phase.now, phase.now_runs) = (None, 0));
+    }
+
+    /// The step is over; writes its phases to `line`.
+    fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
+        self.steps += 1;
+        let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
+        let mut known = Duration::ZERO;
+        for phase in &mut self.phases {
+            let Some(time) = phase.now.take() else { continue };
+            phase.runs += std::mem::take(&mut phase.now_runs);
+            phase.times.add(time);
+            known = known.saturating_add(time);
+            write_ms(line.as_deref_mut(), phase.name, time);
+        }
+        let other = total.saturating_sub(known);
+        self.other.add(other);
+        self.total.add(total);
+        write_ms(line.as_deref_mut(), "other", other);
+        write_ms(line.as_deref_mut(), "total", total);
+        if let Some(line) = line {
+            line.push_str(" ms");
+        }
+    }
+
+    /// The times of all phases as a table.
+    fn summary(&self, what: &str, of: &str) -> String {
+        let sum = self.total.sum;
+        let mut text = format!("{what}: {} {of}, {:.3} s", self.steps, sum.as_secs_f64());
+        text += "\nphase               mean ms  median ms   share";
+        // With gradients accumulated over micro-steps, a phase runs several times in a step.
+        let micro = self.phases.iter().any(|phase| phase.runs > phase.times.count);
+        if micro {
+            text += "  runs a step    each ms";
+        }
+        let phases = self.phases.iter().map(|phase| (phase.name, &phase.times, phase.runs));
+        for (name, times, runs) in phases.chain([("other", &self.other, 0), ("total", &self.total, 0)]) {
+            let share = if sum.is_zero() { 0.0 } else { times.sum.as_secs_f64() / sum.as_secs_f64() * 100.0 };
+            let (mean, median) = (times.mean_ms(), ms(times.median()));
+            // Writing to a `String` does not fail.
+            let _ = write!(text, "\n{name:<16} {mean:>10.3} {median:>10.3} {share:>5.1} %");
+            if micro && runs > 0 {
+                let (each, runs) = (ms(times.sum) / runs as f64, runs as f64 / times.count.max(1) as f64);
+                let _ = write!(text, " {runs:>12.1} {each:>10.3}");
+            }
+        }
+        text
+    }
+}
+
+fn write_ms(line: Option<&mut String>, name: &str, time: Duration) {
+    if let Some(line) = line {
+        // Writing to a `String` does not fail.
+        let _ = write!(line, " {name} {:.3}", ms(time));
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Times {
+    fn add(&mut self, time: Duration) {
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(time);
+        self.count += 1;
+        self.sum = self.sum.saturating_add(time);
+    }
+
+    fn mean_ms(&self) -> f64 {
+        ms(self.sum) / self.count.max(1) as f64
+    }
+
+    fn median(&self) -> Duration {
+        let mut sorted = Vec::from(self.recent.clone());
+        sorted.sort_unstable();
+        match sorted.len() {
+            0 => Duration::ZERO,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => sorted[n / 2 - 1].saturating_add(sorted[n / 2]) / 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_the_last_times_only() {
+        let mut times = Times::default();
+        assert_eq!(times.median(), Duration::ZERO);
+        for (add, median) in [(30, 30), (10, 20), (20, 20), (40, 25)] {
+            times.add(Duration::from_nanos(add));
+            assert_eq!(times.median(), Duration::from_nanos(median));
+        }
+        for _ in 0..RECENT {
+            times.add(Duration::from_nanos(7));
+        }
+        assert_eq!(times.median(), Duration::from_nanos(7));
+        assert_eq!(times.recent.len(), RECENT);
+        assert_eq!(times.count, RECENT as u64 + 4);
+        assert_eq!(times.sum, Duration::from_nanos(100 + 7 * RECENT as u64));
+    }
+
+    #[test]
+    fn a_mean_of_more_times_than_32_bits_count() {
+        let before = u64::from(u32::MAX);
+        let mut times = Times { count: before, sum: Duration::from_secs(before), ..Times::default() };
+        for _ in 0..3 {
+            times.add(Duration::from_secs(1));
+            assert!((times.mean_ms() - 1000.0).abs() < 1e-6, "{}", times.mean_ms());
+        }
+    }
+
+    /// Times are fixed, because the table is compared.
+    #[test]
+    fn the_table() {
+        let ms = Duration::from_millis;
+        let (at, mut table) = (Instant::now(), Table::default());
+        for (step, expected) in [
+            " load 10.000 other 90.000 total 100.000 ms",
+            " load 20.000 forward 50.000 other 30.000 total 100.000 ms",
+            " load 30.000 other 70.000 total 100.000 ms",
+            " load 40.000 forward 50.000 other 10.000 total 100.000 ms",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            table.count("load", at, ms(10 * (step as u64 + 1)));
+            if step % 2 == 1 {
+                table.count("forward", at, ms(50));
+            }
+            let mut line = String::new();
+            table.end_step(at + ms(100), Some(&mut line));
+            assert_eq!(line, expected);
+        }
+        let text = table.summary("training", "steps");
+        assert_eq!(
+            text,
+            "\
+training: 4 steps, 0.400 s
+phase               mean ms  median ms   share
+load                 25.000     25.000  25.0 %
+forward              50.000     50.000  25.0 %
+other                50.000     50.000  50.0 %
+total               100.000    100.000 100.0 %"
+        );
+    }
+
+    #[test]
+    fn a_phase_of_micro_steps_is_shown_for_each_of_them() {
+        let ms = Duration::from_millis;
+        let (at, mut table) = (Instant::now(), Table::default());
+        let mut line = String::new();
+        for _ in 0..2 {
+            for micro in 0..4 {
+                table.count("load", at, ms(1));
+                table.count("forward", at, ms(10 + micro));
+            }
+            table.count("optimizer", at, ms(8));
+            line.clear();
+            table.end_step(at + ms(60), Some(&mut line));
+        }
+        assert_eq!(line, " load 4.000 forward 46.000 optimizer 8.000 other 2.000 total 60.000 ms");
+        let text = table.summary("training", "steps");
+        assert_eq!(
+            text,
+            "\
+training: 2 steps, 0.120 s
+phase               mean ms  median ms   share  runs a step    each ms
+load                  4.000      4.000   6.7 %          4.0      1.000
+forward              46.000     46.000  76.7 %          4.0     11.500
+optimizer             8.000      8.000  13.3 %          1.0      8.000
+other                 2.000      2.000   3.3 %
+total                60.000     60.000 100.0 %"
+        );
     }
 }

@@ -5,7 +5,6 @@ mod display;
 pub(crate) mod history;
 pub(crate) mod log;
 mod looped;
-mod phases;
 mod picture;
 mod predict;
 pub(crate) mod recorder;
