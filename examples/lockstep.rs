@@ -1,6 +1,6 @@
 //! Data made by code from the newest weights: round `n + 1` is made while round `n` is trained on.
 //!
-//! `cargo run --release --example lockstep`; the example `generate` measures what this gains.
+//! `cargo run --release --example lockstep`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -31,10 +31,6 @@ impl Child {
         Ok(Self { process, stdin, says })
     }
 
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
     /// Waits until it [waits](wait).
     pub fn ready(&mut self) -> Result<(), BoxError> {
         self.line().map(drop)

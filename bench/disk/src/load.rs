@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::mmap::{Buffer, ReadMode, ReadOptions, Reader, Residency};
-use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records, Report};
+use twinbuf::mmap::{Buffer, ReadMode};
+use twinbuf::{BoxError, Loader, Plan, Records, Report};
 
 use crate::{data, sys};
 
@@ -20,16 +20,13 @@ pub struct Way {
     /// In MiB.
     pub prefetch: Option<u64>,
     pub depth: usize,
-    pub residency: bool,
     pub mode: ReadMode,
 }
 
 impl Default for Way {
     /// The loader's defaults.
     fn default() -> Self {
-        let (overlap, hints, depth) = (true, true, 2);
-        let (residency, mode) = (false, ReadMode::default());
-        Self { overlap, hints, prefetch: None, depth, residency, mode }
+        Self { overlap: true, hints: true, prefetch: None, depth: 2, mode: ReadMode::default() }
     }
 }
 
@@ -39,7 +36,7 @@ impl Way {
     }
 
     pub fn build(self, records: Arc<Records>, plan: Plan) -> Result<Loader, BoxError> {
-        self.build_over(records, plan)
+        Ok(self.builder(records, plan).build()?)
     }
 
     /// Builds it with slots in memory of `pool`.
@@ -50,12 +47,8 @@ impl Way {
         Ok(builder.slots(slots.ok_or("no memory for slots")?).build()?)
     }
 
-    fn build_over(self, data: impl Dataset + 'static, plan: Plan) -> Result<Loader, BoxError> {
-        Ok(self.builder(data, plan).build()?)
-    }
-
-    fn builder(self, data: impl Dataset + 'static, plan: Plan) -> LoaderBuilder {
-        let mut builder = Loader::builder(data, plan)
+    fn builder(self, records: Arc<Records>, plan: Plan) -> LoaderBuilder {
+        let mut builder = Loader::builder(records, plan)
             .overlap(self.overlap)
             .hints(self.hints)
             .depth(self.depth)
@@ -107,53 +100,10 @@ impl Drop for Lender {
     }
 }
 
-/// Counts the pages of each batch that are in memory just before it is read.
-struct Counted {
-    records: Arc<Records>,
-    /// Reads ahead, if that is being measured.
-    reader: Reader,
-    plan: Plan,
-    /// Of all batches, and without the first batch.
-    found: Arc<Mutex<(Residency, Residency)>>,
-    first: bool,
-}
-
-impl Dataset for Counted {
-    fn records(&self) -> u64 {
-        Dataset::records(&self.records)
-    }
-
-    fn record_bytes(&self) -> usize {
-        Dataset::record_bytes(&self.records)
-    }
-
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        if batch.step() == 0 {
-            let (plan, epoch) = (self.plan.clone(), batch.epoch());
-            self.reader.begin((0..).map_while(move |step| plan.batch(epoch, step)));
-        }
-        let Residency { pages, resident, .. } = self.records.residency_of(batch)?;
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        found.0.pages += pages;
-        found.0.resident += resident;
-        if !std::mem::take(&mut self.first) {
-            found.1.pages += pages;
-            found.1.resident += resident;
-        }
-        drop(found);
-        Ok(self.reader.read(batch, out)?)
-    }
-}
-
 /// The figures of an epoch.
 pub struct Ran {
     pub report: Report,
-    /// Pages in memory just before they were read, if they were counted: of all batches, and without the first batch.
-    pub resident: (Residency, Residency),
     pub wall: Duration,
-    /// Waiting for the first batch.
-    pub first_wait: Duration,
-    pub major_faults: u64,
     /// The mean size of the disk's read requests in KiB.
     pub request: f64,
 }
@@ -187,37 +137,19 @@ pub fn cold_run(
     way: Way,
     compute: Duration,
 ) -> Result<Ran, BoxError> {
-    let found = Arc::new(Mutex::new(<(Residency, Residency)>::default()));
-    let mut loader = if way.residency {
-        // Reads like the loader, except that hints may be off.
-        let options = ReadOptions::new().mode(way.mode).prefetch(if way.hints { 32 * data::MIB } else { 0 });
-        let reader = Reader::new(records.ranges(), plan, options)?;
-        let (records, found) = (records.clone(), found.clone());
-        way.build_over(Counted { records, reader, plan: plan.clone(), found, first: true }, plan.clone())?
-    } else {
-        way.build(records.clone(), plan.clone())?
-    };
+    let mut loader = way.build(records.clone(), plan.clone())?;
     data::make_cold(&records)?;
-    let faults = sys::major_faults();
-    let mut first = None;
     let (wall, request) = with_requests(path, || {
         let begun = Instant::now();
         for batch in loader.epoch(0) {
-            let batch = batch?;
-            if first.is_none() {
-                first = Some(begun.elapsed());
-            }
-            black_box(work(&batch, compute));
+            black_box(work(&batch?, compute));
         }
         Ok(begun.elapsed())
     })?;
-    let major_faults = sys::major_faults() - faults;
     let report = loader.report();
     loader.close()?;
     check(&report, plan)?;
-    let first_wait = first.ok_or("an epoch without a batch")?;
-    let resident = *found.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(Ran { report, resident, wall, first_wait, major_faults, request })
+    Ok(Ran { report, wall, request })
 }
 
 /// Checks that the epochs were complete, and took one read per batch: ceil(N / B) per epoch.

@@ -1,16 +1,13 @@
-//! The loader against the disk: cold reads, waits, residency, ranks, memory, scaling. See the README one folder up.
+//! The loader against the disk: cold reads, ranks, scaling. See the README one folder up.
 
 mod cell;
 mod child;
 mod fio;
 mod load;
-mod memory;
 mod random;
 mod ranks;
-mod resident;
 mod scaling;
 mod sequential;
-mod shuffled;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,10 +26,7 @@ Measures the loader on a disk, prints tables and goals, and writes disk-SECTION.
 Usage: disk [options] all | SECTION...
   random           cold random reads of 4 KiB, 64 KiB, 256 KiB and 1 MiB, beside fio
   sequential       cold sequential reads, beside dd and fio
-  shuffled         cold shuffled chunks, computing as long as loading: the share of waiting
-  resident         the share of a batch's pages that are in memory before it is read
   ranks            64 processes beside one
-  memory           a data set larger than a cgroup's limit; many small batches
   scaling          wall time against the longer of load and compute, by batch size, depth, ratio and cache;
                    not one of all
 
@@ -46,8 +40,7 @@ Usage: disk [options] all | SECTION...
   --help           this text";
 
 /// The sections, each with its maximum number of seconds.
-const SECTIONS: [(&str, u64); 6] =
-    [("random", 180), ("sequential", 90), ("shuffled", 70), ("resident", 150), ("ranks", 80), ("memory", 60)];
+const SECTIONS: [(&str, u64); 3] = [("random", 180), ("sequential", 90), ("ranks", 80)];
 /// A section that runs only by itself.
 const SCALING: &str = "scaling";
 
@@ -128,8 +121,6 @@ fn main() -> ExitCode {
 fn be_child(args: &[&str]) -> Result<(), BoxError> {
     match args {
         ["rank", path, mode, epochs] => ranks::rank(path.as_ref(), mode, epochs.parse()?),
-        ["small", path] => memory::small(path.as_ref()),
-        ["limited", path, evict] => memory::under_limit(path.as_ref(), evict),
         _ => Err(format!("a child that knows not what to do: {args:?}").into()),
     }
 }
@@ -153,10 +144,7 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         match section {
             "random" => random::run(&mut report, &options.dir, options.size_mib, effort)?,
             "sequential" => sequential::run(&mut report, &path, effort)?,
-            "shuffled" => shuffled::run(&mut report, &path, effort)?,
-            "resident" => resident::run(&mut report, &path, effort)?,
-            "ranks" => ranks::run(&mut report, &path, effort)?,
-            _ => memory::run(&mut report, &options.dir, &path, effort)?,
+            _ => ranks::run(&mut report, &path, effort)?,
         }
         report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
         written.push(format!("disk-{section}.csv"));

@@ -1,4 +1,4 @@
-//! System queries: clocks, faults, memory, free space, the machine's name.
+//! System queries: clocks, memory, free space, the machine's name.
 
 use std::fs;
 use std::io;
@@ -16,11 +16,6 @@ pub fn monotonic() -> Duration {
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     assert_eq!(failed, 0, "clock_gettime: {}", io::Error::last_os_error());
     Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).expect("below a thousand million"))
-}
-
-/// Page faults of this process so far that had to wait for the disk.
-pub fn major_faults() -> u64 {
-    usage().ru_majflt.cast_unsigned()
 }
 
 /// Seconds of processor time so far that this process did not use: those of other processes, of the kernel itself, and
@@ -58,16 +53,6 @@ pub fn room(folder: &Path) -> io::Result<u64> {
     // SAFETY: the call succeeded, so all of it has been written.
     let stat = unsafe { stat.assume_init() };
     Ok(stat.f_bavail * stat.f_frsize)
-}
-
-/// A field of `/proc/self/status` in KiB, such as `VmRSS`.
-pub fn status(field: &str) -> Result<u64, BoxError> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    let number = line.and_then(|line| line.trim().split(' ').next()).unwrap_or_default();
-    number
-        .parse()
-        .map_err(|_| format!("/proc/self/status: wanted a number at {field}, found {number:?}").into())
 }
 
 /// The machine's memory in bytes.
