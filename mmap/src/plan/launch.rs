@@ -3,12 +3,8 @@
 use super::Plan;
 use super::builder::{Origin, PlanBuilder};
 
-/// A pair of variables that a launcher sets for every process it starts.
-struct Launcher {
-    name: &'static str,
-    rank: &'static str,
-    world: &'static str,
-}
+/// A launcher, and the two variables that it sets for every process it starts: rank and world size.
+type Launcher = [&'static str; 3];
 
 /// Launchers that start the processes themselves.
 ///
@@ -17,23 +13,23 @@ struct Launcher {
 /// `flux-environment(7)`; IBM's documentation of `jsrun`; `jax.distributed.initialize`.
 const LAUNCHERS: [Launcher; 8] = [
     TORCHRUN,
-    Launcher { name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", world: "OMPI_COMM_WORLD_SIZE" },
-    Launcher { name: "PMI", rank: "PMI_RANK", world: "PMI_SIZE" },
-    Launcher { name: "MVAPICH2", rank: "MV2_COMM_WORLD_RANK", world: "MV2_COMM_WORLD_SIZE" },
-    Launcher { name: "Horovod", rank: "HOROVOD_RANK", world: "HOROVOD_SIZE" },
-    Launcher { name: "Flux", rank: "FLUX_TASK_RANK", world: "FLUX_JOB_SIZE" },
-    Launcher { name: "jsrun", rank: "JSM_NAMESPACE_RANK", world: "JSM_NAMESPACE_SIZE" },
-    Launcher { name: "JAX", rank: "JAX_PROCESS_ID", world: "JAX_NUM_PROCESSES" },
+    ["Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+    ["PMI", "PMI_RANK", "PMI_SIZE"],
+    ["MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"],
+    ["Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"],
+    ["Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"],
+    ["jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"],
+    ["JAX", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"],
 ];
 
-const TORCHRUN: Launcher = Launcher { name: "torchrun", rank: "RANK", world: "WORLD_SIZE" };
+const TORCHRUN: Launcher = ["torchrun", "RANK", "WORLD_SIZE"];
 
 /// Slurm starts processes itself (`srun`), or the launchers above, once a node: then its own numbers are theirs.
 ///
 /// Only the processes of a step have its number of tasks: it is in the manual of `srun` ("Output environment
 /// variables") and not in that of `sbatch`, and Slurm's `src/common/env.c` sets it in `env_array_for_step`, not in
 /// `env_array_for_batch_job`. A batch script has a `SLURM_PROCID` too, 0, and `SLURM_NTASKS` if its job was given any.
-const SLURM: Launcher = Launcher { name: "Slurm", rank: "SLURM_PROCID", world: "SLURM_STEP_NUM_TASKS" };
+const SLURM: Launcher = ["Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
 
 /// Set by torchrun for its workers: it is then the launcher closest to the process, if it set the pair too.
 const ELASTIC: &str = "TORCHELASTIC_RUN_ID";
@@ -107,13 +103,12 @@ impl Plan {
         let found = find(&read)?;
         let (rank, world) = found.as_ref().map_or((0, 1), |found| (found.rank, found.world));
         let builder = Plan::builder(records).rank(rank, world);
-        let names = |Launcher { name, rank, world }: &Launcher| [*name, *rank, *world];
-        Ok(PlanBuilder { origin: Origin::Environment(found.map(|found| names(found.launcher))), ..builder })
+        Ok(PlanBuilder { origin: Origin::Environment(found.map(|found| found.launcher)), ..builder })
     }
 }
 
 struct Found {
-    launcher: &'static Launcher,
+    launcher: Launcher,
     rank: u64,
     world: u64,
 }
@@ -122,27 +117,24 @@ type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The launcher closest to the process, and its numbers.
 fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
-    if read(ELASTIC).is_some() && read(TORCHRUN.rank).is_some() && read(TORCHRUN.world).is_some() {
-        return pair(&LAUNCHERS[0], read);
+    if [ELASTIC, TORCHRUN[1], TORCHRUN[2]].into_iter().all(|name| read(name).is_some()) {
+        return pair(TORCHRUN, read);
     }
     let mut found: Option<Found> = None;
-    for launcher in &LAUNCHERS {
+    for launcher in LAUNCHERS {
         let Some(other) = pair(launcher, read)? else { continue };
         match &found {
             Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
-                return Err(RankError::Conflict {
-                    first: [first.launcher.rank, first.launcher.world],
-                    wanted: (first.rank, first.world),
-                    second: [other.launcher.rank, other.launcher.world],
-                    found: (other.rank, other.world),
-                });
+                let [[_, names @ ..], [_, second @ ..]] = [first.launcher, other.launcher];
+                let (wanted, found) = ((first.rank, first.world), (other.rank, other.world));
+                return Err(RankError::Conflict { first: names, wanted, second, found });
             }
             Some(_) => {}
             None => found = Some(other),
         }
     }
-    if found.is_none() && read(SLURM.world).is_some() {
-        found = pair(&SLURM, read)?;
+    if found.is_none() && read(SLURM[2]).is_some() {
+        found = pair(SLURM, read)?;
     }
     for name in RANKS {
         let Some(value) = read(name) else { continue };
@@ -150,7 +142,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         match &found {
             None => return Err(RankError::NoWorld { name }),
             Some(found) if found.rank != rank => {
-                let (first, wanted) = (found.launcher.rank, found.rank);
+                let (first, wanted) = (found.launcher[1], found.rank);
                 return Err(RankError::OtherRank { first, wanted, second: name, found: rank });
             }
             Some(_) => {}
@@ -161,10 +153,10 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
             return Err(RankError::NoWorld { name });
         }
         // In a batch script both are 0.
-        for name in [SLURM.rank, SLURM_LOCAL] {
+        for name in [SLURM[1], SLURM_LOCAL] {
             let Some(value) = read(name) else { continue };
-            if number(name, value)? > 0 || read(SLURM.rank).is_none() {
-                return Err(RankError::Missing { wanted: SLURM.world, found: name });
+            if number(name, value)? > 0 || read(SLURM[1]).is_none() {
+                return Err(RankError::Missing { wanted: SLURM[2], found: name });
             }
         }
     }
@@ -172,8 +164,8 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
 }
 
 /// The numbers of one launcher, if both of its variables are set; an error if one is.
-fn pair(launcher: &'static Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
-    let Launcher { rank, world, .. } = *launcher;
+fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
+    let [_, rank, world] = launcher;
     match (read(rank), read(world)) {
         (None, None) => Ok(None),
         (Some(_), None) => Err(RankError::Missing { wanted: world, found: rank }),
@@ -367,9 +359,9 @@ mod tests {
     /// of 1, which reads everything once for each rank.
     #[test]
     fn no_variable_gives_a_silent_rank_0_of_1() {
-        let pairs = || LAUNCHERS.iter().chain([&SLURM]);
+        let pairs = || LAUNCHERS.into_iter().chain([SLURM]);
         let mut variables: Vec<(&str, &str)> = Vec::new();
-        variables.extend(pairs().flat_map(|launcher| [(launcher.rank, "1"), (launcher.world, "2")]));
+        variables.extend(pairs().flat_map(|[_, rank, world]| [(rank, "1"), (world, "2")]));
         variables.extend(RANKS.map(|name| (name, "1")));
         variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
         variables.push((SLURM_LOCAL, "1"));
@@ -384,8 +376,7 @@ mod tests {
                 if names[0] == names[1] && first.1 != second.1 {
                     continue;
                 }
-                let whole =
-                    pairs().any(|launcher| names.contains(&launcher.rank) && names.contains(&launcher.world));
+                let whole = pairs().any(|[_, rank, world]| names.contains(&rank) && names.contains(&world));
                 match of(&[*first, *second]) {
                     Ok(found) => {
                         assert_eq!(found, Some((1, 2)), "{names:?}");
@@ -407,13 +398,11 @@ mod tests {
 
     #[test]
     fn a_builder_tells_where_its_rank_is_from() {
-        let show = |launcher: Option<&Launcher>| {
-            let names = launcher.map(|launcher| [launcher.name, launcher.rank, launcher.world]);
-            PlanBuilder { origin: Origin::Environment(names), ..Plan::builder(9).rank(3, 8) }
-        };
-        assert_eq!(show(Some(&LAUNCHERS[0])).to_string(), "rank 3 of 8, from torchrun (RANK, WORLD_SIZE)");
+        let show =
+            |launcher| PlanBuilder { origin: Origin::Environment(launcher), ..Plan::builder(9).rank(3, 8) };
+        assert_eq!(show(Some(LAUNCHERS[0])).to_string(), "rank 3 of 8, from torchrun (RANK, WORLD_SIZE)");
         assert_eq!(show(None).to_string(), "rank 3 of 8, because no launcher set any variables");
-        assert_eq!(show(Some(&SLURM)).rank(0, 1).to_string(), "rank 0 of 1");
+        assert_eq!(show(Some(SLURM)).rank(0, 1).to_string(), "rank 0 of 1");
         assert_eq!(Plan::builder(9).to_string(), "rank 0 of 1");
     }
 
