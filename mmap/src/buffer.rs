@@ -33,11 +33,11 @@ pub struct Buffer(Memory);
 
 enum Memory {
     Own { map: MmapMut, bytes: Range<usize> },
-    Lent { start: NonNull<u8>, len: usize, _lender: Box<dyn Any + Send> },
-    Shared { start: NonNull<u8>, len: usize, _owner: Arc<dyn Any + Send + Sync> },
+    Lent { start: NonNull<u8>, len: usize, _lender: Arc<dyn Any + Send> },
 }
 
-// SAFETY: the bytes are the buffer's alone, whichever thread it is on, and the lender is `Send`.
+// SAFETY: the bytes are the buffer's alone, whichever thread it is on. The lender is `Send`, and nothing is done with it
+// but to drop it, once, with the last buffer.
 unsafe impl Send for Memory {}
 // SAFETY: a shared buffer gives out `&[u8]` and nothing else; the lender is not touched before the drop.
 unsafe impl Sync for Memory {}
@@ -95,7 +95,7 @@ impl Buffer {
         let mut block = Self::untouched(HUGE)?;
         block[..all].fill(0);
         let first = NonNull::from(&mut block[..]).cast::<u8>();
-        let block: Arc<dyn Any + Send + Sync> = Arc::new(block);
+        let block: Arc<dyn Any + Send> = Arc::new(block);
         let buffer = |(start, &len)| {
             // SAFETY: the next buffer starts behind this one's bytes, and all of them fit into the block.
             let start = unsafe { first.add(start) };
@@ -140,7 +140,9 @@ impl Buffer {
     /// writes, and must be accessed only through the buffer.
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
-        Self(Memory::Lent { start, len, _lender: Box::new(lender) })
+        let lender = Arc::new(lender);
+        // SAFETY: the caller promises it.
+        unsafe { Self::shared(start, len, lender) }
     }
 
     /// The same for a part of memory that several buffers keep.
@@ -148,8 +150,8 @@ impl Buffer {
     /// # Safety
     ///
     /// As for [`lent`](Self::lent).
-    pub(crate) unsafe fn shared(start: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self(Memory::Shared { start, len, _owner: owner })
+    pub(crate) unsafe fn shared(start: NonNull<u8>, len: usize, lender: Arc<dyn Any + Send>) -> Self {
+        Self(Memory::Lent { start, len, _lender: lender })
     }
 }
 
@@ -166,9 +168,7 @@ impl Deref for Buffer {
         match &self.0 {
             Memory::Own { map, bytes } => &map[bytes.clone()],
             // SAFETY: whoever lent them has promised `len` bytes that only this buffer reaches.
-            Memory::Lent { start, len, .. } | Memory::Shared { start, len, .. } => unsafe {
-                std::slice::from_raw_parts(start.as_ptr(), *len)
-            },
+            Memory::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
         }
     }
 }
@@ -178,7 +178,7 @@ impl DerefMut for Buffer {
         match &mut self.0 {
             Memory::Own { map, bytes } => &mut map[bytes.clone()],
             // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
-            Memory::Lent { start, len, .. } | Memory::Shared { start, len, .. } => unsafe {
+            Memory::Lent { start, len, .. } => unsafe {
                 std::slice::from_raw_parts_mut(start.as_ptr(), *len)
             },
         }
