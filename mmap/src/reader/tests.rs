@@ -332,9 +332,21 @@ fn readers_of_a_process_share_its_memory() {
     let again = reader(&halves);
     assert!((cached - room..=cached).contains(&again.choice().cached), "{again:?}");
     drop((one, again));
+    // Two loops over halves of one data set, as of training and validation, are given what one over all of it is.
+    let data = open(&halves, 1 << 20);
+    let (plan, half) = (plan(&data), data.len() / 2);
+    let part = |records| {
+        let plan = plan.with_records(records).unwrap();
+        Reader::with_memory(data.clone(), &plan, ReadOptions::new(), memory).unwrap()
+    };
+    let loops = [part(0..half), part(half..2 * half)];
+    let found = loops.each_ref().map(|reader| reader.choice().cached);
+    println!("28 GiB, 24 GiB left: two loops {found:?}");
+    assert_eq!((found[0], found.iter().sum()), (14 * GIB, cached));
+    drop(loops);
     let both = [reader(&halves[..1]), reader(&halves[1..])];
     let found = both.each_ref().map(|reader| reader.choice().cached);
-    println!("28 GiB, 24 GiB left: one {cached}, two {found:?}");
+    println!("28 GiB, 24 GiB left: one {cached}, two fields {found:?}");
     assert_eq!((found[0], found.iter().sum()), (14 * GIB, cached));
     assert_eq!(both[1].choice().left, Some(10 * GIB));
     // A third gets nothing. What is given back is there again.
