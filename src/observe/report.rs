@@ -229,9 +229,6 @@ impl Report {
     /// Adds an event of the log up.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
-        if matches!(event.what, What::Epoch | What::Step | What::Pause | What::Transfer) {
-            return;
-        }
         let (time, mut none) = (event.time(), None);
         let row = match self.by_epoch.last_mut() {
             Some(row) => row,
@@ -262,29 +259,21 @@ impl Report {
             return later;
         }
         let (before, all) = (self.clone(), &mut later);
-        for (all, before) in [
-            (&mut all.read.busy, before.read.busy),
-            (&mut all.read.waiting, before.read.waiting),
-            (&mut all.train.busy, before.train.busy),
-            (&mut all.train.waiting, before.train.waiting),
-            (&mut all.wall, before.wall),
-            (&mut all.transform, before.transform),
-            (&mut all.transfer, before.transfer),
-            (&mut all.device, before.device),
-        ] {
-            *all += before;
-        }
-        for (all, before) in [
-            (&mut all.epochs, before.epochs),
-            (&mut all.batches, before.batches),
-            (&mut all.bytes, before.bytes),
-            (&mut all.read_bytes, before.read_bytes),
-            (&mut all.loads, before.loads),
-            (&mut all.io_calls, before.io_calls),
-            (&mut all.transfer_bytes, before.transfer_bytes),
-        ] {
-            *all += before;
-        }
+        all.read.busy += before.read.busy;
+        all.read.waiting += before.read.waiting;
+        all.train.busy += before.train.busy;
+        all.train.waiting += before.train.waiting;
+        all.wall += before.wall;
+        all.transform += before.transform;
+        all.transfer += before.transfer;
+        all.device += before.device;
+        all.epochs += before.epochs;
+        all.batches += before.batches;
+        all.bytes += before.bytes;
+        all.read_bytes += before.read_bytes;
+        all.loads += before.loads;
+        all.io_calls += before.io_calls;
+        all.transfer_bytes += before.transfer_bytes;
         if before.batches > 0 {
             all.first = before.first;
         }
@@ -380,6 +369,8 @@ struct Live {
     report: Report,
     /// Since when the caller has waited, which the report does not include.
     waits: Option<Instant>,
+    /// When the whole report was last written.
+    last: Option<Instant>,
 }
 
 impl LiveReport {
@@ -404,55 +395,46 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The side that writes the report, if a handle exists.
 #[derive(Debug, Default)]
-pub(crate) struct Publisher(Option<Published>);
-
-#[derive(Debug)]
-struct Published {
-    live: LiveReport,
-    last: Option<Instant>,
-    /// The caller waits, and the handle shows that.
-    waits: bool,
-}
+pub(crate) struct Publisher(Option<LiveReport>);
 
 impl Publisher {
     /// Returns a handle of the live report. The first call makes `so_far` its content.
     pub(crate) fn handle(&mut self, so_far: Report) -> LiveReport {
-        let live = || LiveReport(Arc::new(Mutex::new(Live { report: so_far, waits: None })));
-        self.0.get_or_insert_with(|| Published { live: live(), last: None, waits: false }).live.clone()
+        let live = || Live { report: so_far, waits: None, last: None };
+        self.0.get_or_insert_with(|| LiveReport(Arc::new(Mutex::new(live())))).clone()
+    }
+
+    fn live(&self) -> Option<MutexGuard<'_, Live>> {
+        self.0.as_ref().map(LiveReport::lock)
     }
 
     /// Whether the report is to be published at `now`.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         let last = |last: Instant| now.saturating_duration_since(last) >= INTERVAL;
-        self.0.as_ref().is_some_and(|published| published.last.is_none_or(last))
+        self.live().is_some_and(|live| live.last.is_none_or(last))
     }
 
-    pub(crate) fn publish(&mut self, report: Report, now: Instant) {
-        if let Some(Published { live, last, waits }) = &mut self.0 {
-            *live.lock() = Live { report, waits: None };
-            (*last, *waits) = (Some(now), false);
+    pub(crate) fn publish(&self, report: Report, now: Instant) {
+        if let Some(mut live) = self.live() {
+            *live = Live { report, waits: None, last: Some(now) };
         }
     }
 
     /// The caller begins to wait. New sums include the wait up to now; to copy the single batches too, and what the readers
     /// of files count, would take longer than many a wait.
-    pub(crate) fn waits(&mut self, sums: impl FnOnce(Instant) -> Report) {
-        if let Some(Published { live, waits: waits @ false, .. }) = &mut self.0 {
-            let (now, mut live) = (Instant::now(), live.lock());
-            let Report { recent, reading, choices, .. } = std::mem::take(&mut live.report);
-            *live = Live { report: Report { recent, reading, choices, ..sums(now) }, waits: Some(now) };
-            *waits = true;
-        }
+    pub(crate) fn waits(&self, sums: impl FnOnce(Instant) -> Report) {
+        let Some(mut live) = self.live().filter(|live| live.waits.is_none()) else { return };
+        let now = Instant::now();
+        let Report { recent, reading, choices, .. } = std::mem::take(&mut live.report);
+        live.report = Report { recent, reading, choices, ..sums(now) };
+        live.waits = Some(now);
     }
 
     /// The wait is over.
-    pub(crate) fn waited(&mut self, now: Instant) {
-        if let Some(Published { live, waits: waits @ true, .. }) = &mut self.0 {
-            let mut live = live.lock();
-            let since = live.waits.take();
-            since.iter().for_each(|&since| live.report.waited(now.saturating_duration_since(since)));
-            *waits = false;
-        }
+    pub(crate) fn waited(&self, now: Instant) {
+        let Some(mut live) = self.live() else { return };
+        let since = live.waits.take();
+        since.iter().for_each(|&since| live.report.waited(now.saturating_duration_since(since)));
     }
 
     pub(crate) fn is_on(&self) -> bool {
