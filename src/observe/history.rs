@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::log::Interval;
+use super::log::{Freed, Interval, LoadTimes, Ticket};
 use super::replay::{Hold, Unit};
-use crate::observe::unit::{Freed, LoadTimes, Ticket};
 use crate::thread::this_thread;
 use crate::thread::{Clock, Share};
 

@@ -17,8 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::log::{Event, What};
-use crate::observe::unit::Ticket;
+use super::log::{Event, Ticket, What};
 use crate::thread::ForkGuard;
 
 /// The file and the number of epochs of a Chrome trace. Pass it to

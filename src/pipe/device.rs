@@ -18,9 +18,8 @@ use super::memory::{Backend, Make, Memory};
 use super::record::Header;
 use super::ring::{BothSides, Received, Ring, Sides, Waiting};
 use crate::error::Error;
-use crate::observe::log::{Event, What};
+use crate::observe::log::{Event, Ticket, What};
 use crate::observe::trace::Track;
-use crate::observe::unit::Ticket;
 
 /// The backend that copies batches and groups to a CUDA device.
 #[derive(Clone, Debug)]

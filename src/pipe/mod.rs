@@ -91,12 +91,11 @@ use self::turn::{AnySource, FOREVER, Order, Patience, Shared, Take, Worker};
 pub use self::turn::{Around, Loop, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::What;
+use crate::observe::log::{Naming, Ticket, What};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
 use crate::observe::report::{Kind, LiveReport, Publisher, Report};
 use crate::observe::trace::{LoaderTrace, Track};
-use crate::observe::unit::{Naming, Ticket};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
+use crate::observe::log::Naming;
 use crate::observe::trace::{LoaderTrace, Trace};
-use crate::observe::unit::Naming;
 
 /// Default wait for a slot that the caller holds. It is longer than a step of all but the largest models, so another thread
 /// that uses an item drops it in time.

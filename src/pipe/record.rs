@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::error::{At, BoxError, Error, Reading};
-use crate::observe::unit::{LoadTimes, Naming, Ticket};
+use crate::observe::log::{LoadTimes, Naming, Ticket};
 
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

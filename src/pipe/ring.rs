@@ -12,8 +12,7 @@ use twinbuf_core::TryRecvError;
 
 use super::record::Header;
 use crate::error::BoxError;
-use crate::observe::log::What;
-use crate::observe::unit::Freed;
+use crate::observe::log::{Freed, What};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
 use crate::thread::this_thread;
 
@@ -305,7 +304,7 @@ impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T,
 mod tests {
     use super::super::record::Content;
     use super::*;
-    use crate::observe::unit::{LoadTimes, Ticket};
+    use crate::observe::log::{LoadTimes, Ticket};
 
     #[test]
     fn a_slot_knows_when_its_last_item_was_dropped_and_where() {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use super::record::{Content, Doing, Filling, Header, Place, Progress};
 use super::ring::Ring;
 use crate::error::Error;
+use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::observe::recorder::LoadRecorder;
-use crate::observe::unit::{LoadTimes, Naming, Ticket};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::thread::panic_message;
 

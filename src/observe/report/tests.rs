@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::observe::history::Seen;
+use crate::observe::log::{LoadTimes, Ticket};
 use crate::observe::predict::Prediction;
-use crate::observe::unit::{LoadTimes, Ticket};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
