@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The tests of the ring, and of the fill that two threads share, under Miri: every access to memory checked against the
-# rules of Rust's abstract machine, with stale loads as weak memory has them, on as many schedules as there are seeds
+# The tests of the ring under Miri: every access to memory checked against the rules of Rust's abstract machine, with stale loads as weak memory has them, on as many schedules as there are seeds
 # (default: 4). Needs rustup and what it downloads: a separate nightly, kept in $MIRI_HOME (default:
 # ~/.cache/twinbuf-miri). Not the newest, whose Miri refuses the futex call of parking_lot_core 0.9.
 #
@@ -20,12 +19,9 @@ export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance"
 export TWINBUF_STRESS_HANDOFFS=${TWINBUF_STRESS_HANDOFFS:-200} PROPTEST_CASES=${PROPTEST_CASES:-10}
 export PROPTEST_DISABLE_FAILURE_PERSISTENCE=true
 
-run() {
-  cargo "+$nightly" miri test --quiet --package twinbuf-core --tests
-  cargo "+$nightly" miri test --quiet --package twinbuf --lib loader::shared
-}
+run=(cargo "+$nightly" miri test --quiet --package twinbuf-core --tests)
 for seed in $(seq "$seeds"); do
-  MIRIFLAGS="$MIRIFLAGS -Zmiri-seed=$seed" TWINBUF_STRESS_SEED=$seed run
+  MIRIFLAGS="$MIRIFLAGS -Zmiri-seed=$seed" TWINBUF_STRESS_SEED=$seed "${run[@]}"
 done
 # The other aliasing model.
-MIRIFLAGS="$MIRIFLAGS -Zmiri-tree-borrows" run
+MIRIFLAGS="$MIRIFLAGS -Zmiri-tree-borrows" "${run[@]}"
