@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The tests of the ring under Miri: every access to memory checked against the rules of Rust's abstract machine, with stale loads as weak memory has them, on as many schedules as there are seeds
-# (default: 4). Needs rustup and what it downloads: a separate nightly, kept in $MIRI_HOME (default:
-# ~/.cache/twinbuf-miri). Not the newest, whose Miri refuses the futex call of parking_lot_core 0.9.
+# The tests of the ring under Miri: every access to memory checked against the rules of Rust's abstract machine, with
+# stale loads as weak memory has them, on as many schedules as there are seeds (default: 4). Needs rustup and what it
+# downloads: a separate nightly, kept in $MIRI_HOME (default: ~/.cache/twinbuf-miri). Not the newest, whose Miri refuses the
+# futex call of parking_lot_core 0.9.
 #
 #   tools/miri.sh [SEEDS]
 set -euo pipefail
