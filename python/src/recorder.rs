@@ -58,7 +58,7 @@ impl Recorder {
         let mut recorder = match trace {
             Some(path) => LoopRecorder::traced(name, Trace::new(path), device)
                 .map_err(|error| errors::loading(py, error))?,
-            None => LoopRecorder::new(),
+            None => LoopRecorder::default(),
         };
         if workers {
             recorder.from_workers();

@@ -3,12 +3,16 @@
 //! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
 //! loader. A round is a batch. Errors and traces show its number as the epoch; a report counts no epochs.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 use crate::error::{BoxError, Error};
 use crate::observe::breakdown::Breakdown;
 use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Slots};
+use crate::thread::name;
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
@@ -40,32 +44,6 @@ use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pip
 ///     assert_eq!(round[1], round.number() as f32 * 1000.0 + 1.0);
 /// }
 /// println!("{}", generator.report());
-/// # Ok::<(), BoxError>(())
-/// ```
-///
-/// Several threads for one round, each with a part of the slot:
-///
-/// ```
-/// use twinbuf::{BoxError, generate};
-///
-/// let mut simulators = vec![1u64; 4]; // each has its state
-/// let simulate = move |round: u64, games: &mut Vec<u64>| {
-///     games.resize(4 * 256, 0);
-///     std::thread::scope(|scope| {
-///         for (state, part) in simulators.iter_mut().zip(games.chunks_exact_mut(256)) {
-///             scope.spawn(move || {
-///                 *state += round;
-///                 part.fill(*state);
-///             });
-///         }
-///     });
-///     Ok::<(), BoxError>(())
-/// };
-/// let mut generator = generate(simulate).build()?;
-/// for round in generator.rounds(3) {
-///     let round = round?;
-///     assert_eq!(round.iter().sum::<u64>(), 4 * 256 * [1, 2, 4][round.number() as usize]);
-/// }
 /// # Ok::<(), BoxError>(())
 /// ```
 ///
@@ -117,7 +95,7 @@ pub struct Generator<'h, T: Send + 'static> {
     hook_failed: Option<Error>,
 }
 
-/// Builds a [`Generator`]. [`generate`] and [`with_slots`] return it.
+/// Builds a [`Generator`]. [`generate`], [`with_slots`] and [`with_parts`] return it.
 #[must_use = "a builder does nothing until `build`"]
 pub struct GeneratorBuilder<'h, T> {
     slots: Vec<T>,
@@ -156,6 +134,79 @@ where
     let make = Box::new(move |round, slot: &mut T| make(round, slot).map_err(Into::into));
     let (before, after, options) = (None, None, Options::default());
     GeneratorBuilder { slots: slots.into(), make, before, after, options }
+}
+
+/// Returns a builder for a generator that makes each round on several threads. A slot is a list of parts, and
+/// `fill(round, part, &mut slot[part])` makes one of them. [`with_slots`] documents the slots and the defaults.
+///
+/// The generator's thread and `threads - 1` more, which it starts for the round, each take the next part until none
+/// is left. If what `fill` makes depends only on the round, the part and the part's own state, the rounds are the same
+/// with any number of threads. A part that takes long is best among the first.
+///
+/// If `fill` returns an error or panics for a part, no further part starts. The round fails with what the first such
+/// part, in order, returned, and the next call of [`rounds`](Generator::rounds) makes all its parts again.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Mutex;
+/// use twinbuf::{BoxError, generate};
+///
+/// let simulators: Vec<_> = (1..=4).map(Mutex::new).collect(); // one for each part, with its state
+/// let simulate = move |round: u64, part: usize, games: &mut Vec<u64>| {
+///     let mut state = simulators[part].lock().map_err(|_| "an earlier round panicked")?;
+///     *state += round;
+///     games.clear(); // what an earlier round left
+///     games.resize(256, *state);
+///     Ok::<(), BoxError>(())
+/// };
+/// let slot = || vec![Vec::new(); 4];
+/// let mut generator = generate::with_parts([slot(), slot()], 2, simulate).build()?;
+/// for round in generator.rounds(3) {
+///     let round = round?;
+///     let sum: u64 = round.iter().flatten().sum();
+///     assert_eq!(sum, 256 * [10, 14, 22][round.number() as usize]);
+/// }
+/// # Ok::<(), BoxError>(())
+/// ```
+pub fn with_parts<'h, P, E, F>(
+    slots: impl Into<Vec<Vec<P>>>,
+    threads: usize,
+    fill: F,
+) -> GeneratorBuilder<'h, Vec<P>>
+where
+    P: Send + 'static,
+    F: Fn(u64, usize, &mut P) -> Result<(), E> + Send + Sync + 'static,
+    E: Into<BoxError>,
+{
+    with_slots(slots, move |round, slot: &mut Vec<P>| {
+        let threads = threads.min(slot.len());
+        let state = Mutex::new((slot.iter_mut().enumerate(), None));
+        let lock = || state.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = || {
+            loop {
+                let Some((number, part)) = lock().0.next() else { return };
+                let made = catch_unwind(AssertUnwindSafe(|| fill(round, number, part).map_err(Into::into)));
+                if !matches!(made, Ok(Ok(()))) {
+                    let (left, failed) = &mut *lock();
+                    *left = [].iter_mut().enumerate();
+                    // All parts before this one have started, so the first that fails is found.
+                    if failed.as_ref().is_none_or(|(first, _)| number < *first) {
+                        *failed = Some((number, made));
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                thread::Builder::new().name(name(None, "part")).spawn_scoped(scope, work)?;
+            }
+            work();
+            Ok::<(), BoxError>(())
+        })?;
+        let (_, failed) = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.map_or(Ok(()), |(_, made)| made.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
 impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {

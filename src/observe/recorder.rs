@@ -300,7 +300,7 @@ impl LoadRecorder {
 /// use std::time::Instant;
 /// use twinbuf::observe::LoopRecorder;
 ///
-/// let mut recorder = LoopRecorder::new();
+/// let mut recorder = LoopRecorder::default();
 /// let mut lines = "a\nb\nc".lines();
 /// for step in 0.. {
 ///     recorder.asked(Instant::now());
@@ -322,12 +322,6 @@ pub struct LoopRecorder {
 }
 
 impl LoopRecorder {
-    /// Creates a recorder for a loop that has not started.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::make(None, What::Wait)
-    }
-
     /// Creates a recorder for the loop `name` that writes a Chrome trace. With `device`, the loop waits for copies to a
     /// device, and the trace calls its waits `gpu_queue_wait`.
     ///
@@ -401,8 +395,9 @@ impl LoopRecorder {
 }
 
 impl Default for LoopRecorder {
+    /// Creates a recorder for a loop that has not started.
     fn default() -> Self {
-        Self::new()
+        Self::make(None, What::Wait)
     }
 }
 
@@ -468,7 +463,7 @@ mod tests {
 
     /// Loads and uses of a loop in milliseconds, over two epochs.
     fn recorded(steps: &[(u64, u64)]) -> LoopRecorder {
-        let mut recorder = LoopRecorder::new();
+        let mut recorder = LoopRecorder::default();
         let mut now = Instant::now();
         for epoch in 0..2 {
             for (step, &(load, used)) in steps.iter().enumerate() {
@@ -504,7 +499,7 @@ mod tests {
 
     #[test]
     fn workers_of_the_iterable_that_decide_gain_nothing_from_a_thread() {
-        let mut recorder = LoopRecorder::new();
+        let mut recorder = LoopRecorder::default();
         recorder.from_workers();
         let mut now = Instant::now();
         for step in 0..20 {

@@ -229,3 +229,59 @@ fn a_hook_that_panics_leaves_its_round_unstarted() {
         }
     }
 }
+
+#[test]
+fn the_first_part_that_fails_is_the_error_of_its_round() {
+    for fault in [Fault::Error, Fault::Panic] {
+        for threads in 1..=4 {
+            let case = format!("{fault:?}, {threads} threads");
+            let started = Arc::new(Mutex::new(HashSet::new()));
+            let (noted, failed) = (started.clone(), AtomicBool::new(false));
+            // With two threads or more, part 3 fails before part 2 does.
+            let (tell, told) = mpsc::channel();
+            let told = Mutex::new(told);
+            let make = move |round: u64, part: usize, slot: &mut u64| -> Result<(), BoxError> {
+                if round == 1 && !failed.load(Ordering::Relaxed) {
+                    noted.lock().unwrap().insert(part);
+                    match part {
+                        2 if threads > 1 => told.lock().unwrap().recv_timeout(LONG)?,
+                        3 => tell.send(())?,
+                        _ => {}
+                    }
+                    if part >= 2 {
+                        if part == 2 {
+                            failed.store(true, Ordering::Relaxed);
+                        }
+                        match fault {
+                            Fault::Error => return Err(format!("part {part} crashed").into()),
+                            Fault::Panic => panic!("part {part} crashed"),
+                        }
+                    }
+                }
+                *slot = round * 10 + part as u64;
+                Ok(())
+            };
+            let builder = generate::with_parts([vec![0; 8], vec![0; 8]], threads, make);
+            let mut generator = builder.build().unwrap();
+            let mut rounds = generator.rounds(3);
+            drop(rounds.next().unwrap().unwrap());
+            match rounds.next().unwrap().unwrap_err() {
+                Error::Load { at, source } if fault == Fault::Error => {
+                    assert_eq!((at, source.to_string()), (round(1), "part 2 crashed".into()), "{case}");
+                }
+                Error::Panicked { at, who: "closure", message } if fault == Fault::Panic => {
+                    assert_eq!((at, &*message), (round(1), "part 2 crashed"), "{case}");
+                }
+                error => panic!("{case}: {error:?}"),
+            }
+            assert!(rounds.next().is_none(), "{case}");
+            drop(rounds);
+            // The threads that failed took no other part. A third thread may have made the others before that.
+            let most = if threads <= 2 { 2 + threads } else { 8 };
+            assert!(started.lock().unwrap().len() <= most, "{case}: {started:?}");
+            let again = generator.rounds(2).map(|round| round.unwrap().to_vec());
+            let expected = [10, 20].map(|first| (first..first + 8).collect::<Vec<u64>>());
+            assert_eq!(again.collect::<Vec<_>>(), expected, "{case}: made again, whole");
+        }
+    }
+}

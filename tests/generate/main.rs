@@ -7,7 +7,7 @@ mod waits;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -117,6 +117,39 @@ fn the_same_rounds_in_every_mode_however_they_are_asked_for() {
         }
         assert_eq!(found, expected, "{mode:?}, left early");
     }
+}
+
+/// Each part waits until as many parts are being made as there are threads, in turn or at once.
+#[test]
+fn the_same_parts_on_any_number_of_threads_which_all_work_at_once() {
+    const PARTS: usize = 6;
+    let of = |threads: usize, overlap| {
+        let barrier = Barrier::new(if threads == 0 { 1 } else { threads.min(PARTS) });
+        let states: Vec<_> = (0..PARTS as u64).map(Mutex::new).collect();
+        let make = move |round: u64, part: usize, games: &mut Vec<u64>| {
+            barrier.wait();
+            let mut state = states[part].lock().unwrap();
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round);
+            games.clear();
+            games.resize(part + 1, *state);
+            Ok::<(), BoxError>(())
+        };
+        let slots: Vec<_> = (0..3).map(|_| vec![Vec::new(); PARTS]).collect();
+        let mut generator = generate::with_parts(slots, threads, make).overlap(overlap).build().unwrap();
+        let found: Vec<_> = generator.rounds(5).map(|round| round.unwrap().to_vec()).collect();
+        generator.close().unwrap();
+        found
+    };
+    let expected = of(1, false);
+    assert_eq!(expected.len(), 5);
+    for overlap in [false, true] {
+        for threads in [0, 1, 2, 3, 6, 9] {
+            assert_eq!(of(threads, overlap), expected, "{threads} threads, {overlap}");
+        }
+    }
+    let fill = |_: u64, _: usize, _: &mut u64| Err("not called");
+    let mut generator = generate::with_parts([vec![], vec![]], 2, fill).build().unwrap();
+    assert_eq!(generator.rounds(3).map(|round| round.unwrap().len()).sum::<usize>(), 0);
 }
 
 #[test]
