@@ -50,12 +50,13 @@
 //! | batches on a GPU | `.cuda(ctx).device_depth(2)`, feature `cuda` ([cuda](https://github.com/twinbuf/twinbuf/blob/main/cuda/README.md)) |
 //! | slots in memory of your own, such as pinned tensors | `.slots(buffers)`, `Buffer::lent` |
 //! | several ranks | `Plan::builder(n).rank(rank, world)`, or `Plan::from_env` for torchrun, Open MPI, Slurm |
+//! | batch sizes that change; sequences that grow | `Plan::builder(n).batches(sizes)`; a loader for each length ([`loader`]) |
 //! | resume in the middle of an epoch, also with another batch size or number of ranks | `batch.checkpoint()`, `loader.epochs_from(&checkpoint, 3)`; to save it, feature `serde` |
 //! | data larger than memory | nothing on Linux, where `ReadMode::Auto` reads past the page cache; elsewhere `ReadMode::Direct` |
 //! | reads that may never return: a file server that is gone | `epochs.next_timeout(t)` and `epochs.reading()`; `loader.close_timeout(t)` |
 //! | do not block | `epochs.try_next()`, `epochs.next_async().await`, feature `stream` |
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |
-//! | data made by code: simulators, self-play | `twinbuf::generate`, in lockstep if it needs the newest weights |
+//! | data made by code: simulators, self-play | `twinbuf::generate`, in lockstep if it needs the newest weights; several threads for one round: `generate::with_parts` |
 //! | traces and phases | `.trace("trace.json")`, `.breakdown(Breakdown::every(100))`, feature `tracing` |
 //! | switches for a program that cannot be recompiled | `.from_env()?`: `TWINBUF_OVERLAP`, `_WORKERS`, `_DEPTH`, `_HINTS`, `_MEMORY`, `_TRACE`, `_BREAKDOWN` |
 //! | estimate the gain before you adopt it | `twinbuf probe FILE` |

@@ -1,11 +1,15 @@
 //! A loader that continues from a saved state delivers what the first loader would have delivered, byte for byte.
 
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 mod common;
 
 use common::{Fault, Faulty, RECORD, batches, files, open};
-use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
+use twinbuf::mmap::{Cut, DType};
+use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 
 const RECORDS: u64 = 53;
 
@@ -352,5 +356,78 @@ fn the_last_steps_of_the_longest_plan() {
             assert_eq!(steps, [u64::MAX - 2, u64::MAX - 1], "overlap {overlap}, depth {depth}");
             assert!(loader.epoch(u64::MAX).next().unwrap().is_ok(), "overlap {overlap}, depth {depth}");
         }
+    }
+}
+
+/// The documented way to a schedule of lengths: a loader for each length, all iterators made before the first step.
+#[test]
+fn sequences_that_grow_give_each_token_once_and_resume_at_every_step() {
+    const SHORT: u64 = 4; // steps of 64 windows of 512
+    const LONG: u64 = 3; // of 32 windows of 1024
+    let tokens = SHORT * 64 * 512 + LONG * 32 * 1024;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("tokens.bin");
+    std::fs::write(
+        &path,
+        (0..=u32::try_from(tokens).unwrap()).flat_map(u32::to_le_bytes).collect::<Vec<_>>(),
+    )
+    .unwrap();
+    let open = |length| Records::open_headerless([&path], DType::U32, Cut::sequence(length)).unwrap();
+    let plan = |data: &Records, records: Range<u64>, batch| {
+        let plan = Plan::builder(data.len()).records(records).batch(batch).shuffle(Shuffle::Full);
+        plan.seed(batch).build().unwrap()
+    };
+    // The batches of a training that begins at loader `number`, and the state after each.
+    let train = |number: usize, state: &Checkpoint, steps: usize| {
+        let (short, long) = (open(512), open(1024));
+        let plans = [plan(&short, 0..SHORT * 64, 64), plan(&long, SHORT * 64 * 512 / 1024..long.len(), 32)];
+        let (tell, told) = channel();
+        let noted = transform::per_record(4 * 1025, move |from, to, context| {
+            to.copy_from_slice(from);
+            Ok(tell.send(context.step)?)
+        });
+        let [first, second] = plans;
+        let loaders = [
+            Loader::builder(short, first).build().unwrap(),
+            Loader::builder(long, second).transform(noted).build().unwrap(),
+        ];
+        let mut parts = Vec::new();
+        for (i, loader) in loaders.into_iter().enumerate().skip(number) {
+            let state = if i == number { state } else { &Checkpoint::start() };
+            parts.push((i, loader.into_epochs_from(state, 1).unwrap()));
+        }
+        let mut found = Vec::new();
+        for (i, batches) in &mut parts {
+            for batch in batches.take(steps - found.len()) {
+                let batch = batch.unwrap();
+                if (*i, batch.step()) == (0, SHORT - 1) {
+                    // The last batch of the first loader is in use, and the second one has read a batch.
+                    for _ in 0..32 {
+                        assert_eq!(told.recv_timeout(Duration::from_secs(300)), Ok(0));
+                    }
+                }
+                let windows = batch.cast::<u32>().unwrap().to_vec();
+                found.push((windows, *i, saved(&batch.checkpoint())));
+            }
+        }
+        found
+    };
+    let whole = train(0, &Checkpoint::start(), usize::MAX);
+    assert_eq!(whole.len() as u64, SHORT + LONG);
+    let mut targets = vec![0; usize::try_from(tokens).unwrap() + 1];
+    for (windows, loader, _) in &whole {
+        for window in windows.chunks_exact([513, 1025][*loader]) {
+            assert!(window.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+            window[1..].iter().for_each(|&token| targets[token as usize] += 1);
+        }
+    }
+    assert_eq!(targets[0], 0, "the first token is an input only");
+    assert!(targets[1..].iter().all(|&times| times == 1));
+    for taken in 0..=whole.len() {
+        let before = train(0, &Checkpoint::start(), taken);
+        let (number, state) =
+            before.last().map_or((0, Checkpoint::start()), |(_, at, state)| (*at, state.clone()));
+        let rest = train(number, &state, usize::MAX);
+        assert!([before, rest].concat() == whole, "after {taken}");
     }
 }
