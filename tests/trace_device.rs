@@ -1,5 +1,5 @@
-//! Training on a device and validation on the host in one trace: its rows have names, and their sums equal the reports'
-//! figures.
+//! Training on a device, and a validation, a stream and a generator on the host, in one trace: its rows have names, and
+//! their sums equal the reports' figures.
 
 #![cfg(target_os = "linux")]
 
@@ -8,10 +8,11 @@ mod common;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use common::model::Model;
 use common::{files, open, plan};
 use serde_json::Value;
 use twinbuf::observe::Trace;
-use twinbuf::{Breakdown, Loader, cuda};
+use twinbuf::{Breakdown, Loader, cuda, generate};
 use twinbuf_cuda_sim::{Options, Sim};
 
 fn busy(time: Duration) {
@@ -42,6 +43,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
     let sim = Sim::start(Options { delay_us: 300, ..Options::seeded(5) });
     let ctx = cuda::context(0).unwrap();
     let trace = || Trace::new(&path).epochs(9);
+    let model = Model::new(&[4000, 3, 0, 25_000, 700, 9]);
     for (overlap, workers) in [(true, 1), (true, 2), (false, 1)] {
         let train = Loader::builder(open(&paths), plan(96, 8)).name("train").trace(trace()).overlap(overlap);
         let train = train.workers(workers);
@@ -88,7 +90,31 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         while train.report().transfer_bytes < train.report().bytes {
             std::thread::yield_now();
         }
-        let (train_report, valid_report) = (train.report(), valid.report());
+        let layers = twinbuf::stream(model.groups()).name("layers").trace(trace()).overlap(overlap).cycle();
+        let mut layers = layers.build().unwrap();
+        // The second pass is left early: what was read ahead, of the next pass too, is discarded.
+        for groups in [6, 5, 6] {
+            for group in layers.pass().take(groups) {
+                std::hint::black_box(group.unwrap());
+                busy(Duration::from_micros(300));
+            }
+        }
+        let make = |round: u64, slot: &mut u64| {
+            busy(Duration::from_micros(300));
+            *slot = round;
+            Ok::<(), std::convert::Infallible>(())
+        };
+        let games = generate::with_slots([0; 2], make).name("games").trace(trace()).overlap(overlap);
+        let mut games = games.build().unwrap();
+        for round in games.rounds(8) {
+            std::hint::black_box(*round.unwrap());
+            busy(Duration::from_micros(300));
+        }
+        let games_report = games.report();
+        games.close().unwrap();
+        let (train_report, valid_report, layers_report) = (train.report(), valid.report(), layers.report());
+        assert_eq!(layers_report.batches, 17);
+        layers.close().unwrap();
         train.close().unwrap();
         valid.close().unwrap();
         drop(stream);
@@ -118,15 +144,29 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         same("valid: train", &["train"], valid_report.train.busy);
         same("valid: train", &["queue_wait"], valid_report.train.waiting);
         same("valid: read", &["disk_load"], valid_report.read.busy);
+        same("layers: train", &["train"], layers_report.train.busy);
+        same("layers: train", &["queue_wait"], layers_report.train.waiting);
+        same("games: train", &["train"], games_report.train.busy);
+        same("games: train", &["queue_wait"], games_report.train.waiting);
+        same("games: generate", &["generate"], games_report.read.busy);
+        // The trace has what was discarded too.
+        let (read, counted) = (of("layers: read", &["disk_load"]), layers_report.read.busy.as_secs_f64());
+        assert!(read > 0.99 * counted, "{read} s of {layers_report}");
         // The validations are within the training's epochs, but are neither its compute nor its wait.
         let paused = of("train: train", &["pause"]);
         assert!(paused >= valid_report.wall.as_secs_f64(), "{paused} of {valid_report}");
         let steps = of("train: train", &["chunk"]) - paused;
         let counted = (train_report.train.busy + train_report.train.waiting).as_secs_f64();
         assert!((steps / counted - 1.0).abs() < 0.01, "{steps} s without pauses of {train_report}");
-        assert_eq!(checked, 7);
+        assert_eq!(checked, 12);
         let rows: std::collections::BTreeSet<&String> = sums.keys().map(|(row, _)| row).collect();
-        assert_eq!(rows.len(), 5, "{rows:?}");
+        assert_eq!(rows.len(), 9, "{rows:?}");
+        let mut arrows: Vec<_> =
+            events.iter().filter(|event| event["ph"] == "s").map(|event| event["id"].to_string()).collect();
+        let begun = arrows.len();
+        arrows.sort_unstable();
+        arrows.dedup();
+        assert_eq!(arrows.len(), begun, "each load has an arrow of its own");
         // Bytes are those of the report too.
         let bytes = |pid: u64, name: &str| -> u64 {
             let here = |event: &&Value| event["pid"] == pid && event["name"] == name;
