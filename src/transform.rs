@@ -302,28 +302,6 @@ impl RecordTransform for Convert {
     }
 }
 
-impl RecordTransform for Box<dyn RecordTransform> {
-    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
-        (**self).output(record)
-    }
-
-    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
-        (**self).apply(records, out, context)
-    }
-
-    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
-        (**self).apply_one(record, out, context)
-    }
-
-    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
-        (**self).try_clone()
-    }
-
-    fn pays(&self) -> bool {
-        (**self).pays()
-    }
-}
-
 /// The first bytes of the room for a record.
 fn front(out: &mut [u8], len: usize) -> Result<&mut [u8], BoxError> {
     let found = out.len();

@@ -134,20 +134,20 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 
 #[test]
 fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
-    let plan = Plan::builder(8).batch(2).build().unwrap();
-    let refuse = |transform: Box<dyn RecordTransform>| {
+    fn refuse(transform: impl RecordTransform + 'static) -> String {
+        let plan = Plan::builder(8).batch(2).build().unwrap();
         let data = Faulty::new(8, Fault::None, 0).0;
-        let error = Loader::builder(data, plan.clone()).transform(transform).build().unwrap_err();
+        let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
         format!("{error:#}")
-    };
-    let nothing = refuse(Box::new(per_record(0, |_, _, _| Ok(()))));
+    }
+    let nothing = refuse(per_record(0, |_, _, _| Ok(())));
     assert_eq!(
         nothing,
         "option `transform`: the data set's records cannot be transformed: wanted records of at least 1 byte, found 0 \
          after the transform"
     );
-    let pictures = refuse(Box::new(Transform::new(DType::U8, 3).unwrap()));
+    let pictures = refuse(Transform::new(DType::U8, 3).unwrap());
     assert!(
         pictures.contains("be transformed: the source is not whole: wanted a multiple of 3"),
         "{pictures}"
@@ -299,26 +299,28 @@ fn records_of_another_type_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("numbers.bin");
     std::fs::write(&path, [0; 96]).unwrap();
-    let refused = |dtype, transform: Box<dyn RecordTransform>| {
-        let data = Records::open_headerless([&path], dtype, Cut::Windows { rows: 3, stride: 3 }).unwrap();
+    let data = |dtype| Records::open_headerless([&path], dtype, Cut::Windows { rows: 3, stride: 3 }).unwrap();
+    fn built(data: Records, transform: impl RecordTransform + 'static) -> Result<(), String> {
         let plan = Plan::builder(data.len()).build().unwrap();
-        Loader::builder(data, plan)
-            .transform(transform)
-            .build()
-            .map(drop)
-            .map_err(|error| format!("{error:#}"))
-    };
+        let loader = Loader::builder(data, plan).transform(transform).build();
+        loader.map(drop).map_err(|error| format!("{error:#}"))
+    }
     let cannot = "option `transform`: the data set's records cannot be transformed: wanted";
-    let tokens = || Box::new(Convert::U16ToU32);
-    assert_eq!(refused(DType::F32, tokens()).unwrap_err(), format!("{cannot} records of u16, found f32 [3]"));
-    refused(DType::U16, tokens()).unwrap();
-    let floats = Box::new(Transform::new(DType::I16, 3).unwrap());
-    assert_eq!(refused(DType::U16, floats).unwrap_err(), format!("{cannot} records of i16, found u16 [3]"));
-    let declared = |shape: &[usize]| Box::new(per_record(8, |_, _, _| Ok(())).of(DType::F32, shape));
     assert_eq!(
-        refused(DType::F32, declared(&[3])).unwrap_err(),
+        built(data(DType::F32), Convert::U16ToU32).unwrap_err(),
+        format!("{cannot} records of u16, found f32 [3]")
+    );
+    built(data(DType::U16), Convert::U16ToU32).unwrap();
+    let floats = Transform::new(DType::I16, 3).unwrap();
+    assert_eq!(
+        built(data(DType::U16), floats).unwrap_err(),
+        format!("{cannot} records of i16, found u16 [3]")
+    );
+    let declared = |shape: &[usize]| per_record(8, |_, _, _| Ok(())).of(DType::F32, shape);
+    assert_eq!(
+        built(data(DType::F32), declared(&[3])).unwrap_err(),
         format!("{cannot} 12 bytes for f32 [3], found 8")
     );
-    refused(DType::F32, declared(&[2, 1])).unwrap();
-    assert!(refused(DType::F32, declared(&[usize::MAX, 2])).unwrap_err().contains("fits the memory"));
+    built(data(DType::F32), declared(&[2, 1])).unwrap();
+    assert!(built(data(DType::F32), declared(&[usize::MAX, 2])).unwrap_err().contains("fits the memory"));
 }

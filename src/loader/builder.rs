@@ -355,7 +355,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut datasets = self.own.datasets.iter();
         let files = datasets.all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
-        let ours = self.own.transforms.values().flatten().all(RecordTransform::pays);
+        let ours = self.own.transforms.values().flatten().all(|transform| transform.pays());
         self.options.overlaps() && processors > self.own.workers && files && ours
     }
 }
