@@ -58,7 +58,7 @@
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |
 //! | data made by code: simulators, self-play | `twinbuf::generate`, in lockstep if it needs the newest weights; several threads for one round: `generate::with_parts` |
 //! | traces and phases | `.trace("trace.json")`, `.breakdown(Breakdown::every(100))`, feature `tracing` |
-//! | switches for a program that cannot be recompiled | `.from_env()?`: `TWINBUF_OVERLAP`, `_WORKERS`, `_DEPTH`, `_HINTS`, `_MEMORY`, `_TRACE`, `_BREAKDOWN` |
+//! | switches for a program that cannot be recompiled | `.from_env()?`: `TWINBUF_OVERLAP`, `_COPY_STREAM`, `_WORKERS`, `_DEPTH`, `_HINTS`, `_MEMORY`, `_TRACE`, `_BREAKDOWN` |
 //! | estimate the gain before you adopt it | `twinbuf probe FILE` |
 //!
 //! # The crates

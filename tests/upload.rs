@@ -94,6 +94,31 @@ fn the_host_slots_may_be_the_callers() {
     }
 }
 
+/// The copies have a stream of their own or not, at the loader's word.
+#[test]
+fn without_a_copy_stream_no_stream_is_created_and_the_batches_are_the_same() {
+    let (_dir, paths) = files(&[40, 21]);
+    let plan = plan(61, 7);
+    let mut host = Loader::builder(open(&paths), plan.clone()).overlap(false).build().unwrap();
+    let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
+    for (copy_stream, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (sim, ctx) = start(1);
+        let stream = ctx.default_stream();
+        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).cuda(ctx);
+        let before = sim.live().streams;
+        let mut loader = builder.copy_stream(copy_stream).build().unwrap();
+        if !sim.is_real() {
+            assert_eq!(sim.live().streams - before, u64::from(copy_stream), "overlap {overlap}");
+        }
+        for (step, batch) in loader.epoch(3).enumerate() {
+            let found = bytes(&batch.unwrap(), &stream);
+            assert!(found == expected[step], "step {step}, copy stream {copy_stream}, overlap {overlap}");
+        }
+        loader.close().unwrap();
+        assert_eq!(sim.violations(), [""; 0]);
+    }
+}
+
 #[test]
 fn the_same_batches_as_without_a_device() {
     let (_dir, paths) = files(&[40, 21]);

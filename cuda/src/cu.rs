@@ -252,6 +252,7 @@ pub(crate) fn allocation(address: CUdeviceptr) -> Result<Range<CUdeviceptr>, Err
 /// The copy stream. Not cudarc's stream type: creating one raises a count that turns on event tracking for every call
 /// in the context.
 pub(crate) struct Stream {
+    /// Null for the legacy default stream.
     raw: CUstream,
     ctx: Owner<Arc<CudaContext>>,
 }
@@ -262,13 +263,15 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Creates a stream that does not synchronize with the legacy default stream. `ctx` is current.
-    pub(crate) fn new(ctx: &Arc<CudaContext>) -> Result<Self, Error> {
-        let raw = check("cuStreamCreate", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+    /// Creates a stream that does not synchronize with the legacy default stream; that stream itself unless `apart`.
+    /// `ctx` is current.
+    pub(crate) fn new(ctx: &Arc<CudaContext>, apart: bool) -> Result<Self, Error> {
+        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
+        let raw = check("cuStreamCreate", apart.then(create).unwrap_or(Ok(ptr::null_mut())))?;
         Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
     }
 
-    /// The handle, valid while `self` exists.
+    /// The handle, valid while `self` exists and its context is current.
     pub(crate) fn raw(&self) -> CUstream {
         self.raw
     }
@@ -288,9 +291,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _current = Current::enter_to_free(&self.ctx);
-        // SAFETY: created by `new` and destroyed once. The driver releases its resources when its work is done.
-        let _ = unsafe { result::stream::destroy(self.raw) };
+        if !self.raw.is_null() {
+            let _current = Current::enter_to_free(&self.ctx);
+            // SAFETY: created by `new` and destroyed once. The driver releases its resources when its work is done.
+            let _ = unsafe { result::stream::destroy(self.raw) };
+        }
     }
 }
 

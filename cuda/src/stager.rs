@@ -86,7 +86,7 @@ impl StagerBuilder {
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
         check("a call before this stager's", ctx.check_err())?;
-        let stream = Stream::new(&ctx)?;
+        let stream = Stream::new(&ctx, true)?;
         let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         let blocking = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         let slot = |_| {

@@ -65,18 +65,35 @@ impl Slots {
     }
 }
 
+/// The streams of the copies and of the batches' use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Streams {
+    /// A copy stream, and two streams of the caller's.
+    Apart,
+    /// The copies are on the default stream; the caller's two streams do not synchronize with it.
+    CopiesOnDefault,
+    /// Everything is on the default stream.
+    AllOnDefault,
+    /// The caller's work is on the default stream, and the copies are not.
+    UseOnDefault,
+}
+
 /// Uploads `BATCHES` batches and reads each on one of two streams. Returns what the device had, batch after batch.
 fn train(
     sim: &Sim,
     ctx: &Arc<CudaContext>,
     seed: u64,
-    (kind, depths, overlap): (Slots, (usize, usize), bool),
+    (kind, depths, overlap, on): (Slots, (usize, usize), bool, Streams),
     without: Option<Edge>,
 ) -> Result<Vec<u8>, Error> {
-    let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
-    let uploader = kind.uploader(ctx, depths)?.overlap(overlap);
-    let (mut slots, mut batches) = uploader.build::<u32>()?;
     ctx.bind_to_thread().unwrap();
+    let streams = match on {
+        Streams::Apart | Streams::CopiesOnDefault => [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()],
+        Streams::AllOnDefault | Streams::UseOnDefault => [ctx.default_stream(), ctx.default_stream()],
+    };
+    let copy_stream = matches!(on, Streams::Apart | Streams::UseOnDefault);
+    let uploader = kind.uploader(ctx, depths)?.overlap(overlap).copy_stream(copy_stream);
+    let (mut slots, mut batches) = uploader.build::<u32>()?;
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
     let seen = HostBytes::new(ctx, BYTES * BATCHES as usize)?;
     let target = seen.start().as_ptr();
@@ -160,7 +177,7 @@ impl Drop for Without {
 }
 
 /// Runs one seed without this edge. Returns what the checker found, and whether the data were right.
-fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) {
+fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<String>, bool) {
     let overlap = without.is_some() || seed / 64 % 4 != 3;
     // By hand, one thread makes every call. The checker may then treat threads separately, and would find an edge that
     // only a hand-over between them provides.
@@ -182,7 +199,7 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool) -> (Vec<String>, bool) 
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
     let kind = Slots::ALL[(seed % 2) as usize];
-    let seen = train(&sim, &ctx, seed, (kind, depths, overlap), without).unwrap();
+    let seen = train(&sim, &ctx, seed, (kind, depths, overlap, on), without).unwrap();
     let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));
     (sim.violations(), equal)
 }
@@ -208,31 +225,57 @@ fn seeds() -> u64 {
 #[test]
 fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
     let seeds = seeds();
-    for (seed, tracking) in (0..seeds).flat_map(|seed| [(seed, true), (seed, false)]) {
-        let (found, equal) = run(seed, None, tracking);
-        assert!(found.is_empty(), "seed {seed}, tracking {tracking}: {found:#?}");
-        assert!(equal, "seed {seed}, tracking {tracking}: other data arrived");
+    let apart = (0..seeds).map(|seed| (seed, Streams::Apart));
+    let on_default = [Streams::CopiesOnDefault, Streams::AllOnDefault];
+    // Twenty seeds, with a thread and without; 13 has no factor in common with the numbers of depths.
+    let on_default = on_default.into_iter().flat_map(|on| (0..seeds).step_by(13).map(move |seed| (seed, on)));
+    for ((seed, on), tracking) in apart.chain(on_default).flat_map(|each| [(each, true), (each, false)]) {
+        let (found, equal) = run(seed, None, tracking, on);
+        assert!(found.is_empty(), "seed {seed}, tracking {tracking}, {on:?}: {found:#?}");
+        assert!(equal, "seed {seed}, tracking {tracking}, {on:?}: other data arrived");
+    }
+}
+
+/// With the copies on the stream that uses the batches, the order of work there replaces the two edges between streams;
+/// the host's wait is still needed. With a copy stream the same edges are missed.
+#[test]
+fn without_a_copy_stream_copies_are_in_order_with_the_default_stream() {
+    if Control::get().is_real() {
+        return;
+    }
+    for edge in [Edge::RefillAfterCopy, Edge::UseAfterCopy, Edge::CopyAfterUse] {
+        for (seed, on) in
+            (0..SEEDS_WITHOUT).flat_map(|seed| [(seed, Streams::AllOnDefault), (seed, Streams::UseOnDefault)])
+        {
+            let (found, _) = run(seed, Some(edge), seed.is_multiple_of(2), on);
+            let wanted = on == Streams::UseOnDefault || edge == Edge::RefillAfterCopy;
+            let right = found.iter().any(|found| at_the_access(found, edge)) == wanted;
+            assert!(right && found.is_empty() != wanted, "without {edge:?}, seed {seed}, {on:?}: {found:#?}");
+        }
     }
 }
 
 #[test]
 fn a_missing_edge_is_found_for_every_seed() {
-    for edge in [Edge::RefillAfterCopy, Edge::UseAfterCopy, Edge::CopyAfterUse] {
+    let edges = [Edge::RefillAfterCopy, Edge::UseAfterCopy, Edge::CopyAfterUse];
+    for (edge, on) in
+        edges.into_iter().flat_map(|edge| [(edge, Streams::Apart), (edge, Streams::CopiesOnDefault)])
+    {
         let mut wrong = 0;
         for seed in 0..SEEDS_WITHOUT {
-            let (found, equal) = run(seed, Some(edge), seed.is_multiple_of(2));
+            let (found, equal) = run(seed, Some(edge), seed.is_multiple_of(2), on);
             // A real driver has no checker.
             if !Control::get().is_real() {
                 let found = found.iter().any(|found| at_the_access(found, edge));
-                assert!(found, "without {edge:?}, seed {seed}: not found");
+                assert!(found, "without {edge:?}, {on:?}, seed {seed}: not found");
             }
             wrong += u64::from(!equal);
         }
         // A real driver must show the missing edge in the data: in every run, unless the machine is too busy for the
         // kernels' delay.
-        assert!(!Control::get().is_real() || wrong > 0, "without {edge:?}: the data were right");
+        assert!(!Control::get().is_real() || wrong > 0, "without {edge:?}, {on:?}: the data were right");
         let checked =
             if Control::get().is_real() { "no checker here" } else { "found by the checker in each" };
-        println!("without {edge:?}: {SEEDS_WITHOUT} runs, {checked}, other data in {wrong}");
+        println!("without {edge:?}, {on:?}: {SEEDS_WITHOUT} runs, {checked}, other data in {wrong}");
     }
 }

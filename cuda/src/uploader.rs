@@ -61,6 +61,7 @@ pub struct Uploader {
     device_depth: usize,
     host_slots: Option<Vec<lent::Host>>,
     overlap: bool,
+    copy_stream: bool,
     times: bool,
     on_copied: Option<OnCopied>,
 }
@@ -76,6 +77,7 @@ impl Uploader {
             device_depth: 2,
             host_slots: None,
             overlap: true,
+            copy_stream: true,
             times: false,
             on_copied: None,
         }
@@ -109,6 +111,18 @@ impl Uploader {
     /// sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
+        self
+    }
+
+    /// Sets whether the copies have a stream of their own. Default: `true`. With `false`, they are issued on the context's
+    /// default stream ([`CudaContext::default_stream`]), in order with the work on it: a copy does not overlap with
+    /// computing there. Use this to measure what the copy stream gains. The slots and the waits stay the same.
+    ///
+    /// A stream that does not synchronize with the default stream, such as one of [`CudaContext::new_stream`], still
+    /// overlaps with copies. While a stream that does is being captured, no copy can be issued, and the uploader ends with
+    /// [`Error::Driver`].
+    pub fn copy_stream(mut self, copy_stream: bool) -> Self {
+        self.copy_stream = copy_stream;
         self
     }
 
@@ -174,7 +188,7 @@ impl Uploader {
         let _beside = BesideCaptures::enter();
         // cudarc keeps errors of drops for its next call. Return such an error here, as one of an earlier call.
         check("a call before this uploader's", ctx.check_err())?;
-        let stream = Arc::new(Stream::new(&ctx)?);
+        let stream = Arc::new(Stream::new(&ctx, self.copy_stream)?);
         let timed = self.times || self.on_copied.is_some();
         let host: Result<Vec<_>, Error> = match self.host_slots {
             Some(lent) => lent.into_iter().map(|slot| Ok(HostBytes::lent(slot, slot_bytes))).collect(),

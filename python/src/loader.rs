@@ -86,6 +86,10 @@ const IN_PYTHON: [(&str, &str); 6] = [
 ///     with a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
 /// overlap
 ///     Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the same.
+/// copy_stream
+///     Whether copies to the ``device`` have a stream of their own. With False they are enqueued on the stream that is
+///     current when the iteration starts, in order with the loop's work, to measure what the copy stream gains.
+///     ``TWINBUF_COPY_STREAM`` overrides it.
 /// map
 ///     A function that the loop's thread calls with each batch; the loop gets what it returns. The loader stays a loader,
 ///     with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
@@ -111,6 +115,7 @@ pub(crate) struct Loader {
     map: Option<Arc<Object>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
+    copy_stream: bool,
     depth: usize,
     workers: u64,
 }
@@ -159,9 +164,9 @@ impl Loader {
                     |map| Bound::new(py, Batches { shared, loader, iteration, map, stepping, timeout });
                 let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
                 let batches = batches(None)?;
-                let position = batches.getattr("_position")?;
-                let map = map.and_then(|map| map.get(py));
-                sender.call_method1(py, "begin", (batches, this.shared.overlap, position, map))
+                let (position, map) = (batches.getattr("_position")?, map.and_then(|map| map.get(py)));
+                let options = (batches, this.shared.overlap, position, map, this.copy_stream);
+                sender.call_method1(py, "begin", options)
             }
             Ok(None) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, *error)),
@@ -206,11 +211,11 @@ impl Loader {
     #[new]
     #[pyo3(
         signature = (
-            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true, map=None,
-            read_mode="auto", memory_limit=None, breakdown=None, trace=None
+            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true,
+            copy_stream=true, map=None, read_mode="auto", memory_limit=None, breakdown=None, trace=None
         ),
         text_signature = "(data, plan, *, name=None, device=None, device_depth=2, depth=None, workers=1, overlap=True, \
-                          map=None, read_mode='auto', memory_limit=None, breakdown=None, trace=None)"
+                          copy_stream=True, map=None, read_mode='auto', memory_limit=None, breakdown=None, trace=None)"
     )]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -222,6 +227,7 @@ impl Loader {
         depth: Option<&Bound<'_, PyAny>>,
         workers: Option<&Bound<'_, PyAny>>,
         overlap: bool,
+        copy_stream: bool,
         map: Option<&Bound<'_, PyAny>>,
         read_mode: &str,
         memory_limit: Option<&Bound<'_, PyAny>>,
@@ -234,6 +240,7 @@ impl Loader {
         }
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
+        let copy_stream = switches::is_on(name.as_deref(), "COPY_STREAM").unwrap_or(copy_stream);
         let sender = device.map_or(Ok(None), |device| {
             device::sender(device, device_depth, name.as_deref(), trace.as_deref())
         })?;
@@ -292,8 +299,8 @@ impl Loader {
         let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
-        let depth = wanted.0;
-        let this = Self { shared, plan: plan.unbind(), objects, map, sender, depth, workers: report.workers };
+        let (depth, workers) = (wanted.0, report.workers);
+        let this = Self { shared, plan: plan.unbind(), objects, map, sender, copy_stream, depth, workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }

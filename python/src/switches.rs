@@ -10,3 +10,9 @@ pub(crate) fn switch(loader: Option<&str>, switch: &str) -> Option<String> {
         own.map(|own| format!("TWINBUF_{own}_{switch}")).into_iter().chain([format!("TWINBUF_{switch}")]);
     names.into_iter().find(|name| env::var_os(name).is_some())
 }
+
+/// Whether a switch that is set is on. A value that is not one of the crate's is refused by the crate.
+pub(crate) fn is_on(loader: Option<&str>, name: &str) -> Option<bool> {
+    let value = env::var(switch(loader, name)?).ok()?;
+    Some(!matches!(&*value.trim().to_ascii_lowercase(), "0" | "off" | "false"))
+}

@@ -43,6 +43,28 @@ def test_every_kernel_reads_its_batch(numbers: Numbers, eager: str, options: dic
     assert device.hosts == options.get("depth", 3 if options.get("overlap", True) else 2)
 
 
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("switch", [None, "0", "1"])
+@pytest.mark.parametrize("copy_stream", [True, False])
+def test_a_copy_is_on_the_stream_that_the_switch_selects(
+    numbers: Numbers,
+    monkeypatch: pytest.MonkeyPatch,
+    eager: str,
+    overlap: bool,
+    switch: str | None,
+    copy_stream: bool,
+) -> None:
+    if switch is not None:
+        monkeypatch.setenv("TWINBUF_COPY_STREAM", switch)
+    device = Late(eager)
+    loader = numbers(device=device, overlap=overlap, copy_stream=copy_stream)
+    assert all_right(loader, device, 2)
+    copies = [stream for what, stream in device.log if what == "copy"]
+    on_side = copy_stream if switch is None else switch == "1"
+    assert copies == ["side" if on_side else "main"] * 2 * len(loader)
+
+
 @pytest.mark.parametrize(("edge", "eager"), [("direct", ""), ("keep", "side")])
 def test_no_edge_can_be_left_out(numbers: Numbers, edge: str, eager: str) -> None:
     device = Late(eager, edge)

@@ -61,10 +61,11 @@ class Sender:
         overlap: bool = True,
         position: Callable[[], Any] | None = None,
         map: Callable[[Batch], Any] | None = None,
+        copy_stream: bool = True,
     ) -> _Items[Any]:
         """Return the iterator that the caller of the loader gets."""
         upload = self._upload
-        upload.start()
+        upload.start(copy_stream)
 
         def send(batch: Any) -> Sent:
             with upload.using():

@@ -272,9 +272,14 @@ class Upload:
         self._slots = [_Slot(streams.event()), _Slot(streams.event())]
         self._next = 0
 
-    def start(self) -> None:
-        """Let the side stream wait for what the caller has enqueued: the iterable may use its results."""
+    def start(self, copy_stream: bool = True) -> None:
+        """Let the side stream wait for what the caller has enqueued: the iterable may use its results.
+
+        Without a copy stream, the caller's stream takes the place of the side stream from now on.
+        """
         current, before = self._streams.current(), self._streams.event()
+        if not copy_stream:
+            self._side = current
         before.record(current)
         before.wait(self._side)
 

@@ -12,8 +12,9 @@ use crate::pipe::memory::MemoryLimit;
 
 /// What every switch begins with.
 const PREFIX: &str = "TWINBUF_";
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "TWINBUF_OVERLAP",
+    "TWINBUF_COPY_STREAM",
     "TWINBUF_WORKERS",
     "TWINBUF_DEPTH",
     "TWINBUF_HINTS",
@@ -36,6 +37,7 @@ const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Switches {
     overlap: Option<bool>,
+    copy_stream: Option<bool>,
     workers: Option<usize>,
     depth: Option<usize>,
     hints: Option<bool>,
@@ -77,6 +79,7 @@ impl Switches {
     fn set(&mut self, switch: &str, name: &str, value: &OsStr, together: bool) -> Result<(), Error> {
         match switch {
             "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
+            "COPY_STREAM" => self.copy_stream = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
             "DEPTH" => {
                 let wanted = "a whole number from 1";
@@ -113,10 +116,9 @@ fn is_switch(name: &str) -> bool {
 /// Whether a variable is none of this loader's switches and no slip for one.
 fn is_foreign(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return meant(name).is_none() };
+    let mut loaders = NAMES.iter().filter_map(|known| rest.strip_suffix(&known[PREFIX.len() - 1..]));
     RESERVED.iter().any(|prefix| name.starts_with(prefix))
-        || rest.rsplit_once('_').is_some_and(|(loader, switch)| {
-            !loader.is_empty() && !NOT_LOADERS.contains(&loader) && is_switch(switch)
-        })
+        || loaders.any(|loader| !loader.is_empty() && !NOT_LOADERS.contains(&loader))
 }
 
 /// The switch that `name` was probably meant to be: at most two letters left out, put in, mistaken or transposed.
@@ -174,6 +176,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | variable | values | option |
     /// | --- | --- | --- |
     /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
+    /// | `TWINBUF_COPY_STREAM` | the values of `TWINBUF_OVERLAP` | `copy_stream` of a loader for a device; without effect on others |
     /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); without `TWINBUF_DEPTH` also the default [`depth`](Self::depth) |
     /// | `TWINBUF_DEPTH` | 1 and more | [`depth`](Self::depth) |
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
@@ -217,9 +220,10 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     fn apply(mut self, switches: Switches) -> Self {
-        let Switches { overlap, workers, depth, hints, memory, trace, breakdown } = switches;
+        let Switches { overlap, copy_stream, workers, depth, hints, memory, trace, breakdown } = switches;
         let Self { options, own, .. } = &mut self;
         options.overlap = overlap.unwrap_or(options.overlap);
+        options.copy_stream = copy_stream.unwrap_or(options.copy_stream);
         // The depth in the code was for another number of workers.
         own.depth = depth.or(own.depth.filter(|_| workers.is_none()));
         own.workers = workers.unwrap_or(own.workers);

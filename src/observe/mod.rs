@@ -16,5 +16,5 @@ pub use self::predict::Prediction;
 pub use self::recorder::LoopRecorder;
 pub use self::replay::Settings;
 pub use self::report::LiveReport;
-pub use self::report::{EPOCHS, EpochTimes, Verdict};
+pub use self::report::{EpochTimes, Verdict};
 pub use self::trace::Trace;

@@ -37,7 +37,7 @@ pub enum Verdict {
 }
 
 /// The maximum number of epochs in [`Report::by_epoch`].
-pub const EPOCHS: usize = 64;
+const EPOCHS: usize = 64;
 
 /// The times of one epoch in a [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ pub struct Report {
     pub reading: ReadStats,
     /// For each field of files: how the files are read, and why.
     pub choices: Vec<ReadChoice>,
-    /// The times of the most recent epochs, at most [`EPOCHS`], oldest first. Empty for a generator.
+    /// The times of the most recent epochs, at most 64, oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,

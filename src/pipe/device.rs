@@ -121,6 +121,7 @@ impl Make for Cuda {
             .host_depth(depth)
             .device_depth(self.device_depth)
             .overlap(overlap)
+            .copy_stream(options.copy_stream)
             // A report may be asked for at any time, and has the time of the copies.
             .times(true);
         if let Some(memory) = lent {

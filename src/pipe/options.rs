@@ -17,6 +17,8 @@ const HELD_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Options {
     pub(crate) name: Option<Arc<str>>,
     pub(crate) overlap: bool,
+    /// Whether copies to a device have a stream of their own.
+    pub(crate) copy_stream: bool,
     pub(crate) held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
@@ -24,8 +26,8 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let breakdown = Breakdown::off();
-        Self { name: None, overlap: true, held_timeout: HELD_TIMEOUT, trace: None, breakdown }
+        let (held_timeout, breakdown) = (HELD_TIMEOUT, Breakdown::off());
+        Self { name: None, overlap: true, copy_stream: true, held_timeout, trace: None, breakdown }
     }
 }
 

@@ -17,7 +17,7 @@ fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_dri
     let _sim = Sim::start(Options::default());
     let ctx = crate::context(0).unwrap();
     cu::bind(&ctx).unwrap();
-    let stream = Arc::new(Stream::new(&ctx).unwrap());
+    let stream = Arc::new(Stream::new(&ctx, true).unwrap());
     let mut clock = Clock::new(Driver::load().unwrap(), &stream).unwrap();
     let right = clock.at;
     let second = Duration::from_secs(1);

@@ -36,6 +36,7 @@ fn variables_of_others_set_nothing() {
         ("TWINBUF_TEST_CASE", "x"),
         ("TWINBUF_CUDA_DRIVER", "x"),
         ("TWINBUF_VALID_OVERLAP", "of a loader with this name"),
+        ("TWINBUF_VALID_2_COPY_STREAM", "of a loader with this name"),
     ];
     assert_eq!(from(&others).unwrap(), Switches::default());
 }
@@ -57,6 +58,8 @@ fn every_value_that_is_taken() {
     ] {
         assert_eq!(from(&[("TWINBUF_OVERLAP", value)]).unwrap().overlap, Some(expected), "{value:?}");
         assert_eq!(from(&[("TWINBUF_HINTS", value)]).unwrap().hints, Some(expected), "{value:?}");
+        let copy_stream = from(&[("TWINBUF_COPY_STREAM", value)]).unwrap().copy_stream;
+        assert_eq!(copy_stream, Some(expected), "{value:?}");
     }
     for depth in [1, 2, 9, usize::MAX] {
         assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
@@ -128,6 +131,7 @@ fn every_other_value_is_an_error() {
     for (switch, values, bad) in [
         ("TWINBUF_OVERLAP", ON_OR_OFF, &["", " ", "2", "yes", "no", "-1", "on off", "1.0", "١"][..]),
         ("TWINBUF_HINTS", ON_OR_OFF, &["", "yes", "offf", "10"]),
+        ("TWINBUF_COPY_STREAM", ON_OR_OFF, &["", "yes", "default"]),
         ("TWINBUF_WORKERS", "a whole number from 1 to 64", &["", "0", "65", "-1", "two"]),
         ("TWINBUF_DEPTH", depth, &["", "0", "-1", "two", "2.0", "0x2", "18446744073709551616"]),
         ("TWINBUF_BREAKDOWN", steps, &["", "-1", "00", "every", "1.5", "18446744073709551616"]),
@@ -159,6 +163,7 @@ fn an_unknown_switch_is_refused_and_the_one_that_was_meant_is_named() {
         ("TWIBUF_TRACE", Some("TWINBUF_TRACE")),
         ("TWINBUFOVERLAP", Some("TWINBUF_OVERLAP")),
         ("TWINBUF-HINTS", Some("TWINBUF_HINTS")),
+        ("TWINBUF_COPYSTREAM", Some("TWINBUF_COPY_STREAM")),
         ("TWINBUF_HOST_DEPTH", Some("TWINBUF_DEPTH")),
         // Options that have no switch, and what was never one.
         ("TWINBUF_DEVICE_DEPTH", None),
@@ -210,18 +215,19 @@ fn the_environment_wins_over_the_code() {
     let with = |vars: &[(&str, &str)]| code().apply(from(vars).unwrap());
     let options = |b: &LoaderBuilder| {
         let (o, own) = (&b.options, &b.own);
-        (o.overlap, own.depth, own.hints, o.trace.clone(), o.breakdown.is_on())
+        (o.overlap, o.copy_stream, own.depth, own.hints, o.trace.clone(), o.breakdown.is_on())
     };
     assert_eq!(options(&with(&[])), options(&code()));
     let builder = with(&[
         ("TWINBUF_OVERLAP", "1"),
+        ("TWINBUF_COPY_STREAM", "0"),
         ("TWINBUF_DEPTH", "5"),
         ("TWINBUF_HINTS", "on"),
         ("TWINBUF_TRACE", "environment.json"),
         ("TWINBUF_BREAKDOWN", "1"),
     ]);
     let trace = Some(Trace::new("environment.json"));
-    assert_eq!(options(&builder), (true, Some(5), true, trace, true));
+    assert_eq!(options(&builder), (true, false, Some(5), true, trace, true));
     assert_eq!(with(&[("TWINBUF_TRACE", "")]).options.trace, None);
     let more = code().trace(Trace::new("code.json").epochs(9));
     let more = more.apply(Switches { trace: Some("environment.json".into()), ..Switches::default() });
