@@ -258,10 +258,6 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn trace((path, source): (PathBuf, io::Error)) -> Self {
-        Self::Trace { path, source }
-    }
-
     /// The error's own line.
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use twinbuf_mmap::ReadStats;
 
-use super::log::StageTimes;
 use super::report::{EpochTimes, Kind, Report, Verdict};
 
 /// Epochs that are printed.
@@ -76,9 +75,6 @@ impl fmt::Display for Report {
             None => writeln!(f)?,
         }
         writeln!(f, "{:<9} {:>10} {:>10}", "stage", "busy", "waiting")?;
-        let row = |f: &mut fmt::Formatter<'_>, name, stage: StageTimes| {
-            writeln!(f, "{name:<9} {:>10} {:>10}", time(stage.busy), time(stage.waiting))
-        };
         write!(f, "{:<9} {:>10} {:>10}", self.loads_name(), time(self.read.busy), time(self.read.waiting))?;
         match self.read_rate() {
             rate if rate > 0.0 => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
@@ -94,7 +90,7 @@ impl fmt::Display for Report {
         if !self.device.is_zero() {
             writeln!(f, "device    {:>10}    of the caller's waiting", time(self.device))?;
         }
-        row(f, "train", self.train)?;
+        writeln!(f, "train     {:>10} {:>10}", time(self.train.busy), time(self.train.waiting))?;
         if self.by_epoch.len() > 1 {
             writeln!(
                 f,
@@ -185,17 +181,17 @@ impl Report {
             let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
             lanes.resize(lanes.len().max(lane + 1), end);
             lanes[lane] = end;
-            bars.push((lane, "load", start, end, seen.step()));
+            bars.push((lane, "load", start, end, seen.ticket.step));
         }
         let copies: &[&str] = if self.transfer.is_zero() { &[] } else { &["copy"] };
         let rows = [&vec!["load"; lanes.len()], copies, &["caller"]].concat();
         for seen in units {
             let (used, caller) = (seen.used_from(), rows.len() - 1);
             if let Some((start, end)) = seen.copied.filter(|_| caller > lanes.len()) {
-                bars.push((lanes.len(), "copy", start, end, seen.step()));
+                bars.push((lanes.len(), "copy", start, end, seen.ticket.step));
             }
-            bars.push((caller, "wait", seen.asked, used, seen.step()));
-            bars.push((caller, "train", used, seen.released, seen.step()));
+            bars.push((caller, "wait", seen.asked, used, seen.ticket.step));
+            bars.push((caller, "train", used, seen.released, seen.ticket.step));
         }
         // Loads that began before the first of these steps are cut off.
         let (from, all) = (first.asked, last.released.saturating_duration_since(first.asked));

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::log::{Freed, Interval, LoadTimes, Ticket};
 use super::replay::{Hold, Unit};
-use crate::thread::this_thread;
-use crate::thread::{Clock, Share};
+use crate::thread::{Clock, Share, this_thread};
 
 /// The maximum number of recent steps that a loader records.
 const STEPS: usize = 1024;
@@ -156,14 +155,6 @@ impl Seen {
         }
     }
 
-    pub(super) fn epoch(&self) -> u64 {
-        self.ticket.epoch
-    }
-
-    pub(super) fn step(&self) -> u64 {
-        self.ticket.step
-    }
-
     /// When the caller had it, copied to the device if there is one.
     pub(super) fn used_from(&self) -> Instant {
         match self.copied {
@@ -189,8 +180,8 @@ impl Recent {
     /// The batches of a loop, as the thread that sends them to a device received and released them.
     pub(super) fn on_device(&self, sender: &Self) -> Self {
         let unit = |seen: &Seen| {
-            let same = |sent: &&Seen| (sent.epoch(), sent.step()) == (seen.epoch(), seen.step());
-            let sent = sender.units.iter().rev().find(same)?;
+            let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
+            let sent = sender.units.iter().rev().find(|sent| id(sent) == id(seen))?;
             // The slot on the device is free when the loop is done with it.
             let (copied, freed) = (Some((sent.received, sent.released)), None);
             Some(Seen { load: sent.load, copied, freed, ..seen.clone() })

@@ -1,6 +1,5 @@
 //! What replays tell: the time with other settings, the change that gains most, and the stage that decides.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::display::{count, time};
@@ -528,19 +527,10 @@ fn change(report: &Report, to: Settings) -> String {
     if to.overlap && !from.overlap && report.by_breakdown {
         return "Turn the breakdown off, which turns the overlap off".to_string();
     }
-    let mut calls = String::new();
-    let mut call = |text: String| {
-        let and = if calls.is_empty() { "Set " } else { " and " };
-        let _ = write!(calls, "{and}`{text}`");
-    };
-    if to.overlap != from.overlap {
-        call(format!("overlap({})", to.overlap));
-    }
-    if to.workers != from.workers {
-        call(format!("workers({})", to.workers));
-    }
-    if to.depth != from.depth {
-        call(format!("depth({})", to.depth));
-    }
-    calls
+    let calls = [
+        (to.overlap != from.overlap).then(|| format!("`overlap({})`", to.overlap)),
+        (to.workers != from.workers).then(|| format!("`workers({})`", to.workers)),
+        (to.depth != from.depth).then(|| format!("`depth({})`", to.depth)),
+    ];
+    format!("Set {}", calls.into_iter().flatten().collect::<Vec<_>>().join(" and "))
 }

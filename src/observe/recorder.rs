@@ -329,7 +329,7 @@ impl LoopRecorder {
     ///
     /// [`Error::Trace`] if the file cannot be created.
     pub fn traced(name: Option<&str>, trace: Trace, device: bool) -> Result<Self, Error> {
-        let trace = trace.open(name, 0, 1).map_err(Error::trace)?;
+        let trace = trace.open(name, 0, 1)?;
         let wait = if device { What::DeviceWait } else { What::Wait };
         Ok(Self::make(Some(Track::new(trace, 1, "train", false)), wait))
     }

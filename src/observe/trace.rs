@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::log::{Event, Ticket, What};
+use crate::error::Error;
 use crate::thread::ForkGuard;
 
 /// The file and the number of epochs of a Chrome trace. Pass it to
@@ -75,16 +76,9 @@ impl Trace {
     }
 
     /// Opens the file for a loader or generator, or joins one of this process that writes it already.
-    pub(crate) fn open(
-        self,
-        loader: Option<&str>,
-        rank: u64,
-        world: u64,
-    ) -> Result<Arc<LoaderTrace>, (PathBuf, io::Error)> {
-        let (path, created) = match create(&self.path) {
-            Ok(found) => found,
-            Err(source) => return Err((self.path, source)),
-        };
+    pub(crate) fn open(self, loader: Option<&str>, rank: u64, world: u64) -> Result<Arc<LoaderTrace>, Error> {
+        let (path, created) =
+            create(&self.path).map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
@@ -132,10 +126,12 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
 static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
-    fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, (PathBuf, io::Error)> {
+    fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {
         // What is no file has no length.
         match file.set_len(0) {
-            Err(source) if file.metadata().is_ok_and(|file| file.is_file()) => return Err((path, source)),
+            Err(source) if file.metadata().is_ok_and(|file| file.is_file()) => {
+                return Err(Error::Trace { path, source });
+            }
             _ => {}
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
@@ -218,15 +214,11 @@ impl TraceFile {
     }
 
     /// The error that stopped the writing, once.
-    fn check(&self) -> Result<(), (PathBuf, io::Error)> {
+    fn check(&self) -> Result<(), Error> {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
-        match sink.error.take() {
-            Some(source) => {
-                sink.error = Some(io::Error::from(source.kind()));
-                Err((self.path.clone(), source))
-            }
-            None => Ok(()),
-        }
+        let Some(source) = sink.error.take() else { return Ok(()) };
+        sink.error = Some(io::Error::from(source.kind()));
+        Err(Error::Trace { path: self.path.clone(), source })
     }
 
     fn end(&mut self) {
@@ -242,7 +234,7 @@ impl LoaderTrace {
     }
 
     /// Ends the list, if no other loader writes it, and returns the error that stopped the writing.
-    pub(crate) fn close(self: Arc<Self>) -> Result<(), (PathBuf, io::Error)> {
+    pub(crate) fn close(self: Arc<Self>) -> Result<(), Error> {
         let Some(Self { file, .. }) = Arc::into_inner(self) else { return Ok(()) };
         match Arc::try_unwrap(file) {
             Ok(mut file) => {

@@ -545,7 +545,7 @@ impl<R: Ring> Pipe<R> {
         let trace = running.trace.take();
         // The last of the tracks: now everything is written, or was refused.
         drop(running);
-        unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), |trace| trace.close().map_err(Error::trace)))
+        unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
     }
 }
 

@@ -48,7 +48,7 @@ impl Options {
             self.breakdown.overlap_is_off();
         }
         let trace = self.trace.take().map(|trace| trace.open(self.name.as_deref(), rank, world));
-        trace.transpose().map_err(Error::trace)
+        trace.transpose()
     }
 }
 
