@@ -12,7 +12,23 @@ use crate::thread::{Clock, Share, this_thread};
 const STEPS: usize = 1024;
 
 /// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
-pub(crate) const LOOK: Duration = Duration::from_millis(1);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// When a thread last read the clocks of the processors.
+#[derive(Debug, Default)]
+pub(super) struct Looks(Option<Instant>);
+
+impl Looks {
+    /// Returns the clocks at `now` if it is time to read them.
+    #[inline]
+    pub(super) fn clock(&mut self, now: Instant) -> Option<Clock> {
+        if self.0.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+            return None;
+        }
+        self.0 = Some(now);
+        Clock::now()
+    }
+}
 
 /// One batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,9 +57,9 @@ pub(crate) struct History {
     units: VecDeque<Seen>,
     in_use: bool,
     began: Option<Instant>,
-    /// The clocks when the batch in use was received, and when they were last read.
+    /// The clocks when the batch in use was received.
     clock: Option<Clock>,
-    looked: Option<Instant>,
+    looks: Looks,
 }
 
 /// A copy of it.
@@ -73,9 +89,7 @@ impl History {
             self.units.pop_back();
         }
         self.units.push_back(Seen { began: self.began.take(), ..Seen::new(ticket, *load, asked, now) });
-        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOK) {
-            (self.looked, self.clock) = (Some(now), Clock::now());
-        }
+        self.clock = self.looks.clock(now);
     }
 
     /// A slot is free, or its content had none.

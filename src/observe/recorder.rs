@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::history::{History, LOOK, Seen};
+use super::history::{History, Looks, Seen};
 use super::log::{self, Event, Freed, Interval, LoadTimes, Ticket, What};
 use super::replay::Settings;
 use super::report::{Kind, Report};
@@ -249,13 +249,12 @@ pub(crate) struct LoadRecorder {
     track: Option<Track>,
     /// What it does: reads, or generates.
     what: What,
-    /// When the clocks of the processors were last read.
-    looked: Option<Instant>,
+    looks: Looks,
 }
 
 impl LoadRecorder {
     pub(crate) fn new(track: Option<Track>, what: What) -> Self {
-        Self { track, what, looked: None }
+        Self { track, what, looks: Looks::default() }
     }
 
     /// The load of a batch begins. Returns its span.
@@ -265,11 +264,7 @@ impl LoadRecorder {
 
     /// Returns the clocks at the beginning of a load if it is time to look at them.
     pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
-        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
-            return None;
-        }
-        self.looked = Some(now);
-        Clock::now()
+        self.looks.clock(now)
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
@@ -314,8 +309,8 @@ impl LoadRecorder {
 pub struct LoopRecorder {
     recorder: Recorder,
     next: Ticket,
-    /// When the clocks of the processors were last read, and what they were when the loop asked.
-    looked: Option<Instant>,
+    /// The clocks when the loop asked.
+    looks: Looks,
     clock: Option<Clock>,
     /// The time of the last event.
     last: Option<Instant>,
@@ -338,7 +333,7 @@ impl LoopRecorder {
         let settings = Settings { overlap: false, depth: 2, workers: 1 };
         let report = Report::new(Kind::Items, settings, 0);
         let recorder = Recorder::new(track, wait, &Breakdown::off(), report, false);
-        Self { recorder, next: Ticket::default(), looked: None, clock: None, last: None }
+        Self { recorder, next: Ticket::default(), looks: Looks::default(), clock: None, last: None }
     }
 
     /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
@@ -350,9 +345,7 @@ impl LoopRecorder {
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
     pub fn asked(&mut self, at: Instant) {
         self.recorder.asked(self.next, at, None);
-        if self.looked.is_none_or(|looked| at.saturating_duration_since(looked) >= LOOK) {
-            (self.looked, self.clock) = (Some(at), Clock::now());
-        }
+        self.clock = self.looks.clock(at).or(self.clock.take());
     }
 
     /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,

@@ -277,19 +277,12 @@ impl Track {
         let pid = trace.pid;
         let id = ROWS * trace.index + u64::from(id);
         let common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
-        let mut buffer = String::with_capacity(BUFFER + 1024);
-        for (event, arg) in [
-            ("thread_name", format!(r#""name":"{name}""#)),
-            ("thread_sort_index", format!(r#""sort_index":{id}"#)),
-        ] {
-            // Writing to a `String` does not fail.
-            let _ = write!(
-                buffer,
-                ",\n{{\"name\":\"{event}\",\"ph\":\"M\",\"pid\":{pid},\"tid\":{id},\"args\":{{{arg}}}}}"
-            );
-        }
-        trace.file.write(&buffer);
-        buffer.clear();
+        let buffer = String::with_capacity(BUFFER + 1024);
+        trace.file.write(&format!(
+            r#",
+{{"name":"thread_name","ph":"M","pid":{pid},"tid":{id},"args":{{"name":"{name}"}}}},
+{{"name":"thread_sort_index","ph":"M","pid":{pid},"tid":{id},"args":{{"sort_index":{id}}}}}"#
+        ));
         Self { trace, rounds, common, buffer, written: None }
     }
 
