@@ -4,10 +4,12 @@
 
 mod common;
 
+use std::fs::{self, DirEntry};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Wake};
+use std::thread;
 
 use common::{copy_threads, must_end, start};
 use cudarc::driver::CudaStream;
@@ -202,6 +204,7 @@ fn a_reserved_slot_that_does_not_come_holds_up_no_end() {
                 slots.acquire().unwrap().commit(BYTES, 1).unwrap();
                 let mut left = slots.acquire().unwrap().reserve();
                 slots.acquire().unwrap().commit(BYTES, 2).unwrap();
+                drop(slots.acquire().unwrap()); // the slot of the first batch, whose copy has ended
                 let mut batches = Some(batches);
                 if batches_first {
                     drop(batches.take());
@@ -215,6 +218,9 @@ fn a_reserved_slot_that_does_not_come_holds_up_no_end() {
                     assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
                     if finish {
                         assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
+                        if overlap {
+                            until_the_copy_thread_sleeps();
+                        }
                     } else {
                         assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
                         assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
@@ -245,6 +251,31 @@ fn a_slot_that_is_dropped_without_a_reservation_is_handed_out_again() {
             assert_eq!(batches.recv().unwrap().unwrap().seq(), seq);
         }
     }
+}
+
+/// Waits until the only copy thread has parked.
+fn until_the_copy_thread_sleeps() {
+    let sleeps = |task: DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat"));
+        stat.is_ok_and(|stat| stat.contains("(twinbuf-copy) S "))
+    };
+    while !fs::read_dir("/proc/self/task").unwrap().flatten().any(sleeps) {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn by_hand_the_drop_of_a_slot_lets_the_next_batch_be_copied_at_once() {
+    let (sim, ctx) = start(1, false);
+    let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(false).build::<u8>().unwrap();
+    let copies = || sim.calls_of("cuMemcpyHtoDAsync_v2");
+    let first = slots.acquire().unwrap().reserve();
+    slots.acquire().unwrap().commit(BYTES, 2).unwrap();
+    assert_eq!(copies(), 0, "it is behind the first");
+    drop(first);
+    assert!(sim.is_real() || copies() == 1, "before the next call");
+    assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
+    assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
 }
 
 /// Holds the thread that wakes a task until the task has looked.
