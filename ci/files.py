@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Finds files and folders that the Markdown names in backticks or links to and that are not there.
+"""Finds files and folders that the Markdown names in backticks or links to and that are not there, examples, benchmarks
+and tests that a command of a document, of a comment or of a script runs and that are not there, and scripts without a
+line in CONTRIBUTING.md.
 
     ci/files.py
 
@@ -18,6 +20,36 @@ NAMED = re.compile(r"(?<!\[)`([\w./-]*[\w-]+\.(?:rs|py|sh|toml|md)|[\w.-]+(?:/[\
 LINK = re.compile(r"\]\(([^():#\s]*)(?:#([^()\s]*))?\)")
 # What a run makes, and files of other repositories.
 ELSEWHERE = re.compile(r"^(target|bench/target|mm|kernel|Documentation|~)/|/target/|^(hubconf|train|model)\.py$|^Cargo\.toml$")
+# A program in a command of cargo; names made by a shell are left out.
+PROGRAM = re.compile(r"cargo (?:\+\w+ )?(?:run|bench|test|build|check)\b[^`\n]*?--(example|bench|test) ([\w-]+)(?![\w*-])")
+
+
+def git_files(*patterns):
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return listed.split()
+
+
+def not_there():
+    """Programs that a command runs and that no package has."""
+    kinds, there = {"examples": "example", "benches": "bench", "tests": "test"}, set()
+    for path in map(Path, git_files("*.rs")):
+        program = path.parent if path.name == "main.rs" else path
+        if program.parent.name in kinds:
+            there.add((kinds[program.parent.name], program.stem))
+    for name in git_files("*Cargo.toml"):
+        there.update(re.findall(r'^\[\[(\w+)\]\]\nname = "(.*)"', (ROOT / name).read_text(), re.MULTILINE))
+    for name in git_files("*.md", "*.rs", "*.sh", "*.py", "*.toml", ".ci/run"):
+        for program in PROGRAM.findall((ROOT / name).read_text()):
+            if program not in there:
+                yield f"{name}: --{' '.join(program)}"
+
+
+def unlisted():
+    """Scripts of `ci/` and `tools/` that CONTRIBUTING.md does not name."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in git_files("ci/*.sh", "ci/*.py", "tools/*.sh", "tools/*.py"):
+        if name.count("/") == 1 and f"`{Path(name).name}`" not in text:
+            yield f"CONTRIBUTING.md: no line for {name}"
 
 
 def missing(document):
@@ -45,9 +77,10 @@ def broken(document):
 
 
 def main():
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    wrong = [f"{name}: {path}" for name in listed.split() for path in (*missing(ROOT / name), *broken(ROOT / name))]
-    print(f"{len(listed.split())} documents: {len(wrong)} names and links of files that are not there")
+    documents = git_files("*.md")
+    wrong = [f"{name}: {path}" for name in documents for path in (*missing(ROOT / name), *broken(ROOT / name))]
+    wrong += [*not_there(), *unlisted()]
+    print(f"{len(documents)} documents: {len(wrong)} names, links and programs that are not there")
     if wrong:
         sys.exit("\n".join(wrong))
 
