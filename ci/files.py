@@ -20,8 +20,9 @@ NAMED = re.compile(r"(?<!\[)`([\w./-]*[\w-]+\.(?:rs|py|sh|toml|md)|[\w.-]+(?:/[\
 LINK = re.compile(r"\]\(([^():#\s]*)(?:#([^()\s]*))?\)")
 # What a run makes, and files of other repositories.
 ELSEWHERE = re.compile(r"^(target|bench/target|mm|kernel|Documentation|~)/|/target/|^(hubconf|train|model)\.py$|^Cargo\.toml$")
+COMMAND = re.compile(r"cargo (?:\+\w+ )?(?:run|bench|test|build|check)\b[^`\n]*")
 # A program in a command of cargo; names made by a shell are left out.
-PROGRAM = re.compile(r"cargo (?:\+\w+ )?(?:run|bench|test|build|check)\b[^`\n]*?--(example|bench|test) ([\w-]+)(?![\w*-])")
+PROGRAM = re.compile(r"--(example|bench|test) ([\w-]+)(?![\w*-])")
 
 
 def git_files(*patterns):
@@ -39,7 +40,8 @@ def not_there():
     for name in git_files("*Cargo.toml"):
         there.update(re.findall(r'^\[\[(\w+)\]\]\nname = "(.*)"', (ROOT / name).read_text(), re.MULTILINE))
     for name in git_files("*.md", "*.rs", "*.sh", "*.py", "*.toml", ".ci/run"):
-        for program in PROGRAM.findall((ROOT / name).read_text()):
+        commands = " ".join(COMMAND.findall((ROOT / name).read_text()))
+        for program in PROGRAM.findall(commands):
             if program not in there:
                 yield f"{name}: --{' '.join(program)}"
 

@@ -20,7 +20,9 @@ pub struct CopyTime {
     pub start: Instant,
     /// The duration of the copy, measured by the events before and after it, accurate to about half a microsecond.
     /// On an idle stream, the first event completes before the copy is enqueued; the duration then includes the
-    /// microseconds that the host needs to enqueue the copy.
+    /// microseconds that the host needs to enqueue the copy. Without a copy stream
+    /// ([`Uploader::copy_stream`](crate::Uploader::copy_stream)) it may include work that other threads enqueue
+    /// meanwhile.
     pub took: Duration,
 }
 

@@ -119,8 +119,9 @@ impl Uploader {
     /// computing there. Use this to measure what the copy stream gains. The slots and the waits stay the same.
     ///
     /// A stream that does not synchronize with the default stream, such as one of [`CudaContext::new_stream`], still
-    /// overlaps with copies. While a stream that does is being captured, no copy can be issued, and the uploader ends with
-    /// [`Error::Driver`].
+    /// overlaps with copies. While a stream that does is being captured, make no call and drop nothing of this uploader:
+    /// that would invalidate the capture, and the uploader ends with [`Error::Driver`]. The times of copies may include
+    /// work that other threads enqueue on the default stream meanwhile: compare wall times.
     pub fn copy_stream(mut self, copy_stream: bool) -> Self {
         self.copy_stream = copy_stream;
         self

@@ -88,8 +88,8 @@ const IN_PYTHON: [(&str, &str); 6] = [
 ///     Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the same.
 /// copy_stream
 ///     Whether copies to the ``device`` have a stream of their own. With False they are enqueued on the stream that is
-///     current when the iteration starts, in order with the loop's work, to measure what the copy stream gains.
-///     ``TWINBUF_COPY_STREAM`` overrides it.
+///     current when the iteration starts, in order with the loop's work, to measure what the copy stream gains; do not
+///     capture a graph on that stream. ``TWINBUF_COPY_STREAM`` overrides it.
 /// map
 ///     A function that the loop's thread calls with each batch; the loop gets what it returns. The loader stays a loader,
 ///     with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.

@@ -17,7 +17,7 @@ use crate::thread::name;
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
 /// The caller waits for the first round. After that, the thread makes one round ahead. The generator creates two
-/// slots once and reuses them: it allocates, copies and drops nothing per round.
+/// slots once and reuses them: it allocates, copies and drops nothing per round ([`with_parts`] starts threads for each).
 ///
 /// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a round as soon as a slot is free. With
 /// the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the caller's
@@ -139,12 +139,14 @@ where
 /// Returns a builder for a generator that makes each round on several threads. A slot is a list of parts, and
 /// `fill(round, part, &mut slot[part])` makes one of them. [`with_slots`] documents the slots and the defaults.
 ///
-/// The generator's thread and `threads - 1` more, which it starts for the round, each take the next part until none
-/// is left. If what `fill` makes depends only on the round, the part and the part's own state, the rounds are the same
-/// with any number of threads. A part that takes long is best among the first.
+/// The generator's thread and `threads - 1` more, which it starts for the round, each take the next part until none is
+/// left. Where the system starts fewer threads, these make all parts. If what `fill` makes depends only on the round, the
+/// part and the part's own state, the rounds are the same with any number of threads. A part that takes long is best among
+/// the first. A report counts the processor time of the generator's own thread alone.
 ///
-/// If `fill` returns an error or panics for a part, no further part starts. The round fails with what the first such
-/// part, in order, returned, and the next call of [`rounds`](Generator::rounds) makes all its parts again.
+/// If `fill` returns an error or panics for a part, the threads end after the part that they have. The round fails with
+/// what the first such part, in order, returned, and the next call of [`rounds`](Generator::rounds) makes all its parts
+/// again.
 ///
 /// # Examples
 ///
@@ -199,11 +201,11 @@ where
         };
         thread::scope(|scope| {
             for _ in 1..threads {
-                thread::Builder::new().name(name(None, "part")).spawn_scoped(scope, work)?;
+                // The threads that the system starts make the parts of one that it does not.
+                let _ = thread::Builder::new().name(name(None, "part")).spawn_scoped(scope, work);
             }
             work();
-            Ok::<(), BoxError>(())
-        })?;
+        });
         let (_, failed) = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         failed.map_or(Ok(()), |(_, made)| made.unwrap_or_else(|panic| resume_unwind(panic)))
     })

@@ -411,7 +411,8 @@ impl LoaderBuilder<Cuda> {
 
     /// Sets whether copies have a stream of their own. Default: `true`. With `false`, they are issued on the context's
     /// default stream, in order with the work on it: use it to measure what the copy stream gains, in a loop that uses the
-    /// batches on `ctx.default_stream()`. See [`Uploader::copy_stream`](crate::cuda::Uploader::copy_stream).
+    /// batches on `ctx.default_stream()`. Compare wall times: those of copies may include work of the loop. See
+    /// [`Uploader::copy_stream`](crate::cuda::Uploader::copy_stream).
     pub fn copy_stream(mut self, copy_stream: bool) -> Self {
         self.options.copy_stream = copy_stream;
         self
