@@ -308,7 +308,8 @@ fn front(out: &mut [u8], len: usize) -> Result<&mut [u8], BoxError> {
     out.get_mut(..len).ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}").into())
 }
 
-/// Aligned, because slots are and records are whole numbers long.
+/// Views the place of a record in its slot as numbers. It is aligned: the slot is, and the length of a record is a whole
+/// number of values.
 fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], BoxError> {
     bytemuck::try_cast_slice_mut(out)
         .map_err(|error| format!("the slot cannot hold such numbers: {error}").into())

@@ -271,7 +271,8 @@ impl Identity {
         self.plan.resume(self.trained.1, &self.before)
     }
 
-    /// Where a loader of this identity continues, as the rank of `plan`. The error names the field that differs.
+    /// Returns where this loader continues from `checkpoint`. `plan` is the loader's plan with its own rank; `self.plan`
+    /// is that of rank 0. If the checkpoint does not fit, the error names the field that differs.
     pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, epoch, step } = checkpoint;
         let Some(other) = identity else {

@@ -66,7 +66,7 @@ pub struct Loader<B: Backend = Host> {
     steps: u64,
     /// The steps of the rank that has most in this epoch: a checkpoint at the end of the epoch has this step.
     longest: u64,
-    /// The last epoch of the call; `None` if it has none.
+    /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
     /// The epoch and the step of the batch after the last one that the caller received: the position of a checkpoint.
     position: (u64, u64),

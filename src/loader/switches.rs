@@ -224,7 +224,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { options, own, .. } = &mut self;
         options.overlap = overlap.unwrap_or(options.overlap);
         options.copy_stream = copy_stream.unwrap_or(options.copy_stream);
-        // The depth in the code was for another number of workers.
+        // A number of workers from the environment replaces the depth of the program, which was for another number.
         own.depth = depth.or(own.depth.filter(|_| workers.is_none()));
         own.workers = workers.unwrap_or(own.workers);
         own.hints = hints.unwrap_or(own.hints);

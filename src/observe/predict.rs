@@ -70,10 +70,11 @@ struct Demand {
     /// The parts of their time that loads and uses had a processor, and that they waited for one.
     cpu: [f64; 2],
     delay: [f64; 2],
-    /// How many threads had one, and had or wanted one, on average.
+    /// How many of our threads ran on a processor, on average.
     had: f64,
+    /// The same, with the threads that waited for a processor.
     wanted: f64,
-    /// How many threads of other programs had or wanted one.
+    /// How many threads of other programs ran on a processor or waited for one.
     others: f64,
 }
 
@@ -113,7 +114,7 @@ impl Demand {
             // The system may share them between programs, and not between threads.
             self.had.max(self.processors / 2.0)
         } else {
-            // One that was idle may be half of one: the sibling of another, or sold twice by a host.
+            // An idle processor counts as half: it may be a hyperthread of a busy one, or one that a host sold twice.
             f64::midpoint(self.had.clamp(1.0, self.processors), self.processors)
         }
     }

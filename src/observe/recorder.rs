@@ -81,7 +81,7 @@ impl Recorder {
         Report { recent: self.history.recent(first.zip(waits)).into(), ..self.sums(now) }
     }
 
-    /// The same without the single batches: a copy of few bytes.
+    /// Returns the report without its most recent batches: the copy is small.
     pub(crate) fn sums(&self, now: Instant) -> Report {
         let mut report = self.report.clone();
         // A read that hangs shows while it does.
@@ -104,14 +104,14 @@ impl Recorder {
         self.history.in_use().map(|seen| seen.ticket)
     }
 
-    /// The caller is about to ask for a batch.
+    /// Reads the processor clock of the batch in use, just before the caller asks for the next batch.
     #[inline]
     pub(crate) fn ends(&mut self) {
         self.history.ends();
     }
 
-    /// The caller asks for a batch, perhaps not for the first time: its use of the one before is over, whose copy ran
-    /// as told.
+    /// The caller asks for a batch, perhaps not for the first time. Its use of the batch before is over. `copy` is when
+    /// that batch was copied to the device.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
             if self.since.is_none() {
@@ -138,7 +138,7 @@ impl Recorder {
         self.asked.as_ref().map(|asked| asked.span.clone())
     }
 
-    /// The caller has the batch that it asked for; a copy that is over ran as told.
+    /// The caller has received the batch that it asked for. `copy` is when it was copied, if that is over.
     pub(crate) fn received(
         &mut self,
         ticket: Ticket,
@@ -190,7 +190,7 @@ impl Recorder {
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
         let (mut from, mut paused) = (received, Duration::ZERO);
-        // The caller has its batch before the copy is done: its own work began only then.
+        // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
             self.append(What::CopyWait, ticket, (received, from), 0);

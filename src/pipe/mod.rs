@@ -99,8 +99,10 @@ use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
 
-/// How long dropping a pipe waits for running fills; if a task waited for the last item, its thread has others.
+/// How long the drop of a pipe waits for running fills.
 const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// The same if a task received the last item. It is short because other tasks share the thread.
 const TASK_LIMIT: Duration = Duration::from_millis(10);
 
 /// How long a fill by a waiting caller may take, if its wait has no limit.
@@ -356,7 +358,8 @@ impl<R: Ring> Pipe<R> {
         }
     }
 
-    /// Receives the next unit of the call, which has this name. `None`: the order or the source has no more.
+    /// Receives the next unit of the call; errors and the report name it `place`. `None`: the order or the source has no
+    /// more.
     pub(crate) fn receive(
         &mut self,
         place: Place,

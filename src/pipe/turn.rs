@@ -126,9 +126,9 @@ pub(super) enum Patience {
     None,
     /// For a free slot, up to this time.
     Slot(Instant),
-    /// For a free slot.
+    /// For a free slot, without a limit; not for a unit that may be started.
     Worker,
-    /// For a slot, and for a unit to start.
+    /// For a free slot, and then for a unit that may be started, without a limit.
     Idle,
 }
 
