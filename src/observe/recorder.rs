@@ -366,8 +366,7 @@ impl LoopRecorder {
         self.last = Some(at);
         // The item leaves nothing behind that it could occupy.
         let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
-        let (transform, io_calls, bytes) = (Duration::ZERO, 0, 0);
-        let load = LoadTimes { end: at, transform, io_calls, bytes, cpu, ..LoadTimes::new(start) };
+        let load = LoadTimes { end: at, cpu, ..LoadTimes::new(start) };
         load.events(What::Read, self.next, |event| self.recorder.report.add(event));
         self.recorder.report.received(0, 0);
         self.recorder.in_use_from(self.next, &load, at, 0);

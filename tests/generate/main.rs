@@ -124,7 +124,7 @@ fn the_same_rounds_in_every_mode_however_they_are_asked_for() {
 fn the_same_parts_on_any_number_of_threads_which_all_work_at_once() {
     const PARTS: usize = 6;
     let of = |threads: usize, overlap| {
-        let barrier = Barrier::new(if threads == 0 { 1 } else { threads.min(PARTS) });
+        let barrier = Barrier::new(threads.clamp(1, PARTS));
         let states: Vec<_> = (0..PARTS as u64).map(Mutex::new).collect();
         let make = move |round: u64, part: usize, games: &mut Vec<u64>| {
             barrier.wait();
