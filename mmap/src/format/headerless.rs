@@ -83,7 +83,7 @@ const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its by
 
 /// What a file of a format has at a place, the format, and what to do with such a file. Fewer than four bytes may well be
 /// tokens, so short magics are joined by more of the header.
-const MAGICS: [(usize, &[u8], &str, &str); 35] = [
+const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x93NUMPY", "numpy's .npy", "open it with `Records::open_npy`"),
     // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`: magic and version.
     (0, b"\x88\xd8\x34\x01\x01\0\0\0", "llm.c's tokens", "open it with `Records::open_llm_c`"),
@@ -113,8 +113,7 @@ const MAGICS: [(usize, &[u8], &str, &str); 35] = [
     (0, b"SQLite format 3\0", "SQLite", PARSE),
     (16, b"\xde\xc0\xef\xbe", "LMDB", PARSE),
     (0, b"\x89PNG\r\n\x1a\n", "PNG", DECODE),
-    (0, b"GIF87a", "GIF", DECODE),
-    (0, b"GIF89a", "GIF", DECODE),
+    (0, b"GIF8", "GIF", DECODE),
     (4, b"ftyp", "MP4", DECODE),
     (0, b"OggS\0", "Ogg", DECODE),
     (0, b"fLaC\0\0\0\x22", "FLAC", DECODE),

@@ -66,12 +66,8 @@ impl Copied {
         known.push(start..start + out.len().max(1));
     }
 
-    // Relaxed: it decides between two ways to copy the same bytes.
-    fn is_warm(&self) -> bool {
-        self.warm_bytes() >= WARM
-    }
-
-    /// Bytes copied since a copy had to wait for a disk; 0 if that is not counted.
+    /// Bytes copied since a copy had to wait for a disk; 0 if that is not counted. Relaxed: it decides between ways to read
+    /// the same bytes.
     pub(super) fn warm_bytes(&self) -> u64 {
         self.warm.as_ref().map_or(0, |warm| warm.load(Relaxed))
     }
@@ -118,7 +114,7 @@ fn copy(
     before: &Copied,
     changed: &mut Vec<usize>,
 ) -> Result<(), Error> {
-    let warm = before.is_warm();
+    let warm = before.warm_bytes() >= WARM;
     // A slot begins at a huge page, and is in such pages up to its last multiple of one.
     let start = out.as_ptr().addr();
     let end = start + out.len() + behind;
@@ -257,6 +253,9 @@ pub(super) const STRETCH: u64 = 128 << 10;
 const WORTH: u64 = 2;
 
 /// The stretches at the front of all files that were requested in this epoch.
+///
+/// With `pays` always false, the first cold epoch of 512 MiB in full shuffle by `ReadMode::Pread` took five times as long in
+/// records of 512 B and of 4 KiB, 1.6 times in those of 16 KiB, and 0.9 times in those of 64 KiB (3 rounds, not quiet).
 #[derive(Debug, Default)]
 pub(super) struct Around {
     /// A bit for each stretch, when the first is asked for.

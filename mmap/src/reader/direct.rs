@@ -98,11 +98,6 @@ impl Direct {
         }
     }
 
-    /// The file, for reads that outlast this call, if it is kept open.
-    pub(crate) const fn kept(&self) -> Option<&Arc<File>> {
-        self.file.as_ref()
-    }
-
     /// What places, lengths and memory must be multiples of.
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Relaxed) as u64

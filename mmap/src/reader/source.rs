@@ -213,7 +213,7 @@ impl Source {
         if !self.straight {
             return data.read_exact(out, start);
         }
-        let (opened, mut bounce) = (stream.file(extent.file), BounceBuffer::new());
+        let (opened, mut bounce) = (&stream.files[extent.file], BounceBuffer::new());
         let file = opened.opened(data)?;
         direct::read_exact(data, out, start, opened.block(), |out, offset| {
             opened.read_at(&file, out, offset, &mut bounce)

@@ -109,10 +109,6 @@ impl Places {
         }
     }
 
-    fn clear(&mut self) {
-        self.buckets.clear();
-    }
-
     /// The last request that begins at `at` or before it.
     fn last(&self, file: usize, at: u64) -> Option<Tag> {
         let bucket = at / BUCKET;
@@ -174,10 +170,6 @@ impl Stream {
         Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
     }
 
-    pub(super) fn file(&self, file: usize) -> &Direct {
-        &self.files[file]
-    }
-
     /// Bytes of memory.
     pub(super) const fn memory(&self) -> u64 {
         self.room[AHEAD] + self.room[NOW]
@@ -201,7 +193,7 @@ impl Stream {
     /// Whether bytes of this file can be asked for: not where a request could wait for its file system, nor of a file that is
     /// opened for each use, or too many would be open at a time.
     pub(super) fn takes(&self, shards: &[Shard], file: usize) -> bool {
-        !shards[file].file.hints_wait && self.files[file].kept().is_some() && self.request > 0
+        !shards[file].file.hints_wait && self.files[file].file.is_some() && self.request > 0
     }
 
     /// `None` in a fork's child and after a panic: then everything is read by the usual way.
@@ -222,7 +214,7 @@ impl Stream {
                 request.content = Content::Failed(io::ErrorKind::Interrupted.into());
             }
         }
-        state.places.clear();
+        state.places.buckets.clear();
         for request in state.lanes.iter_mut().flat_map(|lane| &mut lane.requests) {
             request.left = 0;
         }
@@ -260,7 +252,7 @@ impl Stream {
     /// cut off the extent.
     fn read(&self, state: &mut State, extent: &mut Extent, lane: usize, until: u64) -> bool {
         let direct = &self.files[extent.file];
-        let (Some(kept), block) = (direct.kept(), direct.block()) else { return true };
+        let (Some(kept), block) = (&direct.file, direct.block()) else { return true };
         let file = extent.file;
         let mut at = extent.bytes.start;
         while at < extent.bytes.end {

@@ -460,7 +460,7 @@ fn blocks_of_any_size_are_read() {
             let stream = reader.source.stream.as_mut().unwrap();
             stream.files[0].block = block.into();
             let wanted = block;
-            assert_eq!(stream.file(0).block(), wanted as u64);
+            assert_eq!(stream.files[0].block(), wanted as u64);
             // The disk refuses what fits no block, and pieces of 512 bytes of memory.
             let queue = match block >> 10 {
                 8 => queue::Queue::by(aligned::<{ 8 << 10 }>),
@@ -550,9 +550,9 @@ fn a_block_that_is_too_small_grows() {
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
     reader.source.stream.as_mut().unwrap().files[0].block = 128.into();
     check(&reader, plan, 0);
-    let direct = reader.source.stream.as_ref().unwrap().file(0);
+    let direct = &reader.source.stream.as_ref().unwrap().files[0];
     // File systems that live in memory take any block.
-    if crate::file::read_at(direct.kept().unwrap(), &mut [0; 128], 128).is_ok() {
+    if crate::file::read_at(direct.file.as_ref().unwrap(), &mut [0; 128], 128).is_ok() {
         return eprintln!("not checked: the file system reads blocks of 128 bytes");
     }
     assert!(direct.block() >= 512);
