@@ -75,8 +75,8 @@ impl CopyLog {
         let mut copies = self.lock();
         let Some(at) = copies.coming.iter().position(|&(coming, _)| coming == number) else { return };
         let (_, batch) = copies.coming.swap_remove(at);
-        // The start of a copy is an estimate: the device's clock is read from the host, which takes the time of a call. A
-        // stream runs its copies one after the other, so none starts before the end of the last one.
+        // The start of a copy is an estimate: the clocks of device and host are aligned only approximately. A stream
+        // runs its copies one after the other, so this copy does not start before the last one ends.
         let before = copies.last.back().map(|(_, event)| event.end);
         let start = before.map_or(time.start, |end| end.max(time.start));
         let end = start + time.took;
@@ -122,7 +122,7 @@ impl Make for Cuda {
             .device_depth(self.device_depth)
             .overlap(overlap)
             .copy_stream(options.copy_stream)
-            // A report may be asked for at any time, and has the time of the copies.
+            // Time every copy: reports include the copies, and the caller may request one at any time.
             .times(true);
         if let Some(memory) = lent {
             uploader = uploader.host_slots(memory.into_iter().map(lent_host).collect());
@@ -143,7 +143,8 @@ impl Make for Cuda {
 /// A slot's memory; the uploader keeps it.
 fn lent_host(mut memory: Buffer) -> lent::Host {
     let bytes = NonNull::from(&mut memory[..]);
-    // SAFETY: the bytes stay where they are when the buffer moves, and nothing reaches the buffer from now on.
+    // SAFETY: moving the buffer does not move its bytes. The host slot owns the buffer from now on, and nothing else
+    // reaches it.
     unsafe { lent::Host::new(bytes.cast(), bytes.len(), memory) }
 }
 
@@ -165,7 +166,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
             Some(until) => side.slots.acquire_deadline(until),
             None => side.slots.try_acquire(),
         };
-        // The guard goes; its slot is the next one to be handed out.
+        // This drops the guard of the free slot without a commit: `reserve` then acquires the same slot.
         found.is_ok()
     }
 
@@ -182,7 +183,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         if bytes > 0 {
             log.lock().coming.push((slot.seq(), header.ticket));
         }
-        // An error of the device is the receiving side's too.
+        // The receiving side gets an error of the device too, and reports it.
         let _ = slot.commit(bytes, header);
     }
 
@@ -200,7 +201,8 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
                 Poll::Pending if batches.is_held() => return Received::Held,
                 Poll::Pending => return Received::Empty,
             },
-            // A slot that becomes held during the wait is not: the leases that hold it are there from the start.
+            // One check is enough: only this function creates leases, so a slot that is not held now is not held later
+            // in the wait.
             Waiting::Block if batches.is_held() => batches.recv_deadline(Instant::now() + held_timeout),
             Waiting::Block => batches.recv(),
         };
@@ -216,7 +218,8 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
             Ok(Some(lease)) => Received::Item(lease),
             Err(CudaError::Empty) if !side.inline => Received::Empty,
             Err(CudaError::SlotHeld { .. }) => {
-                // Behind a capture nothing wakes the task: only the next look tells.
+                // A capture of a CUDA graph holds the slot. Nothing wakes the task when the capture ends: the task must
+                // poll.
                 if let Waiting::Poll(cx) = waiting {
                     cx.waker().wake_by_ref();
                 }

@@ -194,7 +194,8 @@ impl<'f, F: Front> Items<'f, F> {
         }
         let front = &mut *self.front;
         if front.pipe().is_orphaned() {
-            // Nothing would ever come, and the report and the trace belong to the other process.
+            // This is a forked process, and the workers are in its parent: no item would come. Report and trace are the
+            // parent's.
             self.ended = true;
             let at = front.pipe().at(front.place());
             return Poll::Ready(Some(Err(Error::Forked { at })));
@@ -226,7 +227,7 @@ impl<'f, F: Front> Items<'f, F> {
 
     fn end(&mut self, why: Ended<'_>) {
         self.ended = true;
-        // In a forked process the trace is the other's.
+        // In a forked process the trace belongs to the parent.
         if !self.front.pipe().is_foreign() {
             self.front.pipe_mut().ended(Instant::now());
         }

@@ -169,15 +169,16 @@ impl<R: Ring> Running<R> {
         self.shared.close();
         self.consumer = None;
         let threads = mem::take(&mut self.threads);
-        // A waker runs on a worker. It may hold the last reference to the pipe: no thread can wait for its own end.
+        // Workers run wakers, and a waker may drop the last reference to the pipe. Then this thread is a worker, and a
+        // thread cannot join itself.
         let here = thread::current().id();
         let own = threads.iter().any(|thread| thread.thread().id() == here);
         if !self.shared.wait_for_workers(usize::from(own), until) {
-            // A worker that is left behind owns what it uses: its source, its slot, and a share of the ring.
+            // A worker may run on without the pipe: it owns its source, its slot and a reference to the ring.
             return false;
         }
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != here) {
-            // A panic of the thread was reported by its hook, and to the caller as `ThreadGone`.
+            // Ignore a panic of the thread: the panic hook printed it, and the caller receives `ThreadGone`.
             let _ = thread.join();
         }
         true
@@ -220,7 +221,7 @@ impl<R: Ring> Pipe<R> {
         let Running { shared, threads, own, trace, .. } = &mut *running;
         for (index, source) in sources.into_iter().enumerate() {
             let row = if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
-            // Row 1 is the caller's; the one after a worker's is for copies to a device.
+            // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
             let track = trace.clone().map(|trace| Track::new(trace, id, &row, naming.rounds));
             let recorder = LoadRecorder::new(track, what);
@@ -318,7 +319,7 @@ impl<R: Ring> Pipe<R> {
     #[must_use]
     pub fn report(&self) -> Report {
         let Running { consumer, shared, recorder, .. } = &*self.running;
-        // In a forked process a worker may have had the lock.
+        // Do not lock in a forked process: a worker of the parent may have held the lock during the fork.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
         (self.add_reads)(with_copies::<R>(recorder.report(), loads, consumer.as_ref()))
     }
@@ -378,7 +379,7 @@ impl<R: Ring> Pipe<R> {
             _ => None,
         };
         let _waiting = recorder.waiting().map(Span::entered);
-        // A unit that is ready costs no second read of the clock, unless a trace shows how long that took.
+        // Whether the unit was ready when asked for: then `asked` is its time of receipt. A trace wants the exact time.
         let mut there = trace.is_none();
         let mut item = loop {
             let received = match found.take() {
@@ -390,7 +391,7 @@ impl<R: Ring> Pipe<R> {
                             help(shared, own, consumer, recorder, &waiting, &mut self.last_fill)
                         });
                         helped.unwrap_or_else(|| {
-                            // A wait that hangs shows while it does. The caller has the time.
+                            // Update the live report before the wait, so that it shows a wait that never ends.
                             self.publisher.waits(|now| {
                                 with_copies::<R>(recorder.sums(now), shared.loads(), Some(consumer))
                             });
@@ -406,7 +407,8 @@ impl<R: Ring> Pipe<R> {
                     if (ticket.generation, ticket.seq) == (call, expected) {
                         break item;
                     }
-                    // Filled for a call that was left early: released, and on to the next.
+                    // The caller left the call that this slot was filled for. Release the slot and receive the next
+                    // one.
                     recorder.discarded(ticket);
                     there = false;
                 }
@@ -430,7 +432,7 @@ impl<R: Ring> Pipe<R> {
         load.helps = own.is_some() && *overlap;
         self.last_fill = load.end - load.start;
         let now = match *overlap {
-            // The caller itself has just filled it.
+            // The caller itself has just filled the slot: the end of the fill is its time of receipt.
             false => load.end.max(asked),
             true if there => asked,
             true => Instant::now(),
@@ -487,7 +489,7 @@ impl<R: Ring> Pipe<R> {
         let shared = &self.running.shared;
         if shared.wake_at(until, cx.waker()) {
             let shared = shared.clone();
-            // If the system has no thread, the next release wakes the task.
+            // If the thread cannot be started, only the release of the held slot wakes the task, and no timeout.
             let clock = thread::Builder::new().name("twinbuf-clock".to_string());
             let _ = clock.spawn(move || shared.run_clock());
         }
@@ -546,7 +548,8 @@ impl<R: Ring> Pipe<R> {
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
         let trace = running.trace.take();
-        // The last of the tracks: now everything is written, or was refused.
+        // This drops the last rows of the trace, which write their events. `close` below returns an error of these
+        // writes.
         drop(running);
         unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
     }
@@ -591,7 +594,7 @@ fn fill_inline<R: Ring>(
     waiting: &mut Waiting<'_, '_>,
     held_timeout: Duration,
 ) -> Option<Received<R::Item>> {
-    // A slot that is free costs no read of the clock: the fill begins when the caller asks.
+    // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
     let (mut patience, mut start, mut gone) = (Patience::None, Some(asked), false);
     loop {
         match shared.take(patience) {
@@ -606,12 +609,13 @@ fn fill_inline<R: Ring>(
                     Waiting::Try | Waiting::Poll(_) => Patience::None,
                 };
             }
-            // Both sides are at this slot. The receiving one has the error of a device, and keeps the waker of a task.
+            // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
+            // slot, or the device failed. It also stores the waker of a task.
             taken => {
                 let mut look = Waiting::Try;
                 let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
                 match (R::receive(consumer, waiting, Duration::ZERO), taken) {
-                    // The slot was released between the two looks, or the ring was closed: the next look tells which.
+                    // Between `take` and `receive` the slot was released or the ring was closed: try both again.
                     (Received::Empty, Take::InUse) => {}
                     (Received::Gone, Take::InUse) if !mem::replace(&mut gone, true) => {}
                     (Received::Empty, _) => return Some(Received::Gone),
@@ -635,7 +639,7 @@ fn help<R: Ring>(
     let deadline = match waiting {
         Waiting::Block => None,
         Waiting::Until(deadline) => Some(*deadline),
-        // A task has its thread for a moment only.
+        // A call that must not block fills no slots.
         Waiting::Try | Waiting::Poll(_) => return None,
     };
     while own.pays() {

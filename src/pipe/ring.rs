@@ -175,7 +175,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
             Some(until) => producer.acquire_deadline(until),
             None => producer.try_acquire(),
         };
-        // The guard goes; its slot is the next one to be handed out.
+        // This drops the guard of the free slot without a commit: `reserve` then acquires the same slot.
         found.is_ok()
     }
 
@@ -190,7 +190,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
     fn commit(mut reserved: Self::Reserved, mut header: Header<U>, _: usize) {
         header.load.freed = reserved.freed;
         reserved.header = Some(header);
-        // Without a receiver nobody misses it.
+        // Fails only if the consumer was dropped: then nobody would read the slot.
         let _ = reserved.commit();
     }
 
@@ -202,7 +202,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
         match waiting {
             Waiting::Try => received(consumer.try_recv()),
             Waiting::Until(deadline) => received(consumer.recv_deadline(*deadline)),
-            // The release of a held slot wakes the task too.
+            // If a guard holds the slot, its release also wakes the task.
             Waiting::Poll(cx) => {
                 match consumer.poll_recv(cx).map(|found| received(found.map_err(TryRecvError::from))) {
                     Poll::Ready(found) => found,

@@ -213,7 +213,7 @@ impl<R: Ring> Shared<R> {
             }
             if let Some(posted) = mail.order.take() {
                 drop(mail);
-                // The drop of the old order runs foreign code.
+                // Without the lock: this drops the old order, which runs foreign code.
                 (*order, *counted) = posted;
                 mail = lock(&self.mail);
             } else if mail.started < mail.granted {
@@ -231,7 +231,7 @@ impl<R: Ring> Shared<R> {
                     Ok(None) => (Place::default(), Ok(None)),
                     Err(panic) => (Place::default(), Err(panic_message(&*panic))),
                 };
-                // The slot is still free: only who has the turn takes one.
+                // The slot that was found free above still is, because only the holder of the turn takes slots.
                 let Some(reserved) = R::reserve(producer) else { return Take::InUse };
                 let ticket = Ticket { generation: call, seq, ..place.ticket() };
                 return Take::Unit(Taken { reserved, ticket, unit, resumed });
@@ -358,7 +358,7 @@ impl<R: Ring> Shared<R> {
 
 /// Fills slots, on whatever thread it is called.
 pub(super) struct Worker<R: Ring> {
-    // Dropped first: when the source goes, the trace is written.
+    // Dropped before `source`: a worker's trace is written before its source is dropped.
     recorder: LoadRecorder,
     source: AnySource<R>,
     /// The place of its progress.
@@ -383,7 +383,7 @@ impl<R: Ring> Worker<R> {
 
     /// A worker's thread: fills slots until the pipe is closed. Its waits run within `wait`.
     pub(super) fn run(self, shared: &Shared<R>, wait: &dyn Fn(&mut (dyn FnMut() + Send))) {
-        // Dropped last, and by a panic too.
+        // Dropped after `worker`, also if this thread panics: counts the worker out.
         let _left = Left(shared);
         let mut worker = self;
         loop {
@@ -393,7 +393,7 @@ impl<R: Ring> Worker<R> {
                 wait(&mut || taken = shared.take(Patience::Worker));
             }
             if let Take::Idle = taken {
-                // What was recorded is in the file while nothing is asked for.
+                // Write the recorded events to the trace file before a wait for the caller's next request.
                 worker.recorder.flush();
                 wait(&mut || taken = shared.take(Patience::Idle));
             }
@@ -418,7 +418,7 @@ impl<R: Ring> Worker<R> {
         start: Option<Instant>,
     ) -> (Ticket, LoadTimes) {
         let Taken { mut reserved, ticket, unit, resumed } = taken;
-        // The trace of an epoch that was read is complete in the file. Epochs of one step are too many for that.
+        // Once an epoch has been read, write its events to the trace file. Not for epochs of one step: too many writes.
         if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
             self.recorder.flush();
         }
@@ -485,8 +485,8 @@ impl<R: Ring> Drop for Left<'_, R> {
         let last = mail.running == 0;
         drop(mail);
         if last {
-            // Without the lock: it may run the waker of a task, and join a copy thread. Whoever waits for the workers on
-            // that thread must still find this one alive.
+            // Without the lock: this drop may run a task's waker, and join a copy thread. If a waker on that thread
+            // drops the pipe, it must find this worker in `alive`, or the two threads would join each other.
             let turn = lock(&self.0.turn).take();
             drop(turn);
         }
