@@ -292,7 +292,7 @@ pub(crate) fn fingerprint_fields(fields: &mut [Box<dyn Dataset>]) -> Result<u64,
         let own = field.fingerprint().map_err(Error::Fingerprint)?;
         all = Some(match all {
             None => own,
-            // A step of `SplitMix64`'s output function, because the order must count.
+            // One step of `SplitMix64`'s output function: unlike a sum, the result depends on the order of the fields.
             Some(before) => {
                 let z = (before ^ field.record_bytes() as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -313,7 +313,7 @@ impl Error {
                 )?;
                 match at.step {
                     Some(_) => write!(f, ", or raise `{option}`"),
-                    // A generator has no such option.
+                    // Only a generator's errors have no step, and it has no option for the number of slots.
                     None => Ok(()),
                 }
             }

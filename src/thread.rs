@@ -118,8 +118,8 @@ pub(crate) struct Clock {
 impl Clock {
     /// `None` where the system does not tell.
     pub(crate) fn now() -> Option<Self> {
-        // A thread that has used up its turn is often interrupted at the end of a system call: the delay is read first, so
-        // that it does not yet have that wait.
+        // Read the delay before the CPU time: a thread is often preempted at the end of the system call that reads the
+        // CPU time, and the delay must not include that wait.
         let delay = delay();
         Some(Self { cpu: cpu()?, delay })
     }
@@ -137,7 +137,7 @@ impl Clock {
 #[cfg(unix)]
 fn cpu() -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a `timespec` that may be written to.
+    // SAFETY: `time` is a valid `timespec`, borrowed for this call only.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0;
     let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
     (!failed).then(|| Duration::new(seconds, nanos))

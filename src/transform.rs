@@ -80,7 +80,8 @@ impl RecordType {
         let converted = match self.dtype {
             Some(found) if found != wanted => Err(format!("wanted records of {wanted}, found {self}").into()),
             Some(_) => Self::new(to, self.shape.clone()),
-            // If records differ in length, each is checked when it is transformed.
+            // Check the length here only if all records have it. Records of varying length are checked as they are
+            // transformed.
             None if !self.ragged && self.bytes % wanted.size() != 0 => {
                 let (wanted, found) = (wanted.size(), self.bytes);
                 Err(kernels::TransformError::SourceLength { wanted, found }.into())
@@ -463,8 +464,8 @@ pub(crate) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
     const NUMBERS: [&str; 12] =
         ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];
     let Some(dtype) = dtype else { return true };
-    // `[[f32; 3]; 2]` is numbers of `f32`, and `half::bfloat::bf16` is known by its last name. Where the compiler wrote
-    // names in another way, sizes and alignments would still be compared.
+    // Reduce `[[f32; 3]; 2]` to `f32`, and `half::bfloat::bf16` to `bf16`. If a compiler formats type names
+    // differently, the sizes and alignments are compared instead.
     let name = type_name::<T>().trim_start_matches('[');
     let name = name.split(';').next().unwrap_or(name);
     let name = name.rsplit("::").next().unwrap_or(name);

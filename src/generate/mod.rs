@@ -192,7 +192,8 @@ where
                 if !matches!(made, Ok(Ok(()))) {
                     let (left, failed) = &mut *lock();
                     *left = [].iter_mut().enumerate();
-                    // All parts before this one have started, so the first that fails is found.
+                    // Parts start in order, so all parts before this one have started. Of all that fail, keep the
+                    // lowest number.
                     if failed.as_ref().is_none_or(|(first, _)| number < *first) {
                         *failed = Some((number, made));
                     }
@@ -201,7 +202,7 @@ where
         };
         thread::scope(|scope| {
             for _ in 1..threads {
-                // The threads that the system starts make the parts of one that it does not.
+                // If the system cannot start this thread, the other threads make its parts.
                 let _ = thread::Builder::new().name(name(None, "part")).spawn_scoped(scope, work);
             }
             work();
@@ -396,24 +397,26 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
         if self.next < self.end {
             self.hook_failed = self.grant().err();
         }
-        // Last: a round that is lost to a panic of `before` was not used.
+        // Set this last: if the hook `before` panics, the caller does not get the round, and `after` must not run for
+        // it.
         self.used = Some(slot.number());
         slot
     }
 
     fn ended(&mut self, why: Ended<'_>) {
         if matches!(why, Ended::Failed(Error::Load { .. } | Error::Panicked { .. })) {
-            // The same round comes first in the next call.
+            // This round failed: the next call makes it again, first.
             (self.base, self.granted) = (None, self.next);
         } else if let (Some(base), None) = (self.base, &self.before) {
-            // With a hook the round that it ran before is made from what the hook saw.
+            // Take back the rounds that no worker has started. Not with a `before` hook, because it already ran for
+            // them.
             self.granted = base + self.pipe.retract();
         }
     }
 
     fn left(&self) -> (usize, Option<usize>) {
         let left = self.end - self.next;
-        // At the end there is no round, but `after` may fail.
+        // With an `after` hook, the end may still return one item: an error of the hook.
         let most = left.max(u64::from(self.after.is_some()));
         (usize::from(left > 0), usize::try_from(most).ok())
     }

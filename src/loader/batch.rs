@@ -222,7 +222,7 @@ impl Batch {
     pub fn split(&self, records: u64) -> impl ExactSizeIterator<Item = MiniBatch<'_>> {
         assert!(records > 0, "wanted mini-batches of at least one record, found 0");
         let all = self.plan().len();
-        // A batch is in memory, so its number of records fits.
+        // A batch is in memory, so the number of its records fits `usize`.
         let parts = usize::try_from(all.div_ceil(records)).unwrap_or(usize::MAX);
         (0..parts).map(move |part| {
             let start = part as u64 * records;
@@ -237,7 +237,7 @@ impl Batch {
             let (wanted, found) = (format!("{of}"), type_name::<T>().to_string());
             return Err(Error::Field { at: self.at(), field, wanted, found });
         }
-        // A batch that fits its slot fits the memory; one whose error was taken out has no bytes.
+        // The range is empty if the slot does not have these bytes, as after a failed fill.
         Ok(self.range(field).filter(|range| range.end <= self.len()).unwrap_or_default())
     }
 
@@ -271,8 +271,8 @@ impl Batch {
         let mut own = mem::replace(&mut *self.slot, other);
         let Some(taken) = taken else { return Ok(own) };
         let (start, len) = (NonNull::from(&mut own[..]).cast(), own.len());
-        // SAFETY: `own` keeps the bytes. They stay where they are when it moves, and nothing else reaches it from now
-        // on.
+        // SAFETY: the new buffer owns `own`, which owns the bytes. Moving `own` does not move them, and nothing else
+        // reaches it.
         Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
     }
 

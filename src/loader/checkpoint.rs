@@ -167,7 +167,8 @@ impl Checkpoint {
                 steps -= room;
                 let (next, trained) = (self.epoch.saturating_add(1), identity.trained.1.saturating_add(end));
                 let done = |epochs| identity.plan.steps_between(next..next.saturating_add(epochs), trained);
-                // To the end of an epoch, not to the start of the next. An epoch has a step at least.
+                // Bisect for the number of whole epochs to skip. Stop at the end of an epoch, not at the start of the
+                // next. Each epoch has at least one step, so `steps - 1` is the most.
                 let (mut epochs, mut most) = (0, steps - 1);
                 while epochs < most {
                     let middle = epochs + (most - epochs).div_ceil(2);
@@ -300,7 +301,8 @@ impl Identity {
             }
             return Err(Error::Checkpoint { field: "data set fingerprint", wanted, found });
         }
-        // Both describe the past of the checkpoint, so what is wrong with them is wrong with it.
+        // The calls that may fail below use the steps trained before the checkpoint: if they fail, the checkpoint is
+        // wrong.
         let wrong = |error| Error::Checkpoint {
             field: "number of steps",
             wanted: "as many as the epoch has".into(),
@@ -320,14 +322,15 @@ impl Identity {
             let trained = other.trained.1;
             let mut before = other.before.clone();
             before.extend(rest.parts(step));
-            // What this plan would have done is no past of another plan.
+            // `before` lists the plans of this epoch's steps so far. Drop its last entries if this plan gives the same
+            // batches.
             let same = |&at: &usize| {
                 plan.resume(trained, &before[..at]).is_ok_and(|rest| rest.parts(step) == before[at..])
             };
             before.truncate((0..before.len()).find(same).unwrap_or(before.len()));
             (epoch, step, trained, before)
         } else {
-            // The last epoch that there can be is over.
+            // The epoch is over: go on with the next one, or stay at the end of epoch `u64::MAX`.
             let next = epoch.checked_add(1).map(|next| (next, 0));
             let (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
             (epoch, step, other.trained.1.saturating_add(end), Vec::new())

@@ -211,7 +211,7 @@ impl<B: Backend> Loader<B> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
         let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
         if last.is_none() {
-            // Nothing is left to begin, but the place is not lost.
+            // No epoch is left to iterate over. `position` still returns the checkpoint's position.
             self.position = (start.epoch, start.step);
             let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
             self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
@@ -265,7 +265,7 @@ impl<B: Backend> Front for Loader<B> {
     fn next(&mut self) -> Next<Batch<B>> {
         let Some(last) = self.last else { return Next::End };
         while self.next.step >= self.steps {
-            // A rank that has no part in the last step has done it by asking.
+            // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
             self.position = (self.next.epoch, self.longest);
             if self.next.epoch == last {
                 return Next::End;

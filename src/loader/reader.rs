@@ -105,7 +105,7 @@ impl FieldReader {
         at: &mut Filling<'_>,
     ) -> Result<usize, Error> {
         let Self { dataset, files, record_bytes, ragged, transforms, .. } = self;
-        // Lengths are all equal unless the data set gives them.
+        // `lengths` stays empty if all records have the same length, before and after each transform.
         *lengths = match ragged.then(|| dataset.lengths(part)).flatten() {
             Some(lengths) if lengths.len() == count(part.len()) => lengths,
             found if *ragged => {

@@ -65,7 +65,7 @@ impl Sizes {
         depths: Depths,
         fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
     ) -> Result<(Self, Layout), Error> {
-        // A plan with fewer records than a batch has none that is full, unless it repeats them.
+        // With fewer records than the batch size, a plan has a full batch only if it repeats records (`Wrap`).
         let records = match plan.last_batch() {
             LastBatch::Wrap => plan.batch_records(),
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
@@ -92,7 +92,7 @@ impl Sizes {
                 stages.push(Stage {
                     bytes: [before.len(), record.len()],
                     ragged: [before.is_ragged(), record.is_ragged()],
-                    // No more than a batch, or one record.
+                    // Scratch memory for the records that are transformed at a time.
                     scratch: part_records.saturating_mul(before.len()),
                 });
                 if record.len() == 0 {

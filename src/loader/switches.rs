@@ -224,7 +224,8 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { options, own, .. } = &mut self;
         options.overlap = overlap.unwrap_or(options.overlap);
         options.copy_stream = copy_stream.unwrap_or(options.copy_stream);
-        // A number of workers from the environment replaces the depth of the program, which was for another number.
+        // If the environment sets the number of workers, drop the program's depth: it was for another number of
+        // workers.
         own.depth = depth.or(own.depth.filter(|_| workers.is_none()));
         own.workers = workers.unwrap_or(own.workers);
         own.hints = hints.unwrap_or(own.hints);

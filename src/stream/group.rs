@@ -68,7 +68,7 @@ impl<B: Backend> Group<B> {
         if let (Some(found), 1) = (ends, count) {
             return Ok(found);
         }
-        // A group may have hundreds of tensors: the error names 16.
+        // The error names at most 16 tensors, because a group may have hundreds.
         let names: Vec<_> = self.ranges().take(16).map(|(tensor, _)| tensor.name()).collect();
         let (wanted, found) = (format!("the name of one of {names:?}"), format!("{count} of them end in it"));
         Err(Error::Tensor { at: self.at.clone(), name: name.to_string(), wanted, found })

@@ -183,7 +183,7 @@ impl<B: Backend> StreamBuilder<B> {
         let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
         let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
-        // A device has page-locked slots.
+        // With a device, the uploader allocates the host slots, in page-locked memory.
         let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
         let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&*schedule))?;
         let trace = options.open(0, 1)?;
@@ -315,7 +315,7 @@ impl<B: Backend> TensorStream<B> {
 
     /// Begins a series of passes with this one.
     fn begin(&mut self, pass: u64) {
-        // All groups come through the slots until each of those that are kept has done so.
+        // Until all kept groups have been read once, every group is read into a slot, kept ones too.
         let there = self.kept.iter().filter_map(OnceLock::get).count() == self.schedule.kept();
         self.whole = !there;
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
@@ -421,7 +421,7 @@ impl<B: Backend> Front for TensorStream<B> {
             return Next::Failed(error);
         }
         let Some(&group) = self.order.get(self.at) else { return Next::End };
-        // Kept groups no longer come through the slots once all of them are there.
+        // Once all kept groups have been read, they are returned from memory and take no slot.
         match self.kept_group(group).filter(|_| !self.whole) {
             Some(kept) => Next::Item(self.group(GroupPlace::Kept(kept))),
             None => Next::Slot,

@@ -40,7 +40,7 @@ impl Schedule {
         if schedule.try_keep(most, left) {
             return schedule;
         }
-        // The most that fit, as far as larger numbers need more memory.
+        // Bisect for the largest number of groups that fits. This assumes that keeping more groups takes more memory.
         let (mut fits, mut too_many) = (0, most);
         while fits + 1 < too_many {
             let middle = fits.midpoint(too_many);
@@ -79,7 +79,7 @@ impl Schedule {
     /// Bytes of a slot.
     pub(super) fn slot(&self) -> usize {
         let streamed = (0..self.groups.len()).filter(|&group| self.is_streamed(group));
-        // A device has no slots without bytes.
+        // A slot on a device has at least one byte.
         streamed.map(|group| self.groups.bytes(group)).max().unwrap_or(0).max(self.depths.1.min(1))
     }
 
@@ -166,12 +166,12 @@ impl Iterator for Passes {
                 return Some((Place { ordinal: self.pass, epoch: self.pass, step }, group));
             }
             let pass = self.left.next()?;
-            // What is wrong with the order is told by the caller's side.
+            // An invalid order ends this iterator. The caller's side checks the order too, and returns the error.
             let order = self.schedule.pass(pass).ok()?;
             let whole = self.whole && pass == *self.passes.start();
             let mut groups: Vec<_> = (0..).zip(order).collect();
             groups.retain(|&(_, group)| whole || self.schedule.is_streamed(group));
-            // A pass without groups in slots is followed by none that has.
+            // No group of this pass needs a slot: all are kept in memory, and later passes need none either.
             if groups.is_empty() {
                 return None;
             }

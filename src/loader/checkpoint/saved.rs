@@ -134,12 +134,13 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = Temporary::create(folder, &prefix)?;
     (&temporary.file).write_all(bytes)?;
-    // Before the rename, or a crash of the system could leave an empty file under the new name.
+    // Sync before the rename: otherwise a crash of the system could leave an empty file under the new name.
     temporary.file.sync_all()?;
     fs::rename(&temporary.path, path)?;
     #[cfg(unix)]
     {
-        // The file has its new name; where a folder cannot be synced, a crash of the system may undo that.
+        // Sync the folder so that the rename survives a crash of the system. Some file systems cannot: ignore the
+        // error.
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
         remove_abandoned(folder, &prefix);
     }
@@ -156,9 +157,10 @@ impl Temporary {
     fn create(folder: &Path, prefix: &OsString) -> io::Result<Self> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         loop {
-            // Another call may have the process's number: in another container, or on another machine.
+            // The process number is not enough: a process in another container or on another machine may have the same
+            // one.
             let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
-            // Relaxed: a number that no other call of this process gets.
+            // Relaxed: each call of this process gets another number, and orders nothing else.
             let call = CALLS.fetch_add(1, Ordering::Relaxed);
             let mut name = prefix.clone();
             name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", process::id()));
@@ -167,7 +169,8 @@ impl Temporary {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
-            // Between the two calls another process may have taken it for one that was left.
+            // Before this call locks the file, another process may lock and remove it as one that a killed process
+            // left.
             #[cfg(unix)]
             {
                 let lost = lock(&file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
@@ -182,7 +185,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // After the rename there is no such name.
+        // Fails after the rename, when no file has this name any more.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -192,7 +195,7 @@ impl Drop for Temporary {
 #[cfg(unix)]
 fn lock(file: &File) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
-    // SAFETY: the descriptor is that of an open file.
+    // SAFETY: `file` is open, so the descriptor is valid.
     match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -209,7 +212,8 @@ fn remove_abandoned(folder: &Path, prefix: &OsString) {
         if !name.starts_with(prefix) || !name.ends_with(SUFFIX.as_bytes()) {
             continue;
         }
-        // Its lock keeps a writer that created it just now from using it.
+        // Lock the file before it is removed: a writer that has just created it then finds it locked, and makes
+        // another.
         match File::open(entry.path()) {
             Ok(file) if lock(&file).is_ok() => drop(fs::remove_file(entry.path())),
             _ => {}

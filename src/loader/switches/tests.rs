@@ -117,7 +117,7 @@ fn a_loader_with_a_name_has_switches_of_its_own() {
     assert_eq!(of("held-out"), (Some(true), Some(3)));
     let held = [("TWINBUF_HELD_OUT_HINTS", "off"), ("TWINBUF_HINTS", "on")];
     assert_eq!(for_loader("held-out", &held).unwrap().hints, Some(false));
-    // An error names the variable, and only the loader it is meant for takes notice of its value.
+    // The error names the variable. Only the loader that the variable names reads its value.
     let bad = [("TWINBUF_VALID_DEPTH", "many")];
     let error = for_loader("valid", &bad).unwrap_err().to_string();
     assert_eq!(error, r#"environment: TWINBUF_VALID_DEPTH: wanted a whole number from 1, found "many""#);
@@ -165,7 +165,7 @@ fn an_unknown_switch_is_refused_and_the_one_that_was_meant_is_named() {
         ("TWINBUF-HINTS", Some("TWINBUF_HINTS")),
         ("TWINBUF_COPYSTREAM", Some("TWINBUF_COPY_STREAM")),
         ("TWINBUF_HOST_DEPTH", Some("TWINBUF_DEPTH")),
-        // Options that have no switch, and what was never one.
+        // No suggestion: the option has no switch, or no switch has a similar name.
         ("TWINBUF_DEVICE_DEPTH", None),
         ("TWINBUF_PREFETCH", None),
         ("TWINBUF_PROFILE", None),
