@@ -316,7 +316,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.slot().wait(seen, |seen| ready(seen, lap), patience)
     }
 
-    // `&mut`, or the future that borrows the handle would not be `Send`.
+    // `&mut self`, because a future that holds `&Consumer` is not `Send`: `Consumer` is not `Sync`.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<State> {
         let lap = self.at.lap;
         self.slot().poll(Side::Consumer, cx.waker(), |seen| ready(seen, lap))
@@ -331,7 +331,7 @@ fn ready(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
-        // The waker is dropped after the producer has been told: dropping a waker runs foreign code, which may panic.
+        // The waker drops after the producer has been told of the end: its drop is foreign code and may panic.
         let _waker = self.ring.unregister(Side::Consumer);
         self.ring.end(self.at, State::close, Side::Producer);
     }
@@ -441,7 +441,7 @@ impl<T, W: Wait> Deref for ReadSlot<'_, '_, T, W> {
 impl<T, W: Wait> DerefMut for ReadSlot<'_, '_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        // SAFETY: the slot belongs to the consumer until our drop; `&mut self` excludes other references.
         unsafe { self.consumer.slot().value_mut() }
     }
 }
@@ -523,7 +523,7 @@ impl<T, W: Wait> Deref for KeptSlot<'_, T, W> {
 impl<T, W: Wait> DerefMut for KeptSlot<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        // SAFETY: the slot belongs to the consumer until our drop; `&mut self` excludes other references.
         unsafe { self.slot.value_mut() }
     }
 }

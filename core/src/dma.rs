@@ -48,9 +48,9 @@ use crate::wait::Wait;
 /// ```
 // SAFETY: the guard points to its slot. The slot does not move and is not freed before the guard is dropped: the ring
 // is borrowed for `'static`, or the guard has a share of it. Until then no call of either side returns the slot again:
-// the producer has moved on, and the slot's word stays free for a lap that has passed. This holds forever if the guard
-// is leaked, because a ring is split again only when the borrow is over, and taken apart only when no share is left.
-// `T: WriteTarget` is valid for any bytes.
+// the producer has moved on, and the slot's word reads as free only on the lap that the producer has left. This holds
+// forever if the guard is leaked, because a ring is split again only when the borrow is over, and taken apart only when
+// no share is left. `T: WriteTarget` is valid for any bytes.
 unsafe impl<T: WriteTarget, W: Wait> WriteBuffer for ReservedSlot<'static, T, W> {
     type Word = T::Word;
 
@@ -73,8 +73,8 @@ unsafe impl<T: WriteTarget, W: Wait> WriteBuffer for ReservedSlot<'static, T, W>
 /// tx.fill(|slot| slot[0] = 1).unwrap();
 /// source(rx.recv().unwrap().unwrap().keep());
 /// ```
-// SAFETY: as above, with the consumer in the producer's place: a kept slot stays `FULL` until its guard is dropped, so
-// the producer does not write to it.
+// SAFETY: as for `ReservedSlot` above, with the two sides exchanged: a kept slot stays `FULL` until its guard is
+// dropped, so the producer does not write to it.
 unsafe impl<T: ReadTarget, W: Wait> ReadBuffer for KeptSlot<'static, T, W> {
     type Word = T::Word;
 

@@ -299,14 +299,15 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// ```
     pub fn unread(&mut self) -> Option<&mut T> {
         let (depth, mut oldest) = (self.depth(), None);
-        // The newest first: the consumer ends at the oldest first, so whoever sees its end anywhere sees it there.
+        // Look at the newest slot first. The consumer marks its end on the oldest slot first, so once we see the end on
+        // one slot, we see it on every older slot too.
         for back in 1..=depth {
             let slot = self.ring.slot(Cursor { index: (self.at.index + depth - back) % depth, ..self.at });
             if slot.state().is_unread() {
                 oldest = Some(slot);
             }
         }
-        // SAFETY: the slot was committed, and the consumer is gone: no guard of it exists, nor will there be one. The
+        // SAFETY: the slot was committed and the consumer is gone, so no guard of the slot exists or can be made. The
         // reference borrows the producer.
         oldest.map(|slot| unsafe { slot.value_mut() })
     }
@@ -370,7 +371,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         if !self.share.is_all_with(consumer.share_mut()) {
             return Err((self, consumer));
         }
-        // The handles end while both shares are here: the ring stays alive until both have ended.
+        // Drop both handles while we hold both shares: a share keeps the ring alive until both handles have ended.
         let shares = (self.share.take(), consumer.share_mut().take());
         drop((self, consumer));
         drop(shares.0);
@@ -406,7 +407,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.slot().wait(seen, |seen| free_or_closed(seen, lap), patience)
     }
 
-    // `&mut`, or the future that borrows the handle would not be `Send`.
+    // `&mut self`, because a future that holds `&Producer` is not `Send`: `Producer` is not `Sync`.
     fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<State> {
         let lap = self.at.lap;
         self.slot().poll(Side::Producer, cx.waker(), |seen| free_or_closed(seen, lap))
@@ -424,7 +425,7 @@ fn free_or_closed(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
-        // The waker is dropped after the consumer has been told: dropping a waker runs foreign code, which may panic.
+        // The waker drops after the consumer has been told of the end: its drop is foreign code and may panic.
         let _waker = self.ring.unregister(Side::Producer);
         self.ring.end(self.at, if self.finished { State::finish } else { State::abandon }, Side::Consumer);
     }
@@ -561,7 +562,7 @@ impl<T, W: Wait> Deref for WriteSlot<'_, '_, T, W> {
 impl<T, W: Wait> DerefMut for WriteSlot<'_, '_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        // SAFETY: the slot belongs to the producer until `commit`, and `&mut self` excludes other references.
         unsafe { self.producer.slot().value_mut() }
     }
 }
@@ -628,7 +629,7 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
         let mut this = ManuallyDrop::new(self);
-        // Keeps the ring alive until this call ends.
+        // Our share keeps the ring alive during `hand_over`, which still uses the ring after the hand-over.
         let _share = core::mem::replace(&mut this.share, Share::BORROWED);
         let lap = this.at.lap;
         let old = this.slot.hand_over(this.seen, BOTH, |s| s.commit(lap), || ());
@@ -656,9 +657,8 @@ impl<T, W: Wait> Deref for ReservedSlot<'_, T, W> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the slot was found free on the producer's lap, and the producer's cursor has moved on. It does not
-        // find the slot free again before this guard commits or cancels, and this guard is the only one. A `&mut` would
-        // need `&mut self`.
+        // SAFETY: the producer found the slot free on its lap and has moved on. It does not find the slot free again
+        // before this guard commits or cancels, so this guard is the only one. A `&mut` would need `&mut self`.
         unsafe { self.slot.value() }
     }
 }
@@ -666,7 +666,7 @@ impl<T, W: Wait> Deref for ReservedSlot<'_, T, W> {
 impl<T, W: Wait> DerefMut for ReservedSlot<'_, T, W> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+        // SAFETY: no other guard of the slot exists before our commit or drop; `&mut self` excludes other references.
         unsafe { self.slot.value_mut() }
     }
 }

@@ -113,7 +113,8 @@ pub(crate) struct Line<T> {
 impl<T> Line<T> {
     const MOST: usize = 4;
 
-    // Not inlined, like `take_values` below: the stack of a caller with large values has no room for them.
+    // Not inlined, nor is `take_values` below: a caller's stack frame would otherwise reserve room for `MOST` values,
+    // even for large values, which are never stored in a line.
     #[inline(never)]
     fn new(values: Vec<T>) -> Box<Self> {
         let slots = [const { MaybeUninit::uninit() }; Line::<()>::MOST];
@@ -127,7 +128,7 @@ impl<T> Line<T> {
     #[inline(never)]
     fn take_values(&mut self) -> Vec<T> {
         let len = core::mem::take(&mut self.len);
-        // SAFETY: the first `len` are initialized. The line no longer owns them: its length is 0 now.
+        // SAFETY: the first `len` slots are initialized. The line no longer owns their values: its `len` is 0 now.
         self.slots[..len].iter().map(|slot| unsafe { slot.assume_init_read() }.into_inner()).collect()
     }
 }
@@ -150,7 +151,7 @@ impl<T> Memory<T> {
 
     pub(crate) fn slots(&self) -> &[UnsafeCell<T>] {
         match self {
-            // SAFETY: the first `len` are initialized, and `MaybeUninit` has the layout of what it holds.
+            // SAFETY: the first `len` slots are initialized, and a `MaybeUninit` has the layout of what it holds.
             Self::Together(line) => unsafe {
                 core::slice::from_raw_parts(line.slots.as_ptr().cast(), line.len)
             },
@@ -170,8 +171,8 @@ impl<T> Memory<T> {
 impl<T> Drop for Line<T> {
     fn drop(&mut self) {
         let slots = self.slots.as_mut_ptr().cast::<UnsafeCell<T>>();
-        // As a slice: if one value panics in its drop, the others are dropped too.
-        // SAFETY: the first `len` are initialized, and dropped only here.
+        // Drop the values as one slice: if one value panics in its drop, the others are dropped too.
+        // SAFETY: the first `len` slots are initialized, and their values are dropped only here.
         unsafe { core::ptr::slice_from_raw_parts_mut(slots, self.len).drop_in_place() };
     }
 }
@@ -199,9 +200,9 @@ impl<T, W> Share<'_, T, W> {
     pub(crate) fn share(&self) -> Self {
         #[cfg(feature = "alloc")]
         if let Some(block) = &self.block {
-            // SAFETY: the block lives as long as a share of it, such as ours.
+            // SAFETY: the block lives as long as any share of it, and `self` is one.
             let block = unsafe { block.as_ref() };
-            // Relaxed: whoever uses the new share got it from us. It cannot overflow: see `Block`.
+            // Relaxed: whoever uses the new share got it from us after this. The count cannot overflow: see `Block`.
             block.count.fetch_add(1, Ordering::Relaxed);
         }
         Self {
@@ -224,10 +225,10 @@ impl<T, W> Share<'_, T, W> {
     /// caller has both.
     pub(crate) fn is_all_with(&self, other: &Self) -> bool {
         let (Some(ours), Some(theirs)) = (self.block, other.block) else { return false };
-        // SAFETY: the block lives as long as a share of it, such as ours.
+        // SAFETY: the block lives as long as any share of it, and `self` is one.
         let count = &unsafe { ours.as_ref() }.count;
-        // Relaxed: the caller drops one of the two, and that acquires everything that earlier shares did before their
-        // drop.
+        // Relaxed: the caller drops one of these two shares next, and that drop acquires everything that other shares
+        // did before they were dropped.
         ours == theirs && count.load(Ordering::Relaxed) == 2
     }
 
@@ -239,10 +240,10 @@ impl<T, W> Share<'_, T, W> {
     /// Takes the slots out of the ring. The caller has its last share.
     pub(crate) fn into_slots(self) -> Option<Vec<T>> {
         let block = core::mem::ManuallyDrop::new(self).block?;
-        // Relaxed: the caller checked with `is_all_with` and has dropped the other share.
-        // SAFETY: the block lives as long as a share of it, such as ours.
+        // Relaxed: the caller found `is_all_with` and dropped the other share, so no thread changes the count.
+        // SAFETY: the block lives as long as any share of it, and ours is the last one.
         debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
-        // SAFETY: made by `Box::leak`, and this was the last share.
+        // SAFETY: the pointer came from `Box::leak`, and this was the last share.
         let block = unsafe { Box::from_raw(block.as_ptr()) };
         Some(block.memory.into_values())
     }
@@ -255,11 +256,11 @@ impl<T, W> Drop for Share<'_, T, W> {
     fn drop(&mut self) {
         #[inline(never)]
         fn give_up<T, W>(block: NonNull<Block<T, W>>) {
-            // SAFETY: the block lives as long as a share of it, such as ours.
+            // SAFETY: the block lives as long as any share of it, and ours is counted until the next line.
             let count = &unsafe { block.as_ref() }.count;
-            // AcqRel: what every other share did happens before the last one frees the block.
+            // AcqRel: what the owners of all other shares did happens before the last owner frees the block.
             if count.fetch_sub(1, Ordering::AcqRel) == 1 {
-                // SAFETY: made by `Box::leak`, and this was the last share.
+                // SAFETY: the pointer came from `Box::leak`, and this was the last share.
                 drop(unsafe { Box::from_raw(block.as_ptr()) });
             }
         }
@@ -276,8 +277,8 @@ unsafe impl<T, W> Send for Share<'_, T, W> {}
 // SAFETY: a shared reference to a share gives access to its count only.
 unsafe impl<T, W> Sync for Share<'_, T, W> {}
 
-// A panic leaves counts, words and cursors as they are between two calls. A half-filled value is not handed over, but
-// the next fill can see it again: hence `T: UnwindSafe`.
+// A panic never leaves counts, words or cursors half-changed. A half-filled value is not handed over, but the next fill
+// can see it: hence the bound `T: UnwindSafe`.
 impl<T, W> UnwindSafe for Share<'_, T, W> {}
 impl<T, W> RefUnwindSafe for Share<'_, T, W> {}
 impl<T: UnwindSafe, W: RefUnwindSafe> UnwindSafe for RingRef<'_, T, W> {}
@@ -306,7 +307,7 @@ impl<T, W> Clone for RingRef<'_, T, W> {
 
 impl<T, W> Copy for RingRef<'_, T, W> {}
 
-// SAFETY: this refers to a ring: see `Sync` of `Ring`.
+// SAFETY: to send this is to send a reference to a ring: see the `Sync` of `Ring`.
 unsafe impl<T: Send, W: Sync> Send for RingRef<'_, T, W> {}
 
 impl<'r, T, W> RingRef<'r, T, W> {
@@ -326,9 +327,9 @@ impl<'r, T, W> RingRef<'r, T, W> {
         debug_assert!(at.index < self.len());
         // SAFETY: a cursor starts at 0 and advances with this ring's length, so its index stays below that length.
         let word = unsafe { self.words().get_unchecked(at.index) };
-        // SAFETY: the ring is alive: see the type.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         let slots = unsafe { self.slots.as_ref() };
-        // SAFETY: as for the word: there are as many slots as words.
+        // SAFETY: there are as many slots as words, so the index is in bounds here too.
         let value = unsafe { slots.get_unchecked(at.index) };
         SlotRef {
             word: NonNull::from(word),
@@ -342,7 +343,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
     where
         Self: 'g,
     {
-        // SAFETY: the ring is alive: see the type.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         unsafe { self.words.as_ref() }
     }
 
@@ -350,7 +351,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
     where
         Self: 'g,
     {
-        // SAFETY: the ring is alive: see the type.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         unsafe { self.waiting.as_ref() }
     }
 
@@ -368,7 +369,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
 
     /// How many slots are filled and not released.
     pub(crate) fn full(self) -> usize {
-        // Relaxed: the number may be outdated when it is returned; no value is read because of it.
+        // Relaxed: only a count is returned, which may be outdated by then. No slot is read because of it.
         self.words().iter().filter(|word| State::from_bits(word.load(Ordering::Relaxed)).is_full()).count()
     }
 
@@ -390,8 +391,8 @@ impl<T, W: Wait> RingRef<'_, T, W> {
         for _ in 0..self.len() {
             let slot = self.slot(at);
             let word = slot.word();
-            // A read-modify-write on every word, free or full: a waiter that arrives later finds the bits when it
-            // announces itself. Release: whatever this side did before its end, such as storing an error for the other
+            // Set the bits by a read-modify-write on every word, free or full: a side that announces its wait later
+            // then finds them. Release: whatever this side did before its end, such as storing an error for the other
             // side, is visible to the side that reads the bits.
             let old = State::from_bits(word.fetch_or(bits(at.lap).bits(), Ordering::Release));
             at = at.next(self.len());
@@ -446,9 +447,9 @@ impl<T, W> Clone for SlotRef<'_, T, W> {
 
 impl<T, W> Copy for SlotRef<'_, T, W> {}
 
-// SAFETY: see `Sync` of `Ring`. A guard holds this, and may be used and dropped on another thread.
+// SAFETY: as for `RingRef`, see the `Sync` of `Ring`. A guard holds a `SlotRef` and may be used on another thread.
 unsafe impl<T: Send, W: Sync> Send for SlotRef<'_, T, W> {}
-// SAFETY: a shared guard gives out `&T` and nothing else.
+// SAFETY: a guard that is shared between threads gives out `&T` and nothing else: hence `T: Sync`.
 unsafe impl<T: Send + Sync, W: Sync> Sync for SlotRef<'_, T, W> {}
 
 impl<T, W> SlotRef<'_, T, W> {
@@ -456,7 +457,7 @@ impl<T, W> SlotRef<'_, T, W> {
     where
         Self: 'g,
     {
-        // SAFETY: the ring is alive: see `RingRef`.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         unsafe { self.word.as_ref() }
     }
 
@@ -464,7 +465,7 @@ impl<T, W> SlotRef<'_, T, W> {
     where
         Self: 'g,
     {
-        // SAFETY: the ring is alive: see `RingRef`.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         unsafe { self.value.as_ref() }
     }
 
@@ -472,7 +473,7 @@ impl<T, W> SlotRef<'_, T, W> {
     where
         Self: 'g,
     {
-        // SAFETY: the ring is alive: see `RingRef`.
+        // SAFETY: the ring is alive: whoever has this reference borrows the ring or has a share of it.
         unsafe { self.waiting.as_ref() }
     }
 
@@ -524,14 +525,14 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         step: impl Fn(State) -> State,
         before_wake: impl FnOnce(),
     ) -> State {
-        // Our last access to the value. It compiles to nothing, but lets the models check the access.
+        // Our last access to the value, for the loom models to check. In other builds it compiles to nothing.
         self.cell().with_mut(|_| ());
         let word = self.word();
         let mut seen = seen.bits();
-        // A loop, because the other side may add its sticky bits, and either side `WAITER`, at any time. Nothing else
-        // in the word can change while the slot is ours, so it repeats at most four times. Release: what we did to the
-        // value happens before the other side's next access. Acquire on failure: the value found may contain the other
-        // side's end, and what that side did before its end must be visible.
+        // While we own the slot, the other side may set its sticky bits and either side may set `WAITER`; nothing else
+        // in the word can change, so the loop repeats at most four times. Release: what we did to the value happens
+        // before the other side's next access. Acquire on failure: the value found may contain the other side's end,
+        // and what that side did before its end must be visible.
         while let Err(now) = word.compare_exchange(
             seen,
             step(State::from_bits(seen)).bits(),
@@ -585,7 +586,7 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         if ready(seen) {
             return Poll::Ready(seen);
         }
-        // The waker comes first, then the announcement: a side that finds the announcement also finds the waker.
+        // Register the waker before the announcement: a side that finds the announcement then also finds the waker.
         self.waiting().cell(side).register(waker);
         let mut seen = self.state();
         loop {
@@ -604,8 +605,8 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         if seen.has_waiter() {
             return Ok(());
         }
-        // Relaxed: nothing is published; the word's modification order alone decides which side came first. Acquire on
-        // failure: the value found may mean that the slot is ours.
+        // Relaxed: the announcement publishes no data; the word's modification order alone decides whether it came
+        // before the other side's change. Acquire on failure: the value found may mean that the slot is ours.
         match self.word().compare_exchange(
             seen.bits(),
             seen.announce().bits(),

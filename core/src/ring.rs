@@ -99,9 +99,9 @@ pub struct Ring<T, const N: usize = 2, W = Auto> {
     taken: AtomicU32,
 }
 
-// SAFETY: through a shared ring, only the side that owns a slot reaches its value, one thread at a time, and the slot
-// is handed over with Release and Acquire, as if it were sent. Hence `T: Send` and not `T: Sync`. Both sides call the
-// strategy at the same time: `W: Sync`.
+// SAFETY: through a shared ring, only the side that owns a slot reaches its value, one thread at a time, and a slot is
+// handed over with Release and Acquire, as if it were sent. Hence `T: Send` and not `T: Sync`. Both sides may call the
+// wait strategy at the same time: hence `W: Sync`.
 unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}
 
 // See `Share`.
@@ -150,7 +150,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
 
     /// Whether a handle or a guard of the last pair was leaked. None of them can still be alive.
     fn is_leaked(&mut self) -> bool {
-        // Relaxed: `&mut` means that everything done through handles and guards happened before this.
+        // Relaxed: we have `&mut self`, so everything done through handles and guards happened before this.
         let leaked = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed)).is_leaked();
         self.taken.load(Ordering::Relaxed) != 0 && self.words.iter().any(leaked)
     }
@@ -159,7 +159,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
 impl<T, const N: usize, W> Drop for Ring<T, N, W> {
     fn drop(&mut self) {
         if !self.is_leaked() {
-            // SAFETY: the slots are not used again. No guard is alive or leaked.
+            // SAFETY: the ring is being dropped, so nothing uses the slots again. No guard is alive or leaked.
             unsafe { ManuallyDrop::drop(&mut self.slots) };
         }
     }
@@ -206,8 +206,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
     /// # Ok::<(), twinbuf_core::RecvError>(())
     /// ```
     pub fn try_split_static(&'static self) -> Option<(Producer<'static, T, W>, Consumer<'static, T, W>)> {
-        // Relaxed: this only decides which caller is first. The slots still have their initial values, and whoever
-        // passed this `&'static` to another thread made them visible too.
+        // Relaxed: the swap only decides which caller is first. It need not make the slots visible: they still have
+        // their initial values, which came with the `&'static` itself.
         if self.taken.swap(1, Ordering::Relaxed) != 0 {
             return None;
         }
@@ -300,7 +300,7 @@ impl<T, W> HeapRing<T, W> {
         W: Wait + Send + Sync + 'r,
     {
         let (block, share) = Share::first(self.0);
-        // SAFETY: the block does not move. Each handle keeps a share of it, and so does each guard made by a handle.
+        // SAFETY: the block does not move, and lives as long as a share: each handle and each guard has one.
         let block = unsafe { block.as_ref() };
         handles(RingRef::new(block.memory.words(), block.memory.slots(), &block.waiting), share)
     }

@@ -210,10 +210,10 @@ impl State {
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
         } else if self.0 & (Self::TX_DONE | Self::RX_GONE) != Self::TX_DONE {
-            // A consumer that asks is not gone: with `RX_GONE` the ring is `DEAD`.
+            // No `finish` before the producer's drop, or a `DEAD` ring: `RX_GONE` is set although a consumer exists.
             ConsumerView::Abandoned
         } else if (self.0 & Self::TX_ODD != 0) == (lap.0 != 0) {
-            // Also if the slot is held: a producer that is gone cannot have refilled it, so no data follows.
+            // The producer finished before it filled this slot again. A slot that a guard still holds is no exception.
             ConsumerView::Finished
         } else {
             ConsumerView::Empty

@@ -59,7 +59,7 @@ mod plain {
     #[must_use]
     pub fn heap_cells<T>(values: Vec<T>) -> Box<[UnsafeCell<T>]> {
         let values = Box::into_raw(values.into_boxed_slice());
-        // SAFETY: both `UnsafeCell`s are `repr(transparent)`, so the two slices have one layout.
+        // SAFETY: our `UnsafeCell` and core's are `repr(transparent)`: cells and values have one layout.
         unsafe { Box::from_raw(values as *mut [UnsafeCell<T>]) }
     }
 
@@ -74,7 +74,7 @@ mod plain {
 
     pub const fn cells<T, const N: usize>(values: [T; N]) -> [UnsafeCell<T>; N] {
         let values = ManuallyDrop::new(values);
-        // SAFETY: `ManuallyDrop` and both `UnsafeCell`s are `repr(transparent)`, so the two arrays have one
+        // SAFETY: `ManuallyDrop`, our `UnsafeCell` and core's are `repr(transparent)`, so the two arrays have one
         // layout; the original is never dropped, so each value has one owner.
         unsafe { transmute_copy(&values) }
     }
@@ -107,7 +107,7 @@ pub struct HeapWords {
 impl HeapWords {
     #[must_use]
     pub fn new(len: usize) -> Self {
-        // Whole lines, plus room to start on the first word of a line.
+        // Room for whole cache lines of words, and for the words that `as_slice` skips to start at a cache line.
         let room = len.next_multiple_of(LINE) + LINE - 1;
         Self { memory: (0..room).map(|_| AtomicU32::new(0)).collect(), len }
     }

@@ -354,7 +354,7 @@ mod with_std {
                 return true;
             }
             let (left, last) = (pause & 0xffff, pause >> 16);
-            // A wait that looks counts as a good one until `looked_in_vain`.
+            // A wait that looks is taken for a success and halves the next pause; `looked_in_vain` corrects that.
             let next = if left > 0 { pause - 1 } else { (last / 2) << 16 };
             self.pause.store(next, sync::Ordering::Relaxed);
             left == 0
@@ -363,7 +363,7 @@ mod with_std {
         /// The wait goes to sleep after it looked.
         fn looked_in_vain(&self) {
             let last = self.pause.load(sync::Ordering::Relaxed) >> 16;
-            // Twice the pause before `looks` halved it.
+            // `looks` has halved the pause already, so four times `last` is twice the pause before.
             let pause = (4 * last).clamp(2, Self::LONGEST_PAUSE);
             self.pause.store(pause << 16 | pause, sync::Ordering::Relaxed);
         }
@@ -425,7 +425,7 @@ mod with_std {
                 assert!(!auto.looks(), "wait {wait}");
                 auto.slept(|| ());
             }
-            // One short sleep is enough now: on a busy machine some are long.
+            // From here on one sleep shorter than `SHORT` ends the pause. A busy machine makes some sleeps longer.
             assert!((0..255).any(|_| {
                 auto.slept(|| ());
                 auto.looks()
@@ -451,7 +451,7 @@ mod address {
         });
         let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // All results mean "look again": woken, changed before (EAGAIN), a signal (EINTR), timed out.
+        // Any result means that the caller looks again: woken, changed before (EAGAIN), signal (EINTR), timeout.
         // SAFETY: the word is borrowed for the call, which only reads it; the timeout is null or a local.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, timeout) };
     }
@@ -480,7 +480,7 @@ mod address {
     }
 
     pub(super) fn wake_all(word: Word<'_>) {
-        // SAFETY: the key is the address of a borrowed word, as in `wait`.
+        // SAFETY: no other use has the same key: it is the address of a word that the caller borrows.
         unsafe { unpark_all(word.as_ptr().addr(), DEFAULT_UNPARK_TOKEN) };
     }
 }

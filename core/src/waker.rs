@@ -57,8 +57,8 @@ pub(crate) struct WakerCell {
     places: [UnsafeCell<Option<Waker>>; 2],
 }
 
-// SAFETY: only the side to which `state` gives a place touches it (see the table), and `state` changes with Release and
-// Acquire. `Waker` itself may be moved to, dropped on and woken from any thread.
+// SAFETY: only the side to which `state` gives a place accesses it (see the table), and `state` changes with Release
+// and Acquire. `Waker` itself may be moved to, dropped on and woken from any thread.
 unsafe impl Sync for WakerCell {}
 
 impl WakerCell {
@@ -73,13 +73,13 @@ impl WakerCell {
     /// Only one thread at a time may register or unregister.
     pub(crate) fn register(&self, waker: &Waker) {
         let (mut seen, own) = self.take_back();
-        // The place of the last registration, or a place that no wake is emptying. It stays ours until it is published:
-        // a wake begins only where something is registered.
+        // The place of the registration that was taken back, or else one that no wake is emptying. No wake touches it
+        // before we publish it: a wake takes only a waker that is registered.
         let place = own.unwrap_or(if seen & TAKING == 0 { seen & LAST } else { !seen & LAST });
         let kept =
             own.is_some() && self.with(place, |cell| cell.as_ref().is_some_and(|old| old.will_wake(waker)));
-        // Foreign code: `clone` may panic or wake this cell, but nothing is registered at this point. The displaced
-        // waker is dropped at the end, after the new one is published.
+        // `clone` is foreign code and may panic or wake this cell, which does no harm: nothing is registered at this
+        // point. The displaced waker is dropped at the end, after the new one is published.
         let _displaced = (!kept).then(|| {
             let new = waker.clone();
             self.with(place, |cell| cell.replace(new))
@@ -90,7 +90,7 @@ impl WakerCell {
                 _ => seen | REGISTERED,
             };
             // Release: the waker is stored before a wake can take it. Acquire: what earlier wakes did to the slot's
-            // word is visible when we look at it next (K before R).
+            // word is visible to the task when it looks at that word next (K before R).
             match self.state.compare_exchange(seen, published, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
                 // A wake has ended.
@@ -123,14 +123,14 @@ impl WakerCell {
     /// The registrant takes its last registration back if no wake has taken it. Returns the word's new value, and the
     /// place of that registration. The place belongs to the registrant from now on.
     fn take_back(&self) -> (u32, Option<u32>) {
-        // Acquire, here and below: the wake that emptied the place that we write to next has ended.
+        // Acquire, here and below: a wake that emptied a place is done with it before we write to that place.
         let mut seen = self.state.load(Ordering::Acquire);
         while seen & REGISTERED != 0 {
             let place = if seen & TAKING == 0 { seen & LAST } else { !seen & LAST };
-            // `AGAIN` is kept if it is set: a later registration may then be woken once too often, which also happens
-            // if the wake has already seen `AGAIN`.
+            // `AGAIN` stays set if it is set. A later registration may then be woken without need, which can happen
+            // anyway if the wake has already read `AGAIN`.
             let without = seen & !REGISTERED;
-            // Relaxed: we stored the contents of the place ourselves.
+            // Relaxed: the registrant itself stored the waker in this place, so there is nothing to acquire.
             match self.state.compare_exchange(seen, without, Ordering::Relaxed, Ordering::Acquire) {
                 Ok(_) => return (without, Some(place)),
                 Err(now) => seen = now,
@@ -145,12 +145,12 @@ impl WakerCell {
         loop {
             let next = match seen & (TAKING | REGISTERED) {
                 REGISTERED => seen & !REGISTERED | TAKING,
-                // Written back unchanged: the next publication acquires what we did before this.
+                // Nothing to wake. Write the value back, so that the next publication acquires what we did before.
                 0 | TAKING => seen,
                 _ => seen | AGAIN,
             };
             // Acquire: the registration that stored the waker happens before we take it. Release: what we did to the
-            // slot's word happens before the next look of a registrant that publishes after this.
+            // slot's word is visible to a task that publishes its waker after this and then looks at that word.
             match self.state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) if next & TAKING != 0 && seen & TAKING == 0 => break,
                 Ok(_) => return (None, false),
@@ -162,10 +162,10 @@ impl WakerCell {
         loop {
             let next = match seen & REGISTERED {
                 0 => seen & !TAKING,
-                // The newer registration is in the other place.
+                // A newer registration was stored in the other place during this wake: that place becomes `LAST`.
                 _ => (seen & !(TAKING | AGAIN)) ^ LAST,
             };
-            // Release: the place is emptied before the registrant writes to it.
+            // Release: this wake has emptied the place before the registrant writes to it.
             match self.state.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return (waker, seen & AGAIN != 0),
                 Err(now) => seen = now,
@@ -177,7 +177,7 @@ impl WakerCell {
     fn with<R>(&self, place: u32, f: impl FnOnce(&mut Option<Waker>) -> R) -> R {
         let [zero, one] = &self.places;
         let cell = if place == 0 { zero } else { one };
-        // SAFETY: the callers own the place: see the table. No reference to its contents outlives this call.
+        // SAFETY: the caller's side owns the place (see the table). No reference to its contents outlives this call.
         cell.with_mut(|cell| f(unsafe { &mut *cell }))
     }
 }
