@@ -172,7 +172,7 @@ impl Breakdown {
     fn end_phase(&self, name: &'static str, start: Option<Start>) {
         let (Some(mut inner), Some(start)) = (self.lock(), start) else { return };
         let validation = inner.validation_began();
-        // As a step's start, it moves by the validations since.
+        // Validations since the phase started do not count: move its start by their time.
         let at = start.at + (inner.validated - start.validated);
         let (table, end) = match start.validation {
             None => (&mut inner.training, validation.unwrap_or_else(Instant::now)),
@@ -268,12 +268,12 @@ impl Breakdown {
         let Some(mut inner) = self.lock() else { return };
         let Some(Validating { done, started, .. }) = inner.validating.take() else { return };
         let took = started.elapsed();
-        // A batch that was not ended is none.
+        // If `end_step` has not ended the validation's last batch, do not count that batch.
         inner.validation.leave_step();
         inner.training.begun = inner.training.begun.map(|begun| begun + took);
         inner.validated += took;
         drop(inner);
-        // A sink that panicked while the caller's own panic ends the validation would abort the process.
+        // If the caller's panic ends the validation, do not call the sink: a second panic would abort the process.
         if !std::thread::panicking() {
             self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));
         }
@@ -448,7 +448,7 @@ impl Table {
         let sum = self.total.sum;
         let mut text = format!("{what}: {} {of}, {:.3} s", self.steps, sum.as_secs_f64());
         text += "\nphase               mean ms  median ms   share";
-        // With gradients accumulated over micro-steps, a phase runs several times in a step.
+        // A phase may run several times in a step, for example once per micro-step of a gradient accumulation.
         let micro = self.phases.iter().any(|phase| phase.runs > phase.times.count);
         if micro {
             text += "  runs a step    each ms";

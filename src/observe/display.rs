@@ -171,7 +171,7 @@ impl Report {
         let units = &self.recent.units;
         let units = &units[units.len().saturating_sub(STEPS)..];
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
-        // Row, class, from when to when, and the step.
+        // The bars of the chart, each with its row, CSS class, start, end and step.
         let mut bars = Vec::new();
         let mut loads: Vec<_> = units.iter().collect();
         loads.sort_by_key(|seen| seen.load.start);
@@ -193,7 +193,8 @@ impl Report {
             bars.push((caller, "wait", seen.asked, used, seen.ticket.step));
             bars.push((caller, "train", used, seen.released, seen.ticket.step));
         }
-        // Loads that began before the first of these steps are cut off.
+        // The time axis starts when the caller asks for the first of these batches. It cuts off loads that began
+        // earlier.
         let (from, all) = (first.asked, last.released.saturating_duration_since(first.asked));
         let x = |at: Instant| {
             let part = at.saturating_duration_since(from).as_secs_f64() / all.as_secs_f64().max(1e-9);
@@ -211,7 +212,7 @@ impl Report {
             writeln!(out, "<text x=\"0\" y=\"{}\">{name}</text>", row as f64 * ROW + 17.0)?;
         }
         for (row, class, start, end, step) in bars.into_iter().filter(|bar| x(bar.3) > x(bar.2)) {
-            // Narrower than that it cannot be seen.
+            // A bar has a width of at least 0.4, because a narrower one would be invisible.
             let (left, width) = (x(start), (x(end) - x(start)).max(0.4));
             let (y, took) = (row as f64 * ROW, time(end.saturating_duration_since(start)));
             write!(

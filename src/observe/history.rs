@@ -85,7 +85,8 @@ impl History {
     pub(super) fn received(&mut self, ticket: Ticket, load: &LoadTimes, asked: Instant, now: Instant) {
         self.freed(load.freed);
         if std::mem::replace(&mut self.in_use, true) {
-            // A loop that asked for none in between.
+            // The loop received two items without a request in between. Forget the first, because its use has no known
+            // end.
             self.units.pop_back();
         }
         self.units.push_back(Seen { began: self.began.take(), ..Seen::new(ticket, *load, asked, now) });
@@ -96,7 +97,7 @@ impl History {
     #[inline]
     pub(super) fn freed(&mut self, freed: Option<Freed>) {
         let Some(Freed { number, at, thread }) = freed else { return };
-        // Searched from the end: a slot is freed soon after its unit was received.
+        // Search from the end: a slot is freed soon after the caller received its unit.
         if let Some(seen) = self.units.iter_mut().rev().find(|seen| seen.ticket.seq == number) {
             seen.freed = Some((at, thread));
         }
@@ -116,7 +117,7 @@ impl History {
     #[inline]
     pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
         self.in_use = false;
-        // No request for another batch has ended the use: the epoch is over, or the loop.
+        // At the end of an epoch or a loop, no request for another batch has read the clocks: read them now.
         self.ends();
         let Some(seen) = self.units.back_mut() else { return };
         (seen.released, seen.paused, seen.copied) = (now, paused, copied);
@@ -196,7 +197,7 @@ impl Recent {
         let unit = |seen: &Seen| {
             let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
             let sent = sender.units.iter().rev().find(|sent| id(sent) == id(seen))?;
-            // The slot on the device is free when the loop is done with it.
+            // `freed` is `None`: the device slot is free when the loop ends its use of the batch.
             let (copied, freed) = (Some((sent.received, sent.released)), None);
             Some(Seen { load: sent.load, copied, freed, ..seen.clone() })
         };
@@ -252,7 +253,7 @@ impl Recent {
         if side_by_side < 1.5 {
             return None;
         }
-        // Loads that take turns end one after the other at a distance.
+        // Loads that take turns never end close together. If a tenth of all ends are, the loads do not take turns.
         let short = *gaps.get(gaps.len() / 10)?;
         if short < mean / 4 {
             return Some(false);
@@ -260,7 +261,8 @@ impl Recent {
         if short < mean / 2 {
             return None;
         }
-        // Loads that only began at a distance take equally long. Of those that take turns, the first waits for nobody.
+        // Loads that only began at a distance all take equally long. If loads take turns, the first of them does not
+        // wait and takes the least time.
         let took = self.units.iter().map(|seen| seen.load.took());
         let (shortest, all) = (took.clone().min().unwrap_or_default(), took.sum::<Duration>());
         let mean = all.as_secs_f64() / self.units.len().max(1) as f64;
@@ -271,7 +273,7 @@ impl Recent {
     pub(super) fn units(&self) -> Vec<Unit> {
         let nanos = |time: Duration| time.as_nanos() as f64;
         let between = |from: Instant, to: Instant| nanos(to.saturating_duration_since(from));
-        // Until when each other thread had what it was lent.
+        // For each thread that the caller lent batches to: when it freed its last one.
         let mut threads: Vec<(usize, Instant)> = Vec::new();
         let unit = |(at, seen): (usize, &Seen)| {
             let used_from = seen.used_from();
@@ -310,7 +312,8 @@ impl Recent {
             }
         };
         let mut units: Vec<Unit> = self.units.iter().enumerate().map(unit).collect();
-        // The slots of the last batches were not needed again: they were held as those before were.
+        // The slots of the last batches were not filled again, so it is not known who freed them, and when. Assume the
+        // same as for the batch before.
         let known = self.units.iter().rposition(|seen| seen.freed.is_some());
         let (known, last) = units.split_at_mut(known.map_or(0, |known| known + 1));
         if let Some(Unit { hold: hold @ (Hold::Lent { .. } | Hold::Kept { later: 1.., .. }), .. }) =

@@ -186,7 +186,7 @@ thread_local! {
 /// This thread did something else from `from` to `to` (now): all loaders whose batch was in use all the time leave
 /// that out.
 pub(crate) fn pause(pause: Interval) {
-    // At the end of a thread there is nothing left to tell.
+    // Fails only while the thread ends, when no loop runs on it that could need the pause.
     let _ = PAUSES.try_with(|pauses| {
         let mut pauses = pauses.borrow_mut();
         if pauses.len() == LAST {

@@ -83,7 +83,7 @@ impl Demand {
         let processors = std::thread::available_parallelism().map_or(1.0, |number| number.get() as f64);
         let part = |time: f32, share: &Share| (share.wall > 0.0).then(|| f64::from(time / share.wall));
         let shares = recent.shares();
-        // A thread that was not looked at may need all of a processor.
+        // If the CPU time of a thread was not measured, assume that it needs a whole processor.
         let cpu = shares.each_ref().map(|share| part(share.cpu, share).map_or(1.0, |cpu| cpu.min(1.0)));
         let delay = shares.each_ref().map(|share| part(share.delay, share).unwrap_or(0.0));
         let (mut load, mut train) = (0.0, 0.0);
@@ -94,11 +94,13 @@ impl Demand {
         let had = load * cpu[0] + train * cpu[1];
         let wanted = had + load * delay[0] + train * delay[1];
         let running = part(shares[1].running, &shares[1]).filter(|running| *running > 0.0);
-        // The caller counted the threads while it ran.
+        // The caller counted all running threads of the machine. Subtract the caller and, with overlap, the loading
+        // threads.
         let loads = if overlap { wanted - train * (cpu[1] + delay[1]) } else { 0.0 };
         let others = match running {
             Some(running) => running - 1.0 - loads,
-            // What its own threads do not explain.
+            // No count: estimate it from how long our threads waited for processors, less the waits that they cause
+            // each other.
             None => processors * (wanted / had.max(1e-9) - 1.0) - (wanted - processors).max(0.0),
         };
         Self { processors, cpu, delay, had, wanted, others: others.max(0.0) }
@@ -111,10 +113,12 @@ impl Demand {
     /// How many processors its threads can count on.
     fn left(&self) -> f64 {
         if self.is_busy() {
-            // The system may share them between programs, and not between threads.
+            // The scheduler may give each program an equal share, however many threads it has: expect half of the
+            // processors.
             self.had.max(self.processors / 2.0)
         } else {
-            // An idle processor counts as half: it may be a hyperthread of a busy one, or one that a host sold twice.
+            // An idle processor counts as half of one: it may be the second hyperthread of a busy core, or belong to an
+            // overcommitted host.
             f64::midpoint(self.had.clamp(1.0, self.processors), self.processors)
         }
     }
@@ -152,7 +156,8 @@ impl Model {
         let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
         let turns = match recent.takes_turns(loads) {
             _ if files => Some(false),
-            // They only take turns at processors.
+            // Loads that need a processor nearly all the time take turns only at processors, which the replay shares
+            // anyway.
             Some(true) if demand.cpu[0] + demand.delay[0] > 0.9 => Some(false),
             turns => turns,
         };
@@ -162,7 +167,8 @@ impl Model {
             processors: demand.left(),
             load_cpu: demand.cpu[0],
             train_cpu: demand.cpu[1],
-            // More threads make neither a disk faster nor what they take turns at.
+            // The part of a load that more workers do not speed up: a read from one disk, or a lock that loads take
+            // turns at.
             serial: match turns {
                 Some(true) => 1.0 / loads,
                 _ if files => (1.0 - demand.cpu[0]) / loads,
@@ -221,12 +227,13 @@ impl Model {
         if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
             return None;
         }
-        // What no thread explains has threads as its cause: without any there is none.
+        // `ratio` is what the replay does not explain. Threads cause it, so it does not hold if overlap is turned on or
+        // off.
         let ratio = if settings.overlap == self.settings.overlap { self.ratio } else { 1.0 };
         let ratio = if ratio.is_finite() { ratio } else { 1.0 };
         let Demand { cpu, delay, .. } = self.demand;
         let mut found = self.replay(settings, &self.machine, [1.0; 2])?;
-        // Who gains time wants the processors more of the time.
+        // A faster run needs the same processor time in less time, so it competes more with other programs.
         let slower = self.demand.slower((self.measured / (found.end * ratio)).max(1.0)) - 1.0;
         if slower > 0.0 {
             let parts = [0, 1].map(|of| 1.0 + (cpu[of] + delay[of]).min(1.0) * slower);
@@ -237,7 +244,7 @@ impl Model {
             settings,
             batches: self.units.len() as u64,
             measured: nanos(measured),
-            // The second is not a number if nothing took time.
+            // `alone` is NaN if nothing took time; `max` then ignores it.
             wall: nanos((found.end * ratio).max(self.alone(settings).unwrap_or(0.0) * measured)),
             waiting: nanos(found.waiting * ratio),
             at_most: self.may_wait(settings) || self.demand.is_busy(),
@@ -256,21 +263,22 @@ impl Model {
             return Vec::new();
         }
         let mut all = Vec::new();
-        // Fewer threads have less of processors that others want too.
+        // Do not turn overlap off on a busy machine: with fewer threads, the program gets less of the processors.
         if !(now.overlap && self.demand.is_busy()) {
             all.push(Settings { overlap: !now.overlap, ..now });
         }
         if report.kind == Kind::Rounds || (report.kind == Kind::Items && !now.overlap) {
             return all;
         }
-        // One more thread tells whether loads take turns. The others have one.
+        // While it is not known whether loads take turns, try only one more worker: that will show it. Without overlap,
+        // and for anything but batches, try no more.
         let more: &[usize] = match self.turns {
             _ if report.kind != Kind::Batches || !now.overlap => &[0],
             None => &[0, 1],
             Some(_) => &[0, 1, 2, 4],
         };
         for workers in more.iter().map(|more| now.workers + more) {
-            // As many slots beyond the workers as now, and more.
+            // Try as many slots beyond the number of workers as now, and 1, 2 and 4 more.
             for more in [0, 1, 2, 4] {
                 let depth = (now.depth + (workers - now.workers) + more).max(workers + 1);
                 all.push(Settings { overlap: true, depth, workers });
@@ -286,7 +294,7 @@ impl Model {
     /// The smallest change that gains, if none gains much more. For a caller that keeps no batches, and without a doubt.
     fn recommended(&self, report: &Report) -> Option<Prediction> {
         let mut candidates = self.candidates(report);
-        // Who takes turns beside other programs waits longer with each thread.
+        // On a busy machine, do not advise more workers if the loads may take turns: each would wait longer.
         candidates.retain(|settings| !(self.demand.is_busy() && self.may_wait(*settings)));
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
@@ -324,7 +332,7 @@ impl Model {
 
     /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads.
     fn gains(&self) -> Option<[f64; 5]> {
-        // What a stage waited for processors is in its time.
+        // Replay with all processors: the measured time of a stage includes its waits for a processor.
         let machine = Machine { processors: self.demand.processors, ..self.machine };
         let end = |scale| replay(&self.units, &machine, self.settings, scale).map(|found| found.end);
         let now = end(MEASURED).filter(|now| *now > 0.0)?;
@@ -493,7 +501,8 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
     let Some([reads, transform, transfer, train, lent]) = model.gains() else {
         return Verdict::Unmeasured;
     };
-    // One thread reads and transforms. What the caller lends to a device is its own work.
+    // One thread reads and transforms: name the slower of the two. With a device, lent batches are the caller's
+    // compute.
     let load = if transform > reads { Verdict::TransformBound } else { read };
     let lender = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
     let mut sides = [

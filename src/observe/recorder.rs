@@ -84,7 +84,7 @@ impl Recorder {
     /// Returns the report without its most recent batches: the copy is small.
     pub(crate) fn sums(&self, now: Instant) -> Report {
         let mut report = self.report.clone();
-        // A read that hangs shows while it does.
+        // Include the wait that is going on, so that the report shows a read that hangs.
         if let Some(Asked { batch, at, .. }) = self.asked {
             let (start, end) = (at, now.max(at));
             report.add(&Event { what: self.wait, batch, start, end, bytes: 0 });
@@ -147,7 +147,7 @@ impl Recorder {
         now: Instant,
         copy: Option<Interval>,
     ) {
-        // The loading thread has them in its row of the trace.
+        // Do not write these events to the trace: the loading thread writes them to its own row.
         load.events(What::Read, ticket, |event| {
             self.report.add(event);
             if let Some(breakdown) = &self.breakdown {
@@ -230,7 +230,7 @@ impl Recorder {
     /// The caller asks for no more batches.
     pub(crate) fn ended(&mut self, now: Instant, copy: Option<Interval>) {
         self.released(now, copy);
-        // It may have asked for one that did not come.
+        // If the caller asked for a batch and did not receive it, count that wait.
         if let Some(Asked { batch, at, .. }) = self.asked.take() {
             self.append(self.wait, batch, (at, now), 0);
         }
@@ -360,11 +360,12 @@ impl LoopRecorder {
             self.recorder.began(self.next, asked);
         }
         let cpu = self.clock.take().and_then(|clock| clock.since(at - asked));
-        // Workers that the loop waits for have been at work since they handed over the item before.
+        // If the loop slept until the item came, the iterable's workers have loaded it since the last item, not since
+        // the request.
         let waits = self.recorder.report.elsewhere && cpu.is_none_or(|cpu| 2.0 * cpu.cpu < cpu.wall);
         let start = self.last.filter(|_| waits).unwrap_or(asked);
         self.last = Some(at);
-        // The item leaves nothing behind that it could occupy.
+        // An item occupies no slot, so the loop frees it at once.
         let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
         let load = LoadTimes { end: at, cpu, ..LoadTimes::new(start) };
         load.events(What::Read, self.next, |event| self.recorder.report.add(event));
@@ -483,7 +484,8 @@ mod tests {
         let report = recorded(&[(10, 30); 20]).report();
         let found = report.predict(Settings { overlap: true, ..report.settings() }).unwrap();
         assert_eq!(found.measured, Duration::from_millis(1600));
-        // The first load of each epoch, and the uses. Threads need some microseconds to wake up.
+        // Two epochs, each with the first load of 10 ms and 20 uses of 30 ms. Threads also need some microseconds to
+        // wake up.
         let wanted = 2.0 * (0.01 + 20.0 * 0.03);
         assert!((found.wall.as_secs_f64() / wanted - 1.0).abs() < 0.02, "{found:?}");
         assert!(report.advice().contains("`overlap(true)`"), "{}", report.advice());
@@ -508,7 +510,7 @@ mod tests {
 
     #[test]
     fn reports_of_iterations_add_up() {
-        // Loops of one thread would pause for each other.
+        // Run one loop on another thread: two loops on one thread would count as pauses of each other.
         let second = std::thread::spawn(|| recorded(&[(20, 5); 3]).report()).join().unwrap();
         let first = recorded(&[(40, 30), (10, 30)]).report();
         let both = first.then(second.clone());

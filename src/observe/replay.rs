@@ -86,17 +86,18 @@ pub(super) struct Outcome {
 /// Runs `units` under `settings`. `None` if the caller would wait for a slot that it keeps.
 pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scale: Scale) -> Option<Outcome> {
     let [read, transform, transfer, train, by_others] = scale;
-    // One more than there are batches: the others would never load. One thread alone differs, because the caller helps it.
+    // More workers than batches would never load. The limit is one higher, because a single worker is a special case:
+    // the caller helps it.
     let most = units.len() + 1;
     let workers = if settings.overlap { settings.workers.clamp(1, most) } else { 1 };
     let depth = settings.depth.clamp(1, most);
     let mut threads = vec![0.0_f64; workers];
-    // When the caller can have each batch, and when that is dropped.
+    // When each batch is ready for the caller, and when its slot is free again.
     let (mut ready, mut freed) = (vec![f64::INFINITY; units.len()], vec![f64::INFINITY; units.len()]);
     let on_device = machine.device_depth > 0;
     let mut drops = drops(units);
     let (mut lent, mut copied): (Vec<f64>, f64) = (Vec::new(), 0.0);
-    // When the iteration began, and the caller had the batch before, and was done with it.
+    // When the iteration began, when the caller received the last batch, and when it had used that batch.
     let (mut began, mut received, mut now) = (0.0, 0.0, 0.0);
     let (mut found, mut computed, mut serial) = (Outcome::default(), 0.0, 0.0);
     for (at, unit) in units.iter().enumerate() {
@@ -104,13 +105,13 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         if unit.lead.is_some() {
             (began, received) = (now, asked);
         }
-        // The load starts when it may, a thread is free, and a slot.
+        // The load starts when the caller's requests allow it, a thread is free, and a slot is free.
         let granted = match settings.overlap {
             false => asked,
             true if machine.lockstep => received,
             true => began,
         };
-        // With a device the host slot is free after the copy.
+        // With a device, a host slot is free as soon as its batch has been copied.
         let left = if on_device { &ready } else { &freed };
         let slot = at.checked_sub(depth).map_or(0.0, |before| left[before]);
         let thread = threads.iter_mut().min_by(|a, b| a.total_cmp(b))?;
@@ -121,19 +122,19 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
         let mut end = start + load;
         let helps = settings.overlap && workers == 1 && unit.helps;
         if helps && asked < end {
-            // Two threads have the rest of it.
+            // From then on the caller helps: two threads share the rest of the load.
             let alone = asked.max(start);
             end = alone + (end - alone) / 2.0;
         }
         *thread = end;
         ready[at] = end;
         if on_device {
-            // One copy at a time, in order, into a slot that is free on the device.
+            // Copies run one at a time, in order, each into a free slot on the device.
             let slot = at.checked_sub(machine.device_depth).map_or(0.0, |before| freed[before]);
             copied = end.max(copied).max(slot) + unit.transfer * transfer;
             ready[at] = copied;
         }
-        // A caller that loads, or takes part in it, is awake.
+        // A caller that loads or helps is awake, so it needs no time to wake up.
         let wake = if settings.overlap && !helps { machine.wake } else { 0.0 };
         received = if ready[at] > asked { ready[at] + wake } else { asked };
         if !received.is_finite() {

@@ -181,8 +181,8 @@ impl Report {
 
     /// What is counted elsewhere.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        // Where the caller waits longer than for any stage before the slots, while the reader waits for slots too, both
-        // wait for what is behind them.
+        // If the caller waits longer than a load or a copy takes, and the reader waits for slots as well, then both
+        // wait for the device.
         let before = self.load_each().max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind =
@@ -293,7 +293,7 @@ impl Report {
         let recent = self.recent.on_device(&sender.recent).into();
         let mut by_epoch = self.by_epoch;
         for row in &mut by_epoch {
-            // The sender may be an epoch ahead.
+            // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.
             if let Some(read) = sender.by_epoch.iter().find(|read| read.epoch == row.epoch) {
                 let EpochTimes { bytes, io_calls, load, .. } = *read;
                 *row = EpochTimes { bytes, io_calls, load, ..*row };

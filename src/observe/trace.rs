@@ -82,7 +82,7 @@ impl Trace {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
-        // In a forked process the other process writes the file that was open, and this one creates a new file.
+        // After a fork, the parent goes on writing the file that it has open. This process starts a file of its own.
         let file = match shared.filter(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
@@ -95,7 +95,7 @@ impl Trace {
         // Relaxed: a count.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
-            // Without characters that a JSON string must escape.
+            // Replace characters that a JSON string would have to escape.
             Some(loader) => {
                 let plain = |c: char| if matches!(c, '"' | '\\') || c.is_control() { '_' } else { c };
                 loader.chars().map(plain).collect()
@@ -104,7 +104,7 @@ impl Trace {
             None => format!("loader {}", index + 1),
         };
         let pid = rank + world * index;
-        // A thread is named in each, because Perfetto makes one of the process's number where none is.
+        // Each event names a thread: without one, Perfetto adds a thread with the number of the process.
         let tid = ROWS * index + 1;
         file.write(&format!(
             r#",
@@ -201,11 +201,12 @@ impl TraceFile {
         }
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink.error.is_none() {
-            // One call with whole lines: a kill leaves no partial line.
+            // Write whole lines with one call, so that a killed process leaves no partial line.
             match sink.file.write_all(lines.as_bytes()) {
                 Ok(()) => sink.whole += lines.len() as u64,
                 Err(error) => {
-                    // A disk that fills up takes a part of them. What is no file cannot give it back.
+                    // A full disk may take only some of the bytes: cut the file back to whole lines. Fails for a pipe,
+                    // which has no length.
                     let _ = sink.file.set_len(sink.whole);
                     sink.error = Some(error);
                 }
@@ -289,7 +290,7 @@ impl Track {
     /// Writes an event of the log. One that fills a host slot begins an arrow.
     pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
         let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
-        // A viewer gives each name its color.
+        // A viewer colors events by name, so each epoch has a name of its own.
         let epoch = (what == What::Epoch).then(|| format!("{name} {}", batch.epoch));
         let name = epoch.as_deref().unwrap_or(name);
         self.begin(name, "X", start.saturating_duration_since(origin));
@@ -307,7 +308,8 @@ impl Track {
         }
         self.end("}");
         if matches!(what, What::Read | What::Generate) {
-            // Just inside the span, where no other begins: the arrow is then bound to this span.
+            // Start the arrow 1 ns before the end of this event: a viewer then binds it to this event and not to the
+            // next one.
             let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
             self.arrow("s", batch, at.saturating_duration_since(origin));
             self.full(origin, 1);
@@ -354,8 +356,8 @@ impl Track {
     /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
     fn arrow(&mut self, end: &str, batch: Ticket, at: Duration) {
         let pid = self.trace.pid;
-        // Two batches of a process share one of 2^48 numbers only by chance. One that was discarded may come again, in a
-        // later call: that is another batch.
+        // Hash each batch to one of 2^48 numbers, so that two batches of a process share one only by chance. The call
+        // counts too, because a later call may load a discarded batch again.
         let Ticket { generation, ordinal, step, .. } = batch;
         let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let batch = [generation, ordinal, step].into_iter().fold(1, mix);
@@ -376,16 +378,16 @@ impl Track {
         };
         self.begin("full host slots", "C", now.saturating_duration_since(origin));
         self.buffer.push_str(r#","args":{"slots":"#);
-        // Never negative: what is taken was filled before.
+        // Never negative: a slot is counted as full before the caller takes it.
         self.number(full.unsigned_abs());
         self.end("}");
     }
 
-    // An event is put together from pieces: `core::fmt` took some 500 ns for what takes 120 so
+    // Events are written piece by piece with `push_str`. That takes about 120 ns, and `core::fmt` about 500
     // (`bench/alone/trace.rs`).
 
     fn begin(&mut self, name: &str, phase: &str, at: Duration) {
-        // The comma goes before: the file never ends with one.
+        // The comma comes before the event, so that the file never ends with a comma.
         self.buffer.push_str(",\n{\"name\":\"");
         self.buffer.push_str(name);
         self.buffer.push_str(r#"","ph":""#);
@@ -408,10 +410,10 @@ impl Track {
 
     /// A time in the format's unit, to the nanosecond.
     fn micros(&mut self, time: Duration) {
-        // 64 bits of nanoseconds are five centuries.
+        // A `u64` holds more than five centuries of nanoseconds.
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.number(nanos / 1000);
-        // A one in front keeps the leading zeros; it makes way for the point.
+        // Add 1000 to keep leading zeros, then skip the first digit: 1007 becomes `007`.
         let mut thousandths = itoa::Buffer::new();
         let thousandths = thousandths.format(1000 + nanos % 1000);
         self.buffer.push('.');

@@ -44,7 +44,7 @@ fn overlap_leaves_the_first_load_and_the_longer_side() {
     let found = replay(&even, &MACHINE, DEFAULT, MEASURED).unwrap();
     assert_eq!((found.wall, found.waiting), (90.0, 10.0));
     assert_eq!(wall(&even, &MACHINE, depth(1)), 160.0, "one slot: nothing to load into");
-    // The thread waits for slots while the caller uses both batches.
+    // The loading thread fills both slots, then waits while the caller uses the batches: 1 + 4 * 10.
     assert_eq!(wall(&units(&[1.0; 4], 10.0), &MACHINE, DEFAULT), 41.0);
 }
 
@@ -52,7 +52,7 @@ fn overlap_leaves_the_first_load_and_the_longer_side() {
 fn workers_load_side_by_side_and_a_free_one_takes_the_next() {
     let slow = units(&[20.0; 4], 5.0);
     assert_eq!([1, 2, 4].map(|n| wall(&slow, &MACHINE, workers(n))), [85.0, 50.0, 40.0]);
-    // While one loads the long batch, the other loads the three after it.
+    // One worker loads the long batch while the other loads the three after it.
     let fourth = units(&[30.0, 10.0, 10.0, 10.0], 0.0);
     assert_eq!(wall(&fourth, &MACHINE, Settings { depth: 6, ..workers(2) }), 30.0);
 }
@@ -60,7 +60,8 @@ fn workers_load_side_by_side_and_a_free_one_takes_the_next() {
 #[test]
 fn slots_even_out_loads_that_differ() {
     let fourth = units(&[40.0, 10.0, 10.0, 10.0, 40.0, 10.0, 10.0, 10.0], 20.0);
-    // Two slots: 40, used to 60, 80, 100; the second long load begins when slot 0 is free, at 80.
+    // With two slots, the first three uses end at 60, 80 and 100. The second long load starts at 100, when slot 0 is
+    // free.
     let [two, four] = [2, 4].map(|slots| wall(&fourth, &MACHINE, depth(slots)));
     assert_eq!((two, four), (220.0, 200.0));
 }
@@ -79,7 +80,7 @@ fn nothing_is_loaded_before_an_iteration_begins() {
     for settings in [OFF, DEFAULT, depth(4), workers(4)] {
         assert_eq!(wall(&epochs, &MACHINE, settings), 100.0, "{settings:?}");
     }
-    // What the caller does between beginning and asking hides a part of the load.
+    // The caller works for 4 before it asks for the batch of each epoch: that hides 4 of the load's 10.
     epochs.iter_mut().for_each(|unit| unit.lead = Some(4.0));
     assert_eq!(wall(&epochs, &MACHINE, DEFAULT), 5.0 * (6.0 + 10.0));
 }
@@ -92,9 +93,9 @@ fn a_batch_that_is_kept_keeps_its_slot() {
     assert_eq!(wall(&kept, &MACHINE, DEFAULT), 45.0);
     kept.iter_mut().for_each(|unit| unit.train = 10.0);
     kept.iter_mut().for_each(|unit| unit.hold = Hold::Kept { later: 1, used: 10.0 });
-    // The third load waits until the second batch has been used, at 30.
+    // With two slots, the third load waits until batch 0 is dropped: at 30, at the end of the second use.
     assert_eq!([2, 3].map(|slots| wall(&kept, &MACHINE, depth(slots))), [70.0, 50.0]);
-    // Dropped before its use is over, it leaves its slot to the next load.
+    // The caller drops each batch as soon as it has it, so the next load can start in the only slot.
     kept.iter_mut().for_each(|unit| unit.hold = Hold::Kept { later: 0, used: 0.0 });
     assert_eq!(wall(&kept, &MACHINE, depth(1)), 50.0);
 }
@@ -122,7 +123,7 @@ fn threads_that_compute_share_the_processors() {
     // Four loads on two processors.
     let loads = units(&[10.0; 4], 0.0);
     assert_eq!(wall(&loads, &machine(2.0), workers(4)), 20.0);
-    // Half of a load is waiting, and that needs no processor.
+    // A load waits for half of its time, and needs no processor while it waits.
     let half = Machine { load_cpu: 0.5, ..machine(2.0) };
     assert_eq!(wall(&loads, &half, workers(4)), 10.0);
 }
@@ -175,7 +176,8 @@ fn a_caller_that_sleeps_wakes_later() {
 #[test]
 fn a_thread_that_sleeps_starts_later() {
     let start = Machine { start: 3.0, ..MACHINE };
-    // The third load begins 3 after its slot is free at 15; the caller waits for it from 25 on.
+    // The third load's slot is free at 15. Its thread wakes 3 later and loads from 18 to 28; the caller waits from 25
+    // on.
     let slow = units(&[5.0, 5.0, 10.0], 10.0);
     assert_eq!([MACHINE, start].map(|machine| wall(&slow, &machine, DEFAULT)), [35.0, 38.0]);
     assert_eq!(wall(&units(&[10.0; 8], 10.0), &start, OFF), 160.0);
@@ -206,7 +208,7 @@ fn a_caller_that_helps_halves_the_load_that_it_waits_for() {
     let one = Settings { overlap: true, depth: 2, workers: 1 };
     assert_eq!(wall(2.0, 0.0, one), 500.0, "each load takes half of the time, and nobody has to be woken");
     assert_eq!(wall(1.0, 0.0, one), 1000.0, "two threads on one processor");
-    // The first load, then those that are left when the caller asks: 40 of 100, halved.
+    // The caller's help halves the first load to 50. When it asks for a later batch, 40 of 100 are left, halved to 20.
     assert_eq!(wall(2.0, 60.0, one), 50.0 + 9.0 * (60.0 + 20.0) + 60.0);
     assert_eq!(
         wall(2.0, 0.0, Settings { overlap: false, ..one }),

@@ -63,7 +63,7 @@ fn the_verdict_is_the_stage_that_saves_most() {
         let found = report(overlap, &[read; 50], train);
         assert_eq!(found.verdict(), verdict, "{overlap}, read {read}, train {train}");
     }
-    // Short reads, and one of a second.
+    // All reads take 1 ms, except for one that takes a second.
     let mut reads = [1; 100];
     reads[40] = 1000;
     assert_eq!(report(true, &reads, 3).verdict(), Verdict::LoadBound);
@@ -92,14 +92,14 @@ fn the_advice_is_the_smallest_change_that_gains() {
     let by_breakdown = Report { by_breakdown: true, ..off };
     assert!(by_breakdown.advice().starts_with("Turn the breakdown off"), "{by_breakdown}");
 
-    // Reading waits for a disk or a service: twice as many wait for it at the same time.
+    // A load waits for a disk or a service for half of its time. Two workers can wait at the same time.
     let found = report(true, &[20; 100], 10).recommended().unwrap();
     assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 2 });
-    // Each tenth batch takes longer than two slots hide.
+    // Every tenth read takes 40 ms, too long for two slots to hide.
     let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
     let found = report(true, &tenth, 20).recommended().unwrap();
     assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 1 });
-    // Of files; they are on one disk.
+    // The compute takes ten times as long as the reads, so no option gains.
     let choices = vec![];
     let alone = Report { choices, ..report(true, &[10; 100], 100) };
     assert_eq!(alone.recommended(), None);
@@ -111,7 +111,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
 #[test]
 fn a_stream_is_advised_to_change_what_it_has() {
     let stream = |report: Report| Report { kind: Kind::Groups, ..report };
-    // Two workers would read twice as much, and a stream has no such option.
+    // Two workers would read twice as fast, but a stream has no option `workers`.
     let mut found = stream(report(true, &[20; 100], 10));
     assert_eq!(found.recommended(), None);
     assert_eq!(found.verdict(), Verdict::LoadBound, "no byte came from a disk");
@@ -122,7 +122,7 @@ fn a_stream_is_advised_to_change_what_it_has() {
         "{advice}"
     );
     assert!(!advice.contains("records"), "{advice}");
-    // Each tenth group takes longer than two slots hide.
+    // Every tenth read takes 40 ms, too long for two slots to hide.
     let tenth: Vec<_> = (0..100).map(|step| if step % 10 == 5 { 40 } else { 10 }).collect();
     let found = stream(report(true, &tenth, 20)).recommended().unwrap();
     assert_eq!(found.settings, Settings { overlap: true, depth: 3, workers: 1 });
@@ -130,7 +130,7 @@ fn a_stream_is_advised_to_change_what_it_has() {
     assert_eq!(settings, Settings { overlap: true, depth: 3, workers: 1 });
     let advice = stream(report(false, &tenth, 20)).advice();
     assert!(advice.starts_with("Set `overlap(true)` and `depth(3)`: "), "{advice}");
-    // Each group is in a separate pass.
+    // Each pass has a single group.
     let found = stream(with(report(true, &[10; 20], 10), |_, seen| seen.began = Some(seen.asked)));
     assert!(!found.advice().contains("epochs"), "{}", found.advice());
 }
@@ -166,7 +166,7 @@ fn time_that_both_sides_wait_is_the_devices() {
         let report = Report { batches: 1, wall: ms(4000), read, train, ..Report::default() };
         report.with_transfers(1, ms(transfer), u64::from(transfer > 0)).device
     };
-    // Only enqueued: the caller waits for the device, and so does the reader.
+    // The caller only enqueues work. It waits for the device, and so does the reader.
     assert_eq!(of(stage(1000, 3000), stage(10, 3990), 500), ms(3990));
     // Waits that have another cause.
     for (read, train, transfer) in [
@@ -182,7 +182,8 @@ fn time_that_both_sides_wait_is_the_devices() {
 
 #[test]
 fn work_that_is_only_enqueued_is_the_computes() {
-    // The caller enqueues 5 ms of work for each batch, and waits for one of two slots on the device.
+    // For each batch the caller enqueues work that keeps the device busy for 5 ms. It waits for one of two device
+    // slots.
     let (mut now, mut done) = (None, vec![]);
     let found = with(report(true, &[1; 80], 1), |at, seen| {
         let asked = now.unwrap_or(seen.asked);
@@ -192,7 +193,7 @@ fn work_that_is_only_enqueued_is_the_computes() {
         done.push(done.last().map_or(seen.received, |last| seen.received.max(*last)) + ms(5));
         now = Some(seen.released);
     });
-    // With more slots the caller would be further ahead at the end; the device would be done no earlier.
+    // With more slots the caller would run further ahead, but the device would not finish earlier.
     let found = Report { device: ms(400), device_depth: 2, choices: vec![], ..found };
     assert_eq!(found.advice(), "Keep the settings. No option of the loader gains 3 %: the compute decides.");
     assert_eq!(found.verdict(), Verdict::ComputeBound);
@@ -202,7 +203,7 @@ fn work_that_is_only_enqueued_is_the_computes() {
 fn accelerator_utilization_leaves_the_first_step_aside() {
     let first = StageTimes { busy: ms(10), waiting: ms(190) };
     let train = StageTimes { busy: ms(610), waiting: ms(0) };
-    // 1000 ms in all, 200 of them the first step; 10 + 600 ms of compute.
+    // The first step takes 200 of 1000 ms and computes for 10 ms. The other 60 steps compute for 600 ms.
     let report = Report { batches: 61, wall: ms(1000), train, first, ..Report::default() };
     assert!((report.au().unwrap() - 600.0 / 800.0).abs() < 1e-9, "{report}");
     assert!((report.batches_per_second() - 61.0).abs() < 1e-9);
@@ -220,14 +221,14 @@ fn what_is_not_sure_is_not_said() {
     };
     silent(report(false, &[10; 7], 10), "7 batches in 140.0 ms are too few");
     silent(report(false, &[1; 9], 1), "9 batches in 18.00 ms are too few");
-    // The thread that loads did something else for half of the time.
+    // The loading thread did something else for half of its time, which no batch explains.
     let found = with(report(true, &[10; 50], 1), |_, seen| seen.load.start += ms(5));
     silent(found, "replayed, the last 50 batches take 251.0 ms, and they took 501.0 ms");
 }
 
 #[test]
 fn batches_that_are_kept_are_named_before_any_option() {
-    // Each is dropped with the one after it: no slot is free while a batch is used.
+    // The caller drops each batch together with the next one, so no slot is free while it uses a batch.
     let (mut now, mut loaded) = (None, None);
     let found = with(report(true, &[10; 40], 10), |_, seen| {
         let asked = now.unwrap_or(seen.asked);
@@ -260,7 +261,7 @@ fn loads_that_take_turns_are_not_advised_more_threads() {
 #[test]
 fn loads_that_only_began_at_a_distance_do_not_take_turns() {
     let found = with(report(true, &[10; 100], 1), |at, seen| {
-        // Each began when it did, and takes 30 ms more.
+        // Each load starts as before, but takes 30 ms longer.
         let later = |time: Instant| time + ms(30);
         seen.asked = if at == 0 { seen.asked } else { later(seen.asked) };
         (seen.load.end, seen.received) = (later(seen.load.end), later(seen.received));
@@ -269,7 +270,7 @@ fn loads_that_only_began_at_a_distance_do_not_take_turns() {
     });
     let found = Report { workers: 4, depth: 8, ..found };
     assert!(!found.advice().contains("take turns"), "{found}");
-    // They may still wait for each other: the units of one call tell nothing of how long one alone takes.
+    // The gain is an upper limit: no load ran alone, so it is not known whether they wait for each other.
     let found = found.recommended().unwrap_or_else(|| panic!("{found}"));
     assert!(found.settings.workers > 4 && found.at_most, "{found:?}");
 }
@@ -283,7 +284,7 @@ fn what_nobody_has_seen_side_by_side_gains_at_most() {
     assert!(found.advice().contains(": up to 4"), "{found}");
     assert!(found.advice().ends_with("(replayed), unless a lock or other programs prevent it."), "{found}");
     assert!(!found.predict(Settings { depth: 4, ..found.settings() }).unwrap().at_most, "only slots");
-    // Two loads at a time, both as long as ever.
+    // Loads now run in pairs, and each still takes 20 ms.
     let both = with(found, |at, seen| {
         let start = seen.load.start;
         seen.load.start = if at % 2 == 1 { start.checked_sub(ms(19)).unwrap_or(start) } else { start };
@@ -304,14 +305,15 @@ fn contended(overlap: bool, delay: f32, running: f32) -> Report {
 fn processors_that_others_have_are_not_promised() {
     let processors = std::thread::available_parallelism().unwrap().get() as f32;
     let gain = |found: &Report| found.predict(Settings { overlap: true, ..found.settings() }).unwrap().gain();
-    // Nobody else wants one; others have them, and the delays or the system tell.
+    // First, no other program wants a processor. Then others do, as the delays of our threads show, or the system's
+    // count.
     let [alone, delayed, counted] = [(0.0, 1.0), (0.006, 0.0), (0.0, 1.0 + 2.0 * processors)]
         .map(|(delay, running)| contended(false, delay, running));
     assert!(gain(&alone) > 0.45 && !alone.advice().contains("other programs"), "{alone}");
     for found in [&delayed, &counted] {
         assert!(gain(found) < gain(&alone) - 0.01, "{} and {}: {found}", gain(found), gain(&alone));
     }
-    // A thread that is taken away leaves its processors to the others.
+    // A program with one thread fewer gets less of the processors, so turning overlap off is not advised.
     for found in [contended(true, 0.006, 0.0), contended(true, 0.0, 9.0 * processors)] {
         assert!(!found.advice().contains("overlap(false)"), "{found}");
     }
