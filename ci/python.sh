@@ -13,7 +13,7 @@ export PIP_CACHE_DIR=$PWD/target/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 mkdir -p target/tmp
 TMPDIR=$PWD/target/tmp tools/retry.sh "$venv/bin/pip" install --no-compile \
   maturin ziglang numpy torch torchdata safetensors pytest mypy pyright ruff abi3audit auditwheel \
-  lightning transformers accelerate tqdm 'ray[train]'
+  lightning transformers accelerate flax tqdm 'ray[train]'
 PATH=$venv/bin:$PATH
 unset VIRTUAL_ENV
 

@@ -26,7 +26,7 @@ def use(numbers):
         os._exit(9)
     steps += 1
     with open(folder + "/seen", "a") as seen:
-        print(*numbers.flatten().int().tolist(), file=seen)
+        print(*np.asarray(numbers, int).flatten(), file=seen)
 """
 
 LIGHTNING = """
@@ -54,6 +54,31 @@ trainer = lightning.Trainer(
 trainer.fit(Model(), loader, ckpt_path="last" if kill < 0 else None, weights_only=False)
 """
 
+FLAX = """
+import json, jax.numpy as jnp, optax
+from flax import nnx
+model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+@nnx.jit
+def step(model, optimizer, numbers):
+    optimizer.update(model, nnx.grad(lambda model: model(numbers).mean())(model))
+
+loader = tb.Loader(data, plan)
+if kill < 0:
+    with open(folder + "/state") as state:
+        loader.load_state_dict(json.load(state))
+kept = []
+for batch in loader.epochs(3):
+    numbers = jnp.asarray(batch.numpy())
+    kept.append((numbers, batch.numpy().copy()))  # more of them than the loader has slots
+    step(model, optimizer, numbers)
+    use(numbers)
+    with open(folder + "/state", "w") as state:
+        json.dump(loader.state_dict(), state)
+assert all((numbers == copy).all() for numbers, copy in kept)
+"""
+
 TRANSFORMERS = """
 import transformers
 class Model(torch.nn.Module):
@@ -77,11 +102,11 @@ Trainer(Model(), arguments, train_dataset=range(64)).train(resume_from_checkpoin
 """
 
 
-@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+@pytest.mark.parametrize("trainer", ["flax", "lightning", "transformers"])
 def test_every_record_once_an_epoch(tmp_path: Path, trainer: str) -> None:
     pytest.importorskip(trainer)
     np.save(tmp_path / "numbers.npy", np.arange(64, dtype=np.float32)[:, None])
-    program = COMMON + {"lightning": LIGHTNING, "transformers": TRANSFORMERS}[trainer]
+    program = COMMON + {"flax": FLAX, "lightning": LIGHTNING, "transformers": TRANSFORMERS}[trainer]
     for kill, status in ((21, 9), (-1, 0)):
         command = [sys.executable, "-c", program, str(tmp_path), str(kill)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
