@@ -271,13 +271,26 @@ impl Drop for Source {
 /// `Event` can be interrupted with its lock held.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Thread")]
 #[derive(Default)]
-pub(crate) struct Thread(Arc<Making>);
+pub(crate) struct Thread {
+    making: Arc<Making>,
+    /// The report of all iterations over the same iterable that have ended.
+    total: Arc<Mutex<twinbuf::Report>>,
+}
 
 #[pymethods]
 impl Thread {
+    /// That of the iteration after this one, over the same iterable.
     #[new]
-    fn new() -> Self {
-        Self::default()
+    #[pyo3(signature = (before=None))]
+    fn new(before: Option<&Bound<'_, Self>>) -> Self {
+        let total = before.map_or_else(Arc::default, |before| before.get().total.clone());
+        Self { making: Arc::default(), total }
+    }
+
+    /// The report of iterations that have ended.
+    fn report(&self, name: &str) -> Report {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Report::new(total, name, Kind::Prefetched)
     }
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
@@ -285,9 +298,9 @@ impl Thread {
     fn join(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let (timeout, since) = (seconds_or_none("timeout", timeout)?, Instant::now());
         // Acquire: the iterable is used by the caller next.
-        while self.0.running.load(Ordering::Acquire) {
+        while self.making.running.load(Ordering::Acquire) {
             if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-                self.0.left.store(true, Ordering::Relaxed);
+                self.making.left.store(true, Ordering::Relaxed);
                 return Ok(false);
             }
             py.check_signals()?;
@@ -312,24 +325,6 @@ struct State {
     /// What `before` raised: it takes the place of the next round.
     failed: Option<PyErr>,
     total: Arc<Mutex<twinbuf::Report>>,
-}
-
-/// The report of all iterations over the same iterable.
-#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Total")]
-pub(crate) struct Total(Arc<Mutex<twinbuf::Report>>);
-
-#[pymethods]
-impl Total {
-    #[new]
-    fn new() -> Self {
-        Self(Arc::default())
-    }
-
-    /// The report of iterations that have ended.
-    fn report(&self, name: &str) -> Report {
-        let total = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Report::new(total, name, Kind::Prefetched)
-    }
 }
 
 pub(crate) struct Shared {
@@ -430,7 +425,7 @@ impl Items {
     #[new]
     #[pyo3(signature = (
         iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, around=None, thread=None,
-        before=None, after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0, total=None
+        before=None, after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -452,9 +447,10 @@ impl Items {
         name: &str,
         trace: Option<std::path::PathBuf>,
         epoch: u64,
-        total: Option<&Bound<'_, Total>>,
     ) -> PyResult<Self> {
-        let making = thread.map_or_else(Arc::default, |thread| thread.get().0.clone());
+        let own = Thread::default();
+        let Thread { making, total } = thread.map_or(&own, |thread| thread.get());
+        let (making, total) = (making.clone(), total.clone());
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
@@ -473,7 +469,6 @@ impl Items {
         } else {
             None
         };
-        let total = total.map_or_else(Arc::default, |total| total.get().0.clone());
         let state =
             State { run, granted: 0, put_back: 0, asked, received: 0, used: None, failed: None, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });

@@ -41,7 +41,7 @@ mod _twinbuf {
     #[pymodule_export]
     use crate::engine::_close_all;
     #[pymodule_export]
-    use crate::handover::{Items, Thread, Total};
+    use crate::handover::{Items, Thread};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

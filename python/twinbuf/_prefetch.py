@@ -13,7 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._streams import Streams, Upload, as_tensors, streams_of
-from ._twinbuf import Report, _Items, _Thread, _Total
+from ._twinbuf import Report, _Items, _Thread
 from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
@@ -123,11 +123,10 @@ class Prefetcher(Around[T]):
         self._convert = device is not None and self._streams is None
         self._name, self._trace = name, trace
         self._epochs = 0
-        self._total = _Total()
         # The state after the last item that the loop received; empty where it is the iterable's own.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[T] | None] = lambda: None
-        # The thread of the last iteration has ended.
+        # That of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
         # Of an iterable that is an iterator: it cannot start again, and neither can this.
@@ -149,7 +148,7 @@ class Prefetcher(Around[T]):
             upload.start()
         states = _copies(self._iterable)
         self._place = [] if states is None else [states()]
-        self._thread = _Thread()
+        self._thread = _Thread(self._thread)
         self._pid = os.getpid()
         items: _Items[T] = _Items(
             iterator,
@@ -163,7 +162,6 @@ class Prefetcher(Around[T]):
             name=self._name,
             trace=self._trace,
             epoch=self._epochs,
-            total=self._total,
         )
         self._epochs += 1
         self._items = weakref.ref(items)
@@ -177,7 +175,7 @@ class Prefetcher(Around[T]):
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
         items = self._items()
-        return self._total.report(self._name) if items is None else items.report()
+        return self._thread.report(self._name) if items is None else items.report()
 
     def close(self, *, timeout: float | None = 1.0) -> None:
         """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.
