@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyMapping, PySequence};
+use pyo3::types::{PyDict, PyList};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
@@ -265,35 +265,19 @@ impl Batch {
         }
     }
 
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let at = format!("epoch {}, step {}", self.epoch, self.step);
-        if let Some(tensors) = self.on_device(py) {
-            let one = |tensor: Bound<'_, PyAny>| -> PyResult<String> {
-                let part = |name: &str| tensor.getattr(name)?.str();
-                let shape: Vec<usize> = tensor.getattr("shape")?.extract()?;
-                Ok(format!(
-                    "{} {shape:?} on {}",
-                    part("dtype")?.to_string().replace("torch.", ""),
-                    part("device")?
-                ))
-            };
-            let tensors = match (tensors.cast::<PyMapping>(), tensors.cast::<PySequence>()) {
-                (Ok(fields), _) => fields.values()?.iter().map(one).collect::<PyResult<Vec<_>>>()?,
-                (_, Ok(fields)) => {
-                    fields.try_iter()?.map(|field| one(field?)).collect::<PyResult<Vec<_>>>()?
-                }
-                _ => vec![one(tensors)?],
-            };
-            return Ok(format!("<Batch: {at}, {}>", tensors.join(", ")));
+        if self.on_device(py).is_some() {
+            return format!("<Batch: {at}, on a device>");
         }
-        Ok(match self.lease() {
+        match self.lease() {
             Ok(lease) => {
                 let views =
                     lease.views.iter().map(|view| format!("{} {:?}", dtype::name(view.dtype), view.shape));
                 format!("<Batch: {at}, {}>", views.collect::<Vec<_>>().join(", "))
             }
             Err(_) => format!("<Batch: {at}, released>"),
-        })
+        }
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -105,7 +105,7 @@ def test_a_batch_is_what_it_is_in_host_memory(numbers: Numbers) -> None:
         assert (batch.indices == loader.plan.indices(0, step)).all()
         assert device.owns(batch.torch()) and batch.torch() is batch.torch()
         assert torch.from_dlpack(batch).data_ptr() == batch.torch().data_ptr()
-        assert repr(batch) == f"<Batch: epoch 0, step {step}, int64 [4, 4] on cpu>"
+        assert repr(batch) == f"<Batch: epoch 0, step {step}, on a device>"
         for use in (batch.numpy, lambda batch=batch: memoryview(batch)):
             with pytest.raises(TypeError, match="on a device: use `torch\\(\\)`"):
                 use()
