@@ -127,7 +127,7 @@ MUTANTS = [
     ("copy.rs", "by hand a waited copy keeps a capture from going on", "                let _apart = engine.copies.apart()?;\n                if !engine", "                if !engine"),
     ("slot.rs", "a batch may be longer than its slot", "if len > self.memory.len() {", "if false {"),
     ("host.rs", "a slot whose length is refused is lost", "        self.slot.put(len, meta)?;\n        self.copying.committed(self.slot.commit())", "        self.reserve().commit(len, meta)"),
-    ("host.rs", "by hand the drop of the filling side is not told", "        // An error is that of a later call, and of the other side, too.\n        let _ = self.go_on();\n", ""),
+    ("host.rs", "by hand the drop of the filling side is not told", "        // The error is ignored here: later calls of both sides return it.\n        let _ = self.go_on();\n", ""),
     ("host.rs", "a slot by hand is dropped before the copies go on", "    slot: twinbuf_core::ReservedSlot<'static, HostBuf<M>>,\n    copying: Copying<M>,\n", "    copying: Copying<M>,\n    slot: twinbuf_core::ReservedSlot<'static, HostBuf<M>>,\n"),
     ("host.rs", "a commit by hand copies nothing", "        self.go_on()\n    }\n}\n\nimpl<M: 'static> Drop for Copying", "        Ok(())\n    }\n}\n\nimpl<M: 'static> Drop for Copying"),
     ("host.rs", "a commit that no one receives succeeds", "committed.map_err(|Closed| ended(&self.fate))?;", "drop(committed);"),

@@ -27,7 +27,7 @@ use crate::slot::DeviceBuf;
 ///   caller first receives all earlier batches. Every later call returns the same error;
 /// - [`Error::Cancelled`]: the reserved slot of this batch was dropped without a commit. Returned once.
 pub struct DeviceBatches<M: 'static> {
-    // Dropped in this order: the copy thread is joined after both sides are gone.
+    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread.
     pub(crate) ring: Consumer<'static, DeviceBuf<M>>,
     /// The number of the next batch.
     pub(crate) next: u64,
@@ -55,7 +55,7 @@ impl<M: 'static> DeviceBatches<M> {
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         match self.try_recv() {
             Err(Error::Empty) if self.hand.is_none() => {
-                // Nothing has held the slot since.
+                // The next slot is empty, and only receive calls lend slots to leases: this wait is never for a lease.
                 let received = self.ring.recv().map(keep);
                 self.lease(received.map_err(TryRecvError::from))
             }

@@ -40,7 +40,7 @@ pub fn context(ordinal: usize) -> Result<Arc<CudaContext>, Error> {
         let wanted = format!("0 to {}", devices - 1);
         return Err(Error::Option { option: "ordinal", wanted, found: ordinal.to_string() });
     }
-    // `CudaContext::new` makes the new context current and does not restore the old one.
+    // `CudaContext::new` makes the new context current and does not restore the old one; `_current` does.
     let _current = Current::keep()?;
     check("cuDevicePrimaryCtxRetain", CudaContext::new(ordinal))
 }

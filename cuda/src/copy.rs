@@ -59,17 +59,17 @@ impl<M> Copies<M> {
         (slot.len, slot.issued) = (source.len, Instant::now());
         let (stream, from) = (self.stream.raw(), source.memory.start());
         let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
-        // A real driver accepts an empty copy. It is left out because there is nothing to wait for then.
+        // An empty batch is not copied, although the driver would accept it: there is nothing to wait for.
         let copied = (slot.len > 0).then(|| slot.copied.raw());
-        // Before the first call: if one fails, the drop of `Copies` keeps the source until the copy is over.
+        // Track the copy before any driver call: if one fails, the drop of `Copies` keeps `source` until the copy ends.
         self.running.push_back(Running { seq, start, copied, issued, source });
         let Some(copied) = copied else { return Ok(()) };
         if let Some(start) = start {
             // SAFETY: both exist.
             unsafe { cu::record(start, stream) }?;
         }
-        // SAFETY: `running` keeps the source; the caller guarantees the bounds. The copy stream waits for the target's
-        // uses, and both slots are freed after the copy stream's work.
+        // SAFETY: `running` keeps the source; the caller guarantees the bounds. The copy stream waits for earlier uses
+        // of the target, and both slots are freed after the copy stream's work.
         unsafe { cu::copy_to_device(slot.address(), from.as_ptr(), slot.len, stream) }?;
         // SAFETY: both exist.
         unsafe { cu::record(copied, stream) }
@@ -98,7 +98,8 @@ impl<M> Copies<M> {
         if let (Some(on_copied), Some(clock), Some(start), Some(copied)) =
             (&mut self.on_copied, &self.clock, start, copied)
         {
-            // SAFETY: both are in a device slot and were recorded for this batch; with a clock, they are for timing.
+            // SAFETY: both events are in a device slot and were recorded for this batch. A clock's events are for
+            // timing.
             if let Some(time) = unsafe { clock.time(start, copied, issued) }? {
                 on_copied(Copied { seq, bytes, time });
             }
@@ -143,7 +144,7 @@ impl<M> Drop for Copies<M> {
 
 /// The two rings, and the copies between them.
 pub(crate) struct Engine<M: 'static> {
-    // Dropped in this order: the copies are waited for before the other side sees its end.
+    // Fields drop in this order: `copies` waits for the running copies before the end of `device` is received.
     host: Consumer<'static, HostBuf<M>>,
     copies: Copies<M>,
     /// The next batch to be copied.
@@ -191,7 +192,7 @@ impl<M: 'static> Engine<M> {
     pub(crate) fn run(mut self, fate: &Fate) {
         match self.copy_all() {
             Ok(finished) => self.end(finished),
-            // Set before the rings end, because both sides read it when they see the end.
+            // Set the error before the drop of `self` ends the rings: both sides read it when they see the end.
             Err(error) => drop(fate.set(error)),
         }
     }
@@ -203,21 +204,22 @@ impl<M: 'static> Engine<M> {
         let mut cx = Context::from_waker(&waker);
         loop {
             self.copies.retire_all(false)?;
-            // Nothing may come between the last look at the ring and `park`: the caller's code may use up the wakeup.
+            // Nothing may run between the last look at the ring, in `advance`, and `park` below: the caller's code
+            // could use up the wakeup by parking this thread itself.
             let needs = self.advance(|host| match host.poll_recv(&mut cx) {
                 Poll::Ready(received) => Ok(received?.map(ReadSlot::keep)),
                 Poll::Pending => Err(TryRecvError::Empty),
             })?;
-            // No call waits for both a slot and an event, so the events are polled while copies run. A batch that
-            // arrives in the meantime is queued behind them without a gap.
+            // A thread cannot wait for a slot and for an event at once, so it polls the events while copies run. A
+            // batch that is committed in the meantime unparks it, and is enqueued behind those copies without a gap.
             let pause = self.copies.pause();
             match (needs, pause) {
                 (Needs::Room, _) => self.copies.make_room()?,
-                // The next slot may be in the hands of a thread that was left behind.
+                // Nobody receives any more. Do not wait: a worker that was left behind may never commit its slot.
                 (Needs::Batch, _) if self.device.is_closed() => return Ok(false),
                 (Needs::Batch, Some(pause)) => thread::park_timeout(pause),
                 (Needs::Batch, None) => thread::park(),
-                // Dropped without a commit, the slot is returned again.
+                // Wait for a free slot. Its guard is dropped without a commit, so `advance` acquires the slot again.
                 (Needs::DeviceSlot, Some(pause)) => drop(self.device.acquire_timeout(pause)),
                 (Needs::DeviceSlot, None) => drop(self.device.acquire()),
                 (Needs::End(finished), _) => {
@@ -239,7 +241,7 @@ impl<M: 'static> Engine<M> {
                 match receive(&mut self.host) {
                     Ok(Some(source)) => self.next = Some(source),
                     Err(TryRecvError::Cancelled) => self.cancelled = true,
-                    // A held slot is held by a copy in flight.
+                    // `Held`: the next host slot is still the source of a copy in flight, so no batch is in it yet.
                     Err(TryRecvError::Empty | TryRecvError::Held) => return Ok(Needs::Batch),
                     Ok(None) => return Ok(Needs::End(true)),
                     Err(_abandoned) => return Ok(Needs::End(false)),
@@ -254,12 +256,12 @@ impl<M: 'static> Engine<M> {
                 Err(_closed) => return Ok(Needs::Closed),
             };
             let Some(mut source) = self.next.take() else {
-                // Dropped, the reservation is received as `Cancelled`.
+                // Pass the cancellation on: the receiver gets `Cancelled` for a reserved slot that was dropped.
                 drop(slot.reserve());
                 self.cancelled = false;
                 continue;
             };
-            // On the caller's thread, or after the caller's code ran on this one.
+            // Enter the context: this is the caller's thread, or the caller's code may have left another one current.
             let _current = Current::enter(self.copies.stream.context())?;
             let (meta, seq) = (source.meta.take(), slot.seq());
             // SAFETY: both slots have the uploader's slot size, and the length was checked against it (`HostBuf::put`).
@@ -345,12 +347,12 @@ impl<M: 'static> Hand<M> {
         let mut place = lock(&self.engine);
         *lock(&self.user) = Some(thread::current().id());
         let _user = User(&self.user);
-        // Taken out: if the caller's code panics in `on_copied` or a waker, the engine is dropped, and both sides end.
+        // Take the engine out: if a waker or `on_copied` panics, the engine is dropped, and both sides end.
         let Some(mut engine) = place.take() else { return Err(ended(&self.fate)) };
         let result = work(&mut engine);
         match &result {
             Ok(_) => *place = Some(engine),
-            // Set before the engine is dropped, as by `run`.
+            // Set the error before the drop of the engine ends the rings: both sides read it when they see the end.
             Err(error) => drop(self.fate.set(error.clone())),
         }
         result

@@ -58,7 +58,7 @@ impl Current {
 
     /// Same as `enter`, before freeing something: nothing can be freed without a current context.
     pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
-        // If the second call fails too, so does the free. The memory then stays until the context ends.
+        // If both tries fail, the free fails too, and the memory stays allocated until the context ends.
         twice(|| Self::enter(ctx)).ok()
     }
 }
@@ -66,7 +66,7 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // SAFETY: it was current on this thread, or is null. An error is one of earlier work, reported elsewhere.
+            // SAFETY: `before` was current on this thread, or is null. An error is of earlier work, reported elsewhere.
             let _ = unsafe { result::ctx::set_current(before) };
         }
     }
@@ -219,7 +219,8 @@ pub(crate) unsafe fn copy_to_device(
     len: usize,
     stream: CUstream,
 ) -> Result<(), Error> {
-    // SAFETY: the caller's guarantee. No reference to the source is made: other threads own it while the copy runs.
+    // SAFETY: the caller guarantees the ranges and the stream. No reference to the source is made: other threads own it
+    // while the copy runs.
     let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), len, stream) };
     check("cuMemcpyHtoDAsync", result.result())
 }
@@ -235,7 +236,7 @@ pub(crate) unsafe fn copy_to_host(
     len: usize,
     stream: CUstream,
 ) -> Result<(), Error> {
-    // SAFETY: the caller's guarantee.
+    // SAFETY: the caller guarantees the ranges and the stream.
     let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, len, stream) };
     check("cuMemcpyDtoHAsync", result.result())
 }
@@ -314,7 +315,7 @@ impl Event {
     /// Creates an event with these `CU_EVENT_*` flags. `ctx` is current.
     pub(crate) fn new(ctx: &Arc<CudaContext>, flags: u32) -> Result<Self, Error> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is valid for the call. cudarc's function accepts one flag only.
+        // SAFETY: the pointer is valid for the call. Called without cudarc's wrapper, which accepts only one flag.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut raw, flags) }.result())?;
         Ok(Self { raw, ctx: Owner::new(ctx.clone()) })
     }

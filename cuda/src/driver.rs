@@ -22,7 +22,7 @@ const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
 const NAMES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 
-// `CUresult` as a number: a newer driver may return a code that cudarc's enum lacks.
+// Codes of `CUresult`, as numbers: a newer driver may return a code that cudarc's enum lacks.
 const SUCCESS: u32 = 0;
 const STUB_LIBRARY: u32 = 34;
 const NO_DEVICE: u32 = 100;
@@ -46,10 +46,10 @@ pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Re
     result.map_err(|DriverError(found)| {
         let code = found as u32;
         if code == STUB_LIBRARY {
-            // cudarc loads the first name, and found the stub where `load` went on to a driver.
+            // cudarc loaded the first of `NAMES`, a stub; `Driver::load` passes over a stub and tries the other name.
             return Error::StubDriver { library: NAMES[0].to_string() };
         }
-        // The driver returned an error, so it is loaded.
+        // `load` succeeds here: a driver that has returned an error is loaded.
         let name = Driver::load().map_or_else(|_| format!("{found:?}"), |driver| driver.name(code));
         Error::Driver { call, code, name }
     })
@@ -60,7 +60,7 @@ pub(crate) fn check<T>(call: &'static str, result: Result<T, DriverError>) -> Re
 fn if_loaded(name: &str) -> Option<Library> {
     /// From dlfcn.h: only returns a library that is loaded.
     const RTLD_NOLOAD: c_int = 4;
-    // SAFETY: nothing is loaded, so no initializer runs.
+    // SAFETY: `RTLD_NOLOAD` loads nothing, so no initializer runs.
     let library = unsafe { unix::Library::open(Some(name), unix::RTLD_LAZY | RTLD_NOLOAD) };
     library.ok().map(Library::from)
 }
@@ -78,7 +78,7 @@ impl Driver {
             return Ok(driver);
         }
         let (mut tried, mut refused) = (Vec::new(), None);
-        // A program that is linked to the driver has it already, whatever else is in the library path.
+        // Try what is loaded first: a program that is linked to the driver uses it, whatever the library path has.
         let loaded = NAMES.iter().rev().filter_map(|name| Some((*name, Ok(if_loaded(name)?))));
         // SAFETY: loading a library runs its initializers. The CUDA driver's may run at any time; cudarc loads the same
         // library.
@@ -88,7 +88,7 @@ impl Driver {
                 Ok(Ok(driver)) => return Ok(DRIVER.get_or_init(|| driver)),
                 Ok(Err(error)) => refused = refused.or(Some(error)),
                 Err(error) => {
-                    // libloading wraps the system's message, which begins with the library's name.
+                    // libloading wraps the system's message, which begins with the library's name. Cut the name off.
                     let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                     let reason = message.strip_prefix(&format!("{name}: ")).unwrap_or(&message);
                     tried.push((name.to_string(), reason.to_string()));
@@ -162,7 +162,7 @@ impl Driver {
         let mut name = ptr::null();
         // SAFETY: the pointer is valid for the call.
         match unsafe { (self.error_name)(code, &raw mut name) } {
-            // SAFETY: the driver set it to a static C string.
+            // SAFETY: after a success, `name` points to a static C string of the driver.
             SUCCESS if !name.is_null() => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
             _ => "unknown CUresult".to_string(),
         }

@@ -18,7 +18,8 @@ pub(crate) unsafe fn refill_after_copy(copied: CUevent, wait: bool) -> Result<bo
     if Edge::RefillAfterCopy.is_missing() {
         return Ok(true);
     }
-    // SAFETY: the caller guarantees the event. It is usually complete, and a query costs less than a wait.
+    // SAFETY: the caller guarantees that the event exists. Query it first: it is usually complete, and a query costs
+    // less than a wait.
     let done = unsafe { cu::is_complete(copied) }?;
     if !done && wait {
         // SAFETY: as above.

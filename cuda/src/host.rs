@@ -30,7 +30,7 @@ use crate::slot::HostBuf;
 /// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. No other thread would copy the
 ///   batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
-    // Dropped in this order: the copy thread is joined after both sides are gone.
+    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread.
     pub(crate) ring: Producer<'static, HostBuf<M>>,
     pub(crate) copying: Copying<M>,
     pub(crate) _thread: Option<ThreadShare>,
@@ -62,7 +62,7 @@ impl<M: 'static> Copying<M> {
 
 impl<M: 'static> Drop for Copying<M> {
     fn drop(&mut self) {
-        // An error is that of a later call, and of the other side, too.
+        // The error is ignored here: later calls of both sides return it.
         let _ = self.go_on();
     }
 }
@@ -73,7 +73,7 @@ pub(crate) struct ThreadShare(pub(crate) Arc<Thread>);
 
 impl Drop for ThreadShare {
     fn drop(&mut self) {
-        // No one receives any more, and the thread may wait for a slot that never comes.
+        // Wake the copy thread: it may wait for a batch that is never committed, and must see that nobody receives.
         self.0.0.iter().for_each(|thread| thread.thread().unpark());
     }
 }
@@ -83,11 +83,11 @@ pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // The caller's code on the copy thread, such as a waker, may drop the last side. A thread cannot join itself;
-        // it ends without being joined.
+        // The last side may be dropped by the caller's code on the copy thread, such as a waker. A thread cannot join
+        // itself, so it ends without being joined.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if let Some(thread) = self.0.take().filter(other) {
-            // A panic in `on_copied` was reported by the panic hook, and both sides see the end.
+            // A panic is ignored here: the panic hook has reported it, and both sides see the end.
             let _ = thread.join();
         }
     }
@@ -218,14 +218,14 @@ impl<M: 'static> Deref for HostSlot<'_, M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: this guard owns them: the copy of the slot's previous batch is done.
+        // SAFETY: this guard owns the bytes: the copy of the slot's previous batch is done.
         unsafe { self.slot.memory.bytes() }
     }
 }
 
 impl<M: 'static> DerefMut for HostSlot<'_, M> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` excludes other references.
+        // SAFETY: this guard owns the bytes, as in `deref`, and `&mut self` excludes other references.
         unsafe { self.slot.memory.bytes_mut() }
     }
 }
@@ -242,7 +242,7 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
 ///   [`Error::Abandoned`].
 #[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
 pub struct ReservedSlot<M: 'static> {
-    // Dropped in this order: the copies go on after the slot was cancelled.
+    // Fields drop in this order: first the slot is cancelled, then `copying` lets the copies go on.
     slot: twinbuf_core::ReservedSlot<'static, HostBuf<M>>,
     copying: Copying<M>,
 }
@@ -277,14 +277,14 @@ impl<M: 'static> Deref for ReservedSlot<M> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: this guard owns them: the copy of the slot's previous batch is done.
+        // SAFETY: this guard owns the bytes: the copy of the slot's previous batch is done.
         unsafe { self.slot.memory.bytes() }
     }
 }
 
 impl<M: 'static> DerefMut for ReservedSlot<M> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` excludes other references.
+        // SAFETY: this guard owns the bytes, as in `deref`, and `&mut self` excludes other references.
         unsafe { self.slot.memory.bytes_mut() }
     }
 }

@@ -68,7 +68,7 @@ pub(crate) struct Shared<M: 'static> {
 impl<M: 'static> Shared<M> {
     pub(crate) fn new(ctx: Owner<Arc<CudaContext>>, device_depth: usize, clock: Option<Arc<Clock>>) -> Self {
         let legacy = ptr::without_provenance_mut(view::LEGACY);
-        // SAFETY: this stream exists in every context as long as the context does.
+        // SAFETY: the legacy default stream exists in every context as long as the context does.
         let elsewhere = Owner::new(unsafe { ctx.wrap_borrowed_stream(legacy) });
         Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
@@ -80,7 +80,7 @@ impl<M: 'static> Shared<M> {
         let ended: Vec<_> = captured.extract_if(.., |slot| slot.end_uses()).collect();
         let held = captured.iter().any(|slot| seq.is_none_or(|seq| slot.seq() == seq));
         drop(captured);
-        // Not under the lock: the release wakes tasks, and a waker may drop a lease.
+        // Not under the lock: to release a slot wakes tasks, and a waker may drop a lease, which locks it too.
         drop(ended);
         held
     }
@@ -151,16 +151,16 @@ impl<M: 'static> Lease<M> {
     /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
     /// - The errors of [`on`](Lease::on), except [`Error::PerThreadStream`].
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        // `self` is dropped here, on the thread where the stream's handle was used.
+        // `stream` may be the per-thread default stream: `self` is dropped before this returns, so on the same thread.
         let view = self.view::<T>(0..self.len(), stream)?;
         if view.is_empty() {
             let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
             return Err(Error::Option { option: "self", wanted, found });
         }
         let _current = Current::enter(&self.shared.ctx)?;
-        // Without memory pools the allocation belongs to no stream and could break a capture.
+        // Where the device has no memory pools, the allocation is in no stream's order and could break a capture.
         let _beside = BesideCaptures::enter();
-        // SAFETY: the copy below fills it before it is returned.
+        // SAFETY: the copy below fills the memory before it is returned.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
         check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
         Ok(owned)
@@ -236,7 +236,7 @@ impl<M: 'static> Lease<M> {
             return Ok(None);
         };
         let _current = Current::enter(&self.shared.ctx)?;
-        // SAFETY: the slot's events. They are for timing and were recorded before the batch was handed over.
+        // SAFETY: both events are the slot's, are for timing, and were recorded before the batch was handed over.
         unsafe { clock.time(start.raw(), self.slot().copied.raw(), self.slot().issued) }
     }
 
@@ -300,7 +300,7 @@ impl<M: 'static> Drop for Lease<M> {
         } else {
             lock(&self.shared.captured).push(slot);
         }
-        // Last, because it is the caller's code.
+        // Drop the caller's value last: its drop is foreign code.
         drop(meta);
     }
 }

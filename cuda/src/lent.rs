@@ -29,7 +29,7 @@ impl Host {
     }
 }
 
-// SAFETY: memory that only the uploader accesses, and a `Send` lender.
+// SAFETY: only the uploader accesses the memory, and the lender is `Send`.
 unsafe impl Send for Host {}
 
 debug!([] Host, this, start: this.start, len: this.len);

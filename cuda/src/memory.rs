@@ -50,13 +50,13 @@ impl Drop for DeviceBytes {
         }
         let _current = Current::enter_to_free(self.stream.context());
         if self.stream.context().has_async_alloc() {
-            // SAFETY: allocated by `new` and freed once, in the copy stream. So the free runs after the copies into the
-            // memory and after its uses, because the stream waits for those (`DeviceBuf::drop`).
+            // SAFETY: allocated by `new` and freed once, in the copy stream. The free therefore runs after the copies
+            // into the memory, and after its uses, for which the stream waits (`DeviceBuf::drop`).
             let _ = unsafe { result::free_async(self.start, self.stream.raw()) };
         } else {
             let _beside = BesideCaptures::enter();
-            // This free is not ordered in the stream, so the stream's work must be over. If the wait fails, the context
-            // is lost and no work runs in it.
+            // This free is in no stream's order, so wait until the copy stream's work is over. If the wait fails, the
+            // context is lost and no work runs in it.
             let _ = self.stream.settle();
             // SAFETY: allocated by `new` and freed once.
             let _ = unsafe { result::free_sync(self.start) };
@@ -77,10 +77,10 @@ enum Keeper {
     Lender(#[allow(dead_code, reason = "dropped with this")] Lender),
 }
 
-// SAFETY: plain memory, accessed only by the slot's owner (`HostSlot`) or by the guards of its copies (`Copies`). A
-// `Lender` is `Send`.
+// SAFETY: plain memory, accessed only by the owner of the slot (`HostSlot`) or by the guards of its copies (`Copies`).
+// A `Lender` is `Send`.
 unsafe impl Send for HostBytes {}
-// SAFETY: as above; the lender is not reachable through `&`.
+// SAFETY: as for `Send`; a shared reference does not reach the lender.
 unsafe impl Sync for HostBytes {}
 
 impl HostBytes {
@@ -107,7 +107,7 @@ impl HostBytes {
     ///
     /// No copy writes to the memory while the reference exists.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` initialized bytes; the caller guarantees the rest.
+        // SAFETY: the `len` bytes are initialized; the caller guarantees that no copy writes to them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -115,7 +115,7 @@ impl HostBytes {
     ///
     /// No copy uses the memory while the reference exists.
     pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; `&mut self` excludes other references.
+        // SAFETY: as in `bytes`, and no copy reads them either; `&mut self` excludes other references.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 

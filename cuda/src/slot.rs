@@ -70,8 +70,9 @@ struct UsedOn {
     _owner: Option<Arc<CudaStream>>,
 }
 
-// SAFETY: a handle of the driver, which is thread-safe. Only the handle of the per-thread default stream names a
-// different stream on every thread. Only `Lease::into_owned` accepts it, and ends the use before it returns.
+// SAFETY: `stream` is a handle of the driver, which is thread-safe. Only the handle of the per-thread default stream
+// names a different stream on every thread. Only `Lease::into_owned` accepts that one, and ends the use before it
+// returns.
 unsafe impl Send for UsedOn {}
 
 impl<M> DeviceBuf<M> {
@@ -104,8 +105,8 @@ impl<M> DeviceBuf<M> {
         stream: CUstream,
         owner: Option<Arc<CudaStream>>,
     ) -> Result<(), Error> {
-        // Check a stream that already uses the batch too: its capture may have begun since.
-        // SAFETY: the caller guarantees the stream.
+        // Also check a stream that uses the batch already: its capture may have begun since.
+        // SAFETY: the caller guarantees that the stream exists.
         if unsafe { cu::is_captured(stream) }? {
             return Err(Error::Captured);
         }
@@ -113,13 +114,13 @@ impl<M> DeviceBuf<M> {
         if uses.streams.iter().any(|used| used.stream == stream) {
             return Ok(());
         }
-        // Created here and not when the lease is dropped, because only here can an error be returned.
+        // Create the event now, not when the lease is dropped: only here can an error be returned.
         if uses.consumed.len() == uses.streams.len() {
             uses.consumed
                 .push(Event::new(self.stream.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);
         }
         if self.len > 0 {
-            // SAFETY: the caller guarantees the stream; the event is ours.
+            // SAFETY: the caller guarantees that the stream exists; the event is this slot's.
             unsafe { edge::use_after_copy(stream, self.copied.raw()) }?;
         }
         uses.streams.push(UsedOn { stream, _owner: owner });
@@ -151,8 +152,8 @@ impl<M> DeviceBuf<M> {
         for (used, consumed) in uses.streams.drain(..).zip(&uses.consumed) {
             // SAFETY: the caller of `use_on` guarantees that the stream still exists.
             let ended = unsafe { cu::record(consumed.raw(), used.stream) }.or_else(|error| {
-                // Without the event, wait for the stream itself. The next copy then waits for an older record of the
-                // event, which is complete.
+                // If the event cannot be recorded, wait for the stream itself. The next copy then waits for an older
+                // record of the event, which is complete.
                 let _beside = BesideCaptures::enter();
                 // SAFETY: as above.
                 unsafe { cu::synchronize(used.stream) }.map_err(|_| error)
@@ -185,8 +186,8 @@ impl<M> Drop for DeviceBuf<M> {
     /// copies too.
     fn drop(&mut self) {
         let _current = Current::enter_to_free(self.stream.context());
-        // If a stream that used the slot is still being captured, nothing may wait for it; if a use could not be recorded,
-        // nothing can.
+        // Leak the memory if nothing can wait for its uses: a stream that used it is still being captured, or a use
+        // could be neither recorded nor waited for.
         if !self.end_uses() || cu::twice(|| self.copy_after_uses()).is_err() {
             self.bytes.leak();
         }

@@ -249,7 +249,7 @@ impl Stager {
         if stream.context() != ctx {
             return Err(Error::OtherContext);
         }
-        // cudarc keeps errors of drops for its next call. Return such an error here, as one of an earlier call.
+        // cudarc keeps an error of a drop until its next call. Return it here, marked as one of an earlier call.
         check("a call before this scope's", ctx.check_err())
     }
 }

@@ -97,7 +97,7 @@ fn train(
     // Page-locked: a copy to pageable memory would wait on the host, and hide missing edges.
     let seen = HostBytes::new(ctx, BYTES * BATCHES as usize)?;
     let target = seen.start().as_ptr();
-    // Without an edge, the device is stopped until the first batch is in use. Otherwise the copy thread may already
+    // If an edge is missing, hold the device until the first batch is in use. Otherwise the copy thread may already
     // have seen a copy complete, and the host's later work then comes after that copy even without the edge. On a busy
     // machine every copy could end this way.
     let mut held = without.map(|_| sim.hold(0));
@@ -120,8 +120,8 @@ fn train(
         let to = unsafe { target.add(BYTES * seq as usize) };
         // SAFETY: both are long enough, and the target is read only after the streams are done.
         let read = || unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream.cu_stream()) };
-        // If the edge waits for the use, read late, after the kernels: the next copy then finds its slot in use. If the
-        // edge waits for the copy, read early: the next copy is late, because it waits for the end of this use.
+        // Without `UseAfterCopy`, read early and then keep the stream busy: the next copy is late, because it waits for
+        // the end of this use. Otherwise read late, after the kernels: the next copy then finds its slot in use.
         let spin = || kernels.iter().for_each(|kernels| kernels.spin(stream, delay).unwrap());
         let copied = if without == Some(Edge::UseAfterCopy) {
             let copied = read();
@@ -179,8 +179,8 @@ impl Drop for Without {
 /// Runs one seed without this edge. Returns what the checker found, and whether the data were right.
 fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<String>, bool) {
     let overlap = without.is_some() || seed / 64 % 4 != 3;
-    // By hand, one thread makes every call. The checker may then treat threads separately, and would find an edge that
-    // only a hand-over between them provides.
+    // With `overlap(false)`, one thread makes every call. The checker may then treat threads separately: it would
+    // report work that is ordered only by a hand-over between threads.
     let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
     let sim = Sim::start(Options { host_threads_apart: !overlap, ..options });
     static HELD: Once = Once::new();
@@ -190,12 +190,12 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<St
     }
     let ctx = context(0).unwrap();
     if !tracking {
-        // SAFETY: nothing in this test relies on it.
+        // SAFETY: nothing in this test relies on event tracking.
         unsafe { ctx.disable_event_tracking() };
     }
     let _back = Without::edge(without);
-    // Try every pair of depths; only the usual pair if an edge is missing: with one slot of a kind, other waits replace
-    // some edges.
+    // Try every pair of depths from 1 to 8. If an edge is missing, try only (2, 2): with one slot of a kind, other
+    // waits replace some edges.
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
     let kind = Slots::ALL[(seed % 2) as usize];
@@ -227,7 +227,7 @@ fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
     let seeds = seeds();
     let apart = (0..seeds).map(|seed| (seed, Streams::Apart));
     let on_default = [Streams::CopiesOnDefault, Streams::AllOnDefault];
-    // Twenty seeds, with a thread and without; 13 has no factor in common with the numbers of depths.
+    // Every 13th seed: with a copy thread and without, and all depths, as 13 has no factor in common with their number.
     let on_default = on_default.into_iter().flat_map(|on| (0..seeds).step_by(13).map(move |seed| (seed, on)));
     for ((seed, on), tracking) in apart.chain(on_default).flat_map(|each| [(each, true), (each, false)]) {
         let (found, equal) = run(seed, None, tracking, on);

@@ -187,7 +187,7 @@ impl Uploader {
         let driver = Driver::load()?;
         let _current = Current::enter(&ctx)?;
         let _beside = BesideCaptures::enter();
-        // cudarc keeps errors of drops for its next call. Return such an error here, as one of an earlier call.
+        // cudarc keeps an error of a drop until its next call. Return it here, marked as one of an earlier call.
         check("a call before this uploader's", ctx.check_err())?;
         let stream = Arc::new(Stream::new(&ctx, self.copy_stream)?);
         let timed = self.times || self.on_copied.is_some();

@@ -50,8 +50,9 @@ impl<M: 'static> Leased for Lease<M> {
 
     unsafe fn is_on(&self, stream: CUstream) -> bool {
         let _current = Current::enter(&self.shared.ctx);
-        // If the driver cannot tell, the caller's call gets the error.
-        // SAFETY: the caller guarantees the stream.
+        // If the driver cannot tell whether the stream is captured, assume that it is not: cudarc's own call then
+        // fails.
+        // SAFETY: the caller guarantees that the stream exists.
         self.slot().is_used_on(stream) && unsafe { cu::is_captured(stream) } != Ok(true)
     }
 }
@@ -126,8 +127,8 @@ impl<T> DevicePtr<T> for View<'_, T> {
     }
 }
 
-// SAFETY: the argument is the device address. `LaunchArgs` keeps a pointer to it, and the view is borrowed for as long.
-// Launching is unsafe: the caller guarantees that the kernel runs on the view's stream.
+// SAFETY: the argument is the device address. `LaunchArgs` keeps a pointer to it, and borrows the view for as long. To
+// launch is unsafe: the caller guarantees that the kernel runs on the view's stream.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b View<'_, T>> for LaunchArgs<'a> {
     fn arg(&mut self, view: &'b View<'_, T>) -> &mut Self {
         self.arg(&view.start)

@@ -99,25 +99,26 @@ impl<'s> Order<'s, '_> {
             Way::Upload => self.serve()?,
             Way::Offload => drop(self.slot.bytes()?),
         }
-        // A fill is the caller's code, which may make another context current.
+        // Make the context current again: a fill is the caller's code and may have left another one current.
         cu::bind(copies.context())?;
         let Self { slot, pieces, way, .. } = self;
         // SAFETY: both exist.
         unsafe { edge::copy_after_use(copies.raw(), slot.ready.raw()) }?;
-        // Before the first copy: if a later call fails, the end of the scope waits for the copy stream.
+        // Set this before the first copy. If a later call fails, `copied` is not recorded, but the end of the scope
+        // waits for the whole copy stream.
         slot.copying = true;
         let mut host = slot.memory.start();
         for run in pieces.chunk_by(|_, next| next.follows) {
             let (device, len) = (run[0].device, run.iter().map(|piece| piece.len).sum());
             match way {
-                // SAFETY: the pieces fit in the slot, which is not touched until `copied` is complete. The device memory
-                // is there until the end of the scope, which waits for the copies or makes the caller's stream wait. A
-                // run is in one allocation.
+                // SAFETY: the pieces fit in the slot, which is not touched until `copied` is complete. The device
+                // memory lives until the end of the scope, which waits for the copies or makes the caller's stream
+                // wait. A run of pieces is in one allocation.
                 Way::Upload => unsafe { cu::copy_to_device(device, host.as_ptr(), len, copies.raw()) },
                 // SAFETY: as above.
                 Way::Offload => unsafe { cu::copy_to_host(host.as_ptr(), device, len, copies.raw()) },
             }?;
-            // SAFETY: within the slot, or at its end.
+            // SAFETY: the pointer stays within the slot, or at its end.
             host = unsafe { host.add(len) };
         }
         // SAFETY: both exist.
@@ -134,13 +135,13 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
     struct End<'o, 's, 'env>(&'o Orders<'s, 'env>);
     impl Drop for End<'_, '_, '_> {
         fn drop(&mut self) {
-            // Dropped not under the lock: the last share of the ring drops the caller's functions.
+            // `_ring` is dropped after the lock is released: the last share of the ring drops the caller's functions.
             let _ring = lock(self.0).take();
         }
     }
     let _end = End(orders);
-    // Set before the slot of a failed copy is free: its event does not cover the copy, and the caller, which takes that
-    // slot, hands nothing over after an error. Also before the ring ends. The first error counts.
+    // Record the error before the slot of a failed copy is free: its event does not cover the copy, but the caller,
+    // which may take that slot, hands nothing over after an error. Also before the ring ends. The first error counts.
     let failed = |error: &Error| drop(fate.set(error.clone()));
     // The error is in `fate`.
     let _ = all(orders, copies, failed);
@@ -153,13 +154,13 @@ fn all<'s, 'env: 's>(
 ) -> Result<(), Error> {
     cu::bind(copies.context()).inspect_err(failed)?;
     let _beside = BesideCaptures::enter();
-    // An offload whose copies run. The next one is issued before this one is waited for.
+    // An offload whose copies run. The next order is started before the host waits for these copies.
     let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
     loop {
         let received = next(orders, last.is_none());
         let over = matches!(received, Ok(None) | Err(TryRecvError::Abandoned));
         let mut started = None;
-        // An order is cancelled if the caller's work has failed.
+        // Orders that the caller cancelled, because its work failed, arrive as errors and are skipped.
         if let Ok(Some(mut order)) = received {
             order.start(copies).inspect_err(failed)?;
             started = (order.way == Way::Offload).then_some(order);
@@ -181,7 +182,7 @@ fn next<'s, 'env: 's>(
     let mut orders = match orders.try_lock() {
         Ok(orders) => orders,
         _ if wait => lock(orders),
-        // Another thread waits for the next order.
+        // Another thread has the lock and waits for the next order: do not wait behind it.
         _ => return Err(TryRecvError::Empty),
     };
     let Some(orders) = &mut *orders else { return Ok(None) };

@@ -109,10 +109,11 @@ impl<'s, 'env> Staging<'s, 'env> {
             return Err(Error::OtherContext);
         }
         let _current = self.usable()?;
-        // With event tracking on, makes the stream wait for the memory's uses. The guard records this one.
+        // With cudarc's event tracking on, `view` makes the stream wait for the memory's earlier uses, and the drop of
+        // `guard` records this use.
         let (device, guard) = view(self.used.stream);
         if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {
-            // Its record would stand for uses that the stream does not wait for.
+            // The guard would record this use as if the stream had waited for the earlier ones, which it has not.
             mem::forget(guard);
             return self.fail(Err(error));
         }
@@ -187,7 +188,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         let within = |all: &Range<CUdeviceptr>| all.start <= bytes.start && bytes.end <= all.end;
         if !within(&self.allocation) {
             let current = Current::enter(self.copies.context());
-            // After an error there are two copies. If it is that of earlier work, the next call returns it too.
+            // After an error the range is empty, so the two pieces are copied separately. An error of earlier work is
+            // returned by the next call too.
             self.allocation = current.and_then(|_current| cu::allocation(bytes.start)).unwrap_or(0..0);
         }
         within(&self.allocation)
@@ -197,14 +199,15 @@ impl<'s, 'env> Staging<'s, 'env> {
     fn dispatch(&mut self) -> Result<(), Error> {
         let Some(order) = self.open.take() else { return Ok(()) };
         let _current = self.usable()?;
-        // SAFETY: both exist. The waits for the event's last record are enqueued: the slot was free.
+        // SAFETY: the event and the stream exist. The slot was free, so every wait for the event's last record has been
+        // enqueued.
         self.fail(unsafe { cu::record(order.slot.ready.raw(), self.used.stream.cu_stream()) })?;
         order.commit().map_err(|_closed| ended(self.fate))
     }
 
     /// Hands the last slot over, if the caller's work has succeeded, and ends the threads. They first do what they have.
     pub(super) fn finish(mut self, worked: bool) -> Used<'env> {
-        // An error is in `fate` too, or that of a thread that has ended.
+        // The result is ignored: `fate` has the error of this call, or of the fill threads that have ended.
         let _ = if worked { self.dispatch() } else { Ok(()) };
         drop(self.open);
         self.orders.finish();
@@ -237,7 +240,8 @@ impl Drop for Used<'_> {
         let _current = Current::enter_to_free(self.stream.context());
         // SAFETY: the borrow keeps the stream alive.
         if unsafe { cu::is_captured(self.stream.cu_stream()) } != Ok(false) {
-            // A record would become part of the graph. It is not needed either: the host waits for the copies.
+            // Do not record the uses: the records would become part of the graph. They are not needed, because the host
+            // waits for the copies.
             mem::forget(mem::take(&mut self.guards));
         }
     }

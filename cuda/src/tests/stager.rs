@@ -16,21 +16,22 @@ fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<S
     let sim = Sim::start(Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) });
     let ctx = context(0).unwrap();
     if !tracking {
-        // SAFETY: one stream uses everything.
+        // SAFETY: one stream uses all memory, so its order replaces the tracking.
         unsafe { ctx.disable_event_tracking() };
     }
     let stream = ctx.new_stream().unwrap();
     let (depth, threads) =
         if without.is_some() { (1, 1) } else { (seed as usize % 8 + 1, seed as usize / 8 % 4 + 1) };
     let mut stager = Stager::new(&ctx).slot_bytes(SLOT).depth(depth).fill_threads(threads).build().unwrap();
-    // Without the edge that waits for copies, a slot is filled again and again; otherwise there is one of it.
+    // To notice that `RefillAfterCopy` is missing, each slot must be filled twice. For the other edges, fill one slot
+    // once.
     let slots =
         if without.is_none_or(|edge| edge == Edge::RefillAfterCopy) { 2 * depth * threads } else { 1 };
     let len = slots * SLOT;
     let _back = Without::edge(without);
-    // A zeroing on the stream, behind a kernel: a copy that does not wait for it is early.
+    // The stream zeroes this memory: a copy that does not wait for the stream is unordered with that write.
     let mut memory = stream.alloc_zeros::<u8>(len).unwrap();
-    // Without an edge, the device is stopped until everything is enqueued: no copy is over by chance.
+    // If an edge is missing, hold the device until everything is enqueued: no copy may be over by chance.
     let held = without.filter(|_| !offload).map(|_| sim.hold(0));
     let fill = |at: usize, out: &mut [u8]| {
         out.fill((at / SLOT) as u8 + 1);
@@ -44,7 +45,7 @@ fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<S
         stager.scope(&stream, |from| from.offload(memory.as_view(), &mut out)).unwrap();
         stream.memset_zeros(&mut memory).unwrap();
     } else if without.is_some() {
-        // A use of the stream's, which the copies come before.
+        // The stream reads the memory: this read must come after the uploads.
         let mut copy = stream.alloc_zeros::<u8>(len).unwrap();
         stream.memcpy_dtod(&memory, &mut copy).unwrap();
         drop(held);
@@ -85,7 +86,7 @@ fn a_missing_edge_is_found_for_every_seed() {
     if Control::get().is_real() {
         return; // has no checker
     }
-    // An offload is waited for on the host: nothing else waits for its copies.
+    // Offloads have no `UseAfterCopy`: only the host waits for their copies.
     for (edge, offload) in [
         (Edge::RefillAfterCopy, false),
         (Edge::UseAfterCopy, false),

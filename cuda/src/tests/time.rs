@@ -38,7 +38,7 @@ fn a_copy_begins_after_it_was_issued_and_ends_before_now_whatever_the_clocks_dri
         unsafe { cu::record(copied, raw) }.unwrap();
         // SAFETY: as above.
         unsafe { cu::synchronize(raw) }.unwrap();
-        // SAFETY: they exist, are for timing, and were recorded.
+        // SAFETY: both events exist, are for timing, and were recorded.
         let time = unsafe { clock.time(start, copied, issued) }.unwrap().unwrap();
         assert!(time.took > Duration::ZERO, "{name}");
         assert!(issued <= time.start, "{name}: {:?} too early", issued - time.start);
