@@ -18,7 +18,7 @@ use twinbuf::{Breakdown, Checkpoint, Plan};
 use crate::errors::{self, Failure};
 use crate::handover;
 use crate::lease::Lease;
-use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked, detached};
+use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
 use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
@@ -429,18 +429,21 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
 fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<()> {
     let clock = py.import("time")?.getattr("process_time")?;
     let used = || clock.call0()?.extract::<f64>();
-    let (mut since, mut before) = (Instant::now(), used()?);
+    let (mut waited, mut before) = (Duration::ZERO, used()?);
     loop {
         threads.retain_mut(|(_, is_there)| is_there());
         let Some(patience) = threads.iter().map(|&(patience, _)| patience).max() else { return Ok(()) };
-        if since.elapsed() >= patience {
+        if waited >= patience {
             let now = used()?;
-            if now - before < 0.05 * since.elapsed().as_secs_f64() {
+            if now - before < 0.05 * waited.as_secs_f64() {
                 return Ok(());
             }
-            (since, before) = (Instant::now(), now);
+            (waited, before) = (Duration::ZERO, now);
         }
+        let since = Instant::now();
         py.detach(|| thread::sleep(Duration::from_millis(1)));
+        // While a program is stopped, none of its threads computes: that time says nothing of them.
+        waited += since.elapsed().min(SLICE);
         py.check_signals()?;
     }
 }

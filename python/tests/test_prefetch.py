@@ -535,7 +535,15 @@ print([next(each) for each in left])
     assert (out, err, process.returncode) == ("[0, 0, 0, 0]\n", "", 0)
 
 
-@pytest.mark.parametrize("how", ["raise SystemExit(3)", "raise KeyError"])
+# A program that is stopped for longer than a thread that sleeps may take to leave.
+STOPPED = """
+import os, subprocess
+subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"])
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["raise SystemExit(3)", "raise KeyError", STOPPED])
 def test_the_interpreter_exits_while_an_item_is_computed(how: str) -> None:
     pytest.importorskip("torch")
     program = f"""
