@@ -62,7 +62,8 @@ impl Batch {
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // Code that holds the lock cannot panic half-way, does not wait, and runs no Python code.
+        // A poisoned lock is harmless: its holders change the content in one step. They never wait and run no Python
+        // code.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -93,7 +94,7 @@ impl Batch {
 
     fn replace(&self, content: Content) {
         let old = mem::replace(&mut *self.content(), content);
-        // Without the lock: dropping a tensor may run Python code.
+        // Drop the old content without the lock, because dropping a tensor may run Python code.
         drop(old);
     }
 
@@ -165,7 +166,8 @@ impl Batch {
         let mut content = self.content();
         let old = mem::replace(&mut *content, Content::Released { _memory: None });
         match old {
-            // Relaxed: a view that ends at the same time finds the lock, and then keeps the memory itself.
+            // Relaxed: if this misses a view that ends now, `__releasebuffer__` takes the lock later, and then keeps
+            // the memory.
             Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
                 *content = Content::Released { _memory: Some(lease) };
             }
@@ -248,7 +250,7 @@ impl Batch {
     /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lease = slf.get().only()?;
-        // SAFETY: as the caller promises.
+        // SAFETY: Python passes a view that can be written.
         unsafe { fill(lease, 0, slf.into_any(), view, flags) }
     }
 
@@ -256,9 +258,9 @@ impl Batch {
     ///
     /// Python calls it with a view that `__getbuffer__` filled, once.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `__getbuffer__` filled the view with `fill`, and Python releases it once.
         let lease = unsafe { taken(view) };
-        // Relaxed: a reader has seen the end of this call, or else the lock below keeps the memory.
+        // Relaxed: if `release` misses this store, it held the lock before this call, which then keeps the memory.
         self.exported.store(true, Ordering::Relaxed);
         if let Content::Released { _memory: memory @ None } = &mut *self.content() {
             *memory = Some(lease);
@@ -314,7 +316,7 @@ impl Lease {
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
         }
         let asarray = ASARRAY.import(py, "numpy", "asarray")?;
-        // Made from an object that cannot be released before the array is gone.
+        // The array keeps this `Field`, which, unlike the batch, cannot be released while the array exists.
         self.pack(py, |field| asarray.call1((Field { lease: self.clone(), field },)))
     }
 
@@ -338,7 +340,7 @@ impl Field {
     /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let Self { lease, field } = slf.get();
-        // SAFETY: as the caller promises.
+        // SAFETY: Python passes a view that can be written.
         unsafe { fill(lease.clone(), *field, slf.clone().into_any(), view, flags) }
     }
 
@@ -346,7 +348,7 @@ impl Field {
     ///
     /// Python calls it with a view that `__getbuffer__` filled, once.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: as the caller promises.
+        // SAFETY: `__getbuffer__` filled the view with `fill`, and Python releases it once.
         drop(unsafe { taken(view) });
     }
 }
@@ -368,9 +370,9 @@ unsafe fn fill(
     }
     let mut filled = lease.views[field].buffer(owner, flags)?;
     filled.readonly = c_int::from(lease.readonly);
-    // Keeps memory, shape and strides until the view is released.
+    // The view owns the lease, and so memory, shape and strides, until it is released.
     filled.internal = Arc::into_raw(lease).cast_mut().cast::<c_void>();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a view that can be written.
     unsafe { view.write(filled) };
     Ok(())
 }
@@ -383,6 +385,6 @@ unsafe fn fill(
 unsafe fn taken(view: *mut ffi::Py_buffer) -> Arc<Lease> {
     // SAFETY: the view was filled.
     let internal = unsafe { (*view).internal };
-    // SAFETY: `fill` stored a counted reference there; it is taken back once.
+    // SAFETY: `fill` stored a pointer of `Arc::into_raw` there, and this takes it back once.
     unsafe { Arc::from_raw(internal.cast::<Lease>().cast_const()) }
 }

@@ -95,7 +95,7 @@ impl PythonData {
         let result = object.bind(py).call_method1("read_into", (indices, &view));
         drop(reading);
         let result = match result {
-            // A number is harmless: the bytes that `readinto` of a file read.
+            // Allow a number: `return file.readinto(out)` returns the number of bytes that it read.
             Ok(made) if made.is_none() || made.is_instance_of::<PyInt>() => Ok(()),
             Ok(made) => Err(PyTypeError::new_err(format!(
                 "read_into: wanted `out` filled and nothing returned, found a {} returned: \
@@ -105,19 +105,19 @@ impl PythonData {
             Err(raised) => Err(raised),
         };
         if let Err(error) = &result {
-            // A frame that cannot be cleared keeps the view; this is detected below.
+            // If a frame cannot be cleared, it still refers to the view. The check below detects that.
             let _ = clear_frames(py, error);
         }
         let mut returned = view.call_method0("release").is_ok();
         if returned && is_shared(&view) {
-            // `torch.frombuffer(out)` keeps `out` without an export of its memory, while a released view is harmless:
-            // the two look the same. An unreachable cycle is neither, so collect it first.
+            // Something still refers to `out`: perhaps a tensor of `torch.frombuffer(out)`, which uses the memory
+            // without an export. If it is an unreachable cycle, which is harmless, the collector frees it.
             py.import("gc")?.call_method0("collect")?;
             returned = !is_shared(&view);
         }
         drop(view);
         if !returned || lent.get().exports.load(Ordering::Relaxed) > 0 {
-            // Relaxed: read by the thread that drops the loader, after it was told of this error.
+            // Relaxed: the thread that drops the loader reads the flag after it has received this error.
             self.kept.store(true, Ordering::Relaxed);
             result?;
             return Err(PyBufferError::new_err(
@@ -131,7 +131,7 @@ impl PythonData {
 /// Clears the frames in the traceback of an exception and of its causes, because they keep the view.
 fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
     let clear = py.import("traceback")?.getattr("clear_frames")?;
-    // Before Python 3.12 the exception does not have its traceback yet.
+    // Before Python 3.12 the exception object may lack its traceback, so clear the traceback separately.
     if let Some(traceback) = error.traceback(py) {
         clear.call1((traceback,))?;
     }
@@ -149,7 +149,7 @@ fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
 
 /// Whether there are other references to the view.
 fn is_shared(view: &Bound<'_, PyMemoryView>) -> bool {
-    // SAFETY: the object is alive, and this thread is attached.
+    // SAFETY: `view` keeps the object alive, and this thread is attached to the interpreter.
     (unsafe { ffi::Py_REFCNT(view.as_ptr()) }) > 1
 }
 
@@ -178,7 +178,7 @@ impl Dataset for PythonData {
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         let bytes = out.len();
-        // The interpreter may be about to exit: nothing requests this batch then.
+        // Attaching fails while the interpreter exits. Nobody waits for this batch then.
         match Python::try_attach(|py| self.call(py, batch, out)) {
             Some(result) => result?,
             None => return Err("the interpreter is shutting down".into()),
@@ -197,13 +197,13 @@ pub(crate) struct Lent {
 
 // SAFETY: the memory is lent for one call. `PythonData::call` detects whether a view outlived it.
 unsafe impl Send for Lent {}
-// SAFETY: only the count of exports changes.
+// SAFETY: after construction only `exports` changes, and it is atomic.
 unsafe impl Sync for Lent {}
 
 impl Lent {
     fn new(out: &mut [u8], records: usize, record: &RecordType) -> Self {
         let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
-        // Types without a format are lent as unsigned integers of their size.
+        // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
         let dtype = match (dtype::format(element), element.size()) {
             (Some(_), _) => element,
             (None, 1) => DType::U8,
@@ -219,7 +219,7 @@ impl Lent {
     ///
     /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        // The view keeps this object, and so shape and strides.
+        // The view refers to this object, which keeps shape and strides.
         let filled = slf.get().view.buffer(slf.clone().into_any(), flags)?;
         slf.get().exports.fetch_add(1, Ordering::Relaxed);
         // SAFETY: Python passes a view that may be written.

@@ -107,7 +107,7 @@ pub(crate) fn capsule<'py>(
         device: Device { kind: HOST.0, id: HOST.1 },
         ndim: context.shape.len() as i32,
         dtype: DataType { code, bits, lanes: 1 },
-        // The boxes stay in place when the context moves.
+        // `shape` and `strides` are boxes, so they stay in place when the context moves.
         shape: context.shape.as_mut_ptr(),
         strides: context.strides.as_mut_ptr(),
         byte_offset: 0,
@@ -131,11 +131,11 @@ fn wrap<T: Exported>(py: Python<'_>, tensor: T) -> PyResult<Bound<'_, PyAny>> {
     let capsule =
         unsafe { ffi::PyCapsule_New(tensor.cast::<c_void>(), T::NAME.as_ptr(), Some(drop_unclaimed::<T>)) };
     if capsule.is_null() {
-        // SAFETY: the tensor made above, which nothing else has.
+        // SAFETY: the tensor was made above. No capsule has it, so this is its only use.
         unsafe { delete(tensor) };
         return Err(PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err("no memory for a capsule")));
     }
-    // SAFETY: a new reference that is not null.
+    // SAFETY: `capsule` is a new reference and is not null.
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
@@ -145,7 +145,7 @@ fn wrap<T: Exported>(py: Python<'_>, tensor: T) -> PyResult<Bound<'_, PyAny>> {
 ///
 /// `tensor` is one that [`wrap`] made, and is not used again.
 unsafe extern "C" fn delete<T: Exported>(tensor: *mut T) {
-    // SAFETY: it was made by `Box::into_raw`, and the caller gives it up.
+    // SAFETY: `wrap` made the pointer with `Box::into_raw`, and the caller does not use it again.
     let tensor = unsafe { Box::from_raw(tensor) };
     // SAFETY: so was its context.
     give_up(unsafe { Box::from_raw(tensor.context().cast::<Context>()) });
@@ -156,12 +156,12 @@ unsafe extern "C" fn delete<T: Exported>(tensor: *mut T) {
 /// PyO3 counts its own attachments. torch releases the GIL before it calls a deleter, even below a call into this
 /// library. The count then says "attached" although the thread is not.
 fn give_up(context: Box<Context>) {
-    // SAFETY: may be called at any time.
+    // SAFETY: `Py_IsInitialized` may be called at any time, on any thread.
     if unsafe { ffi::Py_IsInitialized() } == 0 {
-        // No Python object is freed then.
+        // The interpreter is gone, so this drop frees no Python object.
         return drop(context);
     }
-    // SAFETY: the interpreter exists; the two calls are a pair, on one thread.
+    // SAFETY: the interpreter exists. `Ensure` and `Release` are called as a pair, on one thread.
     let before = unsafe { ffi::PyGILState_Ensure() };
     drop(context);
     // SAFETY: as above.
@@ -174,11 +174,11 @@ fn give_up(context: Box<Context>) {
 ///
 /// Python calls it once, with a capsule that [`wrap`] made, while this thread is attached to the interpreter.
 unsafe extern "C" fn drop_unclaimed<T: Exported>(capsule: *mut ffi::PyObject) {
-    // SAFETY: as the caller promises.
+    // SAFETY: Python passes a live capsule, on a thread that is attached to the interpreter.
     if unsafe { ffi::PyCapsule_IsValid(capsule, T::NAME.as_ptr()) } != 0 {
-        // SAFETY: the capsule has this name.
+        // SAFETY: the capsule is valid and has this name.
         let tensor = unsafe { ffi::PyCapsule_GetPointer(capsule, T::NAME.as_ptr()) };
-        // SAFETY: a capsule of this name holds such a tensor.
+        // SAFETY: `wrap` put a `T` into the capsule. A consumer that takes it out renames the capsule.
         unsafe { delete(tensor.cast::<T>()) };
     }
 }

@@ -30,12 +30,12 @@ pub(crate) fn of(record: &RecordType) -> DType {
 
 /// The shape of this many records of a shape.
 pub(crate) fn of_records(records: usize, shape: &[usize]) -> Box<[isize]> {
-    // They are in memory, so no axis is longer than `isize::MAX`.
+    // The records are in memory, so no axis is longer than `isize::MAX`.
     std::iter::once(&records).chain(shape).map(|&axis| axis as isize).collect()
 }
 
 const LONG: bool = size_of::<std::ffi::c_long>() == 8;
-// numpy has two types of 64 bits where `long` is one, and `int64` is `long` there.
+// numpy has separate types for C's `long` and `long long`. If `long` has 64 bits, numpy's `int64` is `long`.
 const U64: &CStr = if LONG { c"L" } else { c"Q" };
 const I64: &CStr = if LONG { c"l" } else { c"q" };
 
@@ -90,7 +90,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         Err(_) => dtype.str()?.to_string().trim_start_matches("torch.").to_owned(),
     };
     if dtype.is_none() {
-        // numpy would convert it to float64.
+        // Refuse `None`, which `numpy.dtype` converts to float64.
         return Err(PyTypeError::new_err("dtype: wanted the type of a record's elements, found None"));
     }
     let find = |text: &str| ALL.iter().find(|row| row.1 == text).map(|row| row.0);

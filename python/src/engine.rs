@@ -167,7 +167,7 @@ impl Shared {
 
 impl State {
     fn lent(&mut self, lease: &Arc<Lease>) {
-        // No more of them than slots are in use.
+        // Forget batches that were freed, so that the list does not grow.
         self.leases.retain(|(_, lease)| lease.strong_count() > 0);
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
@@ -216,7 +216,7 @@ impl State {
         let at = self.at();
         self.rest();
         if self.start(at.as_ref(), 0..self.end).is_err() {
-            // The error that stopped it was reported, and the next iteration reports it again.
+            // Drop the error of the restart: the caller gets the interrupt now, and this error from the next iteration.
             self.rest();
         }
     }
@@ -272,7 +272,7 @@ impl State {
         self.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
-            // Nothing remains, and the position is not lost.
+            // No epoch is left to iterate over: keep the position.
             return Ok(self.iteration);
         }
         (self.exhausted, self.before, self.resume) = (false, None, None);
@@ -345,7 +345,8 @@ impl Drop for Shared {
         let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
         let mut wait = || closing.wait(LEAVE);
         let closed = Python::try_attach(|py| detached(py, &mut wait)).unwrap_or_else(wait);
-        // The error that nobody asked for is dropped, as at the end of a loop that was left.
+        // Drop an error of the loader, which nobody can receive any more. If closing takes too long, leave the threads
+        // behind.
         if closed.is_none() {
             closing.leave();
         }
@@ -354,9 +355,9 @@ impl Drop for Shared {
 
 /// The loader to close, if there is one.
 pub(crate) fn loader_of(run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
-    // Relaxed: the error that reports it was delivered, or this thread does not reach the view's memory.
+    // Relaxed: this thread has received the error that followed the store, or does not free the memory of the view.
     if kept.load(Ordering::Relaxed) {
-        // Python code has a view of a slot: that memory must stay forever.
+        // Python code kept a view of a slot, so the memory of the slots must never be freed.
         std::mem::forget(run);
         return None;
     }
@@ -373,7 +374,7 @@ impl Closing {
     pub(crate) fn start(loader: twinbuf::Loader) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(1);
         thread::Builder::new().name("twinbuf-close".to_string()).spawn(move || {
-            // Nobody may wait for it any more.
+            // Fails if the receiver was dropped: then nobody waits for the result.
             let _ = sender.send(loader.close());
         })?;
         Ok(Self(receiver))
@@ -405,7 +406,7 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     let mut threads = handover::stop_all(py);
     let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
-        // From now on an iterator is at its end.
+        // Take the loader away from its iterators: from now on they return no more batches.
         let run = shared.state.detached(py, |state| std::mem::take(&mut state.run));
         if let Some(closing) = loader_of(run, &shared.kept).map(Closing::start) {
             let closing = closing?;

@@ -58,7 +58,7 @@ impl Failure {
         let (path, offset) = error.place().unzip();
         let (path, offset) = (path.map(Path::to_path_buf), offset.flatten());
         let errno = StdError::source(error).and_then(errno);
-        // Errors with a dedicated class have no source.
+        // These two errors have no `io::Error` as their source: use ENOENT (2) and EACCES (13).
         let errno = errno.or(match class {
             "MissingFileError" => Some(2),
             "FilePermissionError" => Some(13),
@@ -174,7 +174,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
             let raised = not_the_end(py, "the data set", *raised);
-            // Failing to add a note is no reason to hide the error.
+            // If the note cannot be added, return the error without it.
             let _ = raised.value(py).call_method1("add_note", (line,));
             return raised;
         }

@@ -106,7 +106,7 @@ struct Running(Arc<Making>);
 
 impl Running {
     fn new(making: &Arc<Making>) -> Self {
-        // Relaxed: the thread that joins has started this one.
+        // Relaxed: this runs before the thread starts, on the thread that may later join it.
         making.running.store(true, Ordering::Relaxed);
         Self(making.clone())
     }
@@ -114,7 +114,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Release: whoever joins uses the iterable next.
+        // Release: the thread that joins uses the iterable next, and must see this thread's changes to it.
         self.0.running.store(false, Ordering::Release);
     }
 }
@@ -169,7 +169,7 @@ impl Turn {
     const SKIPS: u32 = 64;
 }
 
-// Relaxed, for each of these flags: what they tell of is behind the GIL, the lock of `State` or the ring.
+// Relaxed is enough for these flags: the GIL, the lock of `State` or the ring orders the data that they announce.
 
 impl Source {
     /// Makes the next item. Returns whether there was one.
@@ -207,9 +207,9 @@ impl pipe::Source<()> for Source {
     type Unit = ();
 
     fn fill(&mut self, (): &mut (), (): &mut (), at: &mut Filling<'_>) -> Result<Content, Error> {
-        // The interpreter may be about to exit: nothing requests this item then.
+        // Attaching fails while the interpreter exits. Nobody waits for this item then.
         Python::try_attach(|py| {
-            // The interpreter takes the GIL away from Python code alone.
+            // The interpreter makes only Python code release the GIL, so release it here from time to time.
             if self.since.elapsed() > SWITCH {
                 py.detach(|| ());
                 self.since = Instant::now();
@@ -223,12 +223,12 @@ impl pipe::Source<()> for Source {
     fn around(&mut self) -> Option<Around> {
         let (failed, around, running) = (self.shared.clone(), self.around.take(), self.running.take());
         let run = move |run: pipe::Loop| {
-            // Dropped last. The loop drops the iterable, which may wait, and which needs the GIL: the interpreter has to
-            // stay until this thread has let go of that.
+            // Dropped last, because `join` waits for this drop. Before it, the loop drops the iterable, which may block
+            // and needs the GIL: the interpreter must not exit until that is done.
             let _running = running;
             let run = Mutex::new(Some(run));
             Python::try_attach(|py| {
-                // The loop has the GIL unless it waits: items are made without a hand-off of it between them.
+                // The loop holds the GIL except while it waits, so that the GIL is not handed over for each item.
                 let run = PyCFunction::new_closure(py, None, None, move |_, _| {
                     let run = run.lock().unwrap_or_else(PoisonError::into_inner).take();
                     run.into_iter().for_each(|run| run());
@@ -357,7 +357,7 @@ impl State {
                 Poll::Ready(Ok(true))
             }
             Poll::Ready(Some(Err(error))) => {
-                // The iterable goes on after an error, if the loop does.
+                // If the loop goes on after this error, the next call lets the thread make further items.
                 self.granted = 0;
                 Poll::Ready(Err(error))
             }
@@ -379,7 +379,7 @@ impl State {
             let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
             *total = total.then(pipe.report());
             drop(total);
-            // The thread ends with its item: it is not waited for.
+            // Do not wait for the thread. It ends as soon as it has made its current item.
             let _ = pipe.close_timeout(Duration::ZERO);
         }
     }
@@ -529,7 +529,7 @@ impl Items {
         visit.call(&self.before)?;
         visit.call(&self.after)?;
         visit.call(&self.place)?;
-        // The collector runs with the GIL, so nobody has the lock.
+        // The garbage collector holds the GIL, so no other thread holds this lock.
         self.iterable.made.try_lock().map_or(Ok(()), |made| {
             made.iter().try_for_each(|Item { item, state, .. }| {
                 visit.call(item)?;
@@ -559,7 +559,7 @@ impl Items {
         });
         let item = if put_back > 0 { self.iterable.made().pop_front() } else { self.take(py)? };
         let Some(mut item) = item else { return Ok(None) };
-        // From here on an exception puts the item back, unless its own `map` has failed.
+        // After an exception from here on, put the item back for the next call, unless `map` failed for this item.
         let mut again = true;
         let received = self.receive(py, &mut item).and_then(|found| py.check_signals().map(|()| found));
         let made = received.and_then(|found| {
@@ -599,7 +599,7 @@ impl Items {
             return Err(error);
         }
         if self.recorder.is_some() && (!self.overlap || self.is_stopped()) {
-            // Where another iteration has ended this one, or `close`, this raises what the loader has to tell.
+            // If `close` or another iteration has ended this one, this call raises the loader's error.
             let Some(item) = self.iterable.next(py)? else {
                 self.at_the_end(py)?;
                 return Ok(None);

@@ -42,7 +42,7 @@ pub(crate) struct Batches {
 impl Batches {
     /// Ends the step of the breakdown that the last batch began.
     fn end_step(&self) {
-        // Relaxed: the thread that iterates reads and writes it.
+        // Relaxed: only the thread that iterates reads and writes this flag.
         if self.stepping.swap(false, Ordering::Relaxed) {
             self.shared.breakdown.end_step();
         }
@@ -56,7 +56,7 @@ impl Batches {
 
     /// What the loop gets of a batch.
     fn hand_out(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
-        // A signal after this point would lose the batch.
+        // Handle signals now: an exception raised later would lose the batch.
         if let Err(raised) = py.check_signals() {
             return Err(self.put_back(py, lease, true, raised));
         }
@@ -64,7 +64,7 @@ impl Batches {
         let batch = Py::new(py, Batch::new(lease.clone()))?.into_any();
         let Some(map) = self.map.as_ref().and_then(|map| map.get(py)) else { return Ok(batch) };
         mapped(py, &map, &batch).map_err(|raised| {
-            // A batch that `map` fails on would fail again.
+            // If `map` failed, do not return the batch again: it would fail again. After Ctrl-C, return it again.
             let again = !raised.is_instance_of::<PyException>(py);
             self.put_back(py, lease, again, raised)
         })
@@ -96,7 +96,7 @@ impl Batches {
             // Most batches are ready already, so there is no reason to release the GIL and wait to get it
             // back.
             true => shared.state.with(py, ask),
-            // It is read now, unless its slot is in use.
+            // Without overlap, this call reads the batch itself, so release the GIL.
             false => shared.state.detached(py, ask),
         };
         loop {
@@ -137,7 +137,7 @@ impl Batches {
 impl Drop for Batches {
     fn drop(&mut self) {
         self.end_step();
-        // The loop was left early: nothing more is read ahead for it.
+        // If the loop was left early, stop reading ahead for it.
         let (shared, iteration) = (&*self.shared, self.iteration);
         if !shared.state.is_forked() {
             let rest = |state: &mut State| {

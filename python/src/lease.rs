@@ -52,7 +52,7 @@ pub(crate) struct View {
 // SAFETY: the memory behind `data` belongs to `memory`. That is `Send`, and nothing else reaches it while the lease
 // exists. Simultaneous access by several threads to its arrays is up to Python code, as with any array.
 unsafe impl Send for Lease {}
-// SAFETY: as above; everything else is immutable after construction.
+// SAFETY: as for `Send`. `memory` has a lock, and all other fields are immutable after construction.
 unsafe impl Sync for Lease {}
 
 /// The owner of the bytes. They are accessed only through [`View::data`].
@@ -110,7 +110,7 @@ impl View {
 
 /// The strides, in elements of this size, of an array in C order.
 fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
-    // An element has the size of a number, so it fits.
+    // An element is a single number of a few bytes, so its size fits `isize`.
     let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
@@ -122,7 +122,7 @@ impl Lease {
     pub(crate) fn new(mut batch: twinbuf::Batch, names: Names) -> Result<Self, Error> {
         let whole: &mut [u8] = &mut batch;
         let data = whole.as_mut_ptr();
-        // A batch is in memory, so the number of its records fits.
+        // A batch is in memory, so the number of its records fits `usize`.
         let records = usize::try_from(batch.plan().len()).unwrap_or(usize::MAX);
         let (mut views, mut parts) = (Vec::new(), Vec::new());
         for field in 0..batch.field_count() {
@@ -153,7 +153,7 @@ impl Lease {
             let (bytes, of) = (tensor.bytes(), tensor.tensor());
             let (dtype, shape) = match of.dtype() {
                 Some(dtype) => (dtype, of.shape().iter().map(|&axis| axis as isize).collect()),
-                // Bytes that are the caller's to decode.
+                // Return a tensor of an unknown type as bytes, for the caller to decode.
                 None => (DType::U8, vec![bytes.len() as isize].into()),
             };
             View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape)

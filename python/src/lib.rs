@@ -62,7 +62,8 @@ mod _twinbuf {
         // SAFETY: this thread is attached to an interpreter.
         let interpreter = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
         if interpreter != 0 {
-            // A thread of Rust attaches to the main interpreter, whatever interpreter started it.
+            // A thread that Rust code starts attaches to the main interpreter, even if a subinterpreter loaded the
+            // module.
             return Err(PyImportError::new_err(
                 "twinbuf does not work in a subinterpreter: use a thread or a process",
             ));

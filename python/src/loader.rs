@@ -194,7 +194,7 @@ impl Loader {
         ];
         let prefix = name.map_or(String::new(), |name| format!("{name}: "));
         for (switch, option, argument, found) in options {
-            // The breakdown turns the overlap off, and with it the workers.
+            // The breakdown also overrides `overlap` and `workers`, because it turns overlap off.
             let breakdown = || switches::switch(name, "BREAKDOWN").filter(|_| switch != "DEPTH");
             let Some(by) = switches::switch(name, switch).or_else(breakdown) else { continue };
             if argument != found {
@@ -433,15 +433,15 @@ impl Loader {
         if let (true, Some(last)) =
             (own != LastBatch::Drop, last.filter(|last| *last == "keep" || *last == "wrap"))
         {
-            // `drop_last=False` of one rank and of several ranks: the same number of steps, and the same records before
-            // each.
+            // `drop_last=False` means `keep` for one rank and `wrap` for several. Both have the same steps and the same
+            // records before each step, so a state of one fits the other.
             *last = serde_json::to_value(own).map_err(wrong)?;
         }
         let checkpoint: Checkpoint = serde_json::from_value(fields).map_err(wrong)?;
         let checked = self.shared.state.with(py, |state| {
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };
-            // Reads nothing, and checks that the state is valid.
+            // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
             state.next_epoch = checkpoint.epoch() + 1;
@@ -541,7 +541,7 @@ impl Loader {
         _trace: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let closed = self.close(py, None);
-        // The loop's exception is the one to report.
+        // If the `with` block raised an exception, report that and not the error of `close`.
         if kind.is_none() { closed } else { Ok(()) }
     }
 
@@ -587,7 +587,7 @@ impl Loader {
 fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
     let found = whole("epoch", epoch)?;
     match found {
-        // An epoch ends before the next one.
+        // The next epoch must have a number too.
         u64::MAX => {
             Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
         }
@@ -641,7 +641,7 @@ impl Epochs {
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
         match self.all.get() {
             Some(&all) => Ok(all),
-            // Not within the lock's own call, which would wait while it holds the GIL.
+            // Count before `get_or_init`: inside it, another thread could wait for the count while it holds the GIL.
             None => {
                 let all = self.loader.get().count(py, &self.which);
                 Ok(*self.all.get_or_init(|| all))
@@ -658,7 +658,7 @@ impl Epochs {
 
     /// The batches that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        // Relaxed: a number for whoever asks, and nothing depends on it.
+        // Relaxed: the count is only shown, and orders no other access.
         Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
     }
 

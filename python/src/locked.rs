@@ -73,7 +73,7 @@ pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
 
 /// Waits without the GIL.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
-    // SeqCst: the cost does not matter once per wait.
+    // SeqCst, the strongest ordering: its cost does not matter once per wait.
     DETACHED.fetch_add(1, Ordering::SeqCst);
     let result = py.detach(wait);
     DETACHED.fetch_sub(1, Ordering::SeqCst);

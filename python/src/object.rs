@@ -21,13 +21,14 @@ impl Object {
     }
 
     pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // Held only while a count changes, and never while Python code runs.
+        // The lock is held only while a reference count changes, and never while Python code runs.
         let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         object.as_ref().map(|object| object.clone_ref(py))
     }
 
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A reference that is not reported is not collected this time.
+        // If another thread holds the lock, do not report the reference: the collector then keeps the object until its
+        // next run.
         self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
     }
 

@@ -136,7 +136,7 @@ impl Watch {
             }
             None => self.ended(py).map(|()| None),
             Some(Err(error)) => {
-                // After Ctrl-C the loop may go on.
+                // Ctrl-C does not end the recording: the loop may go on after it.
                 if error.is_instance_of::<PyException>(py) {
                     self.ended(py)?;
                 }
@@ -147,7 +147,8 @@ impl Watch {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.iterator)?;
-        // A reference that is not reported is not collected this time.
+        // If another thread holds the lock, do not report the reference: the collector then keeps the object until its
+        // next run.
         self.place.try_lock().map_or(Ok(()), |place| visit.call(&place.end))
     }
 }
@@ -155,7 +156,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         Python::try_attach(|py| {
-            // The exception that has left the loop.
+            // Set aside the exception that ended the loop, because `ended` runs Python code.
             let raised = PyErr::take(py);
             if let Err(error) = self.ended(py) {
                 error.write_unraisable(py, None);

@@ -581,7 +581,7 @@ impl Records {
         if let Some(found) = bad(&std, |std| !std.is_finite() || *std == 0.0) {
             return Err(wrong(format!("std: wanted finite numbers other than 0, found {found}")));
         }
-        // One number for all channels needs none.
+        // If `mean` and `std` are the same for all channels, the number of channels does not matter.
         let channels =
             if one(&mean) && one(&std) && !planar { 1 } else { shape.last().copied().unwrap_or(1) };
         let transform = Transform::new(from, channels);

@@ -301,7 +301,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.run.is_forked() {
-            // The thread is in the other process.
+            // The reading thread is in the parent process, so it cannot be joined here: leak the stream.
             let Run { stream, pass, .. } = self.run.get_mut();
             std::mem::forget((stream.take(), pass.take()));
         }
@@ -385,7 +385,7 @@ impl PassOfGroups {
                 Some(Poll::Ready(Some(Err(error)))) => Err(errors::loading(py, error)),
                 Some(Poll::Ready(Some(Ok(group)))) => match py.check_signals() {
                     Ok(()) => Ok(Some(group)),
-                    // Kept for the next call: Ctrl-C later would lose it.
+                    // Ctrl-C interrupts this call: keep the group for the next one.
                     Err(raised) => {
                         self.at().put_back = Some(group);
                         Err(raised)
@@ -404,7 +404,7 @@ impl PassOfGroups {
 
 impl Drop for PassOfGroups {
     fn drop(&mut self) {
-        // Left early: nothing more is read ahead for it.
+        // If the pass was left early, stop reading ahead for it.
         let begun = self.at.get_mut().unwrap_or_else(PoisonError::into_inner).pass;
         let stream = self.stream.get();
         if begun > 0 && !stream.run.is_forked() {

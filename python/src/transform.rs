@@ -106,7 +106,8 @@ impl RecordTransform for Step {
             Self::Map(function) => {
                 let bytes = function.to.len();
                 let count = out.len() / bytes;
-                // Of records of one size: those that differ are applied one by one, and may be empty.
+                // All records here have the same size. Records of varying size are transformed one by one, in
+                // `apply_one`.
                 let each = records.len() / count.max(1);
                 for ((index, out), context) in out.chunks_exact_mut(bytes).enumerate().zip(context.records())
                 {
