@@ -297,7 +297,7 @@ impl Thread {
     #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let (timeout, since) = (seconds_or_none("timeout", timeout)?, Instant::now());
-        // Acquire: the iterable is used by the caller next.
+        // Acquire: the caller uses the iterable next, and must see the thread's changes to it.
         while self.making.running.load(Ordering::Acquire) {
             if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
                 self.making.left.store(true, Ordering::Relaxed);

@@ -587,7 +587,7 @@ impl Loader {
 fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
     let found = whole("epoch", epoch)?;
     match found {
-        // The next epoch must have a number too.
+        // Refuse the largest number, because the end of the range is the next epoch, which needs a number too.
         u64::MAX => {
             Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
         }

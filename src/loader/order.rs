@@ -69,7 +69,7 @@ impl Batches {
                 self.next.step += 1;
                 return Some((Place { ordinal, epoch, step }, plan));
             }
-            // If an epoch has no step, later epochs have none either: without this the loop would not end.
+            // If an epoch has no step, later epochs have none either, and without this check the loop would not end.
             if epoch >= self.last || step == 0 {
                 return None;
             }

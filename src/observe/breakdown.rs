@@ -306,7 +306,7 @@ impl Inner {
         Self {
             every: steps,
             validation_every: steps,
-            // Not `eprintln`: it panics if the standard error is closed, and that would end the training.
+            // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
             sink: Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
             validation: Table::default(),

@@ -273,7 +273,7 @@ impl Recent {
     pub(super) fn units(&self) -> Vec<Unit> {
         let nanos = |time: Duration| time.as_nanos() as f64;
         let between = |from: Instant, to: Instant| nanos(to.saturating_duration_since(from));
-        // For each thread that the caller lent batches to: when it freed its last one.
+        // Each thread that the caller lent batches to, and when that thread freed its last batch.
         let mut threads: Vec<(usize, Instant)> = Vec::new();
         let unit = |(at, seen): (usize, &Seen)| {
             let used_from = seen.used_from();

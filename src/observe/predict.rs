@@ -94,13 +94,13 @@ impl Demand {
         let had = load * cpu[0] + train * cpu[1];
         let wanted = had + load * delay[0] + train * delay[1];
         let running = part(shares[1].running, &shares[1]).filter(|running| *running > 0.0);
-        // The caller counted all running threads of the machine. Subtract the caller and, with overlap, the loading
-        // threads.
+        // The threads of other programs are all running threads that the caller counted, less the caller and the
+        // loading threads.
         let loads = if overlap { wanted - train * (cpu[1] + delay[1]) } else { 0.0 };
         let others = match running {
             Some(running) => running - 1.0 - loads,
-            // No count: estimate it from how long our threads waited for processors, less the waits that they cause
-            // each other.
+            // Without a count, estimate them from how long our threads waited for processors, less the waits for each
+            // other.
             None => processors * (wanted / had.max(1e-9) - 1.0) - (wanted - processors).max(0.0),
         };
         Self { processors, cpu, delay, had, wanted, others: others.max(0.0) }
@@ -156,8 +156,7 @@ impl Model {
         let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
         let turns = match recent.takes_turns(loads) {
             _ if files => Some(false),
-            // Loads that need a processor nearly all the time take turns only at processors, which the replay shares
-            // anyway.
+            // Loads that use or wait for a processor nearly all the time do not take turns at a lock.
             Some(true) if demand.cpu[0] + demand.delay[0] > 0.9 => Some(false),
             turns => turns,
         };
@@ -227,8 +226,8 @@ impl Model {
         if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
             return None;
         }
-        // `ratio` is what the replay does not explain. Threads cause it, so it does not hold if overlap is turned on or
-        // off.
+        // `ratio` is the measured time over the replayed time. It holds only with the same threads: not if overlap
+        // changes.
         let ratio = if settings.overlap == self.settings.overlap { self.ratio } else { 1.0 };
         let ratio = if ratio.is_finite() { ratio } else { 1.0 };
         let Demand { cpu, delay, .. } = self.demand;

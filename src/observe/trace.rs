@@ -205,8 +205,8 @@ impl TraceFile {
             match sink.file.write_all(lines.as_bytes()) {
                 Ok(()) => sink.whole += lines.len() as u64,
                 Err(error) => {
-                    // A full disk may take only some of the bytes: cut the file back to whole lines. Fails for a pipe,
-                    // which has no length.
+                    // A full disk may take only a part of the lines: cut the file back to whole lines. This fails for a
+                    // pipe, which has no length.
                     let _ = sink.file.set_len(sink.whole);
                     sink.error = Some(error);
                 }

@@ -218,8 +218,8 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
             Ok(Some(lease)) => Received::Item(lease),
             Err(CudaError::Empty) if !side.inline => Received::Empty,
             Err(CudaError::SlotHeld { .. }) => {
-                // A capture of a CUDA graph holds the slot. Nothing wakes the task when the capture ends: the task must
-                // poll.
+                // A capture of a CUDA graph holds the slot. Nothing wakes the task when the capture ends, so the task
+                // polls again.
                 if let Waiting::Poll(cx) = waiting {
                     cx.waker().wake_by_ref();
                 }

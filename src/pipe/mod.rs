@@ -174,7 +174,7 @@ impl<R: Ring> Running<R> {
         let here = thread::current().id();
         let own = threads.iter().any(|thread| thread.thread().id() == here);
         if !self.shared.wait_for_workers(usize::from(own), until) {
-            // A worker may run on without the pipe: it owns its source, its slot and a reference to the ring.
+            // The workers that are left behind own all that they use: a source, a slot and a reference to the ring.
             return false;
         }
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != here) {
@@ -489,7 +489,7 @@ impl<R: Ring> Pipe<R> {
         let shared = &self.running.shared;
         if shared.wake_at(until, cx.waker()) {
             let shared = shared.clone();
-            // If the thread cannot be started, only the release of the held slot wakes the task, and no timeout.
+            // If the thread cannot be started, no timeout wakes the task, only the release of the held slot.
             let clock = thread::Builder::new().name("twinbuf-clock".to_string());
             let _ = clock.spawn(move || shared.run_clock());
         }
@@ -639,7 +639,7 @@ fn help<R: Ring>(
     let deadline = match waiting {
         Waiting::Block => None,
         Waiting::Until(deadline) => Some(*deadline),
-        // A call that must not block fills no slots.
+        // A `try` or `poll` call must not block, so it fills no slots.
         Waiting::Try | Waiting::Poll(_) => return None,
     };
     while own.pays() {
