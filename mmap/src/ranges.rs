@@ -160,7 +160,11 @@ impl Ranges {
                     .iter_mut()
                     .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
-            file.hints_wait = crate::system::hints_wait(&*file.file()?);
+            // An answer for each file system.
+            file.hints_wait = match shards.last().filter(|last| last.file.id()[0] == file.id()[0]) {
+                Some(last) => last.file.hints_wait,
+                None => crate::system::hints_wait(&*file.file()?),
+            };
             if shards.len() >= kept {
                 file.give_back();
             }

@@ -324,7 +324,7 @@ impl Reader<crate::Groups> {
         let extent = Extent::new(file, start..start.saturating_add(out.len() as u64), 0);
         let mut stats = ReadStats { bytes: extent.len(), ..ReadStats::default() };
         let read = self.source.fill(shards, std::iter::once(Ok(extent)), (out, 0), &mut stats);
-        self.source.count(stats);
+        *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
         read
     }
 
@@ -399,7 +399,7 @@ impl<D: Units> Reader<D> {
         }
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
         self.advance(bytes, false, &mut stats);
-        self.source.count(stats);
+        *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
         read
     }
 

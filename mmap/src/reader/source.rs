@@ -61,11 +61,6 @@ impl Source {
         }
     }
 
-    /// Adds what one read took.
-    pub(super) fn count(&self, read: ReadStats) {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) += read;
-    }
-
     /// Returns what was read so far.
     pub(super) fn stats(&self) -> ReadStats {
         let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);

@@ -278,7 +278,12 @@ fn delayed(caching: Caching, mode: ReadMode, call: usize) -> bool {
 fn hints_wait_for_nothing() {
     let Some(fixture) = Fixture::new(Caching::Pages, 1) else { return };
     let fixture = Arc::new(fixture);
-    let records = Arc::new(fixture.open().unwrap());
+    // The first file is on another file system, whose hints do not wait.
+    let folder = tempfile::tempdir().unwrap();
+    let mut paths = fixture.paths();
+    paths[0] = folder.path().join("0.bin");
+    std::fs::write(&paths[0], &contents()[0]).unwrap();
+    let records = Arc::new(Records::open(paths, RECORD).unwrap());
     fixture.system.fail_after(0, Fault::Delay);
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
@@ -297,6 +302,8 @@ fn hints_wait_for_nothing() {
     let (hinted, refused) = hinted.expect("the hints wait for an answer");
     assert!(refused);
     println!("{hinted:?}");
+    // Of the first file alone, in whole pages.
+    assert!((1..=contents()[0].len() as u64 + 4096).contains(&hinted.hinted), "{hinted:?}");
     let mut out = vec![0; RECORD * RECORDS as usize];
     let all = Plan::builder(RECORDS).batch(RECORDS).build().unwrap().batch(0, 0).unwrap();
     records.read(&all, &mut out).unwrap();
