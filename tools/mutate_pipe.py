@@ -106,7 +106,7 @@ EXCUSES = {
 FIRST = {
     "a release is not noted": "--lib pipe::ring",
     "a release is not passed on": "--lib pipe::ring",
-    "a caller that helps loses what it finds": "twinbuf-shuttle-pipe:histories helps",
+    "a caller that helps loses what it finds": "--lib pipe::tests",
     "a unit of an earlier call stops this one": "twinbuf-shuttle-pipe:histories earlier",
     "the caller waits for the turn": "twinbuf-shuttle-pipe:histories helps",
     "a clock runs on after a close": "twinbuf-shuttle-pipe:histories",

@@ -667,3 +667,53 @@ fn at_place(error: Error, at: At) -> Error {
         error => error,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ring::Sides;
+    use super::turn::Taken;
+    use super::*;
+
+    type Numbered = Slots<u64, u64>;
+
+    /// Writes its unit. Before that, if it is the caller's, another worker fills and commits the slot that it took.
+    struct Numbers(Option<Other>);
+
+    type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, Taken<Numbered>);
+
+    impl Source<u64> for Numbers {
+        type Unit = u64;
+
+        fn fill(&mut self, unit: &mut u64, slot: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
+            if let Some((shared, mut worker, taken)) = self.0.take() {
+                worker.fill(&shared, taken, None);
+            }
+            *slot = *unit;
+            Ok(Content::Bytes(8))
+        }
+
+        fn pays(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
+        let (producer, mut consumer) = Numbered::ring(vec![0; 3]);
+        let shared = Arc::new(Shared::new(producer, 1, Naming::default()));
+        let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
+        shared.begin(Box::new(units), true, u64::MAX);
+        let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
+        let worker =
+            |source, index| Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index);
+        let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
+        let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
+        let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+        let mut last_fill = Duration::ZERO;
+        let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last_fill);
+        let Some(Received::Item(first)) = found else { panic!("{found:?}") };
+        assert_eq!((*first, *first.unit()), (0, 0));
+        let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+        assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
+    }
+}
