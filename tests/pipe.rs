@@ -4,7 +4,7 @@ mod common;
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -299,6 +299,44 @@ fn a_task_that_holds_every_slot_is_told() {
         let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
         told(&mut items);
         drop(held);
+    }
+}
+
+/// Each wait for a held slot has its clock.
+#[test]
+fn a_task_is_told_each_time() {
+    for overlap in [false, true] {
+        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
+        let mut pipe = builder.held_timeout(Duration::from_millis(40)).build().unwrap();
+        for _ in 0..9 {
+            let mut items = pipe.items(0..9);
+            let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
+            let found = pollster::block_on(items.next_async()).unwrap();
+            assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}, overlap {overlap}");
+            drop(held);
+        }
+    }
+}
+
+/// When a pipe is closed, no thread waits on for a slot that was held.
+#[test]
+fn a_closed_pipe_forgets_the_task() {
+    for overlap in [false, true] {
+        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
+        let mut pipe = builder.held_timeout(LONG).build().unwrap();
+        let mut items = pipe.items(0..9);
+        let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
+        let (wake, wakes) = channel();
+        let waker = Waker::from(Arc::new(Task(wake)));
+        assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
+        drop((held, waker, items));
+        pipe.close().unwrap();
+        // The last share of the waker goes with the last thread that has one.
+        let mut next = Ok(());
+        while next.is_ok() {
+            next = wakes.recv_timeout(LONG / 10);
+        }
+        assert_eq!(next, Err(RecvTimeoutError::Disconnected), "overlap {overlap}");
     }
 }
 

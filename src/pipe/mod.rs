@@ -476,23 +476,12 @@ impl<R: Ring> Pipe<R> {
             let since = *self.held_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.held_timeout {
                 if let Waiting::Poll(cx) = waiting {
-                    self.wake_at(since + self.held_timeout, cx);
+                    self.running.shared.wake_at(since + self.held_timeout, cx.waker());
                 }
                 return Poll::Pending;
             }
         }
         Poll::Ready(Err(error))
-    }
-
-    /// Has the task woken when its wait for a held slot is over.
-    fn wake_at(&self, until: Instant, cx: &std::task::Context<'_>) {
-        let shared = &self.running.shared;
-        if shared.wake_at(until, cx.waker()) {
-            let shared = shared.clone();
-            // If the thread cannot be started, no timeout wakes the task, only the release of the held slot.
-            let clock = thread::Builder::new().name("twinbuf-clock".to_string());
-            let _ = clock.spawn(move || shared.run_clock());
-        }
     }
 
     /// The option that sets how many slots items hold, and their number.

@@ -10,7 +10,7 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use super::ring::Ring;
 use crate::error::Error;
 use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::observe::recorder::LoadRecorder;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 use crate::thread::panic_message;
 
 /// Fills slots. A pipe has one for each worker.
@@ -243,16 +243,22 @@ impl<R: Ring> Shared<R> {
         }
     }
 
-    /// A task waits for a slot that the caller holds, until this time. Returns whether it needs a thread that runs
-    /// [`run_clock`](Self::run_clock).
-    pub(super) fn wake_at(&self, until: Instant, waker: &Waker) -> bool {
+    /// Wakes the task at this time, unless the slot that it waits for is released before.
+    pub(super) fn wake_at(self: &Arc<Self>, until: Instant, waker: &Waker) {
         let task = (until, waker.clone()); // not under the lock: the waker is foreign code
         let mut mail = lock(&self.mail);
         let old = mail.held.replace(task);
-        let clock = mem::replace(&mut mail.clock, true);
+        let runs = mem::replace(&mut mail.clock, true);
         drop(mail);
         drop(old);
-        !clock
+        if !runs {
+            let shared = Arc::clone(self);
+            let clock = thread::Builder::new().name("twinbuf-clock".to_string());
+            // If the thread cannot be started, no timeout wakes the task, only the release of the held slot.
+            if clock.spawn(move || shared.run_clock()).is_err() {
+                lock(&self.mail).clock = false;
+            }
+        }
     }
 
     /// Wakes tasks that wait for held slots when their time is over, until none waits.
