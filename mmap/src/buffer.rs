@@ -36,8 +36,8 @@ enum Memory {
     Lent { start: NonNull<u8>, len: usize, _lender: Arc<dyn Any + Send> },
 }
 
-// SAFETY: the bytes are the buffer's alone, whichever thread it is on. The lender is `Send`, and nothing is done with it
-// but to drop it, once, with the last buffer.
+// SAFETY: only this buffer reaches the bytes, on whichever thread it is. The lender is `Send`, and is only dropped,
+// once, with the last buffer that shares it.
 unsafe impl Send for Memory {}
 // SAFETY: a shared buffer gives out `&[u8]` and nothing else; the lender is not touched before the drop.
 unsafe impl Sync for Memory {}
@@ -58,13 +58,13 @@ impl Buffer {
     #[must_use]
     pub fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
-        // What is in front of the first multiple, and behind the end, is never touched and takes no memory.
+        // Map more than `len`, to begin at a multiple of `align`. The rest is never touched and takes no memory.
         let map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
         let start = map.as_ptr().align_offset(align);
         let end = start.checked_add(len).filter(|&end| end <= map.len())?;
         #[cfg(target_os = "linux")]
         if len >= HUGE {
-            // A kernel without them refuses, and the memory is as good, only slower.
+            // A kernel without huge pages refuses the advice. The memory then works too, only slower.
             let _ = map.advise_range(memmap2::Advice::HugePage, start, len / HUGE * HUGE);
         }
         Some(Self(Memory::Own { map, bytes: start..end }))
@@ -99,8 +99,8 @@ impl Buffer {
         let buffer = |(start, &len)| {
             // SAFETY: the next buffer starts behind this one's bytes, and all of them fit into the block.
             let start = unsafe { first.add(start) };
-            // SAFETY: the bytes are initialized, and nothing else reaches them: the block is never dereferenced again.
-            // Each buffer keeps it mapped.
+            // SAFETY: the bytes are initialized, and only this buffer reaches them: the block itself is never
+            // dereferenced again. Each buffer keeps the block mapped.
             unsafe { Self::shared(start, len, block.clone()) }
         };
         Some(starts.into_iter().zip(lens).map(buffer).collect())
@@ -115,8 +115,8 @@ impl Buffer {
         #[cfg(target_os = "linux")]
         {
             let start = buffer.as_ptr().cast_mut().cast();
-            // SAFETY: whole pages of the buffer's own mapping. The advice changes what a child gets, and nothing here. A
-            // kernel before 4.14 refuses, and the note holds.
+            // SAFETY: whole pages of the buffer's own mapping, and the advice changes only what a forked child finds. A
+            // kernel before 4.14 refuses it, and such a child then shares the pages.
             unsafe { libc::madvise(start, buffer.len(), libc::MADV_WIPEONFORK) };
         }
         Some(buffer)
@@ -141,7 +141,7 @@ impl Buffer {
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
         let lender = Arc::new(lender);
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller makes the promises that `shared` requires.
         unsafe { Self::shared(start, len, lender) }
     }
 
@@ -167,7 +167,7 @@ impl Deref for Buffer {
     fn deref(&self) -> &[u8] {
         match &self.0 {
             Memory::Own { map, bytes } => &map[bytes.clone()],
-            // SAFETY: whoever lent them has promised `len` bytes that only this buffer reaches.
+            // SAFETY: the caller of `shared` promised `len` initialized bytes that only this buffer reaches.
             Memory::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
         }
     }
@@ -177,7 +177,7 @@ impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Memory::Own { map, bytes } => &mut map[bytes.clone()],
-            // SAFETY: as in `deref`, and `&mut self` excludes any other reference.
+            // SAFETY: only this buffer reaches the `len` bytes, and `&mut self` excludes any other reference.
             Memory::Lent { start, len, .. } => unsafe {
                 std::slice::from_raw_parts_mut(start.as_ptr(), *len)
             },
@@ -195,7 +195,7 @@ pub(crate) fn page_size() -> usize {
     {
         // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        // POSIX has every system answer; a failure would be -1.
+        // POSIX requires every system to answer. A failure would be -1, which is no usize.
         usize::try_from(bytes).unwrap_or(SMALLEST)
     }
 }

@@ -138,7 +138,7 @@ mod tests {
         ] {
             let pages = bytes.start / page..bytes.end.min(len).div_ceil(page);
             let least = written.iter().filter(|at| pages.contains(at)).count() as u64;
-            // Where memory is short, pages go between two looks, and come when they are written.
+            // If memory is short, pages may leave the cache between two counts: repeat until both counts agree.
             let found = (0..1000).find_map(|_| {
                 write();
                 let found = count_parts(bytes.clone(), usize::MAX);

@@ -51,7 +51,7 @@ impl DataFile {
             kept: Some(Arc::new(file)),
             again: PathBuf::new(),
         };
-        // What Git LFS leaves where a file was not downloaded (`docs/spec.md` of git-lfs): fewer than 1024 bytes.
+        // Git LFS leaves a pointer, shorter than 1024 bytes, where a file was not downloaded (git-lfs: `docs/spec.md`).
         const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
         if (POINTER.len() as u64..1024).contains(&file.len) && file.header(0, POINTER.len())? == POINTER {
             return Err(FormatError::LfsPointer { path: file.path }.into());
@@ -72,7 +72,7 @@ impl DataFile {
         let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
         let file = self.kept().ok_or(io::ErrorKind::Unsupported)?;
         let map = memmap2::MmapOptions::new().len(len).map_raw_read_only(file)?;
-        // What was not asked for is read page by page: around a page that is touched the kernel may read megabytes.
+        // Without this advice, the kernel may read megabytes around each page that is touched before it was hinted.
         let _ = map.advise(memmap2::Advice::Random);
         Ok(map)
     }
@@ -83,7 +83,7 @@ impl DataFile {
         self.map.as_ref().map_err(|error| Error::System {
             path: self.path.clone(),
             call: "mmap",
-            // The reason is kept with the file and io::Error cannot be cloned: give its kind and words.
+            // `io::Error` cannot be cloned, and this one stays with the file: return its kind and text.
             source: io::Error::new(error.kind(), error.to_string()),
         })
     }
@@ -106,7 +106,7 @@ impl DataFile {
 
     /// Closes the file until it is used, if files can be told apart then.
     pub(crate) fn give_back(&mut self) {
-        // Absolute, in case that the program changes its folder.
+        // Keep an absolute path: the program may change its working directory.
         if let (true, Ok(path)) = (cfg!(unix), std::path::absolute(&self.path)) {
             (self.kept, self.again) = (None, path);
         }
@@ -180,7 +180,7 @@ impl DataFile {
                     let (wanted, found) = (out.len() as u64, found as u64);
                     return Err(Error::Truncated { path: self.path.clone(), offset, wanted, found });
                 }
-                // Fewer bytes than asked for are no error: Linux gives at most 2 GiB a call.
+                // A short read is no error: Linux reads at most 2 GiB in a call.
                 Ok(bytes) => found += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => return Err(Error::Read { path: self.path.clone(), offset, source }),
@@ -231,14 +231,13 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
         None => Ok(metadata),
     };
     let failed = |source| Error::opening(path, source);
-    // Looked at before it is opened, because opening a FIFO wakes its writer and opening a device can
-    // move it.
+    // Check what the file is before opening it: opening a FIFO wakes its writer, opening a tape drive can move it.
     regular(std::fs::metadata(path).map_err(failed)?)?;
     let mut options = OpenOptions::new();
     options.read(true);
-    // Should a FIFO have taken the file's place since, opening does not wait for its writer. On regular files
-    // it has no effect, unless a file server holds a lease: then opening fails at once instead of waiting
-    // until the lease is given up (open(2), fcntl(2)). No FIFO fails so, and what is leased is waited for.
+    // If a FIFO has taken the file's place since, this flag keeps the open from waiting for a writer. On a regular file
+    // it matters only if a file server holds a lease: the open fails at once (open(2), fcntl(2)), and is repeated below
+    // without the flag, to wait for the lease. A FIFO never fails this way.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = match options.open(path) {

@@ -95,7 +95,7 @@ fn natural(a: &str, b: &str) -> Ordering {
     while !a.is_empty() && !b.is_empty() {
         let ((x, rest_a), (y, rest_b)) = (part(a), part(b));
         let order = match (x.as_bytes()[0].is_ascii_digit(), y.as_bytes()[0].is_ascii_digit()) {
-            // Without zeros in front the longer number is the larger.
+            // Without leading zeros, the number with more digits is the larger one.
             (true, true) => {
                 let (x, y) = (x.trim_start_matches('0'), y.trim_start_matches('0'));
                 x.len().cmp(&y.len()).then_with(|| x.cmp(y))
@@ -152,7 +152,7 @@ mod tests {
             [at("a/x9.bin"), at("a/x10.bin"), at("a/notes")]
         );
         assert_eq!(files([at("**/x1*.bin")]).unwrap(), [at("a/below/x1.bin"), at("a/x10.bin")]);
-        // A name that looks like a pattern, and a file that is missing.
+        // A file whose name looks like a pattern, and a file that is missing, are returned as they were given.
         assert_eq!(files([at("[x].bin"), at("missing")]).unwrap(), [at("[x].bin"), at("missing")]);
         std::fs::create_dir(at("empty")).unwrap();
         for none in [at("empty"), at("a/*.npy"), at("a/[")] {

@@ -48,13 +48,13 @@ impl Ranges {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fingerprint(&self) -> Result<u64, Error> {
-        // How long each part is follows from what came before it, so other numbers are other words.
+        // The words before a part tell its length, so different values never give the same sequence of words.
         let mut words = vec![word(format!("{:<8}", self.dtype()).as_bytes()), self.kind.shape.len() as u64];
         words.extend(self.kind.shape.iter().map(|&axis| axis as u64));
         words.extend([self.kind.stride, self.shards().len() as u64]);
         let parts = self.shards().chunks(self.shards().len().div_ceil(THREADS).max(ALONE));
         std::thread::scope(|scope| {
-            // The caller takes the first part, and each part whose thread the system refuses.
+            // This thread hashes the first part, and each part for which the system refuses a thread.
             let work = |part: &[Shard]| part.iter().map(of_shard).collect::<Result<Vec<u64>, Error>>();
             let start = |part| (part, std::thread::Builder::new().spawn_scoped(scope, move || work(part)));
             let mut parts = parts.clone();
@@ -82,7 +82,7 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
     if let Places::Offsets(offsets) = &shard.at {
         hash.words(offsets);
     }
-    // All of a short file, and no byte twice.
+    // The first and the last `SAMPLE` bytes; of a short file all bytes, and none twice.
     let front = all.start..all.end.min(all.start + SAMPLE as u64);
     let back = front.end.max(all.end.saturating_sub(SAMPLE as u64))..all.end;
     let mut bytes = [0; SAMPLE];
@@ -126,7 +126,7 @@ impl Lanes {
         let rest = blocks.remainder();
         for block in blocks {
             for (number, lane) in self.0.iter_mut().enumerate() {
-                // The length is fixed, so no call copies the bytes.
+                // An array of fixed length, so that the compiler calls no function to copy the bytes.
                 let word = std::array::from_fn(|byte| block[8 * number + byte]);
                 *lane = Self::step(*lane, u64::from_le_bytes(word));
             }

@@ -125,7 +125,7 @@ impl Groups {
         let tensors = self.groups.get(group).map_or(&[][..], |group| &group.tensors);
         tensors.iter().map(|&(index, at)| {
             let tensor = &self.tensors.all()[index];
-            // It fits the memory, as the group does.
+            // The length fits a usize, because the whole group does.
             (tensor, at..at + usize::try_from(tensor.len()).unwrap_or(0))
         })
     }
@@ -160,7 +160,7 @@ impl Group {
             let too_large = || Error::TooLarge { path: model.shards()[range.file].file.path.clone() };
             let len = usize::try_from(tensor.len()).map_err(|_| too_large())?;
             if len == 0 {
-                // Where any type may be.
+                // An empty tensor is placed at 0, which is aligned for any type.
                 places.insert(index, 0);
                 continue;
             }
@@ -180,7 +180,7 @@ impl Group {
                 }
             }
             let (align, skip) = if in_place {
-                // Below BLOCK.
+                // The remainder is less than `BLOCK`, so it fits a usize.
                 (BLOCK, usize::try_from(start % BLOCK as u64).unwrap_or(0))
             } else {
                 (ALIGN, 0)

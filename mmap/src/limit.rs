@@ -70,7 +70,8 @@ pub(crate) fn memory_left() -> Option<u64> {
     }
 
     let machine = line(&text("/proc/meminfo"), "MemAvailable:")?.saturating_mul(1024);
-    // Version 2, "0::/path", and version 1, "4:memory:/path"; a container may see its own group at the top.
+    // A line of a control group is "0::/path" in version 2, "4:memory:/path" in version 1. A container may see its own
+    // group at the root of the mount.
     let groups = text("/proc/self/cgroup");
     let of_groups = groups.lines().flat_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);

@@ -111,7 +111,8 @@ impl Ranges {
             let path = path.as_ref();
             let mut file = DataFile::open(path);
             if file.as_ref().is_err_and(Error::is_too_many) && kept > 0 {
-                // The program has opened others. What there is less of than the files need, the program needs too.
+                // Too many files are open, because the program has opened others. Close ours until they are used, so
+                // that the program has descriptors left.
                 kept = 0;
                 shards.iter_mut().for_each(|shard| shard.file.give_back());
                 file = DataFile::open(path);
@@ -147,12 +148,12 @@ impl Ranges {
                     (start, end, Some(end - start))
                 }
             };
-            // There are no more records than bytes or offsets, so the sum of records cannot overflow before this one.
+            // The sum of bytes overflows first: files have no more records than bytes or offsets.
             bytes = match more.and_then(|more| bytes.checked_add(more)) {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),
             };
-            // What there is less of than the files need, the program needs too: it could not even allocate.
+            // If the address space has no room for all mappings, unmap all: the program needs room to allocate.
             #[cfg(unix)]
             if room && !file.map(end) {
                 room = false;
@@ -160,7 +161,7 @@ impl Ranges {
                     .iter_mut()
                     .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
-            // An answer for each file system.
+            // Ask the system once for consecutive files of one file system.
             file.hints_wait = match shards.last().filter(|last| last.file.id()[0] == file.id()[0]) {
                 Some(last) => last.file.hints_wait,
                 None => crate::system::hints_wait(&*file.file()?),
@@ -172,9 +173,9 @@ impl Ranges {
             before = before.saturating_add(end);
             records += count;
         }
-        // If all are too short, the first of them is as good as any.
+        // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
-        // Checked for every file.
+        // It fits a usize, as was checked for every file.
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
     }
@@ -273,7 +274,7 @@ impl Ranges {
         if !self.is_ragged() {
             return batch.len().saturating_mul(self.kind.bytes as u64);
         }
-        // A record that is not there is found when it is read.
+        // Stop at a record that does not exist: the read of the batch reports it.
         let spans = self.spans(batch.pieces());
         spans.map_while(Result::ok).fold(0, |sum: u64, span| sum.saturating_add(span.len))
     }
@@ -293,22 +294,23 @@ impl Ranges {
         let (bytes, own_end, records, len) = match &shard.at {
             Places::Strided(at) => {
                 let records = if stride > bytes as u64 { 1 } else { count };
-                // Not past the end of the file. Where the stride is meaningless, there is one record.
+                // No overflow: the records are within the file. If the stride has saturated, the file has one record,
+                // and `first` is 0.
                 let at = at + first * stride;
                 let end = at + covered(records, &self.kind);
                 let own_end = at.saturating_add(records.saturating_mul(stride)).min(end);
-                // No more than all of them.
+                // No overflow: the product is at most the bytes of all records.
                 (at..end, own_end, records, records * bytes as u64)
             }
             Places::Offsets(offsets) => {
-                // There are as many offsets, so these are numbers of them.
+                // These are indices of `offsets`, which is in memory, so they fit a usize.
                 let [at, end] = [first, first + count].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
                 let (at, end) = (offsets[at], offsets[end]);
                 (at..end, end, count, end - at)
             }
         };
-        // Overlapping records take less in the file: they are read to the end of their place, and `spread` moves them from
-        // there. A batch fits the memory of the slot that was made for it.
+        // Overlapping records have fewer bytes in the file than in the slot: read them to the end of their place, from
+        // where `spread` moves each to its own. The sum fits a usize, because a batch fits its slot.
         let to = usize::try_from(to + len - (bytes.end - bytes.start)).unwrap_or(usize::MAX);
         Some(Span { extent: Extent { file: index, bytes, own_end, to }, records, len })
     }

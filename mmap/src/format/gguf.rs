@@ -88,7 +88,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
                 return Err(file.bad_header(at, "a power of two as `general.alignment`", align.to_string()));
             }
         } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
-            // `LLM_KV_SPLIT_NO` and `LLM_KV_SPLIT_COUNT` of llama.cpp: 16 bits.
+            // llama.cpp writes both (`LLM_KV_SPLIT_NO`, `LLM_KV_SPLIT_COUNT`) with 16 bits; any size is accepted.
             let field = if key == "split.no" { &mut part.number } else { &mut part.of };
             *field = little(header.take(size)?);
         } else {
@@ -108,7 +108,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         }
         all.push((tensor, at));
     }
-    // The data begins at a multiple of the alignment, and offsets count from there.
+    // The data begins at the next multiple of the alignment, and the tensors' offsets count from there.
     let start = header.at.checked_next_multiple_of(align).unwrap_or(u64::MAX);
     all.sort_unstable_by_key(|(tensor, _)| (tensor.range.bytes.start, tensor.range.bytes.end));
     let mut end = 0;
@@ -148,7 +148,7 @@ impl Header<'_> {
     /// The next `len` bytes.
     fn take(&mut self, len: u64) -> Result<&[u8], Error> {
         let end = self.end(Some(len))?;
-        // It is at most a name, or the size of a number.
+        // `len` fits a usize: callers take a number, or a name whose length was checked.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let within = |from: u64, at: u64| usize::try_from(at - from).unwrap_or(usize::MAX);
         if self.at < self.from || end > self.from + self.read.len() as u64 {
@@ -231,7 +231,7 @@ impl Header<'_> {
             let advice = "its size is not known: convert it to a type that llama.cpp still writes";
             return Err(self.file.unsupported(at_type, format!("GGUF type {kind}"), advice));
         };
-        // ggml lists the axis that varies fastest first; blocks are along it.
+        // ggml lists the fastest-varying axis first. The elements of a block follow each other along that axis.
         let first = ne.first().copied().unwrap_or(1);
         let elements = ne.iter().try_fold(1_u64, |all, &axis| all.checked_mul(axis));
         let bytes = elements.and_then(|all| (all / block).checked_mul(block_bytes));

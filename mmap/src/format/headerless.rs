@@ -103,7 +103,8 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
     (0, b"PAR1", "Parquet", TABLE),
     (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
-    // Protocols 4 and 5, with the frame that every pickler writes, and 2 and 3 of a map, a list or torch.save.
+    // Pickles of protocol 4 and 5 with the frame that every pickler writes; of protocol 2 and 3 those of a dict, a
+    // list, and torch.save.
     (0, b"\x80\x04\x95", "a Python pickle", PARSE),
     (0, b"\x80\x05\x95", "a Python pickle", PARSE),
     (0, b"\x80\x02}q\0", "a Python pickle", PARSE),
@@ -132,11 +133,11 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
     if bytes(8, 2)? == b"{\"" && length <= len.saturating_sub(8) {
         return Some(("safetensors", "open it with `Records::open_safetensors`"));
     }
-    // RFC 1952: method 8, reserved flags 0, a known operating system.
+    // gzip (RFC 1952): method 8, reserved flags 0, a known operating system.
     if front.starts_with(b"\x1f\x8b\x08") && front[3] & 0xe0 == 0 && (front[9] <= 13 || front[9] == 255) {
         return Some(("gzip", DECOMPRESS));
     }
-    // Yann LeCun's format of MNIST: two zeros, the type, the number of axes, their lengths.
+    // IDX, Yann LeCun's format for MNIST: two zero bytes, the type, the number of axes, and their lengths.
     if let [0, 0, kind @ (8 | 9 | 11..=14), axes @ 1..=4, ..] = *front {
         let size = [1, 1, 0, 2, 4, 4, 8][usize::from(kind - 8)];
         let axes = usize::from(axes);
@@ -151,7 +152,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
     if front.starts_with(b"\xff\xd8\xff") && front[3] >= 0xc0 {
         return Some(("JPEG", DECODE));
     }
-    // A stream: the mark, the length of the schema in whole words, and its root table.
+    // An Arrow stream begins with a mark, the schema's length in whole words, and the offset of its root table.
     let schema = little(4, 4)?;
     if little(0, 4)? == u64::from(u32::MAX)
         && schema % 8 == 0
@@ -163,7 +164,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
     if front.starts_with(b"RIFF") && matches!(bytes(8, 4)?, b"WEBP" | b"WAVE" | b"AVI ") {
         return Some(("RIFF (WebP, WAV, AVI)", DECODE));
     }
-    // The length of a record and its masked CRC-32C (`record_writer.cc` of TensorFlow).
+    // A TFRecord file begins with a record's length and its masked CRC-32C (TensorFlow's `record_writer.cc`).
     let crc = !front[..8].iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ (crc & 1).wrapping_mul(0x82f6_3b78))
     });
@@ -174,7 +175,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
 /// Text in UTF-8 without control characters.
 fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
     let text = match std::str::from_utf8(front) {
-        // Cut in a character.
+        // `front` may end within a character: look at the text before it.
         Err(error) if error.error_len().is_none() => {
             std::str::from_utf8(&front[..error.valid_up_to()]).ok()?
         }

@@ -19,7 +19,7 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if number(9) != VERSION {
         return Err(file.bad_version(9, VERSION, number(9)));
     }
-    // From code 1 on.
+    // The types by their code, from code 1 on.
     let known =
         [DType::U8, DType::I8, DType::I16, DType::I32, DType::I64, DType::F64, DType::F32, DType::U16];
     let Some(&dtype) = usize::from(header[17]).checked_sub(1).and_then(|code| known.get(code)) else {
@@ -30,7 +30,8 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if sequences == 0 {
         return Err(file.bad_header(18, "at least one sequence", "0"));
     }
-    // Lengths, pointers, documents; modes only where there are several modalities.
+    // Of each sequence a length (4 bytes) and a pointer (8), of each document 8 bytes; with several modalities, also a
+    // mode of each sequence (1 byte).
     let bytes = |each: u64| {
         sequences.checked_mul(each)?.checked_add(documents.checked_mul(8)?)?.checked_add(HEADER as u64)
     };
@@ -50,7 +51,7 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
         offsets.push(end.ok_or_else(|| file.bad_header(at, wanted, tokens.to_string()))?);
         Ok(())
     })?;
-    // The file is that long: no overflow.
+    // No overflow: the file's length was checked above.
     let pointers = HEADER as u64 + 4 * sequences;
     let mut ends = offsets.iter();
     numbers(file, pointers, sequences, |at, pointer: [u8; 8]| {

@@ -101,7 +101,7 @@ fn open<P: AsRef<Path>>(
 
 /// Bytes in an array, or `None` if there are 2^64 or more.
 fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
-    // A dimension of 0 makes all others harmless, at any place.
+    // An array with a dimension of 0 is empty, even if the product of the others overflows.
     if shape.contains(&0) {
         return Some(0);
     }
@@ -132,8 +132,8 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         Cut::Rows => (1, 1),
         Cut::Windows { rows, stride } => (rows as u64, stride as u64),
     };
-    // Saturation is harmless. A window of 2^64 bytes or more fills no file; a stride of that size is used only to
-    // find the second window, and then both fit the file.
+    // The products may saturate. A window of 2^64 bytes or more fits no file. A stride of that size matters only for a
+    // second window, and where there is one, both fit the file.
     let bytes = row_bytes.saturating_mul(window);
     let stride_bytes = row_bytes.saturating_mul(stride);
     let Some(spare) = rows.checked_sub(window) else {
@@ -199,7 +199,7 @@ impl DataFile {
 /// Words from a file, made fit for one line of a message: escaped except for quotes, and cut after 100 characters.
 fn excerpt(text: &[u8]) -> String {
     const MOST: usize = 100;
-    // Four bytes are the most that one character takes.
+    // A character has at most four bytes, so the cut text still has `MOST` characters.
     let text = String::from_utf8_lossy(&text[..text.len().min(4 * MOST)]);
     let mut line = String::new();
     for c in text.chars().take(MOST) {

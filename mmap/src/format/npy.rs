@@ -89,7 +89,7 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
     if magic != MAGIC {
         return Err(file.bad_magic(part.start, "\\x93NUMPY", magic.escape_ascii().to_string()));
     }
-    // Version 2 widened the length from 16 to 32 bits; version 3 is version 2 with UTF-8 for Latin-1.
+    // Version 2 widened the header's length from 16 to 32 bits. Version 3 is version 2 with UTF-8 in place of Latin-1.
     let offset = start.len();
     let width = match *version {
         [1, 0] => 2,
@@ -149,8 +149,8 @@ impl<'a> Parser<'a> {
             return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
         };
         let dtype = self.little_endian(dtype)?;
-        // With one axis longer than 1, or none, the bytes are the same in both orders. numpy writes `False` for
-        // them; what writes `True` for all arrays (NPZ.jl, npy-matlab) does so for them too.
+        // If at most one axis is longer than 1, both orders have the same bytes. numpy then writes `False`; libraries
+        // that write `True` for all arrays (NPZ.jl, npy-matlab) do so here too.
         if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
             let offset = self.offset(fortran_at);
             return Err(FormatError::FortranOrder { path: self.file.path.clone(), offset }.into());
@@ -169,7 +169,7 @@ impl<'a> Parser<'a> {
     /// numpy's name of the type: byte order, kind and bytes.
     fn dtype(&mut self) -> Result<&'a [u8], Error> {
         match self.text.get(self.at) {
-            // A list is a structure, a tuple a type with its own shape.
+            // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported.
             Some(b'[' | b'(') => Err(self.unsupported(self.structure(), self.at)),
             _ => self.string(),
         }
@@ -194,7 +194,7 @@ impl<'a> Parser<'a> {
     fn little_endian(&self, (name, at): (&[u8], usize)) -> Result<DType, Error> {
         let known = |dtype: &DType| {
             let letter = format!("{dtype}").as_bytes()[0];
-            // numpy has no names for the others.
+            // numpy has no names for these three types.
             let named = !matches!(dtype, DType::Bf16 | DType::F8E4M3 | DType::F8E5M2);
             named && name.get(1..) == Some(format!("{}{}", char::from(letter), dtype.size()).as_bytes())
         };
@@ -247,7 +247,7 @@ impl<'a> Parser<'a> {
             return Err(self.bad("a number from 0 to 2^64 - 1"));
         };
         self.at += digits;
-        // Python 2 wrote long integers so; numpy drops the letter too (`_filter_header`).
+        // Python 2 wrote an `L` behind long integers. numpy drops it too (`_filter_header`).
         if self.text.get(self.at) == Some(&b'L') {
             self.at += 1;
         }
@@ -263,7 +263,7 @@ impl<'a> Parser<'a> {
             _ => None,
         };
         match found {
-            // Two quotes; the second is present unless the text ends first.
+            // The string and its two quotes fit. If they do not, the text ends before the second quote.
             Some(string) if string.len() + 2 <= rest.len() => {
                 self.at += string.len() + 2;
                 Ok(string)

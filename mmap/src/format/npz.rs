@@ -73,7 +73,7 @@ impl Records {
         };
         Ok(found.into_iter().map(move |(name, bytes)| {
             let records = bytes.and_then(|bytes| {
-                // The file may have become shorter.
+                // Check the bytes again: the file may have become shorter since the archive was read.
                 let array = |file: &DataFile| npy::parse(file, &within(file, bytes.clone())?);
                 open(Self::options(), [&file.path], cut, array)
             });
@@ -170,13 +170,13 @@ fn within(file: &DataFile, bytes: Range<u64>) -> Result<Range<u64>, Error> {
 /// The archive cannot be understood, or could not be read.
 fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
     match error.kind() {
-        // The library's error cannot be taken apart, and io::Error cannot be cloned.
+        // The source can be neither moved out of rawzip's error nor cloned, so make a new one of its parts.
         rawzip::ErrorKind::IO(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
             let other = || io::Error::new(source.kind(), source.to_string());
             let source = source.raw_os_error().map_or_else(other, io::Error::from_raw_os_error);
             Error::Read { path: file.path.clone(), offset: 0, source }
         }
-        // Also a read past the end: what the archive says of itself is wrong.
+        // Any other error, and a read past the end of the file, means that the archive is malformed.
         _ => file.bad_header(0, "a zip archive as `numpy.savez` writes it", error.to_string()),
     }
 }

@@ -71,7 +71,7 @@ impl RaggedRecords {
         let (paths, indexes): (Vec<P>, Vec<Q>) = pairs.into_iter().unzip();
         let mut indexes = indexes.iter();
         Self::assemble(paths, |_| {
-            // There is one for each data file.
+            // There are as many indexes as data files, so there is a next one.
             let index = indexes.next().ok_or(Error::NoPaths)?;
             Ok((DType::U8, indexed(&DataFile::open(index.as_ref())?)?))
         })
@@ -96,7 +96,7 @@ impl RaggedRecords {
     /// - [`Error::Mixed`]: the files have different token types.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
-        // A prefix may have a dot in it, so the ending is appended.
+        // Append `.bin` instead of replacing an extension: a prefix may have a dot in it.
         let data = paths.into_iter().map(|path| match path.as_ref() {
             path if path.extension().is_some_and(|end| end == "bin") || path.is_file() => path.to_owned(),
             prefix => {

@@ -127,9 +127,9 @@ impl Header {
     pub(super) fn read(file: &DataFile) -> Result<Self, Error> {
         let length = little(&file.header(0, PREFIX)?);
         let header = file.header(PREFIX, file.header_len(0, LONGEST, length)?)?;
-        // It checks also that the tensors follow each other, and that each is as long as its shape requires.
+        // The `safetensors` crate also checks that the tensors follow each other and have the bytes of their shapes.
         let tensors = serde_json::from_slice(&header).map_err(|error| {
-            // serde names a type of the crate.
+            // serde's message names a type of that crate: replace the name.
             let found = error.to_string().replace("struct HashMetadata", "a map");
             file.bad_header(PREFIX as u64, "the description of tensors that follow each other", found)
         })?;
@@ -189,7 +189,7 @@ impl Header {
 
 /// The type in Rust's words. `None`: floats of 4 and 6 bits, and floats of 8 bits that [`DType`] does not have.
 fn dtype(of: Dtype) -> Option<DType> {
-    // `F8_E4M3` is `F8E4M3`, and `BF16` is `Bf16`.
+    // Compare without `_` and case: `F8_E4M3` is our `F8E4M3`, and `BF16` is our `Bf16`.
     let name = of.to_string().replace('_', "").to_lowercase();
     DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)
 }

@@ -180,7 +180,7 @@ fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
     else {
         return Ok(());
     };
-    // As llama.cpp names them (`llama_split_path`).
+    // The end of a part's file name, as llama.cpp writes it (`llama_split_path`).
     let end = |number: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
     let name = path.to_string_lossy();
     let file = |other: u64| match name.strip_suffix(&end(number)) {
@@ -199,7 +199,7 @@ fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
 fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Result<Vec<Tensor>, Error> {
     let (listed, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|tensor| names.remove(&*tensor.name));
-    // The first by name, for the same error each time.
+    // Report the missing name that sorts first, so that the error is the same each time.
     let Some(wanted) = names.into_iter().min() else { return Ok(listed) };
     let mut found: Vec<String> = listed.iter().chain(&others).map(|tensor| tensor.name.to_string()).collect();
     found.sort_unstable();
@@ -223,7 +223,7 @@ fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
     let mut files: BTreeMap<String, HashSet<String>> = BTreeMap::new();
     for (name, part) in map {
         let part = part.as_str().unwrap_or_default();
-        // Nothing but a name: an index from elsewhere does not choose files outside of its folder.
+        // Accept only a plain file name: an index from elsewhere must not choose files outside its folder.
         let mut parts = Path::new(part).components();
         let (Some(Component::Normal(_)), None) = (parts.next(), parts.next()) else {
             let found = format!("{part:?} for {name:?}");

@@ -81,7 +81,7 @@ impl BatchIndices {
     #[must_use]
     pub fn part(&self, positions: Range<u64>) -> Option<Self> {
         let Range { start, end } = positions;
-        // Not past `self.end`, so the sums do not overflow.
+        // No overflow: both sums are at most `self.end`.
         (start < end && end <= self.len()).then(|| Self {
             start: self.start + start,
             end: self.start + end,
@@ -230,7 +230,7 @@ impl Runs {
             None => (self.at % self.records, u64::MAX),
             Some(seams) => match find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
-                // Past what is left the order starts again at its front.
+                // A position behind the records that are left wraps around to the front of the order.
                 None => ((self.at - left(seams).unwrap_or_default()) % self.records, u64::MAX),
             },
         };
@@ -340,7 +340,7 @@ impl ShuffledChunks {
     fn new(records: u64, chunk: u64, key: Key) -> Self {
         let chunks = records.div_ceil(chunk);
         let order = Permutation::new(chunks, key);
-        // The place of the last chunk determines all positions. It is drawn, not searched for.
+        // Draw the place of the last, shorter chunk instead of searching `order` for it: all positions depend on it.
         let last = key.of(0).below(chunks);
         let displaced = order.at(last);
         Self { records, chunk, order, last, displaced }
@@ -349,7 +349,7 @@ impl ShuffledChunks {
     /// The records from `position` to the end of its chunk.
     fn from(&self, position: u64) -> Range<u64> {
         let &Self { records, chunk, last, .. } = self;
-        // Positions before the end of the last chunk count from 0, and those after it from its end.
+        // The last chunk may be shorter: count positions up to its end from 0, and later ones from its end.
         let short = (records - 1) % chunk + 1;
         let past = last * chunk + short;
         let (place, within) = match position.checked_sub(past) {

@@ -65,7 +65,7 @@ impl PlanBuilder {
     /// # Ok::<(), twinbuf_mmap::PlanError>(())
     /// ```
     pub fn batches(mut self, sizes: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        // One too many is refused later.
+        // Keep one size more than allowed: `build` then refuses the schedule.
         let mut early: Vec<_> = sizes.into_iter().take(MAX_SIZES + 1).collect();
         self.sizes = early.len();
         self.plan.batch = early.pop().map_or(0, |(_, batch)| batch);

@@ -152,7 +152,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         if let Some(name) = MARKS.split_whitespace().find(|name| read(name).is_some()) {
             return Err(RankError::NoWorld { name });
         }
-        // In a batch script both are 0.
+        // Slurm sets both to 0 in a batch script, which is one process alone.
         for name in [SLURM[1], SLURM_LOCAL] {
             let Some(value) = read(name) else { continue };
             if number(name, value)? > 0 || read(SLURM[1]).is_none() {
@@ -365,13 +365,13 @@ mod tests {
         variables.extend(RANKS.map(|name| (name, "1")));
         variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
         variables.push((SLURM_LOCAL, "1"));
-        // Also the first process or node of several must not take itself for the only one.
+        // The value 0 too: the first process or node of several must not take itself for the only one.
         let alone = RANKS.into_iter().chain(MARKS.split_whitespace()).chain([SLURM_LOCAL]);
         variables.extend(alone.map(|name| (name, "0")));
         let mut complete = 0;
         for first in &variables {
             for second in &variables {
-                // The same one twice is one alone.
+                // Skip a variable with two values. A pair of the same variable and value tests that variable alone.
                 let names = [first.0, second.0];
                 if names[0] == names[1] && first.1 != second.1 {
                     continue;

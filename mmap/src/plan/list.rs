@@ -102,9 +102,9 @@ impl RecordList {
             &List::Even { first, step: 1, .. } => first + start..first + end,
             &List::Even { first, step, .. } => first + start * step..first + start * step + 1,
             List::Any(numbers, ..) => {
-                // A plan has only positions of the list.
+                // A plan has only positions within the list, so they fit a usize.
                 let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
-                // No number is 2^64 - 1.
+                // No overflow: no record has the number 2^64 - 1.
                 let follow = numbers[start..end].windows(2).take_while(|two| two[1] == two[0] + 1);
                 numbers[start]..numbers[start] + 1 + follow.count() as u64
             }

@@ -245,12 +245,12 @@ impl Plan {
     pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
         let (mut epoch, mut sum) = (epochs.start, 0_u64);
         while epoch < epochs.end {
-            // As many epochs as have one batch size, or one with several.
+            // Each round counts all next epochs that have one batch size, or one epoch with several sizes.
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
             let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
-            // If the last step of this size is the last whole step of an epoch, the next size takes the records that are
-            // left in it.
+            // If this size ends with the last whole step of an epoch, the next size takes the records left over: count
+            // that epoch as one with several sizes.
             let more = if more < u64::MAX && same.leaves_out() { more - 1 } else { more };
             if longest <= more {
                 let rest = epochs.end - epoch;
@@ -370,7 +370,7 @@ impl Plan {
         let end = step.and_then(|step| step.checked_mul(self.steps.unwrap_or(1)));
         match (self.shuffle, self.steps) {
             _ if records == 0 => Err(PlanError::NoRecords),
-            // A data set has at most 2^64 - 1 records.
+            // A data set has at most 2^64 - 1 records, so no record has the number 2^64 - 1.
             _ if self.list.ends().1 == u64::MAX => {
                 Err(PlanError::RangeTooLarge { first: u64::MAX, records: 1 })
             }
@@ -396,18 +396,18 @@ impl Plan {
 
     /// Steps with a whole batch at every rank, none of whose records were in the epoch before.
     fn full_steps(&self) -> u64 {
-        // A step larger than 2^64 records is larger than any data set.
+        // A step of 2^64 records or more is larger than any data set: there is no whole step.
         let whole = self.batch.checked_mul(self.world).map_or(0, |step| self.records / step);
         whole.min(self.steps.unwrap_or(u64::MAX))
     }
 
     /// The positions of a batch that is not the smaller one at the end.
     fn whole_batch(&self, step: u64) -> Range<u64> {
-        // A full step ends at or before the last record, and one more is checked by the builder where it can
-        // be asked for: these products do not overflow.
+        // No overflow: a full step ends within the records. Where one more step can be asked for (`LastBatch::Wrap`),
+        // the builder has checked its end.
         let full = self.full_steps();
         let batch = match self.shuffle {
-            // Each rank has its own windows, instead of a part of one that all ranks visit together.
+            // Each rank has windows of its own, so the steps of one rank follow each other in the order.
             Shuffle::Window { .. } if step < full => self.rank * full + step,
             _ => step * self.world + self.rank,
         };
@@ -428,7 +428,7 @@ impl Plan {
     fn smaller_batch(&self) -> Range<u64> {
         let remaining = self.left_out();
         let (each, extra) = (remaining / self.world, remaining % self.world);
-        // At most `remaining` positions are before this rank's: no overflow.
+        // No overflow: the ranks before this one have at most `remaining` positions together.
         let start = self.records - remaining + self.rank * each + self.rank.min(extra);
         start..start + each + u64::from(self.rank < extra)
     }

@@ -35,14 +35,14 @@ pub(super) struct Key(u64);
 impl Key {
     /// The key that belongs to `seed` and `epoch`.
     pub(super) const fn new(seed: u64, epoch: u64) -> Self {
-        // Two rounds of mixing: results of neighboring seeds and of neighboring epochs must be unrelated.
+        // Mix twice, so that the keys of neighboring seeds and of neighboring epochs are unrelated.
         Self(mix(mix(seed.wrapping_add(GAMMA)) ^ epoch))
     }
 
     /// One of 2^64 keys that are derived from this one.
     pub(super) const fn of(self, index: u64) -> Self {
-        // As `SplitMix64` derives its outputs from a state, and once more: otherwise the outputs of neighboring indices
-        // would be neighboring states.
+        // Output number `index` of `SplitMix64` with this state, mixed once more: otherwise keys of neighboring indices
+        // would be the outputs of neighboring states.
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 
@@ -137,7 +137,7 @@ impl InOrder {
             std::array::from_fn(|i| std::array::from_fn(|j| from.wrapping_add((4 * i + j) as u64)));
         let mut places: [usize; LANES] = std::array::from_fn(|i| i);
         (self.from, self.found) = (from, usize::try_from(n - from).map_or(LANES, |left| left.min(LANES)));
-        // The words that have not arrived are moved to the front.
+        // Cycle walking: words that are not below `n` after a step are moved to the front and stepped again.
         let mut left = self.found;
         while left > 0 {
             for four in &mut words[..left.div_ceil(4)] {
@@ -147,7 +147,7 @@ impl InOrder {
             let mut kept = 0;
             for i in 0..left {
                 let (word, place) = (words[i], places[i]);
-                // Overwritten later, if it has not arrived.
+                // If the word is not below `n` yet, a later round overwrites this value.
                 self.values[place] = word;
                 (words[kept], places[kept]) = (word, place);
                 kept += usize::from(word >= n);
@@ -174,7 +174,7 @@ impl Table {
         let mut order = InOrder::new(permutation);
         let mut values = [0; TABLE];
         if n <= TABLE as u64 {
-            // All are below `n`.
+            // All values are below `n`, so they fit a byte.
             for (value, position) in values.iter_mut().zip(0..n) {
                 *value = u8::try_from(order.at(position)).unwrap_or_default();
             }
@@ -281,7 +281,7 @@ mod tests {
     fn an_epoch_has_its_own_order() {
         let still = |a: &[u64], b: &[u64]| a.iter().zip(b).filter(|(a, b)| a == b).count();
         let order = |seed, epoch| list(1000, seed, epoch);
-        // Two unrelated orders agree in one place on average; ten or more come once in ten million times.
+        // Two unrelated orders agree at one position on average, and at ten or more once in ten million times.
         assert!(still(&order(3, 0), &order(3, 1)) < 10);
         assert!(still(&order(3, 0), &order(4, 0)) < 10);
         assert!(still(&order(3, 0), &(0..1000).collect::<Vec<_>>()) < 10);
@@ -303,7 +303,7 @@ mod tests {
             prop_assert!(permutation.at(at % n) < n);
             let mut in_order = InOrder::new(permutation.clone());
             prop_assert!((at % n..n).take(40).all(|at| in_order.at(at) == permutation.at(at)));
-            // Two positions never meet.
+            // Two different positions never have the same value.
             prop_assert!(n == 1 || permutation.at(at % n) != permutation.at((at % n + 1) % n));
         }
     }

@@ -67,7 +67,7 @@ impl Past {
         let (true, Some(done)) = (steps <= most, all.and_then(|all| self.done.checked_add(all))) else {
             return Err(PlanError::PartialEpoch { part, left });
         };
-        // Steps have records, so their sum is no larger.
+        // No overflow: each step has at least one record, so there are no more steps than records.
         self.base += steps;
         self.left = left.saturating_sub(done - self.done);
         self.done = if done > self.records { done % self.records } else { done };
@@ -141,7 +141,7 @@ impl Plan {
                 steps if steps == more => !leg.left.leaves_out(),
                 steps => steps < more,
             };
-            // A step that is not whole is the last one.
+            // This leg is the last if the epoch ends in it, or with a step that is not whole: then `push` fails.
             if ends || past.push(part).is_err() {
                 return RemainingEpoch { records: self.records, earlier, last: leg };
             }
@@ -227,7 +227,8 @@ mod tests {
             for step in rest.first()..rest.end() {
                 let batch = rest.batch(4, step).unwrap();
                 visited.extend(batch.runs().flatten());
-                // A batch across a seam hints its own records. The one after it, as the first, asks for all of its window.
+                // A batch across a seam has no `chunks`: it hints its own records. Like the first batch, the next one
+                // asks for all chunks of its window.
                 let before = std::mem::replace(&mut follows, false);
                 let Some(chunks) = batch.chunks(before) else { continue };
                 follows = true;
@@ -238,7 +239,7 @@ mod tests {
                 assert!(batch.runs().flatten().all(|record| there.contains(&record)), "step {step}");
             }
             assert!(together > 100, "{together} of {rest:?}");
-            // Around a seam chunks are asked for again, and nowhere else.
+            // Chunks are asked for a second time only around seams.
             assert!(asked < there.len() * 5 / 4, "{asked} of {}", there.len());
         }
         assert_eq!(visited.len(), (9999 - 40 * 60 - 99 * 8) / 60 * 60);

@@ -101,7 +101,7 @@ fn other_ranks_and_ranges_are_checked_like_new_plans() {
     assert_eq!(plan.with_records(7..7), Err(PlanError::NoRecords));
     assert_eq!(plan.with_records(0..29), Err(PlanError::NoStep { records: 29, batch: 10, world: 3 }));
 
-    // The same order, moved by the start of the range.
+    // The plan of records 40..90 has the order of a plan of 50 records, moved by 40.
     let part = plan.with_records(40..90).unwrap();
     let same = Plan::builder(50).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
     assert_eq!((part.range(), part.records(), part.steps(0)), (40..90, 50, same.steps(0)));
@@ -125,7 +125,7 @@ fn the_largest_numbers() {
     assert_eq!(last.steps(0), 1);
     assert_eq!(only_run(last), all - 1..all);
 
-    // Two chunks, the second of one record: they come in this order or in the other.
+    // Two chunks, the second of one record. In 64 epochs they come in both orders.
     let chunked = Plan::builder(all).shuffle(Shuffle::Chunks { records: all - 1 }).build().unwrap();
     let ends: std::collections::BTreeSet<_> = (0..64)
         .map(|epoch| {
@@ -260,7 +260,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
                 once.dedup();
                 assert_eq!(once.len(), asked.len(), "a chunk is asked for twice");
             }
-            // All that is visited was asked for by an earlier batch, or is of the first window.
+            // Each record of a batch was asked for by that batch or an earlier one, and not given up since.
             let mut there = std::collections::BTreeSet::<u64>::new();
             for (batch, step) in batches.iter().zip(0..) {
                 there.extend(asked((batch, step)));
@@ -299,7 +299,8 @@ fn ranks_read_their_shares_and_nothing_else() {
                     let Range { start, end } = window.positions;
                     let resident = window.resident_at(start).start..window.resident_at(end - 1).end;
                     assert!(before.start <= resident.start && before.end <= resident.end, "{plan:?}, {step}");
-                    // One more where a batch is in two blocks, and the parts of chunks at both ends.
+                    // More chunks than `most()`: one for each border of blocks in the batch, and the partial chunks at
+                    // both ends of the share.
                     let blocks = plan.batch_records().div_ceil(chunk);
                     assert!(resident.end - resident.start <= window.most() + blocks + 2, "{plan:?}, {step}");
                     for record in (before.end.max(resident.start)..resident.end)
@@ -354,13 +355,13 @@ fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
 #[test]
 fn sorted_classes_are_mixed() {
     let window = |records, chunks| Shuffle::Window { chunk_records: records, window_chunks: chunks };
-    // 64 of 128 chunks: half of the classes at a time.
+    // A window of 64 of the 128 chunks has half of the classes at a time.
     let (in_one, in_many, _) = mixing(1 << 16, window(512, 64));
     assert!(in_one > 205.0 && in_many > 600.0, "{in_one}, {in_many}");
-    // All of them.
+    // A window of more than all 128 chunks has all classes.
     let (in_one, in_many, _) = mixing(1 << 16, window(512, 144));
     assert!(in_one > 220.0 && in_many >= 990.0, "{in_one}, {in_many}");
-    // A shuffle buffer of 128 * 341 records keeps 625 pairs of neighbors together.
+    // For comparison: a shuffle buffer of 128 * 341 records leaves 625 pairs of neighbors in the same batch.
     let (in_one, in_many, neighbors) = mixing(1_281_167, window(341, 128));
     assert!(in_one > 120.0 && in_many > 195.0 && neighbors < 750, "{in_one}, {in_many}, {neighbors}");
 }
@@ -490,7 +491,7 @@ fn a_schedule_of_no_sizes_or_too_many_is_refused() {
     assert_eq!(Plan::builder(9).batches([(1, 0), (1, 2)]).build(), Err(PlanError::ZeroBatch));
     let early = Plan::builder(9).batches([(1, 10), (1, 2)]).build();
     assert_eq!(early, Err(PlanError::NoStep { records: 9, batch: 10, world: 1 }));
-    // A size after it replaces the schedule.
+    // A later call of `batch` replaces the schedule.
     assert_eq!(
         Plan::builder(9).batches([(1, 0), (1, 2)]).batch(3).build(),
         Plan::builder(9).batch(3).build()
@@ -507,7 +508,7 @@ fn any_shuffle() -> impl Strategy<Value = Shuffle> {
     prop_oneof![
         4 => Just(Shuffle::None),
         4 => (1_u64..200).prop_map(|records| Shuffle::Chunks { records }),
-        // Slow without optimizations, since every batch derives the keys of its order.
+        // Drawn less often: slow without optimizations, since every batch derives the keys of its order.
         1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { chunk_records: records, window_chunks: chunks }),
         4 => Just(Shuffle::Full),
     ]
@@ -565,12 +566,12 @@ proptest! {
         let plan = |rank| shuffled(n, shuffle, seed).batch(batch).rank(rank, world)
             .last_batch(LastBatch::Wrap).build().unwrap();
         let steps = n.div_ceil(batch * world);
-        // The order of the epoch, as one rank sees it, again and again.
+        // The order of the epoch as a single rank visits it. It is repeated below.
         let alone = shuffled(n, order, seed).build().unwrap();
         let mut order: Vec<u64> = epoch(alone, e);
         let full = n / (batch * world);
         if matches!(shuffle, Shuffle::Window { .. }) && full > 0 {
-            // The ranks' shares, one after the other, and what is left.
+            // With windows each rank has a share: the shares one after the other, then the records left over.
             let whole = (0..world).flat_map(|rank| (0..full).map(move |step| (rank, step)));
             let shares: Vec<u64> =
                 whole.flat_map(|(rank, step)| records(plan(rank).batch(e, step).unwrap())).collect();
@@ -589,7 +590,7 @@ proptest! {
         prop_assert!((0..world).all(|rank| plan(rank).steps(0) == steps));
         let mut expected: Vec<u64> = expected.take(seen.len()).collect();
         if matches!(shuffle, Shuffle::Window { .. }) {
-            // Ranks take turns in the last step alone.
+            // With windows, ranks take turns only in the last step: compare the records without their order.
             seen.sort_unstable();
             expected.sort_unstable();
         }

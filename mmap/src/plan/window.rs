@@ -198,7 +198,7 @@ impl Tape {
         let &Self { each, more, .. } = self;
         let (strand, within) = (x % self.strands, x / self.strands);
         let (order, len) = if strand < more { (&self.longer, each + 1) } else { (&self.shorter, each) };
-        // Chunks times strands are no more than the records.
+        // No overflow: chunks times strands are no more than the records.
         let turn = self.turns.of(chunk * self.strands + strand).below(len);
         let start = strand * each + strand.min(more);
         self.on_ring(chunk, start + order.at(add_modulo(within, turn, len)))
@@ -218,7 +218,7 @@ impl Tape {
             Some(product) => product % self.chunks,
             None => {
                 let product = u128::from(chunk) * u128::from(self.stride);
-                // Less than `chunks`.
+                // The remainder is less than `chunks`, so it fits a u64.
                 u64::try_from(product % u128::from(self.chunks)).unwrap_or_default()
             }
         };
@@ -265,14 +265,15 @@ impl Share {
         let &Tape { chunk, window, .. } = tape;
         let len = range.end - range.start;
         let first = range.start.div_ceil(chunk);
-        // Past the last whole chunk the tape has less than one.
+        // If no chunk begins in the stretch, all of it counts as `before`; the product may then saturate.
         let before = first.saturating_mul(chunk).min(range.end) - range.start;
         let whole = (len - before) / chunk;
         let after = len - before - whole * chunk;
         let (start, end) = if whole <= window {
             (len, 0)
         } else {
-            // In pairs the chunks give as many records as one has; the one in the middle gives half of that.
+            // Of `window - 1` chunks, each pair gives the start the records of one chunk; a chunk in the middle gives
+            // half of its records.
             let (pairs, middle) = ((window - 1) / 2, (window - 1) % 2);
             let start = pairs * chunk + middle * (chunk / 2);
             (before + start, after + (window - 1) * chunk - start)
@@ -340,7 +341,7 @@ impl Share {
         if self.whole <= tape.window {
             0..end
         } else if at < self.start {
-            // The last chunk of the window gives the start nothing.
+            // The start has records of `before` and of `window - 1` chunks, but none of the window's last chunk.
             0..tape.window
         } else if at < self.range.end - self.range.start - self.end {
             let block = (at - self.start) / tape.chunk;
@@ -367,7 +368,7 @@ impl Share {
 const fn slice(tape: &Tape, x: u64) -> u64 {
     let &Tape { chunk, window, .. } = tape;
     let mirrored = chunk - 1 - x;
-    // The factors are no more than a chunk and a window, whose product is no more than the records.
+    // No overflow: the factors are at most `chunk` and `window`, whose product is at most the number of records.
     if x <= mirrored {
         (2 * x + 1) * window / (2 * chunk)
     } else {
@@ -378,7 +379,7 @@ const fn slice(tape: &Tape, x: u64) -> u64 {
 /// A chunk and a record of it, in the order of use, that are in a block below 0.
 const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     let (chunk, x) = (at / tape.chunk, at % tape.chunk);
-    // What this chunk has too little for a whole one has its partner.
+    // A chunk gives the start less than its own number of records. Its partner, `window - 2 - chunk`, gives the rest.
     if slice(tape, x) < tape.window - 1 - chunk {
         (chunk, x)
     } else {
@@ -396,7 +397,7 @@ enum Role {
     Shorter = 5,
     Turn = 6,
     Sections = 7,
-    // Numbers of sections.
+    // The sections of a share: their keys are derived from that of `Sections`.
     Start = 0,
     End = 8,
     Blocks = 9,
@@ -412,7 +413,7 @@ fn stride(n: u64, key: Key) -> u64 {
         }
         a == 1
     };
-    // About 30 are tried. What is small is larger the longer it takes, so there is an end.
+    // About 30 strides are tried. The limit of the quotients grows with the number of tries, so the loop ends.
     let mut tried = 0;
     loop {
         let stride = key.of(tried).below(n);

@@ -115,7 +115,7 @@ fn copy(
     changed: &mut Vec<usize>,
 ) -> Result<(), Error> {
     let warm = before.warm_bytes() >= WARM;
-    // A slot begins at a huge page, and is in such pages up to its last multiple of one.
+    // A slot consists of huge pages up to its last multiple of one; the rest has small pages.
     let start = out.as_ptr().addr();
     let end = start + out.len() + behind;
     let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
@@ -136,7 +136,7 @@ fn copy(
     changed.dedup();
     changed.retain(|&file| !shards[file].file.is_unchanged());
     if copied == Gathered::Fault && changed.is_empty() {
-        // Not for lack of bytes in the files.
+        // The files have all of the bytes, so the kernel failed to write to `out`: do not try it again.
         before.add_unreachable(out);
     }
     let missing = |extent: &&Extent| {
@@ -151,7 +151,7 @@ fn pread<'e>(
     extents: impl Iterator<Item = &'e Extent>,
     out: &mut [u8],
 ) -> Result<(), Error> {
-    // The file of the last extent; most often the next one is in the same file.
+    // Keep the file of the last extent open: mostly the next extent is in the same file.
     let mut last: Option<(usize, Arc<File>)> = None;
     for extent in extents {
         let data = &shards[extent.file].file;
@@ -159,7 +159,7 @@ fn pread<'e>(
             Some((of, file)) if of == extent.file => file,
             _ => data.file()?,
         };
-        // A slot has room for all extents, so this fits.
+        // An extent fits the slot, so its length fits a usize.
         let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
         let out = &mut out[extent.to..][..len];
         data.read_exact_by(out, extent.bytes.start, |out, offset| read_at(&file, out, offset))?;
@@ -177,7 +177,7 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
         *bytes = around(bytes, shards[*file].bytes.end, page);
     }
     extents.sort_unstable_by_key(|extent| (extent.file, extent.bytes.start));
-    // Pages that touch are asked for together.
+    // Merge extents whose pages touch or overlap.
     extents.dedup_by(|next, first| {
         let touch = next.file == first.file && next.bytes.start <= first.bytes.end;
         if touch {

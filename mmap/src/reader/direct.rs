@@ -50,7 +50,7 @@ impl BounceBuffer {
 
     /// `wanted` bytes, a multiple of the block, at a multiple of it.
     fn aligned(&mut self, wanted: usize, block: usize) -> &mut [u8] {
-        // One more, for the way to the first multiple.
+        // One block more than `wanted`, for the bytes before the first multiple of `block`.
         self.bytes.resize(wanted + block, 0);
         let start = self.bytes.as_ptr().align_offset(block);
         &mut self.bytes[start..start + wanted]
@@ -65,7 +65,7 @@ impl Direct {
         if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.file.hints_wait) {
             return Ok(Vec::new());
         }
-        // The block is the same for all files of a file system.
+        // The block size of each file system, found once: it is the same for all of its files.
         let mut blocks = Vec::new();
         let open = |shard: &Shard| Self::open(&shard.file, &mut blocks);
         let files: Result<Vec<_>, _> = shards.iter().map(open).collect();
@@ -108,7 +108,7 @@ impl Direct {
         if let Some(larger) = larger(self.block.load(Relaxed), error) {
             self.block.fetch_max(larger, Relaxed);
         }
-        // Also if it has grown since.
+        // `true` too if another read has made the block larger since.
         system::too_small(error)
     }
 
@@ -209,15 +209,14 @@ struct Alignment {
 impl Alignment {
     /// For the bytes of a file from `start` on, to `len` bytes of memory, at least one, at `address`.
     fn new(address: usize, len: usize, start: u64, block: usize) -> Self {
-        // Blocks are powers of two, so the low bits of the place suffice, whatever the width of a usize.
+        // Blocks are powers of two, so the low bits of `start` suffice, even where a usize has 32 bits.
         #[expect(clippy::cast_possible_truncation, reason = "only the low bits count")]
         let skip = start as usize % block;
         let before = if skip == 0 { 0 } else { block };
         let place = before - skip;
         let first = place + (address + place).wrapping_neg() % block;
-        // Of the bytes that belong behind `place`, the way to `first` costs less than a block and the division less
-        // than another; the last block is read whole and adds less than a third. So `after` is less than three blocks,
-        // and a multiple of them.
+        // `after` is a multiple of the block and less than three blocks: less than one is skipped before `first`, less
+        // than one is left over behind `whole`, and less than one is added to read the last block whole.
         let whole = len.saturating_sub(first) / block * block;
         let first = first.min(len);
         let read = (skip + len).next_multiple_of(block);
@@ -241,13 +240,13 @@ impl Alignment {
 fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usize> {
     let mut block = SMALLEST;
     loop {
-        // At an odd multiple: a read that needs larger blocks must fail here.
+        // Read into memory at an odd multiple of `block`, so that a disk with larger blocks refuses the read.
         let mut bounce = BounceBuffer::new();
         let blocks = bounce.blocks(2 * block);
         match read(&mut blocks[block..2 * block]) {
             Ok(_) => return Ok(block),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // The disk was asked: the block is damaged.
+            // EIO: the disk accepted this block size and tried to read, but the block is damaged.
             #[cfg(unix)]
             Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(block),
             Err(error) => block = larger(block, &error).ok_or(error)?,
@@ -296,7 +295,7 @@ mod tests {
                     let read = read(&file, &cut, &mut out, address);
                     let expected = &file[start..file.len().min(start + len)];
                     assert_eq!(out[..read], *expected, "{address} {start} {len}: {cut:?}");
-                    // Nearly all of it comes directly.
+                    // All but less than three blocks is read straight into the buffer.
                     assert!(cut.whole.len() + 3 * 8 > len, "{cut:?}");
                 }
             }
@@ -313,7 +312,7 @@ mod tests {
         let path = folder.path().join("data");
         let bytes: Vec<u8> = (0..=250).cycle().take(10_000).collect();
         std::fs::write(&path, &bytes).unwrap();
-        // Written to the disk first: a file system could otherwise answer from memory.
+        // Write the data to the disk first: a file system could otherwise answer the read from memory.
         File::open(&path).unwrap().sync_all().unwrap();
         let file = match File::options().read(true).custom_flags(libc::O_DIRECT).open(&path) {
             Err(error) => return eprintln!("not checked: open(O_DIRECT): {error}"),
@@ -353,7 +352,7 @@ mod tests {
             assert_eq!((read.unwrap(), refused), (expected, 1), "{start} {len}");
             assert!(out[..expected] == data[start..start + expected], "{start} {len}");
         }
-        // If memory of this crate is refused too, that is an error, not a loop.
+        // If the kernel refuses this crate's own memory too, the read returns an error and does not loop.
         let refuse = |_, _: [&mut [u8]; 3]| Err(io::Error::from_raw_os_error(libc::EFAULT));
         let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::new(), refuse).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
@@ -420,7 +419,7 @@ mod tests {
             };
             assert_eq!(offset, (bad / 4096 * 4096).max(3000), "{bad}");
         }
-        // Once is no damage.
+        // A read that fails once and then succeeds is no error.
         let mut calls = 0;
         let read = |out: &mut [u8], at| {
             calls += 1;

@@ -150,7 +150,7 @@ impl Wish<'_> {
     /// As much as fits through the page cache, if `left` bytes of memory are left to this many ranks, beside those that the
     /// `others` count on.
     fn fitting(&self, left: u64, taken: u64, others: &Others, ranks: u64) -> Share {
-        // A sixteenth of the memory stays free, whoever takes the rest.
+        // Leave a sixteenth of the memory free, whoever takes the rest.
         let most = left.saturating_sub((left + taken) / 16).saturating_sub(self.own.saturating_mul(ranks));
         let lanes = self.lanes.map(|lane| lane.min((most + taken) / 16 / ranks));
         let len = |bytes: Range<u64>| bytes.end - bytes.start;
@@ -162,8 +162,8 @@ impl Wish<'_> {
         }
         let most = most.saturating_sub(lanes[0].saturating_add(lanes[1]).saturating_mul(ranks));
         let windows = room(self.window).saturating_mul(ranks);
-        // Chunks of a window that stay in the page cache need no room in it: with c bytes of n there,
-        // c + windows * (n - c) / n = most.
+        // Chunks in the page cache need no room in the memory for windows. With c of n bytes cached, both together take
+        // c + windows * (n - c) / n bytes: choose c so that this is `most`.
         let (kept, windows) = match most.checked_sub(windows) {
             Some(rest) if windows < new => (scale(new, rest, new - windows), windows),
             _ => (most, 0),

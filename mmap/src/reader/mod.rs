@@ -340,7 +340,7 @@ impl<D: Units> Reader<D> {
     fn with_share(data: D, bytes: u64, share: Share, files: Vec<Direct>, straight: bool) -> Self {
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
-        // Most often all of them are on one file system.
+        // Look at the first file only: mostly all files are on one file system.
         let copied = Copied::new(data.shards().first().is_some_and(counts));
         Self {
             data,
@@ -482,7 +482,7 @@ impl<D: Units> Reader<D> {
             return;
         }
         if self.is_quiet(window) {
-            // All of it is in memory.
+            // The data are in memory: only count the units, and ask for none.
             while window.told < window.used && window.pull(window.used, &self.data).is_some() {}
             return;
         }
@@ -561,7 +561,7 @@ impl<D: Units> Reader<D> {
         let bytes = extent.bytes.start.max(until)..extent.bytes.end;
         if let Some(stream) = self.source.stream.as_ref().filter(|_| !bytes.is_empty()) {
             let back = Extent { bytes, ..*extent };
-            // Whole chunks are cut; a large extent of a unit is left to be read straight to its place.
+            // Stream all chunks of a window. A large extent of a unit is left out: it is read straight to its place.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || self.source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room());
@@ -579,7 +579,7 @@ impl<U: Clone> Window<U> {
             None => self.units.as_mut()?.next()?,
         };
         let (part, rest) = data.split(unit, until.saturating_sub(self.told));
-        // Also of a unit without bytes, or there would be no end of them.
+        // Count at least 1 byte, or units without bytes would be pulled without end.
         self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
         self.rest = rest;
         Some(part)

@@ -27,9 +27,9 @@ pub(super) struct Ring {
 /// Keeps the memory until the ring and the last piece are gone. Nothing reads through it.
 struct Memory(#[expect(dead_code, reason = "dropped with the last piece")] Buffer, NonNull<u8>);
 
-// SAFETY: the pointer is only that of the buffer, which is `Send`, and nothing is read through it here.
+// SAFETY: the pointer points into the buffer, which is `Send`, and nothing is read through it here.
 unsafe impl Send for Memory {}
-// SAFETY: as above; shared, it gives out the address alone.
+// SAFETY: as for `Send`; a shared reference gives out only the address.
 unsafe impl Sync for Memory {}
 
 impl Ring {
@@ -44,7 +44,7 @@ impl Ring {
         let align = if len < LONG { UNIT } else { PAGE }.max(block);
         let mut start = self.head.next_multiple_of(align);
         if start % self.len.max(1) + len > self.len {
-            // The end of the memory is left out.
+            // The piece does not fit before the end of the memory: skip the rest and begin at the front.
             start = start.next_multiple_of(self.len.max(1));
         }
         if start + len - self.tail > self.len {
@@ -60,8 +60,8 @@ impl Ring {
         let at = usize::try_from(start % self.len).ok()?;
         // SAFETY: `at` and the `len` bytes behind it are within the memory, as checked above.
         let first = unsafe { memory.1.add(at) };
-        // SAFETY: `memory` keeps the bytes, and they are initialized. No other piece has them: those between `tail` and
-        // `head` are given out once, and `give_back` moves `tail` only past pieces that are gone.
+        // SAFETY: `memory` keeps the bytes, and they are initialized. No other piece has the same bytes: those between
+        // `tail` and `head` are given out once, and `give_back` moves `tail` only past pieces that have been dropped.
         let piece = unsafe { Buffer::shared(first, usize::try_from(len).ok()?, memory) };
         self.head = start + len;
         Some((piece, self.head))
@@ -97,7 +97,7 @@ mod tests {
                 let (piece, place, mark) = held.pop_front().expect("room for one piece");
                 assert!(piece.iter().all(|&byte| byte == mark));
                 drop(piece);
-                // SAFETY: the pieces before it were dropped in turn.
+                // SAFETY: all pieces before `place` have been dropped.
                 unsafe { ring.give_back(place) };
             };
             assert!(piece.len() as u64 >= len && piece.as_ptr().addr() % 512 == 0);

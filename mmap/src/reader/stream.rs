@@ -156,7 +156,7 @@ impl Stream {
     /// Reads `files`. The memory sizes are for reads ahead and for bytes needed now.
     pub(super) fn new(files: Vec<Direct>, room: [u64; 2]) -> Self {
         let block = files.iter().map(Direct::block).max().unwrap_or(UNIT);
-        // With the blocks at its ends two requests fit a lane, so one is read while the other is copied.
+        // Two requests, with one block more at each end, fit a lane: one is read while the other is copied.
         let request = REQUEST.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
         let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0 };
         let state = State {
@@ -271,7 +271,7 @@ impl Stream {
                 extent.bytes.start = at;
                 continue;
             }
-            // Whole blocks, from the request before to the request behind.
+            // Request whole blocks, from the end of the request before to the start of the request behind.
             let start = ended.max(at / block * block);
             let end = extent.bytes.end.next_multiple_of(block);
             let end = state.places.next(file, at).map_or(end, |next| end.min(next));
@@ -373,7 +373,7 @@ impl State {
             let done = request.left == 0 || request.until < self.used;
             let idle = match &request.content {
                 Content::Coming => false,
-                // Nobody copies from it.
+                // If only the request has the memory, nobody copies from it.
                 Content::There(memory, _) => Arc::strong_count(memory) == 1,
                 Content::Failed(_) => true,
             };
@@ -386,8 +386,8 @@ impl State {
                 self.spare.push(memory);
             }
             *first += 1;
-            // SAFETY: nobody reads or writes the memory of the requests up to this one: they are in the order of their
-            // memory, and those in `spare` are written over before they are used.
+            // SAFETY: nobody uses the memory of this request or of those before it: requests are in the order of their
+            // memory, and a buffer in `spare` is replaced before it is used again.
             unsafe { ring.give_back(place) };
         }
     }
@@ -439,7 +439,7 @@ impl State {
                     }
                 }
                 Content::Failed(error) => {
-                    // Whoever asks again gets a request of its own.
+                    // Remove the failed request: a later call for these bytes makes a new one.
                     let too_small = direct.has_grown(error);
                     request.left = 0;
                     self.places.remove(file, start, tag);
@@ -448,7 +448,7 @@ impl State {
             }
             request.left = request.left.saturating_sub(own_end.clamp(at, until) - at);
             if request.left == 0 {
-                // Whoever asks again gets the file as it is then.
+                // All wanted bytes are taken. Remove the request: a later call reads the file anew.
                 self.places.remove(file, start, tag);
             }
             at = until;

@@ -138,7 +138,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                 let Some(direct) = direct(records, &plan, options) else { return };
                 let some = Reader {
                     source: Source {
-                        // The border is within a record of the second file.
+                        // The border between cached and streamed bytes is within a record of the second file.
                         cached: 910_001,
                         stream: direct_stream(records, [1 << 20; 2]),
                         ..Source::cached()
@@ -149,7 +149,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                     for (number, expected) in [(3, &three), (3, &three), (4, &four)] {
                         check_against(expected, &reader, plan.clone(), number);
                     }
-                    // In parts, and batches that were not announced.
+                    // Read a batch that `begin` did not announce, in two parts.
                     let batch = plan.batch(9, 0).unwrap();
                     let half = batch.len().div_ceil(2);
                     let whole = plain(records, &batch);
@@ -185,7 +185,7 @@ fn a_window_is_read_once() {
             let before = reader.stats().disk;
             check_without_preads(&reader, plan.clone(), number);
             let disk = reader.stats().disk - before;
-            // The ring begins and ends within a block, and so do chunks.
+            // Allow 1% more than the file: chunks begin and end within a block, which is read whole.
             assert!(disk <= 3072 * 20_000 * 101 / 100, "{chunk} {number}: {disk}");
         }
         calls.push(Records::read_calls() - begun);
@@ -284,7 +284,7 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
         let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
         for reader in [direct, limited(&records, &plan, 20 << 20)] {
             let stream = reader.source.stream.as_ref().expect("more data than memory");
-            // The requests of one byte fail, and all others of more than a record.
+            // Fail every request that is longer than a record or has the byte at `bad`.
             stream.state.lock().unwrap().queue = queue::Queue::by(|file, out, at| {
                 let bad = (3 << 20) + 5 * 4096 + 77;
                 if out.len() > 4096 || (at..at + out.len() as u64).contains(&bad) {
@@ -328,11 +328,12 @@ fn readers_of_a_process_share_its_memory() {
     }
     let (cached, room) = (one.choice().cached, one.memory());
     assert_eq!(cached, 24 * GIB / 16 * 15 - (32 << 20));
-    // The same data again takes no more memory, but for what is past the page cache.
+    // A second reader of the same data shares the cached bytes. Only its stream takes more memory.
     let again = reader(&halves);
     assert!((cached - room..=cached).contains(&again.choice().cached), "{again:?}");
     drop((one, again));
-    // Two loops over halves of one data set, as of training and validation, are given what one over all of it is.
+    // Two readers, each of half of one data set, as for training and validation, together get what one reader of all of
+    // it gets.
     let data = open(&halves, 1 << 20);
     let (plan, half) = (plan(&data), data.len() / 2);
     let part = |records| {
@@ -349,7 +350,7 @@ fn readers_of_a_process_share_its_memory() {
     println!("28 GiB, 24 GiB left: one {cached}, two fields {found:?}");
     assert_eq!((found[0], found.iter().sum()), (14 * GIB, cached));
     assert_eq!(both[1].choice().left, Some(10 * GIB));
-    // A third gets nothing. What is given back is there again.
+    // A third reader gets no memory. When the two others are dropped, it does.
     let third = sparse(&folder, &[14 * GIB, 14 * GIB, GIB]);
     assert_eq!(reader(&third[2..]).choice().cached, 0);
     drop(both);
@@ -385,7 +386,7 @@ fn a_model_keeps_a_part() {
     let cached = model.choice().cached;
     assert!((20 * GIB..21 * GIB).contains(&cached), "{cached}");
     assert_eq!(model.memory(), Reader::<crate::Groups>::MEMORY);
-    // A loader beside it knows.
+    // A loader in the same process gets only what the model leaves.
     let data = open(&sparse(&folder, &[8 * GIB]), 1 << 20);
     let plan = Plan::builder(data.len()).batch(64).build().unwrap();
     let loader = Reader::with_memory(data, &plan, ReadOptions::new(), (&readers, Some(24 * GIB))).unwrap();
@@ -396,7 +397,7 @@ fn a_model_keeps_a_part() {
 fn a_readers_memory_does_not_grow_with_the_data() {
     const TIB: u64 = 1 << 40;
     let folder = folder();
-    // A file of ext4 has at most 16 TiB.
+    // 128 files of 8 TiB, because a file of ext4 has at most 16 TiB.
     for (files, most) in [(vec![TIB], 33 << 20), (vec![8 * TIB; 128], 37 << 20)] {
         let paths = sparse(&folder, &files);
         let data = open(&paths, 4096);
@@ -438,7 +439,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     file.set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
     let mut out = vec![0; 64 * 4096];
     for reader in &readers {
-        // Also without a new order, and in each batch of the epoch.
+        // Every batch fails, without a new call of `begin` too.
         for (number, step) in [(1, 0), (1, 1), (2, 3)] {
             let error = reader.read(&plan.batch(number, step).unwrap(), &mut out).unwrap_err();
             assert!(matches!(&error, Error::Replaced { path } if *path == paths[1]), "{error}");
@@ -461,7 +462,7 @@ fn blocks_of_any_size_are_read() {
             stream.files[0].block = block.into();
             let wanted = block;
             assert_eq!(stream.files[0].block(), wanted as u64);
-            // The disk refuses what fits no block, and pieces of 512 bytes of memory.
+            // The disk takes only places, lengths and memory that are multiples of its block.
             let queue = match block >> 10 {
                 8 => queue::Queue::by(aligned::<{ 8 << 10 }>),
                 16 => queue::Queue::by(aligned::<{ 16 << 10 }>),
@@ -489,7 +490,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
     let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
-    // A descriptor that cannot be read.
+    // A descriptor that was opened without read access.
     let unreadable = Arc::new(File::options().append(true).open(&paths[0]).unwrap());
     let wanted = std::io::Read::read(&mut &*unreadable, &mut [0]).unwrap_err().kind();
     let readable = reader.source.stream.as_mut().unwrap().files[0].file.replace(unreadable).unwrap();
@@ -500,7 +501,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     };
     assert_eq!((path, source.kind(), offset % 4096), (paths[0].clone(), wanted, 0));
     reader.source.stream.as_mut().unwrap().files[0].file.replace(readable);
-    // Each piece fails once.
+    // Each request that failed ahead reports its error once.
     let failures = (0..20).take_while(|_| reader.read(&batch, &mut out).is_err()).count();
     assert!(failures < 16, "{failures}");
     assert!(out == plain(&records, &batch));
@@ -551,7 +552,7 @@ fn a_block_that_is_too_small_grows() {
     reader.source.stream.as_mut().unwrap().files[0].block = 128.into();
     check(&reader, plan, 0);
     let direct = &reader.source.stream.as_ref().unwrap().files[0];
-    // File systems that live in memory take any block.
+    // A file system in memory, such as tmpfs, may read blocks of any size.
     if crate::file::read_at(direct.file.as_ref().unwrap(), &mut [0; 128], 128).is_ok() {
         return eprintln!("not checked: the file system reads blocks of 128 bytes");
     }
@@ -579,7 +580,7 @@ fn the_share_follows_from_the_memory() {
         // No room for windows: their records are read one by one.
         (windows(512), 512, 448, 32),
         (all.clone(), 64, 53, 8),
-        // Too little for reads past the page cache.
+        // Too little memory for reads past the page cache: all data go through it.
         (all.clone(), 12, 1024, 0),
     ] {
         let reader = limited(&records, &plan, left * MIB);
@@ -589,13 +590,13 @@ fn the_share_follows_from_the_memory() {
         assert_eq!((mib(choice.cached), mib(reader.memory())), (cached, memory), "{left} {plan:?}");
         assert!(choice.cached == choice.data || choice.cached + reader.memory() <= left * MIB);
     }
-    // If a plan has a part of the records, bytes before that part are not counted.
+    // If a plan has only a part of the records, the bytes before that part do not count as cached.
     let part = all.with_records(records.len() / 2..records.len()).unwrap();
     let reader = limited(&records, &part, 256 * MIB);
     assert_eq!(reader.choice().data, 512 * MIB);
     let cached = reader.source.cached_until(&records.shards()[0]);
     assert_eq!(cached - 512 * MIB, reader.choice().cached);
-    // Asked for.
+    // The mode is asked for, so the memory that is left does not matter.
     let pread = Reader::new(records.clone(), &all, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
     assert_eq!((pread.choice().cached, pread.memory()), (1024 * MIB, 0));
     let direct = direct(&records, &windows(64), ReadOptions::new()).unwrap();
@@ -630,7 +631,7 @@ fn long_records_are_copied_together_while_the_cache_is_warm() {
         eprintln!("not checked: reads from disks are not counted, or the pages came or stayed by themselves");
         return;
     }
-    // One call for 4 MiB, and one for each record behind.
+    // While the cache is warm, one call copies the records in the slot's first 4 MiB, and one call each of the others.
     assert!(calls[0].0 > 30 && calls[9].0 < 8 && calls[11].0 > 30, "{calls:?}");
     for number in 12..22 {
         reader.read(&plan.batch(number, 0).unwrap(), &mut slot).unwrap();
@@ -666,7 +667,7 @@ fn hints_end_when_everything_is_in_memory() {
     let [first, warm, cold] = cold_warm_cold(&reader, plan);
     assert!(first.hinted >= 60 << 20 && first.hinted <= 65 << 20, "{first:?}");
     assert!(first.disk >= 60 << 20 && first.disk <= 72 << 20, "{first:?}");
-    // One call asks for 16 MiB and more at a time.
+    // Up to 48 MiB are hinted before the hints end, because one call hints 16 MiB or more.
     assert!(warm.hinted - first.hinted <= 48 << 20 && warm.disk == first.disk, "{first:?}, {warm:?}");
     assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
 }
@@ -709,7 +710,7 @@ fn a_long_hint_brings_all_of_its_bytes() {
         return eprintln!("not checked: no such call, or the file system keeps its pages");
     }
     let pieces = [(3 << 20, 1 << 20), (8 << 20, 256 << 10), (12 << 20, 4 << 20), (19 << 20, 777_777)];
-    // And the end of the file, whose last page is not a whole one.
+    // Also hint the end of the file, whose last page is not whole.
     for (at, len) in pieces.into_iter().chain([(end - (300 << 10), 300 << 10)]) {
         let before = pages(0..end);
         let whole = crate::buffer::around(&(at..at + len), end, page);
@@ -742,7 +743,7 @@ fn the_window_keeps_its_length() {
             for batch in batches() {
                 let bytes = batch.len() * 100;
                 read(&reader, &batch);
-                // Behind the first read, and before each of the others.
+                // The reader asks for later batches after the first read, and before each of the others.
                 let first = if used == 0 { bytes } else { told };
                 used += bytes;
                 told = used.max(used.saturating_add(window).min(first + 2 * bytes)).min(all).max(told);
@@ -759,7 +760,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let hinted = |order, (rank, world)| {
         let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
         let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
-        // No more than the records themselves.
+        // With so many ranks, hints are only for the records themselves and not for the bytes around them.
         let reader = Reader { world: 1000, ..reader };
         for number in 0..2 {
             check_without_preads(&reader, plan.clone(), number);
@@ -769,7 +770,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     if cfg!(not(target_os = "linux")) {
         return;
     }
-    // In order the only jump is to the first batch, and it is read at once; a rank of two jumps every time.
+    // In order, one rank jumps only to its first batch, which is read at once. One of two ranks jumps to every batch.
     assert_eq!(hinted(Shuffle::None, (0, 1)), 0);
     assert_eq!(hinted(Shuffle::None, (1, 2)), 2 * 2 * 3);
     let chunks = hinted(Shuffle::Chunks { records: 6 }, (0, 1));

@@ -104,7 +104,7 @@ impl Sealed for Arc<Ranges> {
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
         }
-        // Not by going through all runs: the read goes through them again.
+        // Look at the first and the last run only: going through all runs would do the work of the read twice.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();
@@ -146,7 +146,7 @@ impl Sealed for crate::Groups {
         _: &mut [bool; 2],
         mut ask: impl FnMut(Extent, Use),
     ) -> Result<(), Error> {
-        // The kernel reads ahead itself: tensors are long, and mostly in the order of the file.
+        // The kernel's own read-ahead suffices: tensors are long, and mostly in the order of the file.
         self.extents(group).try_for_each(|extent| extent.map(|extent| ask(extent, Use::InOrder)))
     }
 }

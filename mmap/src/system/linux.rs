@@ -34,7 +34,7 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
         let mut bytes = 0;
         for (file, piece) in pieces {
             let Ok(map) = &file.map else { continue };
-            // What is mapped has a length that fits.
+            // An offset that does not fit a usize is behind the end of the mapping, whose length does.
             let [start, end] =
                 [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
             if ranges.len() == PIECES || bytes + (end - start) > BYTES {
@@ -75,7 +75,7 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
 fn read_now(file: &File, at: u64) -> bool {
     let mut byte = 0_u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    // The kernel makes the offset of both halves, whatever the size of a `long` (`pos_from_hilo` in `fs/read_write.c`).
+    // The kernel joins both halves to the offset, whatever the size of a `long` (`pos_from_hilo` in `fs/read_write.c`).
     #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "the low half")]
     let [low, high] = [at, at >> 32].map(|half| half as libc::c_ulong);
     // SAFETY: the descriptor is open as long as `file` lives. The kernel reads one entry and writes one byte.
@@ -104,7 +104,7 @@ fn file_system_kind(file: &File) -> Option<u64> {
     if unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: the call has succeeded and so written it.
+    // SAFETY: the call succeeded, so the kernel has written `found`.
     let found = unsafe { found.assume_init() };
     #[allow(
         clippy::useless_conversion,
@@ -131,7 +131,7 @@ fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
             return 0;
         }
     };
-    // It stops before the first range that fails.
+    // The call stops before the first range that fails: count the ranges that `taken` has in full.
     let mut rest = taken;
     let whole = ranges.iter().take_while(|range| {
         let left = rest.checked_sub(range.iov_len);
@@ -146,13 +146,14 @@ fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
 
 /// Returns the number of bytes that were hinted, from the first range on.
 fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
-    // Opened for each call: after a fork, a kept one would name the parent. The open costs little in comparison.
+    // Open the descriptor of this process anew for each call: after a fork, an old one would name the parent. The open
+    // costs little in comparison.
     // SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
     // SAFETY: takes a process and flags, no pointer.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, this, 0) };
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just opened it for us, and nothing else has it.
+    // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the kernel reads the array, and the given length is the array's. Its ranges are in mappings that are
     // alive, and this advice changes the contents of no memory.
@@ -194,14 +195,14 @@ pub(crate) fn gather<'f>(
         let mut wanted = 0;
         for (file, bytes, to) in pieces {
             let Ok(map) = &file.map else { return Gathered::Unavailable };
-            // What is mapped has a length that fits.
+            // An offset that does not fit a usize is behind the end of the mapping, whose length does.
             let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
             let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
             if to.checked_add(len).is_none_or(|end| end > out.len()) {
                 return Gathered::Unavailable;
             }
             wanted += len;
-            // The pages are anywhere: the kernel finds them and their first bytes sooner.
+            // Pieces are scattered: prefetch the front and the end of each, so that the kernel's copy waits less.
             prefetch(map.as_ptr().wrapping_add(start), len.min(FRONT));
             prefetch(map.as_ptr().wrapping_add(start + len).wrapping_sub(64), 64);
             from.push(entry(map.as_mut_ptr().wrapping_add(start), len));
@@ -213,7 +214,7 @@ pub(crate) fn gather<'f>(
                 _ => into.push(entry(base, len)),
             }
         }
-        // At most `PIECES` of each.
+        // Callers give at most `PIECES` pieces.
         #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "at most 1024")]
         let [places, slots] = [from.len(), into.len()].map(|count| count as libc::c_ulong);
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
@@ -252,9 +253,9 @@ pub(crate) fn read_from_disk() -> Option<u64> {
     if unsafe { libc::getrusage(RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: the call has succeeded and so written it.
+    // SAFETY: the call succeeded, so the kernel has written `usage`.
     let usage = unsafe { usage.assume_init() };
-    // In units of 512 bytes (`task_io_get_inblock` in the kernel's `include/linux/task_io_accounting_ops.h`).
+    // `ru_inblock` counts 512 bytes each (`task_io_get_inblock` in `include/linux/task_io_accounting_ops.h`).
     u64::try_from(usage.ru_inblock).ok().map(|blocks| blocks * 512)
 }
 
@@ -283,13 +284,13 @@ pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Err
     let page = page_size();
     let mut flags = [0_u8; STRETCH];
     let range = around(bytes, map.len() as u64, page as u64);
-    // Within the mapping, whose length is a usize.
+    // The range is within the mapping, so both ends fit a usize.
     let [start, end] = [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(map.len()));
     let skips = end.saturating_sub(start) >= STRETCH * page && !is_stacked(&*data.file()?);
     for start in (start..end).step_by(STRETCH * page) {
         let pages = (end - start).div_ceil(page).min(STRETCH);
         found += pages as u64;
-        // For fewer pages, as in batches, `mincore` is as fast.
+        // Ask `cachestat` only about full stretches: for fewer pages, as of a batch, `mincore` is as fast.
         let stretch = start as u64..(start + pages * page) as u64;
         if skips && pages == STRETCH && matches!(cached(&*data.file()?, stretch), Ok(0)) {
             continue;
@@ -318,11 +319,10 @@ pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
     const CACHESTAT: libc::c_long = 451;
     let range = [bytes.start, bytes.end - bytes.start];
-    // Pages that are cached, dirty, being written, evicted, recently evicted: `include/uapi/linux/mman.h`.
+    // Numbers of pages: cached, dirty, being written, evicted, recently evicted (`include/uapi/linux/mman.h`).
     let mut found = [0_u64; 5];
-    // By number: `libc` has no name for it.
-    // SAFETY: the descriptor is open as long as `file` lives; the kernel reads two numbers of 64 bits and
-    // writes five.
+    // `libc` has no function for this call.
+    // SAFETY: the descriptor is open as long as `file` lives; the kernel reads two numbers of 64 bits and writes five.
     let status =
         unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0_u32) };
     if status == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
@@ -335,14 +335,14 @@ pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
     match data.file()?.sync_all() {
-        // Read-only file systems lack the call (squashfs, erofs, iso9660; `vfs_fsync_range` in
-        // the kernel's `fs/sync.c`): there is nothing to write out.
+        // Read-only file systems (squashfs, erofs, iso9660) refuse the call (`vfs_fsync_range` in the kernel's
+        // `fs/sync.c`). They have nothing to write out.
         Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
             return Err(Error::System { path: data.path.clone(), call: "fsync", source: error });
         }
         _ => {}
     }
-    // A length of 0 is to the end of the file: posix_fadvise(2).
+    // A length of 0 means up to the end of the file: posix_fadvise(2).
     fadvise(&*data.file()?, 0..0, libc::POSIX_FADV_DONTNEED).map_err(|source| Error::System {
         path: data.path.clone(),
         call: "posix_fadvise",
@@ -365,8 +365,8 @@ fn fadvise(file: &File, bytes: Range<u64>, advice: libc::c_int) -> io::Result<()
 /// Opens the same file again, for reads past the cache.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
-    // By the descriptor, not by the path: the path may name another file by now. The mode of this access belongs to the
-    // opening, so the descriptor itself cannot be changed without the other reads.
+    // Open by the descriptor, not by the path: the path may name another file by now. `O_DIRECT` belongs to an open
+    // file, so to set it on this descriptor would change the other reads too.
     OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)

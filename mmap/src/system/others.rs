@@ -79,7 +79,7 @@ fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
         WIN32_MEMORY_RANGE_ENTRY { VirtualAddress: map.as_mut_ptr().cast(), NumberOfBytes: map.len() };
     // SAFETY: takes nothing and returns a constant.
     let this = unsafe { GetCurrentProcess() };
-    // SAFETY: one range, in `map`; `map` is alive, and no byte of it is changed.
+    // SAFETY: the one range is in `map`, which is alive. The call changes no byte of it.
     match unsafe { PrefetchVirtualMemory(this, 1, &raw const range, 0) } {
         0 => Err(failed(io::Error::last_os_error())),
         _ => Ok(()),
@@ -89,7 +89,7 @@ fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
 #[cfg(not(any(target_vendor = "apple", target_os = "freebsd", windows)))]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     let Ok(map) = &file.map else { return Err(Error::Unsupported { call: "mmap" }) };
-    // What is mapped has a length that fits.
+    // An offset that does not fit a usize is behind the end of the mapping, whose length does.
     let [start, end] =
         [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
     let advised = map.advise_range(memmap2::Advice::WillNeed, start, end - start);
@@ -127,13 +127,13 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     };
     let file = data.file()?;
     let share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-    // SAFETY: the handle is open as long as `file` lives; the others are numbers.
+    // SAFETY: the handle is open as long as `file` lives; the other arguments are numbers.
     let handle =
         unsafe { ReOpenFile(file.as_raw_handle().cast(), GENERIC_READ, share, FILE_FLAG_NO_BUFFERING) };
     if handle == INVALID_HANDLE_VALUE {
         return Err(failed(data, "ReOpenFile", io::Error::last_os_error()));
     }
-    // SAFETY: the system has just opened it for us, and nothing else has it.
+    // SAFETY: the system has just opened this handle for us, and nothing else owns it.
     Ok(unsafe { File::from_raw_handle(handle.cast()) })
 }
 
@@ -228,7 +228,7 @@ pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Resul
                 Ok(0) => return Ok(done + filled),
                 Ok(read) => filled += read,
                 Err(error) if done + filled == 0 => return Err(error),
-                // What was read counts; the next call meets the error again.
+                // Return the bytes that were read. The next call meets the error again.
                 Err(_) => return Ok(done + filled),
             }
         }

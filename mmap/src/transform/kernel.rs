@@ -20,7 +20,7 @@ macro_rules! raw {
 
             #[inline(always)]
             fn read(bytes: &[u8]) -> Self {
-                // As an array: the compiler then sees one load and not one for each byte.
+                // Convert to an array: the compiler then emits one load in place of one for each byte.
                 Self::from_le_bytes(bytes.try_into().expect("as many bytes as the contract says"))
             }
         }
@@ -71,13 +71,13 @@ convert! {
 fn f16_to_f32(half: u16) -> f32 {
     let half = u32::from(half);
     let sign = (half & 0x8000) << 16;
-    // Exponent and fraction in the places of an f32. The biases of the exponents are 15 and 127.
+    // Move exponent and fraction to their places in an f32, and replace the exponent's bias, 15, by 127.
     let magnitude = (half & 0x7fff) << 13;
     let normal = magnitude + ((127 - 15) << 23);
-    // Infinity and NaN: from the largest exponent of one format, 31, to that of the other, 255.
+    // Infinity and NaN: raise the largest exponent of an f16, 31, to that of an f32, 255.
     let special = magnitude + ((255 - 31) << 23);
-    // Zero and subnormals, fraction * 2^-24: with 2^-14 added the fraction has its place and its weight, and the
-    // subtraction is exact.
+    // Zero and subnormals are fraction * 2^-24. Put the fraction into an f32 with the exponent of 2^-14, where its bits
+    // have this weight, and subtract 2^-14, which is exact.
     let least_normal = (127 - 14) << 23;
     let subnormal = (f32::from_bits(magnitude + least_normal) - f32::from_bits(least_normal)).to_bits();
     let bits = if magnitude >= 31 << 23 { special } else { normal };
@@ -90,16 +90,16 @@ fn f16_to_f32(half: u16) -> f32 {
 fn f32_to_f16(single: u32) -> u16 {
     let sign = single >> 16 & 0x8000;
     let magnitude = single & 0x7fff_ffff;
-    // Half a unit of the last place that is kept, or just less where that place is even; a carry goes into the
-    // exponent, as it should.
+    // Round to nearest even: add half a unit of the last kept bit, or just less if that bit is 0, and cut off the rest.
+    // A carry into the exponent is right.
     let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0x0fff + (magnitude >> 13 & 1)) >> 13;
-    // Below 2^-14, where results are multiples of 2^-24. So are the f32 from 0.5 to 1: the addition rounds to one
-    // of them, and its fraction is the result.
+    // Below 2^-14, results are multiples of 2^-24, as are the f32 from 0.5 to 1: adding 0.5 rounds to one of them, and
+    // its fraction is the result.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
-    // Made quiet, because the bits that made it a NaN may be cut off.
+    // Make a NaN quiet: the bits that made it a NaN may be cut off, which would leave infinity.
     let nan = 0x7e00 | (magnitude >> 13 & 0x03ff);
     let bits = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
-    // 2^16 and more, infinity too: whatever rounds to a finite number is less.
+    // 2^16 and more become infinity. Whatever rounds to a finite f16 is less.
     let bits = if magnitude >= (127 + 16) << 23 { 0x7c00 } else { bits };
     let bits = if magnitude > 255 << 23 { nan } else { bits };
     low_half(sign | bits)
@@ -108,7 +108,7 @@ fn f32_to_f16(single: u32) -> u16 {
 /// Binary32 to its upper half, to nearest, ties to even; a NaN keeps its sign and the upper bits of its payload.
 #[inline(always)]
 fn f32_to_bf16(single: u32) -> u16 {
-    // As in `f32_to_f16`. Only a NaN overflows.
+    // Round to nearest even, as `f32_to_f16` does. Only a NaN can overflow, and it is replaced below.
     let rounded = single.wrapping_add(0x7fff + (single >> 16 & 1));
     let nan = single | 0x0040_0000;
     low_half(if single & 0x7fff_ffff > 255 << 23 { nan } else { rounded } >> 16)
@@ -134,7 +134,7 @@ impl Affine {
     pub(super) fn new(scale: &[f32], shift: &[f32]) -> Self {
         let times = match BLOCK / scale.len() {
             0 => 1,
-            // A multiple of 32 numbers leaves no rest to the vector loops.
+            // With a multiple of 32 repetitions, the vector loops have no remainder.
             times if times >= 32 => times & !31,
             times => times,
         };
@@ -299,8 +299,8 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
     for at in (0..WINDOW).step_by(N) {
         let Some(src) = src.get(at * pixel..) else { return };
         if src.len() < (N - 1) * pixel + ROW {
-            // The last pixels of the picture, without a whole row for each. With pixels shorter than a row they
-            // may be more than `N`.
+            // The last pixels of the picture, where whole rows of bytes would read past the end. If pixels are shorter
+            // than a row, they may be more than `N`.
             for (i, pixel) in src.chunks(pixel).enumerate().take(WINDOW - at) {
                 for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(R::BYTES)) {
                     plane[at + i] = R::read(raw);
@@ -355,8 +355,8 @@ fn interleave<R: Raw>(a: &[u8; ROW], b: &[u8; ROW]) -> [[u8; ROW]; 2] {
         _mm_unpacklo_epi16,
     };
 
-    // SAFETY: SSE2 belongs to every x86-64. `a` and `b` have the 16 bytes that are read, at any alignment; and what
-    // becomes an array of bytes is as long and without padding.
+    // SAFETY: every x86-64 has SSE2. `a` and `b` have the 16 bytes that are read, at any alignment. The arrays have the
+    // size of the two vectors and no padding.
     unsafe {
         let (a, b) = (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast()));
         std::mem::transmute::<[__m128i; 2], [[u8; ROW]; 2]>(match R::BYTES {

@@ -126,7 +126,7 @@ impl Transform {
         }
         let channels = self.channels;
         match channels.checked_mul(pixels) {
-            // The size after: no source number has more bytes than an f32.
+            // Check the size of the result: no source number has more bytes than an f32.
             Some(numbers) if numbers < isize::MAX as usize / size_of::<f32>() => {}
             _ => return Err(TransformError::PictureTooLarge { channels, pixels }),
         }
@@ -163,7 +163,7 @@ impl Transform {
             Some(pixels) => self.channels * pixels,
             None => self.channels,
         };
-        // A unit that overflows is longer than any slice can be, and so is `usize::MAX`.
+        // If the product saturates, it is longer than any slice, so only a length of 0 is a multiple of it.
         let unit = numbers.saturating_mul(self.dtype.size());
         if src_len % unit == 0 {
             Ok(src_len / self.dtype.size())
@@ -211,7 +211,7 @@ impl Transform {
     fn start<C: Convert<Out = f32>>(&self, src: &[u8], dst: &mut [f32]) {
         let (channels, affine, convert) = (self.channels, self.affine.as_ref(), PhantomData::<C>);
         match (self.pixels, affine) {
-            // With one channel the order of planes is that of the source.
+            // With one channel, the planes have the order of the source.
             (Some(pixels), _) if channels > 1 => {
                 run(Planes { src, dst, channels, pixels, affine, convert });
             }

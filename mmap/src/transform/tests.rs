@@ -143,7 +143,7 @@ fn every_number_of_channels_and_of_last_pixels_is_taken_apart() {
 #[test]
 fn every_byte_is_normalised_as_two_roundings() {
     let src: Vec<u8> = (0..=u8::MAX).collect();
-    // With these a fused multiply-add gives another result for most of the bytes.
+    // With these constants, a fused multiply-add gives another result for many of the bytes.
     let (scale, shift) = ([1.0 / (255.0 * 0.229)], [-0.485 / 0.229]);
     let fused = src.iter().filter(|&&x| {
         f32::from(x).mul_add(scale[0], shift[0]).to_bits() != (f32::from(x) * scale[0] + shift[0]).to_bits()
@@ -192,7 +192,7 @@ fn numbers_at_and_beside_each_boundary_are_rounded_to_even() {
 
 #[test]
 fn subnormal_halves_are_rounded_at_their_halfway_points() {
-    // Multiples of 2^-26 up to 2^-13: quarters of a unit.
+    // Multiples of 2^-26 below 2^-13: quarters of 2^-24, the unit of subnormal f16.
     let numbers: Vec<f32> = (0..1 << 13).map(|i| i as f32 * 2_f32.powi(-26)).collect();
     check_rounding(&numbers, 0);
 }
@@ -235,7 +235,7 @@ proptest! {
         (misaligned, offset) in (0..64_usize, 0..16_usize),
         seed in any::<u64>(),
     ) {
-        // Many channels are tried with few pixels.
+        // Use few pixels with many channels, to keep pictures small.
         let pixels = if channels > 100 { pixels % 9 } else { pixels };
         let pixels = if planar { pixels.max(1) } else { pixels };
         let len = channels * pixels * pictures * dtype.size();
@@ -256,7 +256,7 @@ proptest! {
     #[test]
     fn any_f32_is_rounded_as_the_reference(
         numbers in prop::collection::vec(any::<u32>().prop_map(f32::from_bits), 0..3000),
-        // Most f32 are outside of what an f16 can be.
+        // Most random f32 are outside the range of an f16, so add numbers within it.
         near in prop::collection::vec(-70000_f32..70000.0, 0..100),
         tiny in prop::collection::vec(-1e-4_f32..1e-4, 0..100),
         offset in 0..32_usize,

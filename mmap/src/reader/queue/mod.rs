@@ -149,7 +149,7 @@ impl Queue {
         let Self { reads, running } = self;
         let running = running.get_or_insert_with(|| Running::new(engine()));
         reads.queued.push_back(read);
-        // Not too many at a time: while many are prepared, the disk would be idle.
+        // Hand reads over in groups of `TOGETHER`: while a long list is prepared, the disk would be idle.
         if reads.queued.len() % TOGETHER == 0 {
             running.engine.reap(reads);
             if reads.is_low() {
@@ -183,7 +183,7 @@ impl Queue {
         let Self { reads, running: Some(running) } = self else { return None };
         loop {
             let done = running.ended(reads);
-            // The call that waits hands over reads as well, so each is worth it.
+            // If this call has to wait, its system call hands over new reads too: begin even a few of them.
             if done.is_none() || reads.is_low() {
                 running.begin(reads);
             }
@@ -208,7 +208,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // The parent's ring, its threads and the locks that they held when the process was forked are not the child's.
+        // Leak the engine in a forked child: its ring, its threads and the locks that they held are the parent's.
         if self.running.as_ref().is_some_and(|running| running.process != std::process::id()) {
             std::mem::forget(self.running.take());
         }

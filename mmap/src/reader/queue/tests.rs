@@ -281,7 +281,7 @@ mod gated {
             }
             queue.start();
             assert!(queue.poll().is_none());
-            // A thread's read begins later, and one that has not is dropped at once.
+            // Wait until the threads have begun all ten reads: a drop discards reads that have not begun.
             while format!("{queue:?}").contains("Threads") && BEGUN.load(SeqCst) < 10 {
                 thread::yield_now();
             }
@@ -291,7 +291,8 @@ mod gated {
                 drop(queue);
             });
             receiver.recv().unwrap();
-            // Time for a drop that does not wait. Not much: on a busy processor each call waits for all that runs there.
+            // A drop that fails to wait would finish in this time, 20 ms at most: on a busy processor each yield may
+            // take long.
             let began = Instant::now();
             for _ in 0..10_000 {
                 assert!(!drops.is_finished());
@@ -304,7 +305,7 @@ mod gated {
             writer.write_all(&[1; 10_000]).unwrap();
             drop(writer);
             drops.join().unwrap();
-            // Nothing keeps the file any more.
+            // No read keeps the file any more.
             assert_eq!(Arc::strong_count(&file), 1);
         });
     }
@@ -334,7 +335,7 @@ mod gated {
                     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
                 }
             }
-            // The parent continues.
+            // The parent's queue still works.
             writer.write_all(&b"xy".repeat(pushed)).unwrap();
             for _ in 0..pushed {
                 check(&queue.wait().unwrap(), b"xy", 0, 2);
@@ -448,7 +449,7 @@ mod gated {
                 }
                 (1..100).for_each(|tag| queue.push(read(&file, tag, 1000, tag)));
                 assert!(queue.poll().is_none());
-                // What the kernel has not taken waits until what it has taken has ended.
+                // The 99 reads that the kernel has not taken stay queued until the one that it has taken ends.
                 assert_eq!((queue.reads.in_flight, queue.reads.queued.len()), (1, 99));
                 writer.write_all(b"abc").unwrap();
                 check(&queue.wait().unwrap(), b"abc", 0, 3);
@@ -461,7 +462,7 @@ mod gated {
                 assert_eq!(tags, (1..100).collect::<Vec<_>>());
                 assert!(format!("{queue:?}").contains("Threads"), "{queue:?}");
 
-                // And with such a read a drop waits as well.
+                // A drop of the queue also lets go of a read that was only pushed.
                 queue.push(read(&file, 0, 10, 0));
                 drop(queue);
                 assert_eq!(Arc::strong_count(&file), 1);

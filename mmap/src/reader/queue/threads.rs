@@ -62,7 +62,7 @@ impl Threads {
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
-                // The existing threads do the reads, later.
+                // The system refuses a thread: the existing ones do the reads later.
                 self.shared.lock().idle -= 1;
                 return;
             }
@@ -114,7 +114,7 @@ impl Engine for Threads {
         self.submit(reads);
         self.reap(reads);
         if reads.ended.is_empty() {
-            // This returns: a thread exists, and it sends every read that it takes.
+            // `recv` returns: at least one thread exists, and threads send every read that they take.
             if let Ok((read, result)) = self.ended.recv() {
                 reads.end(read, result);
             }
@@ -130,7 +130,7 @@ impl Drop for Threads {
         drop(work);
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked holds no read any more.
+            // Ignore a thread that has panicked: it holds no read any more.
             let _ = thread.join();
         }
     }
@@ -147,7 +147,7 @@ impl Shared {
             };
             work.idle -= 1;
             drop(work);
-            // The receiver outlives this thread: the engine waits for the thread.
+            // `send` does not fail: the engine has the receiver, and joins this thread before it drops it.
             let _ = ended.send(self.read(read));
             work = self.lock();
             work.idle += 1;

@@ -58,11 +58,12 @@ impl Uring {
     /// Sets up a ring, if the kernel permits it and is 5.12 or newer.
     pub(super) fn new() -> io::Result<Self> {
         let ring = IoUring::new(u32::try_from(READS).map_err(io::Error::other)?)?;
-        // Since then the kernel's own threads for it belong to the process. Reads at a place have come before.
+        // Linux 5.12 brought this feature: the kernel's threads for the ring belong to the process. `opcode::Read` is
+        // older.
         if !ring.params().is_feature_native_workers() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // A filter may permit the set-up alone.
+        // Enter the ring once: a seccomp filter may allow the set-up and refuse this call.
         ring.submit()?;
         Ok(Self {
             ring,
@@ -84,8 +85,7 @@ impl Uring {
             .offset(*offset)
             .build()
             .user_data(index as u64);
-        // A read that did not succeed without a kernel thread gets one. That thread waits where the first try would
-        // not.
+        // From its second try on, a read goes to a kernel thread (`ASYNC`), which waits where the first try could not.
         let flags = if slot.tries > 1 { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = entry.flags(flags);
         // SAFETY: the slot owns the memory, of at least `len` bytes, and the file, and keeps both until the kernel is
@@ -94,7 +94,7 @@ impl Uring {
         if !full {
             self.not_taken.push_back(index);
         } else if let Some(slot) = self.take(index) {
-            // There are as many entries as slots, so this does not happen; and the kernel has not seen the read.
+            // Cannot happen: the ring has as many entries as there are slots. The kernel has not seen the read.
             reads.end(slot.read, Err(io::ErrorKind::ResourceBusy.into()));
         }
     }
@@ -113,7 +113,7 @@ impl Uring {
     /// Hands over what is in the ring and waits until `want` reads have ended, or a signal has come.
     fn call(&mut self, want: usize) -> io::Result<()> {
         let taken = self.ring.submit_and_wait(want);
-        // The kernel takes entries in order and moves the ring's head past them.
+        // The kernel takes entries in order and moves the ring's head past them: the oldest are taken.
         let left = self.ring.submission().len();
         self.not_taken.drain(..self.not_taken.len().saturating_sub(left));
         match taken {
@@ -126,7 +126,7 @@ impl Uring {
     fn stop(&mut self, reads: &mut Reads) {
         self.stopped = true;
         while let Some(index) = self.not_taken.pop_back() {
-            // The kernel takes entries in calls alone, and `stopped` excludes further ones.
+            // The kernel takes entries only during a call, and no call follows once `stopped` is set.
             if let Some(slot) = self.take(index) {
                 reads.requeue(slot.read);
             }
@@ -147,7 +147,7 @@ fn is_short_of_memory(error: &io::Error) -> bool {
 
 impl Engine for Uring {
     fn begin(&mut self, read: Read, reads: &mut Reads) {
-        // Larger offsets are negative for the kernel, and -1 means the file's cursor.
+        // The kernel reads larger offsets as negative numbers, and -1 as the file's cursor.
         if i64::try_from(read.offset).is_err() {
             return reads.end(read, Err(io::Error::from_raw_os_error(libc::EINVAL)));
         }
@@ -156,7 +156,7 @@ impl Engine for Uring {
                 self.slots[index] = Some(Slot { read, tries: 0 });
                 self.enter(index, reads);
             }
-            // The queue does not give more reads than there are slots.
+            // Cannot happen: the queue gives out at most `READS` reads at a time, and there are as many slots.
             None => reads.end(read, Err(io::ErrorKind::ResourceBusy.into())),
         }
     }
@@ -165,10 +165,11 @@ impl Engine for Uring {
         while !self.not_taken.is_empty() {
             let before = self.not_taken.len();
             match self.call(0) {
-                // It stops after an entry that fails at once, such as for a file of the wrong kind.
+                // The call stops after an entry that fails at once, such as one with a file of the wrong kind: call
+                // again.
                 Ok(()) if self.not_taken.len() < before => {}
                 Ok(()) => return,
-                // The next call may do it.
+                // The kernel is short of memory: a later call may succeed.
                 Err(error) if is_short_of_memory(&error) => return,
                 Err(_) => self.stop(reads),
             }
@@ -187,7 +188,8 @@ impl Engine for Uring {
                         self.stop(reads);
                     }
                 }
-                // The kernel cannot start a thread for it, as in a container whose number of threads is limited.
+                // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
+                // threads. Do without the ring.
                 (Err(errno), Some(_)) if is_worth_a_retry(errno) => {
                     if let Some(slot) = self.take(index) {
                         reads.requeue(slot.read);
@@ -208,7 +210,7 @@ impl Engine for Uring {
         let mut pauses = 0;
         while reads.in_flight == before {
             if self.stopped {
-                // What the kernel has taken it ends without a call as well.
+                // The kernel ends the reads that it has taken without a further call.
                 sleep(PAUSE);
             } else if let Err(error) = self.call(1) {
                 pauses += 1;
@@ -246,6 +248,6 @@ impl Drop for Uring {
         while reads.in_flight > 0 {
             self.wait(&mut reads);
         }
-        // The slots are empty now, so nothing is lost by their not being dropped.
+        // The slots are empty now: nothing leaks, although a `ManuallyDrop` does not drop them.
     }
 }
