@@ -68,7 +68,7 @@ mod plain {
     #[must_use]
     pub fn heap_values<T>(cells: Box<[UnsafeCell<T>]>) -> Vec<T> {
         let cells = Box::into_raw(cells);
-        // SAFETY: as in `heap_cells`.
+        // SAFETY: as in `heap_cells`, cells and values have one layout.
         unsafe { Box::from_raw(cells as *mut [T]) }.into_vec()
     }
 

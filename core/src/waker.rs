@@ -93,7 +93,7 @@ impl WakerCell {
             // word is visible to the task when it looks at that word next (K before R).
             match self.state.compare_exchange(seen, published, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
-                // A wake has ended.
+                // A wake has changed the state in the meantime: try again with the new state.
                 Err(now) => seen = now,
             }
         }

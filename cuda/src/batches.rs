@@ -72,7 +72,7 @@ impl<M: 'static> DeviceBatches<M> {
     pub fn try_recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         self.shared.release_captured(None);
         if let Some(hand) = &self.hand {
-            // Its error is this side's too.
+            // The error is ignored here: the receive below returns it after the earlier batches.
             let _ = hand.pump();
         }
         let received = self.ring.try_recv().map(keep);

@@ -273,7 +273,7 @@ impl Drop for Drain<'_> {
 impl Drop for Stager {
     fn drop(&mut self) {
         if self.lost.is_some() || self.stream.settle().is_err() {
-            // A copy may still use them.
+            // A copy may still use the slots: leak them.
             mem::forget(mem::take(&mut self.slots));
         }
     }

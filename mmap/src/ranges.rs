@@ -175,7 +175,7 @@ impl Ranges {
         }
         // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
-        // It fits a usize, as was checked for every file.
+        // The longest record fits a usize, as was checked for every file.
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
     }

@@ -30,7 +30,7 @@ impl Slot {
             // SAFETY: the event exists.
             unsafe { edge::refill_after_copy(self.copied.raw(), true) }?;
         }
-        // SAFETY: no copy uses them.
+        // SAFETY: no copy uses the slot's bytes any more.
         Ok(unsafe { self.memory.bytes_mut() })
     }
 }
@@ -143,7 +143,7 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
     // Record the error before the slot of a failed copy is free: its event does not cover the copy, but the caller,
     // which may take that slot, hands nothing over after an error. Also before the ring ends. The first error counts.
     let failed = |error: &Error| drop(fate.set(error.clone()));
-    // The error is in `fate`.
+    // The error is ignored here: `failed` has stored it in `fate`.
     let _ = all(orders, copies, failed);
 }
 

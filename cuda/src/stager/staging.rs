@@ -137,7 +137,7 @@ impl<'s, 'env> Staging<'s, 'env> {
     /// Makes an error the scope's: what earlier calls have packed would be lost.
     fn fail<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
         result.inspect_err(|error| {
-            // The first error counts.
+            // The first error counts: `set` changes nothing if there was one before.
             let _ = self.fate.set(error.clone());
         })
     }
