@@ -15,7 +15,7 @@ export CARGO_TARGET_DIR=$target PATH=$target/tools/bin:$PATH PIP_DISABLE_PIP_VER
 out=$target/capi
 mkdir -p "$out"
 
-cbindgen --version 2>/dev/null || cargo install --debug --quiet --locked cbindgen@0.29.4 --root "$target/tools"
+cbindgen --version 2>/dev/null || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cbindgen@0.29.4 --root "$target/tools"
 header=$out/twinbuf.h
 (cd capi && cbindgen --quiet --config cbindgen.toml --crate twinbuf-capi --output "$header")
 [ "${1:-}" != --write ] || cp "$header" capi/include/twinbuf.h

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=$(realpath -m "${CARGO_TARGET_DIR:-target}/tools")
 export PATH=$tools/bin:$PATH
-cargo deny --version || cargo install --debug --quiet --locked cargo-deny --root "$tools"
+cargo deny --version || CARGO_PROFILE_DEV_DEBUG=0 cargo install --debug --quiet --locked cargo-deny --root "$tools"
 for manifest in Cargo.toml cli/Cargo.toml; do
   cargo deny --manifest-path "$manifest" --all-features check bans licenses sources
 done

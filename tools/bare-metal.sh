@@ -7,7 +7,7 @@
 #                                 on a Cortex-M0 by portable-atomic: an interrupt at any instruction has one side of
 #                                 the ring. With the compiler of tools/rustc-web.sh; installs QEMU and a linker from
 #                                 Debian's packages where they are missing (as root)
-#   tools/bare-metal.sh targets   builds twinbuf-core for microcontrollers and other bare targets, with the
+#   tools/bare-metal.sh targets   compiles twinbuf-core for microcontrollers and other bare targets, with the
 #                                 compiler that tools/rustc-web.sh unpacks
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,14 +34,9 @@ measure() {
 }
 
 run() {
-  local compiler package
+  local compiler
   compiler=$(tools/rustc-web.sh)
-  for package in qemu-system-arm binutils-arm-none-eabi; do
-    [[ $(dpkg-query -W -f '${db:Status-Status}' $package 2>/dev/null) == installed ]] && continue
-    tools/retry.sh apt-get -qq update
-    DEBIAN_FRONTEND=noninteractive tools/retry.sh apt-get -qq -oDPkg::Lock::Timeout=600 install \
-      --no-install-recommends $package >/dev/null
-  done
+  tools/debian.sh qemu-system-arm binutils-arm-none-eabi
   # on TARGET MACHINE CARGO'S ARGUMENTS
   on() {
     local variable=CARGO_TARGET_${1//-/_} program
@@ -65,20 +60,21 @@ targets() {
   local compiler
   compiler=$(tools/rustc-web.sh)
   "$compiler" --version
-  # build LIBRARIES TARGET CARGO'S ARGUMENTS
-  build() {
+  # Without machine code: a library of generic functions has next to none.
+  # compiles LIBRARIES TARGET CARGO'S ARGUMENTS
+  compiles() {
     # RUSTC_BOOTSTRAP: -Zbuild-std is not stable.
     RUSTC_BOOTSTRAP=1 RUSTC=$compiler CARGO_TARGET_DIR=$target_dir \
-      cargo build -q "-Zbuild-std=$1" -p twinbuf-core --no-default-features --target "${@:2}"
-    echo "${*:2}: builds"
+      cargo check -q "-Zbuild-std=$1" -p twinbuf-core --no-default-features --target "${@:2}"
+    echo "${*:2}: compiles"
   }
-  build core thumbv7em-none-eabihf
-  build core riscv32imac-unknown-none-elf
-  build core aarch64-unknown-none
-  build core wasm32v1-none
+  compiles core thumbv7em-none-eabihf
+  compiles core riscv32imac-unknown-none-elf
+  compiles core aarch64-unknown-none
+  compiles core wasm32v1-none
   # Has no compare-exchange.
-  build core thumbv6m-none-eabi --features portable-atomic,embedded-dma
-  build core,alloc thumbv6m-none-eabi --features portable-atomic,alloc
+  compiles core thumbv6m-none-eabi --features portable-atomic,embedded-dma
+  compiles core,alloc thumbv6m-none-eabi --features portable-atomic,alloc
 }
 
 case ${1:-check} in

@@ -48,11 +48,17 @@ done
 # What the tests of a missing driver put in its place.
 strip --strip-unneeded -o "$pack/tests/libtwinbuf_cuda_sim.so" "$target/debug/deps/libtwinbuf_cuda_sim.so"
 
-# The Python package, in a virtual environment that is kept.
+# The Python package: the wheel of ci/python.sh if no source is newer, or one from a virtual environment that is kept.
 cp tools/gpu_torch.py "$pack"
-venv=$PWD/target/gpu-python
-[ -x "$venv/bin/maturin" ] || { python3 -m venv --clear "$venv" && tools/retry.sh "$venv/bin/pip" install --quiet maturin; }
-CARGO_TARGET_DIR=$PWD/python/target "$venv/bin/maturin" build --quiet --release --manifest-path python/Cargo.toml --out "$pack/wheels"
+wheel=$(ls target/wheels/*.whl 2>/dev/null || true)
+if [ -n "$wheel" ] && [ -z "$(find Cargo.toml core mmap cuda/src src python/src python/twinbuf python/Cargo.* -newer "$wheel")" ]; then
+  mkdir "$pack/wheels"
+  cp "$wheel" "$pack/wheels"
+else
+  venv=$PWD/target/gpu-python
+  [ -x "$venv/bin/maturin" ] || { python3 -m venv --clear "$venv" && tools/retry.sh "$venv/bin/pip" install --quiet maturin; }
+  CARGO_TARGET_DIR=$PWD/python/target "$venv/bin/maturin" build --quiet --release --manifest-path python/Cargo.toml --out "$pack/wheels"
+fi
 
 # The folder for files that the tests were compiled with.
 temporary=$(realpath -m "$target/tmp")

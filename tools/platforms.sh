@@ -41,22 +41,9 @@ check  x86_64-unknown-illumos         check -p twinbuf-core -p twinbuf-mmap -p t
 check  wasm32-unknown-unknown         check -p twinbuf-core --lib --no-default-features --features alloc
 '
 
-# needs PACKAGES: installs those that are missing.
-needs() {
-  local missing=()
-  for package; do
-    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
-  done
-  ((${#missing[@]})) || return 0
-  echo "installs ${missing[*]}"
-  tools/retry.sh apt-get -qq update
-  DEBIAN_FRONTEND=noninteractive tools/retry.sh apt-get -qq -oDPkg::Lock::Timeout=600 install --no-install-recommends \
-    "${missing[@]}" >/dev/null
-}
-
 # same_processor: how cargo links for i686. An x86_64 kernel runs it; Debian keeps its libraries apart.
 same_processor() {
-  needs gcc-i686-linux-gnu libc6-dev-i386-cross
+  tools/debian.sh gcc-i686-linux-gnu libc6-dev-i386-cross
   local libraries=/usr/i686-linux-gnu/lib
   export CARGO_TARGET_I686_UNKNOWN_LINUX_GNU_LINKER=i686-linux-gnu-gcc
   export CARGO_TARGET_I686_UNKNOWN_LINUX_GNU_RUSTFLAGS="
@@ -65,7 +52,7 @@ same_processor() {
 
 # emulated TARGET GNU DEBIAN QEMU: how cargo links and runs for a Linux, by GNU's, Debian's and QEMU's names for it.
 emulated() {
-  needs "gcc-$2" "libc6-dev-$3-cross" qemu-user
+  tools/debian.sh "gcc-$2" "libc6-dev-$3-cross" qemu-user
   # Emulated code is slow: that of the tests is compiled for speed, std is not (it would take longer than it gives).
   for package in twinbuf-core twinbuf-mmap twinbuf; do
     optimized+=(--config "profile.dev.package.$package.opt-level=1")
@@ -78,7 +65,7 @@ emulated() {
 
 # windows: how cargo links and runs for Windows.
 windows() {
-  needs gcc-mingw-w64-x86-64-win32 wine64
+  tools/debian.sh gcc-mingw-w64-x86-64-win32 wine64
   local home=$CARGO_TARGET_DIR/wine
   mkdir -p "$home"
   # Wine before 9 lacks a library of one function that Rust's std needs: its random numbers.
