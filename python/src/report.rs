@@ -174,18 +174,6 @@ impl Report {
         seconds(self.inner.transfer)
     }
 
-    /// ``wait`` of the first step, which `au` leaves out.
-    #[getter]
-    fn first_wait(&self) -> f64 {
-        seconds(self.inner.first.waiting)
-    }
-
-    /// ``compute`` of the first step, which `au` leaves out.
-    #[getter]
-    fn first_compute(&self) -> f64 {
-        seconds(self.inner.first.busy)
-    }
-
     /// Whether batches are loaded ahead.
     #[getter]
     fn overlap(&self) -> bool {
@@ -256,25 +244,14 @@ impl Report {
 
     /// Write a page for any browser: the report and the last steps. It needs no other file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let written = std::fs::write(&path, self.html());
+        let written = std::fs::write(&path, self.in_python(&self.inner.html()));
         written.map_err(|error| errors::raise(py, Failure::of_writing(path, &error)))
-    }
-
-    /// The page that `save` writes.
-    fn html(&self) -> String {
-        self.in_python(&self.inner.html())
-    }
-
-    fn _repr_html_(&self) -> String {
-        let page = self.html().replace('&', "&amp;").replace('"', "&quot;");
-        format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:560px;border:0\"></iframe>")
     }
 
     /// The figures as plain values.
     fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         let figures = PyDict::new(slf.py());
-        let names = "name epochs batches bytes wall wait compute load transfer first_wait first_compute au overlap depth \
-                     workers kept verdict advice";
+        let names = "name epochs batches bytes wall wait compute load transfer au overlap depth workers kept verdict advice";
         for name in names.split_whitespace() {
             figures.set_item(name, slf.getattr(name)?)?;
         }

@@ -74,7 +74,7 @@ def test_the_time_of_iter_does() -> None:
 
     items = tb.watch(Slow())
     assert list(items) == [1, 2]
-    assert items.report().first_wait >= 0.05
+    assert items.report().wait >= 0.05
 
 
 def test_a_loop_that_is_left_early_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
