@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{iter, mem};
@@ -132,6 +132,8 @@ struct Making {
     left: AtomicBool,
     thread: Turn,
     caller: Turn,
+    /// The iteration, once it has begun. Not a reference of Python's: the garbage collector would clear that too early.
+    shared: OnceLock<Weak<Shared>>,
     /// Why it could not begin.
     failed: Mutex<Option<PyErr>>,
 }
@@ -167,6 +169,12 @@ impl Turn {
     /// About what a wake-up takes.
     const SPIN: Duration = Duration::from_micros(20);
     const SKIPS: u32 = 64;
+}
+
+impl Making {
+    fn shared(&self) -> Option<Arc<Shared>> {
+        self.shared.get().and_then(Weak::upgrade)
+    }
 }
 
 // Relaxed is enough for these flags: the GIL, the lock of `State` or the ring orders the data that they announce.
@@ -287,10 +295,13 @@ impl Thread {
         Self { making: Arc::default(), total }
     }
 
-    /// The report of iterations that have ended.
-    fn report(&self, name: &str) -> Report {
-        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Report::new(total, name, Kind::Prefetched)
+    /// Where the time of all iterations went so far.
+    fn report(&self, py: Python<'_>, name: &str) -> Report {
+        let report = match self.making.shared() {
+            Some(shared) => shared.state.with(py, |state| state.report()),
+            None => self.total.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        Report::new(report, name, Kind::Prefetched)
     }
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
@@ -394,7 +405,7 @@ impl State {
 }
 
 /// Iterations whose threads must end before the interpreter does.
-static ITERATIONS: Mutex<Vec<(Weak<Shared>, Arc<Making>)>> = Mutex::new(Vec::new());
+static ITERATIONS: Mutex<Vec<Arc<Making>>> = Mutex::new(Vec::new());
 
 /// The iterator that a loop has. Dropping it ends the thread.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
@@ -472,9 +483,10 @@ impl Items {
         let state =
             State { run, granted: 0, put_back: 0, asked, received: 0, used: None, failed: None, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
+        making.shared.get_or_init(|| Arc::downgrade(&shared));
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        iterations.retain(|(_, making)| making.running.load(Ordering::Relaxed));
-        iterations.push((Arc::downgrade(&shared), making));
+        iterations.retain(|making| making.running.load(Ordering::Relaxed));
+        iterations.push(making);
         drop(iterations);
         let name = name.to_string();
         Ok(Self { shared, receive, map, iterable, before, after, rounds, place, recorder, overlap, name })
@@ -731,8 +743,8 @@ impl Drop for Items {
 pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
     let mut threads: Vec<(Duration, IsThere)> = Vec::new();
-    for (shared, making) in iterations {
-        if let Some(shared) = shared.upgrade() {
+    for making in iterations {
+        if let Some(shared) = making.shared() {
             if shared.state.is_forked() {
                 return Vec::new();
             }

@@ -33,10 +33,6 @@ impl Recorder {
         self.lock().received(epoch, step, Instant::now());
     }
 
-    pub(crate) fn ended(&self) {
-        self.lock().ended(Instant::now());
-    }
-
     pub(crate) fn inner(&self) -> twinbuf::Report {
         self.lock().report()
     }
@@ -66,6 +62,11 @@ impl Recorder {
         Ok(Self { recorder: Mutex::new(recorder) })
     }
 
+    /// The loop has received its last item.
+    pub(crate) fn ended(&self) {
+        self.lock().ended(Instant::now());
+    }
+
     /// The report of the loop in this line.
     fn report(&self, name: &str, line: &str) -> Report {
         Report::watched(self.inner(), name, line)
@@ -85,7 +86,8 @@ struct Place {
     step: u64,
     /// What `iter` took: a part of the wait for the first item.
     begun: Duration,
-    /// Called once, at the end of the epoch or when the loop has left it.
+    /// A generator, closed at the end of the epoch. If the loop is left early, Python closes it: the garbage collector
+    /// does so before it empties the objects of a cycle.
     end: Option<Py<PyAny>>,
 }
 
@@ -97,8 +99,7 @@ impl Watch {
     fn ended(&self, py: Python<'_>) -> PyResult<()> {
         let end = self.place().end.take();
         let Some(end) = end else { return Ok(()) };
-        self.recorder.get().ended();
-        end.call0(py).map(drop)
+        end.call_method0(py, "close").map(drop)
     }
 }
 
@@ -106,6 +107,7 @@ impl Watch {
 impl Watch {
     #[new]
     fn new(
+        py: Python<'_>,
         iterable: &Bound<'_, PyAny>,
         recorder: Py<Recorder>,
         epoch: u64,
@@ -113,6 +115,7 @@ impl Watch {
     ) -> PyResult<Self> {
         let start = Instant::now();
         let iterator = iterable.try_iter()?.unbind();
+        end.call_method0(py, "__next__")?;
         let place = Mutex::new(Place { epoch, step: 0, begun: start.elapsed(), end: Some(end) });
         Ok(Self { iterator, recorder, place })
     }
@@ -150,20 +153,5 @@ impl Watch {
         // If another thread holds the lock, do not report the reference: the collector then keeps the object until its
         // next run.
         self.place.try_lock().map_or(Ok(()), |place| visit.call(&place.end))
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        Python::try_attach(|py| {
-            // Set aside the exception that ended the loop, because `ended` runs Python code.
-            let raised = PyErr::take(py);
-            if let Err(error) = self.ended(py) {
-                error.write_unraisable(py, None);
-            }
-            if let Some(raised) = raised {
-                raised.restore(py);
-            }
-        });
     }
 }

@@ -87,6 +87,27 @@ def test_a_loop_that_is_left_early_is_reported(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("1 epoch, 5 batches in")
 
 
+class Cell:
+    loop: Iterator[Any]
+    itself: Cell
+
+
+@pytest.mark.parametrize("around", [iter, tb.prefetch])
+def test_a_loop_that_the_collector_frees_is_reported(around: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    items: list[Any] = [0, 1, 2]
+    watched = tb.watch(around(items))
+    # The collector empties what is older first: what is watched before the loop over it is freed.
+    cell = Cell()
+    cell.itself, cell.loop = cell, iter(watched)
+    items.append(cell)
+    assert next(cell.loop) == 0
+    alive = weakref.ref(watched)
+    del items, watched, cell
+    gc.collect()
+    assert alive() is None
+    assert capsys.readouterr().err.startswith("1 epoch, 1 batch in")
+
+
 def test_an_error_of_the_iterable_passes(capsys: pytest.CaptureFixture[str]) -> None:
     def failing() -> Iterator[int]:
         yield 1

@@ -174,8 +174,7 @@ class Prefetcher(Around[T]):
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
-        items = self._items()
-        return self._thread.report(self._name) if items is None else items.report()
+        return self._thread.report(self._name)
 
     def close(self, *, timeout: float | None = 1.0) -> None:
         """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.

@@ -1,5 +1,5 @@
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import GenericAlias, TracebackType
 from typing import (
@@ -48,12 +48,13 @@ class _Recorder:
     def __new__(
         cls, *, name: str = "", trace: _Path | None = None, workers: bool = False, device: bool = False
     ) -> Self: ...
+    def ended(self) -> None: ...
     def report(self, name: str, line: str) -> Report: ...
 
 @final
 class _Watch(Generic[_T]):
     def __new__(
-        cls, iterable: Iterable[_T], recorder: _Recorder, epoch: int, end: Callable[[], object]
+        cls, iterable: Iterable[_T], recorder: _Recorder, epoch: int, end: Generator[None]
     ) -> Self: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> _T: ...

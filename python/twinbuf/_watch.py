@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ._prefetch import Around, Prefetcher
@@ -84,7 +84,7 @@ class Watched(Around[T]):
     def __iter__(self) -> Iterator[T]:
         """Start an epoch."""
         self._epochs += 1
-        items: _Watch[T] = _Watch(self._iterable, self._recorder, self._epochs - 1, self._print)
+        items: _Watch[T] = _Watch(self._iterable, self._recorder, self._epochs - 1, self._end())
         return items
 
     def report(self) -> Report:
@@ -94,10 +94,15 @@ class Watched(Around[T]):
             return report
         return self._recorder.report(self._name, self._line)
 
-    def _print(self) -> None:
-        report = self.report()
-        if report.batches:
-            print(report, file=sys.stderr)
+    def _end(self) -> Generator[None, None, None]:
+        """End an epoch, and print the report, when this is closed."""
+        try:
+            yield
+        finally:
+            self._recorder.ended()
+            report = self.report()
+            if report.batches:
+                print(report, file=sys.stderr)
 
 
 class _Stateful(Watched[T]):
