@@ -9,7 +9,6 @@ use std::thread;
 use std::time::Instant;
 
 use crate::error::{BoxError, Error};
-use crate::observe::breakdown::Breakdown;
 use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Slots};
 use crate::thread::name;
@@ -313,13 +312,6 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         self.end = self.next.saturating_add(n);
         (self.started, self.hook_failed) = (Instant::now(), None);
         Items::lent(self)
-    }
-
-    /// Returns a handle to the generator's breakdown, which is off by default. Use it to measure the phases of the
-    /// training loop.
-    #[must_use]
-    pub fn breakdown(&self) -> Breakdown {
-        self.pipe.breakdown().clone()
     }
 
     /// Gives leave to start the rounds asked for; with a hook only the next one, after the hook. Returns whether there

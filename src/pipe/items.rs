@@ -282,7 +282,7 @@ impl<F: Front> Iterator for Items<'_, F> {
     /// To collect more, collect results computed from the items (`items.map(..).collect()`), increase the depth, or take
     /// the memory out of each slot ([`Batch::into_buffer`](crate::Batch::into_buffer)).
     fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
-        let (_, slots) = self.front.pipe().slots();
+        let slots = self.front.pipe().slots();
         let mut items = 0;
         std::iter::from_fn(|| {
             if items >= slots {

@@ -199,7 +199,7 @@ impl<R: Ring> Pipe<R> {
         let Setup { sides: (producer, consumer), sources, helper, options, trace, kind, .. } = setup;
         let Setup { sends, depths: (depth, device_depth), locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
-        let naming = options.naming(kind == Kind::Rounds);
+        let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
         let Options { held_timeout, breakdown, .. } = options;
         let (what, row) = match kind {
             Kind::Rounds => (What::Generate, "generate"),
@@ -484,9 +484,9 @@ impl<R: Ring> Pipe<R> {
         Poll::Ready(Err(error))
     }
 
-    /// The option that sets how many slots items hold, and their number.
-    pub(crate) fn slots(&self) -> (&'static str, usize) {
-        self.running.consumer.as_ref().map_or(("depth", 0), R::depth)
+    /// How many slots items can hold.
+    pub(crate) fn slots(&self) -> usize {
+        self.running.consumer.as_ref().map_or(0, |consumer| R::depth(consumer).1)
     }
 
     /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot.

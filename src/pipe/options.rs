@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::Naming;
 use crate::observe::trace::{LoaderTrace, Trace};
 
 /// Default wait for a slot that the caller holds. It is longer than a step of all but the largest models, so another thread
@@ -35,11 +34,6 @@ impl Options {
     /// Whether threads fill slots ahead. Phases that are timed do not overlap.
     pub(crate) fn overlaps(&self) -> bool {
         self.overlap && !self.breakdown.is_on()
-    }
-
-    /// The names of units in errors, reports and traces.
-    pub(crate) fn naming(&self, rounds: bool) -> Naming {
-        Naming { loader: self.name.clone(), rounds }
     }
 
     /// Opens the trace of this rank, and tells that the breakdown turns overlap off.
