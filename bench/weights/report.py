@@ -31,11 +31,6 @@ def main():
             print(f"    {way}: MiB/s {spread(rates)}")
         for name in ("disk_mib", "peak_mib"):
             print(f"    {name} {spread(found.values('checkpoint', '-', 'load', name))}")
-    for section in ("fits", "tiny"):
-        for case in found.cases(section):
-            columns = ("wall_s", "cpu_s", "disk_mib", "last_pass_mib", "peak_mib")
-            figures = [f"{name} {spread(found.values(section, case, 'load', name))}" for name in columns]
-            print(f"{section}, {case}: {', '.join(figures)}")
     for way in found.ways("candle", "-"):
         over = spread(found.ratios("candle", "-", way, "ours"), ratio)
         figures = [f"{name} {spread(found.values('candle', '-', way, name))}" for name in ("wall_s", "cpu_s")]

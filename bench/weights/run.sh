@@ -5,10 +5,7 @@
 #
 # layers      1.5 GiB in 512 MiB, three passes, with as much, twice and half as much compute as loading
 # checkpoint  4 GiB once, with 256 MiB for the stream, beside fio
-# fits        a model of 0.8 of the memory, two passes
-# tiny        18 867 groups of one small tensor each
 # candle      1.5 GiB into candle's tensors
-# open        a model of 16 files with 18 867 tensors, 11 times
 #
 # Without a section: all of them, and the runs go to bench/results/weights.csv.
 set -euo pipefail
@@ -18,7 +15,7 @@ rounds=5 sections=
 for word; do
   case $word in [0-9]*) rounds=$word ;; *) sections+=" $word" ;; esac
 done
-all=${sections:-layers checkpoint fits tiny candle open}
+all=${sections:-layers checkpoint candle}
 program=target/release/weights candle=target/release/candle data=target/data
 features=()
 [[ " $all " != *" candle "* && " $all " != *" layers "* ]] || features=(--features candle)
@@ -107,33 +104,11 @@ checkpoint() {
   done
 }
 
-fits() {
-  # 410 MiB of 512.
-  model fits 20 $((41 << 19))
-  for ((round = 1; round <= rounds; round++)); do
-    one fits memory_limit $round 512 $program load $file 2 1 512
-    AUTO=1 one fits page_cache $round 512 $program load $file 2 1 64
-  done
-}
-
-tiny() {
-  # The sizes of Qwen3-30B-A3B's experts are 3 MiB; these are 64 KiB, where a read is short.
-  model tiny 18867 $((64 << 10))
-  for ((round = 1; round <= rounds; round++)); do
-    one tiny direct $round 512 $program load $file 1 1 64
-    AUTO=1 one tiny auto $round 0 $program load $file 1 1 64
-  done
-}
-
 candle() {
   model layers 24 $((64 << 20))
   for ((round = 1; round <= rounds; round++)); do
     for way in $(shuf -e ours load mmap); do one candle - $round 0 $candle $way $file 1 1 0; done
   done
-}
-
-open() {
-  $program open $data/open
 }
 
 for section in $all; do $section; done

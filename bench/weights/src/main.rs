@@ -1,8 +1,6 @@
 //! Layers of a model that is larger than memory: computed on while the next one is read. `run.sh` starts each way in a control
 //! group; see the README one folder up.
 
-mod open;
-
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::Range;
@@ -26,8 +24,7 @@ weights WAY FILE PASSES REPEATS LIMIT      computes on it, with LIMIT MiB of mem
     map       in place, in a mapping
     willneed  the same, and the next layer is asked for (MADV_WILLNEED)
     read      each layer is read, at the place that the crate `safetensors` tells, then computed on
-    thread    a thread reads the next layer into the other of two buffers
-weights open FOLDER                        a model of 16 files with 18 867 tensors: time and memory";
+    thread    a thread reads the next layer into the other of two buffers";
 
 fn main() -> Result<(), BoxError> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -40,7 +37,6 @@ fn main() -> Result<(), BoxError> {
             std::hint::black_box(memory);
             Ok(())
         }
-        ["open", folder] => open::measure(folder.as_ref()),
         [way, file, passes, repeats, limit] => {
             measure(way, file.as_ref(), passes.parse()?, repeats.parse()?, limit.parse::<u64>()? << 20)
         }
@@ -72,8 +68,7 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
     let mut run = Run::start();
     match way {
         "stream" | "load" => {
-            let mode = if std::env::var_os("AUTO").is_some() { ReadMode::Auto } else { ReadMode::Direct };
-            let layers = stream(open(path)?.1).memory_limit(limit).read_mode(mode);
+            let layers = stream(open(path)?.1).memory_limit(limit).read_mode(ReadMode::Direct);
             let mut layers = if passes > 1 { layers.cycle() } else { layers }.build()?;
             let last = layers.groups().len();
             for pass in 1..=passes {
