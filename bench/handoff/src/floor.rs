@@ -3,12 +3,12 @@
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::measure::{Role, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
-use crate::sys;
 
 /// Two flags and two slots, with the flags (and small slots) on one line. Plain loads and stores, no
 /// read-modify-write.
@@ -91,7 +91,7 @@ impl<const FUTEX: bool> Tx for Ping<FUTEX> {
         let word = &self.0.counts[self.1];
         word.store(self.2, Ordering::Release);
         if FUTEX {
-            sys::futex_wake(word);
+            futex_wake(word);
         }
     }
 }
@@ -102,7 +102,7 @@ impl<const FUTEX: bool> Rx for Ping<FUTEX> {
         let word = &self.0.counts[self.1];
         while word.load(Ordering::Acquire) == self.2 {
             if FUTEX {
-                sys::futex_wait(word, self.2);
+                futex_wait(word, self.2);
             } else {
                 spin_loop();
             }
@@ -111,6 +111,21 @@ impl<const FUTEX: bool> Rx for Ping<FUTEX> {
         // SAFETY: the other side has incremented its word and now waits for ours.
         unsafe { *self.0.values[self.1].get() }
     }
+}
+
+/// Sleeps while `word` is `expected`.
+fn futex_wait(word: &AtomicU32, expected: u32) {
+    let forever = ptr::null::<libc::timespec>();
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is valid for the call. EAGAIN and EINTR mean "look again", and the caller does.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, forever) };
+}
+
+/// Wakes one thread that sleeps on `word`.
+fn futex_wake(word: &AtomicU32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word is valid for the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
 }
 
 /// The floors of every group.
@@ -123,10 +138,5 @@ pub fn add(list: &mut Subjects) {
     for wait in [Wait::Spin, Wait::SpinPark, Wait::Async] {
         list.round_trip((wait, Role::Floor, "flags", "spins; one line for both ways"), ping_pong::<false>);
     }
-    list.round_trip((Wait::Spin, Role::Reference, "flags, two rings", "one line each way"), || {
-        let ((tx, back_rx), (back_tx, rx)) = (flags::<u64>(), flags::<u64>());
-        ((tx, rx), (back_tx, back_rx))
-    });
     list.round_trip((Wait::Park, Role::Floor, "futex", "one word each way"), ping_pong::<true>);
-    list.round_trip((Wait::SpinPark, Role::Reference, "futex", "one word each way"), ping_pong::<true>);
 }

@@ -7,14 +7,14 @@ mod ours;
 mod payload;
 mod peers;
 mod report;
-mod stats;
-mod sys;
 mod task;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{io, thread};
+
+use twinbuf_bench_harness::sys;
 
 use measure::{Effort, Subjects, Wait};
 
@@ -26,22 +26,19 @@ Usage: handoff [options]
   --rounds N      so many rounds
   --out DIR       where the files go (default: bench/results)
   --only REGEX    only subjects whose `wait/measure/name/way` matches, and the floors of their groups
-  --cpus A,B      the processors of the two sides (default: the first two that we may use)
-  --list          print what would be measured
   --help          this text";
 
 struct Options {
     effort: Effort,
     out: PathBuf,
     only: Option<regex_lite::Regex>,
-    list: bool,
 }
 
 fn options() -> Result<Options, Box<dyn std::error::Error>> {
     use lexopt::Arg::Long;
     use lexopt::ValueExt as _;
 
-    let (mut quick, mut rounds, mut list, mut only, mut cpus) = (false, None, false, None, sys::processors());
+    let (mut quick, mut rounds, mut only, cpus) = (false, None, None, sys::processors());
     let mut out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
     let mut args = lexopt::Parser::from_env();
     while let Some(arg) = args.next()? {
@@ -50,11 +47,6 @@ fn options() -> Result<Options, Box<dyn std::error::Error>> {
             Long("rounds") => rounds = Some(args.value()?.parse::<usize>()?.max(1)),
             Long("out") => out = args.value()?.into(),
             Long("only") => only = Some(regex_lite::Regex::new(&args.value()?.string()?)?),
-            Long("cpus") => {
-                let value = args.value()?.string()?;
-                cpus = value.split(',').map(str::parse).collect::<Result<_, _>>()?;
-            }
-            Long("list") => list = true,
             Long("help") => {
                 println!("{HELP}");
                 std::process::exit(0);
@@ -70,7 +62,7 @@ fn options() -> Result<Options, Box<dyn std::error::Error>> {
     } else {
         Effort { rounds: rounds.unwrap_or(40), idle_rounds: 3, sample: ms(25), idle: ms(1000), cpus }
     };
-    Ok(Options { effort, out, only, list })
+    Ok(Options { effort, out, only })
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -96,19 +88,14 @@ fn bench(options: &Options) -> io::Result<()> {
         report::select(&mut subjects, |id| only.is_match(id));
         // Do not overwrite existing figures with empty ones.
         if subjects.is_empty() {
-            return Err(io::Error::other(format!("--only: no subject matches {only}; see --list")));
+            return Err(io::Error::other(format!("--only: no subject matches {only}")));
         }
     }
-    if options.list {
-        subjects.iter().for_each(|subject| println!("{}", subject.id()));
-        return Ok(());
-    }
     let head = format!(
-        "{}; pinned to {} and {}; load {}; {} rounds of {:?}",
+        "{}; pinned to {} and {}; {} rounds of {:?}",
         sys::machine(),
         cpus[0],
         cpus[1],
-        sys::load(),
         options.effort.rounds,
         options.effort.sample,
     );
@@ -120,7 +107,7 @@ fn bench(options: &Options) -> io::Result<()> {
         }
     });
     let report = report::Report::new(&subjects, format!("{head}; took {:.0?}", started.elapsed()));
-    print!("{}", report.table());
+    print!("{}", report.text());
     std::fs::create_dir_all(&options.out)?;
     std::fs::write(options.out.join("handoff.csv"), report.csv())?;
     println!("\nwritten: handoff.csv in {}", options.out.display());

@@ -6,8 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use twinbuf_bench_harness::sys;
+
 use crate::payload::Payload;
-use crate::sys;
 
 /// The sending end of a subject: waits for room, fills an item with `seq`, hands it over.
 pub trait Tx: Send {
@@ -89,8 +90,6 @@ impl Measure {
 pub enum Role {
     /// The denominator of the ratios.
     Floor,
-    /// For orientation: also hand-written, or not quite the same thing.
-    Reference,
     Ours,
     Peer,
 }

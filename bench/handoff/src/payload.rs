@@ -20,13 +20,6 @@ pub trait Payload: Send + Sync + Sized + 'static {
 pub trait Inline: Payload {
     /// Writes all of `place`.
     fn init(place: &mut MaybeUninit<Self>, seq: u64);
-
-    fn make(seq: u64) -> Self {
-        let mut place = MaybeUninit::uninit();
-        Self::init(&mut place, seq);
-        // SAFETY: `init` writes all of it.
-        unsafe { place.assume_init() }
-    }
 }
 
 impl Payload for u64 {

@@ -1,14 +1,12 @@
 //! The peers, each used as its documentation recommends.
 //!
-//! A queue that takes items by value passes a large item in three ways, and the report names the best one:
-//! *moved* (the array itself is passed), *recycled boxes* (two boxes circulate and return through a second
-//! queue of the same kind) and *fresh boxes* (the sender allocates, the receiver frees). A queue that exposes
-//! its slots is used in place as well.
+//! A queue that takes items by value passes a large item in two ways, and the picture shows the better one: *recycled
+//! boxes* (two boxes circulate and return through a second queue of the same kind) and *fresh boxes* (the sender
+//! allocates, the receiver frees). A queue that exposes its slots is used in place as well.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::marker::PhantomData;
-use std::mem::size_of;
 use std::sync::{Arc, mpsc};
 
 use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Raw as _, Split as _};
@@ -34,8 +32,6 @@ trait TryQueue: 'static {
     fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>);
     fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T>;
     fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T>;
-    /// Whether a `try_send` would fail, if the queue can tell that without an item.
-    fn is_full<T: Send + 'static>(tx: &Self::Tx<T>) -> bool;
 }
 
 /// A busy loop around the calls that do not wait.
@@ -51,10 +47,6 @@ impl<Q: TryQueue> Queue for Busy<Q> {
 
     #[inline]
     fn send<T: Send + 'static>(tx: &mut Q::Tx<T>, mut item: T) {
-        // Do not try to send a large item to a full queue: each attempt would move it in and back.
-        while size_of::<T>() > 64 && Q::is_full(tx) {
-            spin_loop();
-        }
         while let Err(back) = Q::try_send(tx, item) {
             item = back;
             spin_loop();
@@ -75,7 +67,7 @@ impl<Q: TryQueue> Queue for Busy<Q> {
 /// `TryQueue` for a marker type: the two ends, how to make them, and the three calls.
 macro_rules! try_queue {
     ($queue:ident: $tx:ty, $rx:ty, $pair:expr,
-     |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr, |$f:ident| $full:expr) => {
+     |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr) => {
         struct $queue;
         impl TryQueue for $queue {
             type Tx<T: Send + 'static> = $tx;
@@ -91,10 +83,6 @@ macro_rules! try_queue {
             #[inline]
             fn try_recv<T: Send + 'static>($r: &mut Self::Rx<T>) -> Option<T> {
                 $recv
-            }
-            #[inline]
-            fn is_full<T: Send + 'static>($f: &Self::Tx<T>) -> bool {
-                $full
             }
         }
     };
@@ -124,37 +112,15 @@ macro_rules! queue {
 }
 
 try_queue!(Rtrb: rtrb::Producer<T>, rtrb::Consumer<T>, rtrb::RingBuffer::new(2),
-    |tx, item| tx.push(item).map_err(|rtrb::PushError::Full(item)| item), |rx| rx.pop().ok(), |tx| tx.is_full());
-
-try_queue!(TryCrossbeam: crossbeam_channel::Sender<T>, crossbeam_channel::Receiver<T>,
-    crossbeam_channel::bounded(2),
-    |tx, item| tx.try_send(item).map_err(|error| error.into_inner()), |rx| rx.try_recv().ok(), |tx| tx.is_full());
+    |tx, item| tx.push(item).map_err(|rtrb::PushError::Full(item)| item), |rx| rx.pop().ok());
 
 type SharedArray<T> = Arc<crossbeam_queue::ArrayQueue<T>>;
 try_queue!(ArrayQueue: SharedArray<T>, SharedArray<T>,
     { let queue = Arc::new(crossbeam_queue::ArrayQueue::new(2)); (queue.clone(), queue) },
-    |tx, item| tx.push(item), |rx| rx.pop(), |tx| tx.is_full());
+    |tx, item| tx.push(item), |rx| rx.pop());
 
 try_queue!(Ringbuf: ringbuf::HeapProd<T>, ringbuf::HeapCons<T>, ringbuf::HeapRb::new(2).split(),
-    |tx, item| tx.try_push(item), |rx| rx.try_pop(), |tx| tx.is_full());
-
-try_queue!(TryKanal: kanal::Sender<T>, kanal::Receiver<T>, kanal::bounded(2),
-    // `try_send` itself would drop an item if there is no room.
-    |tx, item| {
-        let mut item = Some(item);
-        tx.try_send_option(&mut item).expect("the receiver is there");
-        item.map_or(Ok(()), Err)
-    },
-    |rx| rx.try_recv().expect("the sender is there"), |tx| tx.is_full());
-
-try_queue!(TryFlume: flume::Sender<T>, flume::Receiver<T>, flume::bounded(2),
-    |tx, item| tx.try_send(item).map_err(|error| error.into_inner()), |rx| rx.try_recv().ok(), |tx| tx.is_full());
-
-try_queue!(TryStd: mpsc::SyncSender<T>, mpsc::Receiver<T>, mpsc::sync_channel(2),
-    |tx, item| tx.try_send(item).map_err(|error| match error {
-        mpsc::TrySendError::Full(item) | mpsc::TrySendError::Disconnected(item) => item,
-    }),
-    |rx| rx.try_recv().ok(), |_tx| false); // it cannot tell
+    |tx, item| tx.try_push(item), |rx| rx.try_pop());
 
 queue!(Crossbeam: crossbeam_channel::Sender<T>, crossbeam_channel::Receiver<T>, crossbeam_channel::bounded(2),
     |tx, item| tx.send(item), |rx| rx.recv());
@@ -169,18 +135,19 @@ queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::Blocking
     |tx, item| tx.push(item), |rx| rx.pop());
 
 /// heapless's ends borrow their queue for their whole life. Here each end owns a share of it.
-struct Heapless<const N: usize>;
-struct HeaplessCell<T, const N: usize>(UnsafeCell<heapless::spsc::Queue<T, N>>);
+struct Heapless;
+// One of its places stays empty.
+struct HeaplessCell<T>(UnsafeCell<heapless::spsc::Queue<T, 3>>);
 // SAFETY: the cell is opened once, by `pair`. After that only the two ends reach it, and the ends are made
 // for two threads.
-unsafe impl<T: Send, const N: usize> Sync for HeaplessCell<T, N> {}
+unsafe impl<T: Send> Sync for HeaplessCell<T> {}
 // The end is the first field, so it is dropped before the queue.
-struct HeaplessTx<T: 'static, const N: usize>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T, N>>);
-struct HeaplessRx<T: 'static, const N: usize>(heapless::spsc::Consumer<'static, T>, Arc<HeaplessCell<T, N>>);
+struct HeaplessTx<T: 'static>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T>>);
+struct HeaplessRx<T: 'static>(heapless::spsc::Consumer<'static, T>, Arc<HeaplessCell<T>>);
 
-impl<const N: usize> TryQueue for Heapless<N> {
-    type Tx<T: Send + 'static> = HeaplessTx<T, N>;
-    type Rx<T: Send + 'static> = HeaplessRx<T, N>;
+impl TryQueue for Heapless {
+    type Tx<T: Send + 'static> = HeaplessTx<T>;
+    type Rx<T: Send + 'static> = HeaplessRx<T>;
 
     fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
         let queue = Arc::new(HeaplessCell(UnsafeCell::new(heapless::spsc::Queue::new())));
@@ -200,30 +167,25 @@ impl<const N: usize> TryQueue for Heapless<N> {
         debug_assert!(Arc::strong_count(&rx.1) == 2);
         rx.0.dequeue()
     }
-
-    #[inline]
-    fn is_full<T: Send + 'static>(tx: &Self::Tx<T>) -> bool {
-        !tx.0.ready()
-    }
 }
 
-/// An end that passes the array itself.
-struct MovedTx<Q: Queue, P: Inline>(Q::Tx<P>);
-struct MovedRx<Q: Queue, P: Inline>(Q::Rx<P>);
+/// An end that passes the number itself.
+struct MovedTx<Q: Queue>(Q::Tx<u64>);
+struct MovedRx<Q: Queue>(Q::Rx<u64>);
 
-fn moved<Q: Queue, P: Inline>() -> (MovedTx<Q, P>, MovedRx<Q, P>) {
+fn moved<Q: Queue>() -> (MovedTx<Q>, MovedRx<Q>) {
     let (tx, rx) = Q::pair();
     (MovedTx(tx), MovedRx(rx))
 }
 
-impl<Q: Queue, P: Inline> Tx for MovedTx<Q, P> {
+impl<Q: Queue> Tx for MovedTx<Q> {
     #[inline]
     fn send(&mut self, seq: u64) {
-        Q::send(&mut self.0, P::make(seq));
+        Q::send(&mut self.0, seq);
     }
 }
 
-impl<Q: Queue, P: Inline> Rx for MovedRx<Q, P> {
+impl<Q: Queue> Rx for MovedRx<Q> {
     #[inline]
     fn recv(&mut self) -> u64 {
         Q::recv(&mut self.0).sum()
@@ -399,38 +361,23 @@ in_place!([P: Payload] thingbuf::mpsc::blocking::Sender<P, Keep>, |tx, seq| {
     tx.send_ref().expect("the receiver is there").fill(seq);
 }; thingbuf::mpsc::blocking::Receiver<P, Keep>, |rx| rx.recv_ref().expect("the sender is there").sum());
 
-in_place!([] triple_buffer::Input<u64>, |tx, seq| { tx.input_buffer_mut().fill(seq); tx.publish() };
-triple_buffer::Output<u64>, |rx| {
-    while !rx.update() {
-        spin_loop();
-    }
-    rx.output_buffer().sum()
-});
-
-/// A queue by value, with all payloads in all ways.
+/// A queue by value, with all payloads.
 fn by_value<Q: Queue>(list: &mut Subjects, wait: Wait, name: &'static str) {
-    list.words((wait, Role::Peer, name, "moved"), moved::<Q, u64>);
+    list.words((wait, Role::Peer, name, "moved"), moved::<Q>);
     large::<Q, Block4K>(list, wait, name);
     large::<Q, Block1M>(list, wait, name);
 }
 
 fn large<Q: Queue, P: Inline>(list: &mut Subjects, wait: Wait, name: &'static str) {
-    list.stream::<P, _, _>((wait, Role::Peer, name, "moved"), moved::<Q, P>);
     list.stream::<P, _, _>((wait, Role::Peer, name, "recycled boxes"), recycled::<Q, P>);
     list.stream::<P, _, _>((wait, Role::Peer, name, "fresh boxes"), boxed::<Q, P>);
 }
 
 pub fn add(list: &mut Subjects) {
     by_value::<Busy<Rtrb>>(list, Wait::Spin, "rtrb");
-    by_value::<Busy<TryCrossbeam>>(list, Wait::Spin, "crossbeam-channel");
     by_value::<Busy<ArrayQueue>>(list, Wait::Spin, "crossbeam-queue");
     by_value::<Busy<Ringbuf>>(list, Wait::Spin, "ringbuf");
-    by_value::<Busy<Heapless<3>>>(list, Wait::Spin, "heapless");
-    // Its documentation advises a power of two, and one slot stays empty: three items, not two.
-    list.words((Wait::Spin, Role::Reference, "heapless of 3", "moved"), moved::<Busy<Heapless<4>>, u64>);
-    by_value::<Busy<TryKanal>>(list, Wait::Spin, "kanal");
-    by_value::<Busy<TryFlume>>(list, Wait::Spin, "flume");
-    by_value::<Busy<TryStd>>(list, Wait::Spin, "std sync_channel");
+    by_value::<Busy<Heapless>>(list, Wait::Spin, "heapless");
     by_value::<Crossbeam>(list, Wait::SpinPark, "crossbeam-channel");
     by_value::<Std>(list, Wait::SpinPark, "std sync_channel");
     by_value::<Kanal>(list, Wait::SpinPark, "kanal");
@@ -454,10 +401,4 @@ pub fn add(list: &mut Subjects) {
     list.words(id, || thingbuf::mpsc::blocking::with_recycle::<u64, _>(2, Keep));
     list.stream::<Block4K, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Block4K, _>(2, Keep));
     list.stream::<Block1M, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Box<Block1M>, _>(2, Keep));
-
-    list.round_trip((Wait::Spin, Role::Peer, "triple_buffer", "in place, newest only"), || {
-        let (tx, back_rx) = triple_buffer::triple_buffer(&0);
-        let (back_tx, rx) = triple_buffer::triple_buffer(&0);
-        ((tx, rx), (back_tx, back_rx))
-    });
 }

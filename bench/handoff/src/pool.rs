@@ -2,24 +2,21 @@
 //!
 //! A pool: workers whose results come in order. The peer is crossbeam's bounded channels with a map that restores the
 //! order; the results cost 0, 1 or 100 us. Read-ahead: a thread fills buffers that come back to it. The peer is two
-//! unbounded channels, one each way. Both sides have the same number of items in flight; a second peer of the pools has
-//! no limit: if a worker is stopped in the middle of an item, the others make thousands. It prints the speed of ours
+//! unbounded channels, one each way. Both sides have the same number of items in flight. It prints the speed of ours
 //! divided by the peer's: the median of the rounds, and the quartiles.
 //!
 //! `pool [ROUNDS [BUSY]]`: the number of rounds (default: 11), and of busy threads beside them (default: 0).
 
-mod stats;
-#[allow(dead_code, reason = "shared with the other binary")]
-mod sys;
-
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
+use twinbuf_bench_harness::report::{median, quartiles};
+use twinbuf_bench_harness::sys;
 use twinbuf_core::{Auto, HeapRing, Park, Wait};
 
 /// Items in flight: being made, ready, and in use.
@@ -101,29 +98,6 @@ fn channel_pool(workers: usize, steps: u64, items: u64) -> Duration {
     start.elapsed()
 }
 
-/// The same without a limit: a worker takes the next number at once, and the map holds all results that are early.
-fn unlimited_pool(workers: usize, steps: u64, items: u64) -> Duration {
-    let (tx, rx) = bounded(DEPTH - workers);
-    let next = AtomicU64::new(0);
-    let start = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            let (tx, next) = (tx.clone(), &next);
-            scope.spawn(move || {
-                loop {
-                    let item = next.fetch_add(1, Ordering::Relaxed);
-                    if tx.send((item, work(steps, item))).is_err() {
-                        break;
-                    }
-                }
-            });
-        }
-        in_order(&rx, items, |_| ());
-        drop(rx);
-    });
-    start.elapsed()
-}
-
 /// Receives results that come in any order, and uses them in order.
 fn in_order(rx: &Receiver<(u64, u64)>, items: u64, used: impl Fn(u64)) {
     let mut early = HashMap::new();
@@ -188,21 +162,20 @@ fn channels_ahead(bytes: usize, items: u64) -> Duration {
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<usize>().expect("a number"));
     let (rounds, busy) = (arguments.next().unwrap_or(11), arguments.next().unwrap_or(0));
-    println!("{}; load {}; {rounds} rounds beside {busy} busy threads", sys::machine(), sys::load());
-    let mut cells: Vec<(String, Vec<Run<'_>>)> = Vec::new();
+    println!("{}; {rounds} rounds beside {busy} busy threads", sys::machine());
+    let mut cells: Vec<(String, [Run<'_>; 2])> = Vec::new();
     for micros in [0, 1, 100] {
         let steps = steps(Duration::from_micros(micros));
         for workers in [1, 2, 4] {
             let ours: Run<'_> = Box::new(move |items| ring_pool(workers, steps, items));
             let peer: Run<'_> = Box::new(move |items| channel_pool(workers, steps, items));
-            let unlimited: Run<'_> = Box::new(move |items| unlimited_pool(workers, steps, items));
-            cells.push((format!("pool of {workers}, items of {micros} us"), vec![ours, peer, unlimited]));
+            cells.push((format!("pool of {workers}, items of {micros} us"), [ours, peer]));
         }
     }
     for bytes in [4 << 10, 64 << 10, 1 << 20] {
         let ours: Run<'_> = Box::new(move |items| ring_ahead(bytes, items));
         let peer: Run<'_> = Box::new(move |items| channels_ahead(bytes, items));
-        cells.push((format!("read-ahead of {} KiB", bytes >> 10), vec![ours, peer]));
+        cells.push((format!("read-ahead of {} KiB", bytes >> 10), [ours, peer]));
     }
     // Before the machine is busy: a time slice that another thread takes would count as the time of a few items.
     let items: Vec<u64> = cells.iter().map(|(_, runs)| enough(&runs[1]) / (1 + busy as u64)).collect();
@@ -216,9 +189,9 @@ fn main() {
             });
         }
         measure(&cells, rounds, &items);
-        let median = |trip: fn() -> f64| stats::median((0..rounds).map(|_| trip()));
+        let trips = |trip: fn() -> f64| median((0..rounds).map(|_| trip()));
         let [auto, park] =
-            [median(|| on_one_processor([Auto::new(), Auto::new()])), median(|| on_one_processor([Park; 2]))];
+            [trips(|| on_one_processor([Auto::new(), Auto::new()])), trips(|| on_one_processor([Park; 2]))];
         println!(
             "round trip on one processor: {auto:.0} ns of CPU, with `Park` {park:.0}: {:.2}",
             auto / park
@@ -253,31 +226,24 @@ fn on_one_processor<W: Wait + Send + Sync + 'static>(waits: [W; 2]) -> f64 {
     (near.join().unwrap() + far.join().unwrap()).as_nanos() as f64 / trips as f64
 }
 
-fn measure(cells: &[(String, Vec<Run<'_>>)], rounds: usize, items: &[u64]) {
+fn measure(cells: &[(String, [Run<'_>; 2])], rounds: usize, items: &[u64]) {
     let mut times = vec![Vec::new(); cells.len()];
     for round in 0..rounds {
         for (((_, runs), &items), times) in cells.iter().zip(items).zip(&mut times) {
-            let mut each = vec![0.0; runs.len()];
+            let mut each = [0.0; 2];
             // Who is first changes from round to round.
-            for turn in 0..runs.len() {
-                let which = (round + turn) % runs.len();
+            for turn in 0..2 {
+                let which = (round + turn) % 2;
                 each[which] = runs[which](items).as_secs_f64() * 1e9 / items as f64;
             }
             times.push(each);
         }
     }
-    println!(
-        "{:28} {:>9} | channels, ns: speed of ours / theirs (quartiles) | without a limit",
-        "", "ours, ns"
-    );
+    println!("{:28} {:>9} | channels, ns: speed of ours / theirs (quartiles)", "", "ours, ns");
     for ((name, _), times) in cells.iter().zip(&times) {
-        let median = |who: usize| stats::median(times.iter().map(|each| each[who]));
-        print!("{name:28} {:9.0}", median(0));
-        for peer in 1..times[0].len() {
-            let [low, ratio, high] = stats::quartiles(times.iter().map(|each| each[peer] / each[0]));
-            print!(" | {:9.0}: {ratio:.2} ({low:.2} to {high:.2})", median(peer));
-        }
-        println!();
+        let of = |who: usize| median(times.iter().map(|each| each[who]));
+        let [low, ratio, high] = quartiles(times.iter().map(|each| each[1] / each[0]));
+        println!("{name:28} {:9.0} | {:9.0}: {ratio:.2} ({low:.2} to {high:.2})", of(0), of(1));
     }
 }
 

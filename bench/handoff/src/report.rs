@@ -1,9 +1,10 @@
-//! The output: a table for people, and a CSV for `bench/tables.py` and `bench/pictures.py`.
+//! The output: a line for each subject, and a CSV for `bench/tables.py` and `bench/pictures.py`.
 
 use std::fmt::Write as _;
 
+use twinbuf_bench_harness::report::{median, number, quartiles};
+
 use crate::measure::{Measure, Role, Sample, Subject, Wait};
-use crate::stats::{median, quartiles};
 
 /// Keeps the subjects whose id is `wanted`, and the floors of their groups.
 pub fn select(subjects: &mut Vec<Subject>, wanted: impl Fn(&str) -> bool) {
@@ -23,8 +24,6 @@ struct Row<'a> {
     /// The quartiles, over the rounds, of the ratio to the floor of the same round: lower, median, upper.
     ratio: Option<[f64; 3]>,
     cpu: f64,
-    /// Whether no other way to use the same library by value was faster.
-    best: bool,
 }
 
 pub struct Report<'a> {
@@ -56,7 +55,6 @@ impl<'a> Report<'a> {
                     )
                 }),
                 cpu: median(subject.samples.iter().map(|sample| sample.cpu)),
-                best: true,
             })
             .collect();
         let place = |row: &Row| {
@@ -65,67 +63,17 @@ impl<'a> Report<'a> {
             (order, row.subject.role != Role::Floor)
         };
         rows.sort_by(|a, b| place(a).cmp(&place(b)).then(a.min.total_cmp(&b.min)));
-        // Sorted by the minimum: the first by-value way of a library is its best.
-        let mut seen = Vec::new();
-        for row in &mut rows {
-            let Subject { wait, measure, name, way, .. } = *row.subject;
-            let by_value = row.subject.role == Role::Peer && !way.starts_with("in place");
-            row.best = !by_value || !seen.contains(&(wait, measure, name));
-            if by_value {
-                seen.push((wait, measure, name));
-            }
-        }
         Self { head, rows }
     }
 
-    /// The rows of each group that is not empty, the best ways only.
-    fn groups(&self) -> impl Iterator<Item = (Wait, Measure, Vec<&Row<'a>>)> {
-        let all = Measure::ALL.into_iter().flat_map(|measure| Wait::ALL.map(|wait| (wait, measure)));
-        all.map(|(wait, measure)| {
-            let of_group =
-                |row: &&Row| (row.subject.wait, row.subject.measure) == (wait, measure) && row.best;
-            (wait, measure, self.rows.iter().filter(of_group).collect::<Vec<_>>())
-        })
-        .filter(|(.., rows)| !rows.is_empty())
-    }
-
-    /// For people: Markdown, ready to be pasted.
-    pub fn table(&self) -> String {
-        let mut out = format!("{}\n", self.head);
-        for (wait, measure, rows) in self.groups() {
-            let _ = write!(
-                out,
-                "\n**{}, {}** ({})\n\n| {:<18} | {:<34} | {:>9} | {:>9} | {:>7} | {:>13} | {:>5} |\n",
-                measure.name(),
-                wait.name(),
-                measure.unit(),
-                "",
-                "way",
-                "min",
-                "median",
-                "× floor",
-                "quartiles",
-                "CPUs",
-            );
-            let _ = writeln!(
-                out,
-                "| {:-<18} | {:-<34} | {:->8}: | {:->8}: | {:->6}: | {:->12}: | {:->4}: |",
-                "", "", "", "", "", "", ""
-            );
-            for row in rows {
-                let (ratio, spread) = row.ratio.map_or_else(Default::default, |[low, ratio, high]| {
-                    (format!("{ratio:.2}"), format!("{low:.2}–{high:.2}"))
-                });
-                let _ = writeln!(
-                    out,
-                    "| {:<18} | {:<34} | {:>9} | {:>9} | {ratio:>7} | {spread:>13} | {:>5.2} |",
-                    row.subject.name,
-                    row.subject.way,
-                    number(row.min),
-                    number(row.median),
-                    row.cpu,
-                );
-            }
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = format!("{}\n{:>9} {:>9}  x floor\n", self.head, "min", "median");
+        for Row { subject, min, median, ratio, .. } in &self.rows {
+            let (min, median, [low, ratio, high]) =
+                (number(*min), number(*median), ratio.unwrap_or([f64::NAN; 3]));
+            let (id, unit) = (subject.id(), subject.measure.unit());
+            let _ = writeln!(out, "{min:>9} {median:>9}  {ratio:.2} [{low:.2}, {high:.2}]  {id}, {unit}");
         }
         out
     }
@@ -160,13 +108,4 @@ impl<'a> Report<'a> {
 
 fn position(measure: Measure) -> Option<usize> {
     Measure::ALL.iter().position(|&other| other == measure)
-}
-
-/// Three digits or more.
-fn number(value: f64) -> String {
-    match value {
-        _ if value < 10.0 => format!("{value:.2}"),
-        _ if value < 100.0 => format!("{value:.1}"),
-        _ => format!("{value:.0}"),
-    }
 }
