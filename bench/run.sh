@@ -1,10 +1,9 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in about 80 minutes. The machine should
+# Measures everything and writes the tables and pictures of the READMEs anew, in about 85 minutes. The machine should
 # do nothing else meanwhile.
 #
-#   bench/run.sh                        handoff disk grid loaders python train weights
+#   bench/run.sh                        handoff disk grid loaders busy train weights
 #   bench/run.sh disk grid              these sections alone
-#   bench/run.sh failures               what loaders do with faults; not one of all
 #   bench/run.sh --quick [SECTION..]    does it work? A round of each; writes to bench/target/quick alone
 #
 # PYTHON=PATH is an interpreter that has the package twinbuf and what bench/python/requirements.txt names. Without it an
@@ -16,10 +15,10 @@ if [ "${1-}" = --quick ]; then
     shift
     out=bench/target/quick quick=--quick rounds=4
 fi
-[ $# -gt 0 ] || set -- handoff disk grid loaders python train weights
+[ $# -gt 0 ] || set -- handoff disk grid loaders busy train weights
 for section; do
     case $section in
-    handoff | disk | grid | loaders | python | train | weights | failures) ;;
+    handoff | disk | grid | loaders | busy | train | weights) ;;
     *) echo "bench/run.sh: no such section: $section" >&2 && exit 2 ;;
     esac
 done
@@ -34,11 +33,11 @@ wanted() {
 sections=$*
 
 # What is built is built before anything is measured.
-if wanted loaders python failures && [ -z "${PYTHON-}" ]; then
+if wanted loaders busy && [ -z "${PYTHON-}" ]; then
     PYTHON=bench/target/python/bin/python
     if [ ! -e bench/target/python/whole ]; then
-        # dataloader-rs needs Python 3.13. A name may stand for a version that is not there (pyenv).
-        for python in python3.13 python3; do
+        # dataloader-rs needs Python 3.13. A name may stand for a version that is not chosen (pyenv).
+        for python in python3.13 ~/.pyenv/versions/3.13.*/bin/python python3; do
             "$python" --version >/dev/null 2>&1 && break
         done
         "$python" -m venv bench/target/python
@@ -53,7 +52,7 @@ fi
 build() { cargo build --quiet --release --locked "$@"; }
 if wanted handoff; then build --manifest-path bench/handoff/Cargo.toml --bin handoff; fi
 if wanted disk grid; then build --manifest-path bench/disk/Cargo.toml; fi
-if wanted loaders failures; then build --manifest-path bench/loaders/Cargo.toml; fi
+if wanted loaders busy; then build --manifest-path bench/loaders/Cargo.toml; fi
 if wanted train; then build --example train; fi
 
 # Gigabytes that are quickly made again.
@@ -66,11 +65,8 @@ measure() {
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
     loaders) $loaders same peers decode $quick --minutes 24 --python "$PYTHON" --out $out ;;
-    failures) $loaders failures $quick --python "$PYTHON" --out $out ;;
-    python)
-        only='^(plain loop|torch [02]|SPDL 2|Grain 2|dataloader-rs 2|twinbuf( 2)?)$'
-        "$PYTHON" bench/python/loaders.py --rounds "$([ -n "$quick" ] && echo 1 || echo 5)" --only "$only" --out $out
-        ;;
+    # The trained runs alone, beside two threads that never stop.
+    busy) $loaders peers --busy 2 $quick --minutes 12 --python "$PYTHON" --out $out ;;
     train)
         {
             grep -m1 '^model name' /proc/cpuinfo | sed "s/.*: \(.*\)/$(nproc) vCPU of an \1, /" | tr -d '\n'

@@ -1,9 +1,9 @@
-"""Loaders for Python over a numpy mapping, as subjects of this benchmark (src/work.rs defines a subject).
+"""Loaders for Python, all but twinbuf over a numpy mapping, as subjects of this benchmark (src/work.rs defines a subject).
 
-    python_loader.py torch|spdl|grain|dataloader_rs WORKERS
+    python_loader.py twinbuf|torch|spdl|grain|dataloader_rs WORKERS
 
 Each line of JSON starts a run, such as {"kind": "images", "data": FILE, "order": null, "batch": 32, "epochs": 1,
-"compute_us": 0, "train_us": 0, "decode_us": 0, "verify": false, "fail": null}.
+"train_us": 0, "decode_us": 0, "verify": false}.
 
 Their setup:
 
@@ -27,9 +27,7 @@ on a busy machine: no difference was measurable.
 import gc
 import json
 import multiprocessing
-import os
 import re
-import signal
 import sys
 import time
 import zlib
@@ -50,27 +48,18 @@ KINDS = {
 class Records:
     """The records of the file; an item is a batch."""
 
-    def __init__(self, work, in_worker=lambda: False):
+    def __init__(self, work):
         number, header, shape, step, self.dtype = KINDS[work["kind"]]
         # A plain array: slicing a `memmap` runs slow Python code.
         numbers = np.asarray(np.memmap(work["data"], dtype=number, mode="r", offset=header))
         count = (len(numbers) - int(np.prod(shape))) // step + 1
         strides = (step * numbers.itemsize, *np.empty(shape, number).strides)
         self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
-        # Whether this runs in a separate process.
-        self.in_worker = in_worker
-        # The first record of the batch that fails, and how.
-        self.fails_at, self.fault = None, None
-        # CPU time per record, and the function that uses it without the GIL.
-        self.decode_s, self.ballast = work["decode_us"] / 1e6, bytes(1 << 15)
+        self.decode_s = work["decode_us"] / 1e6
 
     def read(self, indices, out=None):
         """The batch of these records: in `out`, or in a new array."""
-        if self.fails_at == indices[0]:
-            self.fail()
-        end = time.thread_time() + self.decode_s * len(indices)
-        while self.decode_s and time.thread_time() < end:
-            zlib.crc32(self.ballast)
+        burn_cpu(self.decode_s * len(indices))
         if out is None:
             out = np.empty((len(indices), *self.records.shape[1:]), self.dtype)
         if out.dtype == np.int32:
@@ -81,12 +70,15 @@ class Records:
             self.records.take(indices, axis=0, out=out, mode="clip")
         return out
 
-    def fail(self):
-        if self.fault == "panic":
-            raise RuntimeError("a fault that was asked for")
-        if not self.in_worker():
-            raise SystemExit("kill: there is no worker that could be killed")
-        os.kill(os.getpid(), signal.SIGKILL)
+
+BALLAST = bytes(1 << 15)
+
+
+def burn_cpu(seconds):
+    """Uses this much CPU time on this thread, without the GIL."""
+    end = time.thread_time() + seconds
+    while seconds and time.thread_time() < end:
+        zlib.crc32(BALLAST)
 
 
 class Trainer:
@@ -140,10 +132,9 @@ class Meter:
             self.waited_s += time.monotonic() - asked
 
     def take(self, batch):
-        """Uses a batch: reads one number of every record, then sleeps or trains."""
-        got = time.monotonic()
+        """Uses a batch: reads one number of every record, then trains."""
         if self.batches == 0:
-            self.first_s = got - self.started
+            self.first_s = time.monotonic() - self.started
         self.wait_s = self.waited_s
         if len(batch) != self.work["batch"]:
             raise ValueError(f"a batch: wanted {self.work['batch']} records, found {len(batch)}")
@@ -151,12 +142,6 @@ class Meter:
         records[:, records.shape[1] // 2].sum()
         if self.work["verify"]:
             self.verify(records)
-        if self.work["fail"] == ["truncate", self.batches]:
-            os.truncate(self.work["data"], os.path.getsize(self.work["data"]) // 2)
-        if self.work["compute_us"]:
-            rest = got + self.work["compute_us"] / 1e6 - time.monotonic()
-            if rest > 0:
-                time.sleep(rest)
         if self.trainer:
             self.steps_s += self.trainer.step()
         self.last = time.monotonic()
@@ -209,7 +194,7 @@ def use_torch(work, workers):
     import torch
     from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-    records = Records(work, lambda: get_worker_info() is not None)
+    records = Records(work)
 
     class Items(Dataset):
         def __len__(self):
@@ -229,7 +214,7 @@ def use_torch(work, workers):
     options = {"persistent_workers": True, "prefetch_factor": 2} if workers else {}
     batches = batches_of(work, len(records.records))
     loader = DataLoader(Items(), batch_size=None, sampler=batches, num_workers=workers, **options)
-    return records, batches, lambda: (batch for _ in range(work["epochs"]) for batch in loader)
+    return lambda: (batch for _ in range(work["epochs"]) for batch in loader)
 
 
 def use_spdl(work, workers):
@@ -246,7 +231,7 @@ def use_spdl(work, workers):
         with pipeline.auto_stop():
             yield from pipeline
 
-    return records, batches, stream
+    return stream
 
 
 def use_grain(work, workers):
@@ -256,7 +241,7 @@ def use_grain(work, workers):
     batches = batches_of(work, len(records.records))
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=workers + 1)
     dataset = grain.MapDataset.source(list(batches)).repeat(work["epochs"]).map(records.read)
-    return records, batches, lambda: dataset.to_iter_dataset(options)
+    return lambda: dataset.to_iter_dataset(options)
 
 
 def use_dataloader_rs(work, workers):
@@ -273,17 +258,42 @@ def use_dataloader_rs(work, workers):
             return records.read(batches[index])
 
     loader = PyDataloader(Items(), num_workers=workers, prefetch_depth=2, collate_fn=lambda items: items[0])
-    return records, batches, lambda: (batch for _ in range(work["epochs"]) for batch in loader)
+    return lambda: (batch for _ in range(work["epochs"]) for batch in loader)
 
 
-USES = {"torch": use_torch, "spdl": use_spdl, "grain": use_grain, "dataloader_rs": use_dataloader_rs}
+def use_twinbuf(work, workers):
+    import twinbuf
+
+    number, _, shape, _, _ = KINDS[work["kind"]]
+    if work["kind"] == "tokens":
+        data = twinbuf.Records.open_llm_c(work["data"]).windows(WINDOW, WINDOW - 1).to("int32")
+    else:
+        data = twinbuf.Records.open(work["data"], int(np.prod(shape)))
+    if work["decode_us"]:
+
+        def decode(record, _):
+            burn_cpu(work["decode_us"] / 1e6)
+            return record
+
+        data = data.map(decode, number, [int(np.prod(shape))])
+    # The order of `work["order"]`, which twinbuf has made.
+    shuffle = {"shuffle": "full", "seed": 42} if work["order"] else {}
+    plan = twinbuf.Plan(data, work["batch"], **shuffle)
+
+    def stream():
+        loader = twinbuf.Loader(data, plan, workers=workers)
+        for _ in range(work["epochs"]):
+            for batch in loader.epoch(0):
+                yield batch.numpy()
+
+    return stream
+
+
+USES = {"twinbuf": use_twinbuf, "torch": use_torch, "spdl": use_spdl, "grain": use_grain, "dataloader_rs": use_dataloader_rs}
 
 
 def run(use, workers, work, meter):
-    records, batches, stream = use(work, workers)
-    if work["fail"] and work["fail"][0] != "truncate":
-        fault, step = work["fail"]
-        records.fault, records.fails_at = fault, batches[step][0]
+    stream = use(work, workers)
     meter.ready()
     # For all epochs. `stream` keeps the loader and thus its workers; the meter reads their CPU time at the end.
     batches = meter.wait(iter, stream())

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::data::MIB;
-use crate::report::{median, quartiles};
+use twinbuf_bench_harness::data::MIB;
+use twinbuf_bench_harness::report::{median, quartiles};
 
 pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
 /// Compute / load.

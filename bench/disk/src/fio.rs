@@ -5,7 +5,7 @@ use std::process::Command;
 
 use twinbuf::BoxError;
 
-use crate::data::MIB;
+use twinbuf_bench_harness::data::MIB;
 
 /// One run of fio, with one thread.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@ use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::{Buffer, ReadMode};
 use twinbuf::{BoxError, Loader, Plan, Records, Report};
 
-use crate::{data, sys};
+use twinbuf_bench_harness::{data, sys};
 
 /// How a loader is set up.
 #[derive(Clone, Copy)]

@@ -15,10 +15,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
-use twinbuf_bench_disk::{data, measure, report, sys};
+use twinbuf_bench_harness::{data, measure, report, sys};
 
 use measure::Effort;
-use report::Report;
 
 const HELP: &str = "\
 Measures the loader on a disk, prints tables and goals, and writes disk-SECTION.csv, or scaling.csv.
@@ -132,7 +131,6 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     if options.used {
         data::use_memory(&options.dir)?;
     }
-    let mut report = Report::default();
     let begun = Instant::now();
     let mut written = Vec::<String>::new();
     for (section, seconds) in SECTIONS.into_iter().filter(|(name, _)| options.sections.contains(name)) {
@@ -140,23 +138,21 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         let path = data::random(&options.dir, mib)?;
         let effort = Effort { rounds: options.rounds, time: Duration::from_secs(seconds) };
         let head = format!("{head}; {mib} MiB{}", if options.used { "; used memory" } else { "" });
-        let tables = report.tables.len();
-        match section {
-            "random" => random::run(&mut report, &options.dir, options.size_mib, effort)?,
-            "sequential" => sequential::run(&mut report, &path, effort)?,
-            _ => ranks::run(&mut report, &path, effort)?,
-        }
-        report.tables[tables..].iter().for_each(|table| print!("{}", table.text()));
+        let tables = match section {
+            "random" => random::run(&options.dir, options.size_mib, effort)?,
+            "sequential" => sequential::run(&path, effort)?,
+            _ => ranks::run(&path, effort)?,
+        };
+        tables.iter().for_each(|table| print!("{}", table.text()));
         written.push(format!("disk-{section}.csv"));
-        fs::write(options.out.join(&written[written.len() - 1]), report.csv(section, &head))?;
+        fs::write(options.out.join(&written[written.len() - 1]), report::csv(&tables, &head))?;
     }
     if options.sections.contains(&SCALING) {
         println!("{head}");
         let effort = Effort { rounds: options.rounds, time: Duration::from_secs(60 * options.minutes) };
-        scaling::run(&mut report, &options.dir, &options.out, &head, effort)?;
+        scaling::run(&options.dir, &options.out, &head, effort)?;
         written.push("scaling.csv".to_owned());
     }
-    print!("{}", report.goals_text());
     println!("\nevery epoch took one read for each batch, or this program would have failed");
     println!("took {:.0?}; written: {} in {}", begun.elapsed(), written.join(", "), options.out.display());
     Ok(())

@@ -12,12 +12,12 @@ use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan, Records, Shuffle};
 
 use crate::cell::size;
-use crate::data::{self, MIB};
 use crate::fio::Fio;
 use crate::load::{Way, cold_run};
-use crate::measure::{self, Effort, Subject};
-use crate::report::{Report, Table, median};
-use crate::sys;
+use twinbuf_bench_harness::data::{self, MIB};
+use twinbuf_bench_harness::measure::{self, Effort, Subject};
+use twinbuf_bench_harness::report::{Table, goal, median};
+use twinbuf_bench_harness::sys;
 
 /// Bytes of a record, records of a batch, and MiB of the file. The whole file is read. A run must take only a few
 /// tenths of a second, because disks have a burst budget.
@@ -28,12 +28,8 @@ const DEPTHS: [u64; 3] = [8, 32, 64];
 const WANTED: f64 = 0.95;
 const WANTED_DIRECT: f64 = 0.90;
 
-pub fn run(
-    report: &mut Report,
-    folder: &Path,
-    size_mib: Option<u64>,
-    effort: Effort,
-) -> Result<(), BoxError> {
+pub fn run(folder: &Path, size_mib: Option<u64>, effort: Effort) -> Result<Vec<Table>, BoxError> {
+    let mut tables = Vec::new();
     for (record, batch, mib) in SIZES {
         let mib = size_mib.unwrap_or(mib);
         let path = data::random(folder, mib)?;
@@ -42,7 +38,7 @@ pub fn run(
         let plan = Plan::builder(records.len()).batch(batch).shuffle(Shuffle::Full).seed(1).build()?;
         let plan = &plan;
         let title = format!("cold random, records of {}", size(record));
-        let mut table = Table::new("random", title, &["MiB/s", "disk KiB a request"]);
+        let mut table = Table::new(title, &["MiB/s", "disk KiB a request"]);
         // As counted by the disk, for all processes.
         let requests = || sys::disk_reads(path).unwrap_or_default();
         let figures = |mib_per_s: f64, before: (u64, u64)| {
@@ -83,16 +79,14 @@ pub fn run(
         table.reference = (ours..table.rows.len()).collect();
         for (i, (name, mode)) in MODES.into_iter().enumerate() {
             let wanted = if mode == ReadMode::Direct { WANTED_DIRECT } else { WANTED };
-            if let Some([low, ratio, high]) = table.ratio(&table.rows[i], 0) {
-                let what = format!("{}: {name} against the best of fio", table.title);
-                let found = format!("{ratio:.3} [{low:.3}, {high:.3}]");
-                report.goal(what, format!(">= {wanted}"), found, ratio >= wanted);
+            if let Some(ratio) = table.ratio(&table.rows[i], 0) {
+                goal(&format!("{}: {name} against the best of fio", table.title), true, wanted, ratio);
             }
         }
         println!("paused {} times for the disk's budget", bucket.pauses.get());
-        report.tables.push(table);
+        tables.push(table);
     }
-    Ok(())
+    Ok(tables)
 }
 
 /// The default, which is [`ReadMode::Pread`] for files that are small compared with the memory, and reads past the page

@@ -7,11 +7,11 @@ use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan};
 
 use crate::child::{self, Child};
-use crate::data::{self, MIB, RECORD};
 use crate::load::{self, Way};
-use crate::measure::{self, Effort, Subject};
-use crate::report::{Report, Table};
-use crate::sys;
+use twinbuf_bench_harness::data::{self, MIB, RECORD};
+use twinbuf_bench_harness::measure::{self, Effort, Subject};
+use twinbuf_bench_harness::report::{Table, goal};
+use twinbuf_bench_harness::sys;
 
 const RANKS: u64 = 64;
 /// Epochs over warm data: a single one is over too soon.
@@ -24,11 +24,12 @@ const WANTED: f64 = 0.9;
 /// sequential starts of the processes, the opening of files and the building of loaders.
 const COLUMNS: [&str; 5] = ["MiB/s", "first epoch", "with starts", "starts s", "first to last end s"];
 
-pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
+pub fn run(path: &Path, effort: Effort) -> Result<Vec<Table>, BoxError> {
+    let mut tables = Vec::new();
     let records = data::open(path)?;
     for (state, epochs) in [("warm", WARM_EPOCHS), ("cold", 1)] {
         let title = format!("{RANKS} processes and one, {state}, batches of 1 MiB, {epochs} epoch(s)");
-        let mut table = Table::new("ranks", title, &COLUMNS);
+        let mut table = Table::new(title, &COLUMNS);
         table.compared = 3;
         let subject = |name: &str, world: u64, mode: ReadMode| {
             let records = &records;
@@ -52,17 +53,16 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         for (one, mode) in [(0, ""), (2, ", Direct")].into_iter().take(subjects.len() / 2) {
             table.reference = vec![one];
             for (column, which) in COLUMNS.iter().enumerate().take(table.compared) {
-                if let Some([low, ratio, high]) = table.ratio(&table.rows[one + 1], column) {
+                if let Some(ratio) = table.ratio(&table.rows[one + 1], column) {
                     let what = format!("{RANKS} ranks against one process, {state}{mode}: {which}");
-                    let found = format!("{ratio:.3} [{low:.3}, {high:.3}]");
-                    report.goal(what, format!(">= {WANTED}"), found, ratio >= WANTED);
+                    goal(&what, true, WANTED, ratio);
                 }
             }
         }
         table.reference = vec![0];
-        report.tables.push(table);
+        tables.push(table);
     }
-    Ok(())
+    Ok(tables)
 }
 
 /// The figures named by [`COLUMNS`]. `prepare` runs before each barrier.

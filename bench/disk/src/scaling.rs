@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use twinbuf::{BoxError, Plan, Records};
 
-use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample, size};
-use crate::data::{self, MIB, RECORD};
+use crate::cell::{CACHES, Cell, DEPTHS, RATIOS, Sample};
 use crate::load::{self, Pool, Way};
-use crate::measure::Effort;
-use crate::report::{Report, median, number, quartiles};
-use crate::sys;
+use twinbuf_bench_harness::data::{self, MIB, RECORD};
+use twinbuf_bench_harness::measure::Effort;
+use twinbuf_bench_harness::report::{goal, median, quartiles};
+use twinbuf_bench_harness::sys;
 
 /// A batch's bytes, the minimum number of batches of an epoch, and the MiB of the file that they are read from. 16
 /// batches, but fewer of the largest ones: an epoch must take seconds, not minutes.
@@ -49,13 +49,7 @@ struct Group {
     chosen: [Option<u64>; RATIOS.len()],
 }
 
-pub fn run(
-    report: &mut Report,
-    folder: &Path,
-    out: &Path,
-    head: &str,
-    effort: Effort,
-) -> Result<(), BoxError> {
+pub fn run(folder: &Path, out: &Path, head: &str, effort: Effort) -> Result<(), BoxError> {
     let mut groups = Vec::new();
     for (batch, least, mib) in BATCHES {
         let path = data::random(folder, mib)?;
@@ -93,8 +87,7 @@ pub fn run(
     println!(
         "\n{rounds} rounds; others, the kernel's own threads among them, took {others:.2} processors meanwhile"
     );
-    print!("{}", summary(&cells));
-    goals(report, &cells);
+    goals(&cells);
     std::fs::write(out.join("scaling.csv"), csv(&cells, &head))?;
     Ok(())
 }
@@ -227,73 +220,14 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
     Ok(Ran { wall, loads, read: report.read.busy.as_secs_f64() })
 }
 
-fn goals(report: &mut Report, cells: &[Cell]) {
+fn goals(cells: &[Cell]) {
     let counted = || cells.iter().filter(|cell| cell.counts());
-    let [low, middle, high] = quartiles(counted().map(|cell| cell.over_ideal()[1]));
-    let mut goal = |which: &str, wanted: f64, [low, found, high]: [f64; 3]| {
-        let what = format!("scaling, load and compute >= 1 ms: wall / ideal, {which}");
-        let text = format!("{found:.3} [{low:.3}, {high:.3}]");
-        report.goal(what, format!("<= {wanted:.2}"), text, found <= wanted);
-    };
-    goal("of the cells", WANTED.0, [low, middle, high]);
+    let what = "scaling, load and compute >= 1 ms: wall / ideal";
+    let all = quartiles(counted().map(|cell| cell.over_ideal()[1]));
+    goal(&format!("{what}, {} cells", counted().count()), false, WANTED.0, all);
     if let Some(worst) = counted().max_by(|a, b| a.over_ideal()[1].total_cmp(&b.over_ideal()[1])) {
-        goal(&format!("worst cell ({})", worst.name()), WANTED.1, worst.over_ideal());
+        goal(&format!("{what}, worst cell ({})", worst.name()), false, WANTED.1, worst.over_ideal());
     }
-}
-
-/// For people: the cells that count, by cache and depth, then depth 2 by batch size and ratio.
-fn summary(cells: &[Cell]) -> String {
-    let mut out = "\n**wall / ideal, cells with load and compute >= 1 ms**\n\n".to_owned();
-    out +=
-        "| cache, depth | cells | median | worst | without fill | / schedule | / own load | worst cell |\n";
-    out +=
-        "| ------------ | ----: | -----: | ----: | -----------: | ---------: | ---------: | ---------- |\n";
-    for cache in CACHES {
-        for depth in DEPTHS {
-            let chosen =
-                || cells.iter().filter(|cell| (cell.cache, cell.depth) == (cache, depth) && cell.counts());
-            let middle = |of: &dyn Fn(&Cell) -> f64| median(chosen().map(of));
-            let Some(worst) = chosen().max_by(|a, b| a.over_ideal()[1].total_cmp(&b.over_ideal()[1])) else {
-                continue;
-            };
-            let _ = writeln!(
-                out,
-                "| {cache}, {depth:<6} | {:>5} | {:>6.3} | {:>5.3} | {:>12.3} | {:>10.3} | {:>10.3} | {} |",
-                chosen().count(),
-                middle(&|cell| cell.over_ideal()[1]),
-                worst.over_ideal()[1],
-                middle(&|cell| cell.median(|s| s.wall / s.longer)),
-                middle(&|cell| cell.median(|s| s.wall / s.schedule)),
-                middle(&|cell| cell.median(|s| s.wall / s.own)),
-                worst.name(),
-            );
-        }
-    }
-    out += "\n**wall / ideal at depth 2, by compute / load** (* counts for the goal)\n\n";
-    out +=
-        "| cache, batch | load ms | least to most | 0.1 | 0.3 | 1 | 3 | 10 | us a batch over the ideal |\n";
-    out +=
-        "| ------------ | ------: | ------------: | --: | --: | -: | -: | -: | ------------------------: |\n";
-    for cache in CACHES {
-        for (batch, ..) in BATCHES {
-            let row =
-                || cells.iter().filter(|cell| (cell.cache, cell.batch, cell.depth) == (cache, batch, 2));
-            let loads = || row().flat_map(|cell| &cell.samples).map(|s| 1e3 * s.load / s.batches as f64);
-            let (least, most) = loads().fold((f64::INFINITY, 0.0_f64), |(a, b), x| (a.min(x), b.max(x)));
-            let _ = write!(
-                out,
-                "| {cache}, {:<7} | {:.4} | {least:.4} to {most:.4} |",
-                size(batch),
-                median(loads())
-            );
-            for cell in row() {
-                let _ = write!(out, " {:.2}{} |", cell.over_ideal()[1], if cell.counts() { "*" } else { "" });
-            }
-            let over = median(row().map(|cell| cell.median(|s| 1e6 * (s.wall - s.ideal) / s.batches as f64)));
-            let _ = writeln!(out, " {} |", number(over));
-        }
-    }
-    out
 }
 
 /// For programs: one line per cell, medians of the rounds.

@@ -10,23 +10,24 @@ use memmap2::{Advice, MmapMut};
 use twinbuf::mmap::ReadMode;
 use twinbuf::{BoxError, Plan, Records};
 
-use crate::data::{self, MIB, RECORD};
 use crate::fio::Fio;
 use crate::load::{Way, cold_epoch, with_requests};
-use crate::measure::{self, Effort, Subject};
-use crate::report::{Report, Table};
+use twinbuf_bench_harness::data::{self, MIB, RECORD};
+use twinbuf_bench_harness::measure::{self, Effort, Subject};
+use twinbuf_bench_harness::report::{Table, goal};
 
 const BATCHES: [u64; 2] = [4, 8];
 const BUDGET: u64 = 64;
 /// The loader's target, relative to the best peer.
 const WANTED: f64 = 0.95;
 
-pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxError> {
+pub fn run(path: &Path, effort: Effort) -> Result<Vec<Table>, BoxError> {
+    let mut tables = Vec::new();
     let records = data::open(path)?;
     for mib in BATCHES {
         let plan = Plan::builder(records.len()).batch(mib * MIB / RECORD as u64).build()?;
         let columns = ["MiB/s", "KiB a request", "load ms a batch", "of it hints", "waited for slots %"];
-        let mut table = Table::new("sequential", format!("cold sequential, blocks of {mib} MiB"), &columns);
+        let mut table = Table::new(format!("cold sequential, blocks of {mib} MiB"), &columns);
         let loader = |name: String, way: Way| {
             Subject::new(name, move |compute| {
                 let ran = cold_epoch(path, &plan, way, compute)?;
@@ -55,15 +56,14 @@ pub fn run(report: &mut Report, path: &Path, effort: Effort) -> Result<(), BoxEr
         // The best peer of each round: it ran at about the same time.
         table.reference = (ours..table.rows.len()).collect();
         for name in ["loader", "loader, Direct"] {
-            if let Some([low, ratio, high]) = table.row(name).and_then(|row| table.ratio(row, 0)) {
+            if let Some(ratio) = table.row(name).and_then(|row| table.ratio(row, 0)) {
                 let what = format!("sequential, {mib} MiB: {name} against the best of dd and fio");
-                let found = format!("{ratio:.3} [{low:.3}, {high:.3}]");
-                report.goal(what, format!(">= {WANTED}"), found, ratio >= WANTED);
+                goal(&what, true, WANTED, ratio);
             }
         }
-        report.tables.push(table);
+        tables.push(table);
     }
-    Ok(())
+    Ok(tables)
 }
 
 /// A subject other than the loader.

@@ -60,7 +60,6 @@ impl Lender {
         if !place.is_multiple_of(work.batch) {
             return Ok(None);
         }
-        work.fault((place / work.batch) as u64);
         let mut source = pop(sources).map_or_else(|| Source::open(work), Ok)?;
         let mut buffer = pop(buffers).unwrap_or_else(|| Buffer::new(work));
         source.read(&order[place..][..work.batch], &mut buffer)?;

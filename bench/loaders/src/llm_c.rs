@@ -11,11 +11,8 @@ pub fn run(work: &Work, meter: &mut Meter<'_>) -> Result<(), BoxError> {
     meter.ready()?;
     let mut buffer = Buffer::new(work);
     for _ in 0..work.epochs {
-        for (step, records) in (0..).zip(order.chunks(work.batch)) {
-            meter.wait(|| {
-                work.fault(step);
-                source.read(records, &mut buffer)
-            })?;
+        for records in order.chunks(work.batch) {
+            meter.wait(|| source.read(records, &mut buffer))?;
             meter.take(buffer.batch())?;
         }
     }

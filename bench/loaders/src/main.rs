@@ -1,10 +1,9 @@
-//! Compares the loader with other loaders: the same batches, the same compute, the same faults. See the README of the
+//! Compares the loader with other loaders: the same batches, the same compute. See the README of the
 //! parent folder.
 
 mod burn;
 mod data;
 mod dataloader_rs;
-mod failures;
 mod lent;
 mod llm_c;
 mod measure;
@@ -12,7 +11,6 @@ mod ours;
 mod peers;
 mod report;
 mod source;
-mod sys;
 mod thread;
 mod work;
 
@@ -27,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
 use twinbuf::mmap::ReadMode;
-use twinbuf_bench_disk::measure::Effort;
-use twinbuf_bench_disk::sys::machine;
+use twinbuf_bench_harness::measure::Effort;
+use twinbuf_bench_harness::sys::machine;
 
 use data::Files;
 use peers::Subject;
@@ -37,20 +35,18 @@ use work::{Kind, Meter, Work};
 const HELP: &str = "\
 Runs the loader and other loaders on the same batches, and writes CSV files.
 
-Usage: loaders [options] all | same | peers | decode | failures
+Usage: loaders [options] same | peers | decode ...
   same             order and content of what each delivers, twice; memory         loaders-same.csv
   peers            samples a second, CPU time, AU and the trainer's slowdown;
                    cold and warm, in order and shuffled                           loaders.csv
   decode           samples a second where each record costs CPU time,
                    as decoding does                                               decode.csv
-  failures         what the caller sees when a worker panics, is killed,
-                   or the file is cut off                                         failures.csv
-  all              the four
 
   --quick          small files, one round: does it work?
   --size-mib N     the size of the file of images; that of tokens has half (default 640)
   --rounds N       so many rounds, if there is time for them (default 5)
   --minutes N      the time for `peers`; `decode` has half of it more (default 20)
+  --busy N         `peers`: only with a trainer, beside N busy threads                    loaders-busy.csv
   --only NAME      only this subject, and the serial loop; may be given again
   --python PATH    an interpreter that has what ../python/requirements.txt names (default: python3); subjects whose
                    library it lacks are left out
@@ -72,7 +68,7 @@ enum Way {
 
 /// Each library with a setting for two processors. If it supports them, also with more workers, which keep more
 /// requests of a cold file in flight.
-const SUBJECTS: [(&str, Way); 19] = [
+const SUBJECTS: [(&str, Way); 20] = [
     ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 1))),
     ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 2))),
     (peers::DIRECT, Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Direct, 1))),
@@ -84,6 +80,7 @@ const SUBJECTS: [(&str, Way); 19] = [
     ("dataloader-rs 1", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 1))),
     ("dataloader-rs 2", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 2))),
     ("dataloader-rs 8", Way::Rust(|work, meter| dataloader_rs::run(work, meter, 8))),
+    ("twinbuf py", Way::Python("twinbuf", 1)),
     ("torch 0", Way::Python("torch", 0)),
     ("torch 2", Way::Python("torch", 2)),
     ("SPDL 2", Way::Python("spdl", 2)),
@@ -98,13 +95,14 @@ struct Options {
     sections: Vec<String>,
     size_mib: u64,
     effort: Effort,
+    busy: usize,
     only: Vec<String>,
     python: PathBuf,
     dir: PathBuf,
     out: PathBuf,
 }
 
-const SECTIONS: [&str; 4] = ["same", "peers", "decode", "failures"];
+const SECTIONS: [&str; 3] = ["same", "peers", "decode"];
 
 fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
     use lexopt::Arg::{Long, Value};
@@ -115,6 +113,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
         sections: Vec::new(),
         size_mib: 640,
         effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60) },
+        busy: 0,
         only: Vec::new(),
         python: "python3".into(),
         dir: here.join("target/data"),
@@ -129,6 +128,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
             Long("size-mib") => options.size_mib = args.value()?.parse()?,
             Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
             Long("minutes") => options.effort.time = Duration::from_secs(60 * args.value()?.parse::<u64>()?),
+            Long("busy") => options.busy = args.value()?.parse()?,
             Long("only") => options.only.push(args.value()?.string()?),
             Long("python") => options.python = args.value()?.into(),
             Long("dir") => options.dir = args.value()?.into(),
@@ -137,7 +137,6 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
                 println!("{HELP}");
                 std::process::exit(0);
             }
-            Value(name) if name == "all" => options.sections.extend(SECTIONS.map(str::to_owned)),
             Value(name) if SECTIONS.iter().any(|section| name == *section) => {
                 options.sections.push(name.string()?);
             }
@@ -145,11 +144,7 @@ fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
         }
     }
     if options.sections.is_empty() {
-        return Err("name a section, or all; see --help".into());
-    }
-    // Large enough for a fault after some batches of images, before the reader reaches the end.
-    if options.size_mib < 64 {
-        return Err(format!("--size-mib: wanted at least 64, found {}", options.size_mib).into());
+        return Err("name a section; see --help".into());
     }
     if let Some(name) = options.only.iter().find(|only| SUBJECTS.iter().all(|(name, _)| only != name)) {
         return Err(format!("--only: no such subject: {name}").into());
@@ -173,7 +168,7 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> Result<(), BoxError> {
-    let Options { size_mib, effort, dir, out, .. } = options;
+    let Options { size_mib, effort, busy, dir, out, .. } = options;
     fs::create_dir_all(dir)?;
     fs::create_dir_all(out)?;
     let subjects = subjects(options)?;
@@ -189,19 +184,15 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted("peers") {
-        peers::speed(&subjects, &kinds, *effort, |rows| {
-            Ok(write("loaders.csv", report::speed(rows, &head))?)
-        })?;
+        let file = if *busy > 0 { "loaders-busy.csv" } else { "loaders.csv" };
+        peers::speed(&subjects, &kinds, *effort, *busy, |rows| Ok(write(file, report::speed(rows, &head))?))?;
     }
     // Few enough records that take time.
     let size_mib = (*size_mib).min(192);
     let head = format!("{}; images of {size_mib} MiB", machine());
-    let images = || Files::make(dir, Kind::Images, size_mib);
     if wanted("decode") {
-        write("decode.csv", report::decode(&peers::decode(&subjects, &images()?, effort.part(2))?, &head))?;
-    }
-    if wanted("failures") {
-        write("failures.csv", report::failures(&failures::run(&subjects, &images()?)?, &head))?;
+        let images = Files::make(dir, Kind::Images, size_mib)?;
+        write("decode.csv", report::decode(&peers::decode(&subjects, &images, effort.part(2))?, &head))?;
     }
     println!("took {:.0?}; written to {}", begun.elapsed(), out.display());
     Ok(())
@@ -215,21 +206,21 @@ fn subjects(options: &Options) -> Result<Vec<Subject>, BoxError> {
         if !options.only.is_empty() && name != peers::SERIAL && options.only.iter().all(|only| only != name) {
             continue;
         }
-        let (program, processes) = match way {
-            Way::Rust(_) => (vec![program.clone(), CHILD.to_owned(), name.to_owned()], false),
+        let program = match way {
+            Way::Rust(_) => vec![program.clone(), CHILD.to_owned(), name.to_owned()],
             Way::Python(library, workers) => {
                 if *known.entry(library).or_insert_with(|| has(&options.python, library)) {
                     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python_loader.py");
                     let program = [&options.python, &script].map(|path| path.display().to_string());
                     let arguments = [library.to_owned(), workers.to_string()];
-                    (program.into_iter().chain(arguments).collect(), library == "torch" && workers > 0)
+                    program.into_iter().chain(arguments).collect()
                 } else {
                     eprintln!("{name}: left out: {} cannot import {library}", options.python.display());
                     continue;
                 }
             }
         };
-        found.push(Subject { name, program, processes });
+        found.push(Subject { name, program });
     }
     Ok(found)
 }

@@ -1,41 +1,24 @@
-//! The process of a subject: its runs, its memory, its end.
+//! The process of a subject: its runs and its end.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
 
-use crate::sys;
 use crate::work::{Outcome, Work};
-
-/// The interval between two memory samples.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// The longest time to import a library and open the files.
 const START: Duration = Duration::from_secs(120);
 
-/// How a run ended.
-pub enum End {
-    Said(Outcome),
-    /// The process ended without a result, and with these last lines on its standard error.
-    Died(ExitStatus, String),
-    /// It did not end within the time limit.
-    Hung,
-}
-
-/// The figures of a run.
-pub struct Ran {
-    pub end: End,
-    /// Memory of all its processes that is not file-backed, in bytes: when it was ready, and the peak. Only if sampled.
-    pub memory: (u64, u64),
-}
+/// No run takes longer than this after its start.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The process of a subject. It is killed with its workers when this is dropped.
 pub struct Process {
@@ -55,8 +38,6 @@ impl Process {
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
         // A separate process group, to kill it with its workers.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only `prctl` is called. It is async-signal-safe.
-        unsafe { command.pre_exec(sys::sharp_timers) };
         let mut child = command.spawn().map_err(|error| format!("{}: {error}", program[0]))?;
         let stdin = child.stdin.take().ok_or("a child without its pipe")?;
         let stdout = BufReader::new(child.stdout.take().ok_or("a child without its pipe")?);
@@ -73,55 +54,32 @@ impl Process {
         Ok(Self { child, stdin, lines, words: Some(words) })
     }
 
-    /// Runs it on `work`. After an end other than `Said` it cannot be used again.
+    /// Runs it on `work`. After an error it cannot be used again.
     ///
-    /// `memory`: whether to sample its memory, which disturbs it. `limit`: the time after the start at which it counts
-    /// as hung. `prepare`: runs after the process is ready and before its start, so every subject finds the page cache
-    /// in the same state, however long it took to get ready.
+    /// `prepare` runs after the process is ready and before its start, so every subject finds the page cache in the same
+    /// state, however long it took to get ready.
     pub fn run(
         &mut self,
         work: &Work,
-        memory: bool,
-        limit: Duration,
         prepare: impl FnOnce() -> Result<(), BoxError>,
-    ) -> Result<Ran, BoxError> {
-        let mut ran = Ran { end: End::Hung, memory: (0, 0) };
-        // These fail if it has ended; its end is reported below.
+    ) -> Result<Outcome, BoxError> {
+        // This fails if it has ended; `line` reports its end.
         let _ = self.say(&serde_json::to_string(work)?);
-        let started = Instant::now();
+        let (mut until, mut prepare) = (Instant::now() + START, Some(prepare));
         loop {
-            match self.lines.recv_timeout(START.saturating_sub(started.elapsed())) {
-                Ok(line) if line == "ready" => break,
-                // Output that a library prints while it is imported, or an early error.
-                Ok(line) => {
-                    if let Ok(outcome) = serde_json::from_str(&line) {
-                        ran.end = End::Said(outcome);
-                        return Ok(ran);
-                    }
+            let line = self.line(until)?;
+            if line == "ready" {
+                if let Some(prepare) = prepare.take() {
+                    prepare()?;
+                    let _ = self.say("go");
+                    until = Instant::now() + LIMIT;
                 }
-                Err(end) => return self.ended(end, ran),
-            }
-        }
-        prepare()?;
-        if memory {
-            let found = anonymous(self.child.id());
-            ran.memory = (found, found);
-        }
-        let _ = self.say("go");
-        let until = Instant::now() + limit;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(if memory { left.min(LOOK) } else { left }) {
-                Ok(line) => {
-                    if let Ok(outcome) = serde_json::from_str(&line) {
-                        ran.end = End::Said(outcome);
-                        return Ok(ran);
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {
-                    ran.memory.1 = ran.memory.1.max(anonymous(self.child.id()));
-                }
-                Err(end) => return self.ended(end, ran),
+            // Another line is output that a library prints while it is imported.
+            } else if let Ok(outcome) = serde_json::from_str::<Outcome>(&line) {
+                return match outcome.error {
+                    Some(error) => Err(error.into()),
+                    None => Ok(outcome),
+                };
             }
         }
     }
@@ -140,18 +98,20 @@ impl Process {
         self.stdin.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// The end after a timeout, or after the last of its processes has closed its standard output.
-    fn ended(&mut self, end: RecvTimeoutError, mut ran: Ran) -> Result<Ran, BoxError> {
-        if end == RecvTimeoutError::Timeout {
-            return Ok(ran);
+    /// Its next line, or the reason why there is none.
+    fn line(&mut self, until: Instant) -> Result<String, BoxError> {
+        match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => return Ok(line),
+            Err(RecvTimeoutError::Timeout) => return Err("it hangs".into()),
+            Err(RecvTimeoutError::Disconnected) => {}
         }
+        // The last of its processes has closed its standard output.
         let words = self.words.take().and_then(|words| words.join().ok()).unwrap_or_default();
         let noise = ["note: ", "WARNING:"];
         let says_something =
             |line: &&str| !line.trim().is_empty() && !noise.iter().any(|noise| line.starts_with(noise));
-        let last = words.lines().rev().find(says_something).unwrap_or_default().to_owned();
-        ran.end = End::Died(self.child.wait()?, last);
-        Ok(ran)
+        let last = words.lines().rev().find(says_something).unwrap_or_default();
+        Err(format!("{}: {last}", self.child.wait()?).into())
     }
 }
 
@@ -180,20 +140,4 @@ fn family(process: u32) -> BTreeSet<String> {
         }
     }
     seen
-}
-
-/// Memory of a process and all its descendants that is not file-backed, in bytes, with shared pages counted once.
-fn anonymous(process: u32) -> u64 {
-    let mut found = 0;
-    for process in family(process) {
-        // A process that has just ended has none.
-        let maps = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
-        for line in
-            maps.lines().filter(|line| line.starts_with("Pss_Anon:") || line.starts_with("Pss_Shmem:"))
-        {
-            let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
-            found += kib.unwrap_or(0) << 10;
-        }
-    }
-    found
 }

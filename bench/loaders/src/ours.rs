@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 
-use twinbuf::mmap::PlanBuilder;
-use twinbuf::mmap::{Cut, ReadMode};
+use twinbuf::mmap::{Cut, PlanBuilder, ReadMode};
 use twinbuf::transform::{Convert, per_record};
-use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records, Shuffle};
+use twinbuf::{BoxError, Loader, Plan, Records, Shuffle};
+use twinbuf_bench_harness::sys::burn_cpu;
 
-use crate::sys::burn_cpu;
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
 pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -> Result<(), BoxError> {
     let records = open(work)?;
     let plan = plan(work, records.len()).build()?;
     meter.ready()?;
-    let records = Arc::new(records);
-    let mut builder = match work.fail {
-        Some(_) => Loader::builder(Faulty { records, work: work.clone(), read: 0 }, plan),
-        None => Loader::builder(records, plan),
-    };
+    let mut builder = Loader::builder(Arc::new(records), plan);
     if work.kind == Kind::Tokens {
         builder = builder.transform(Convert::U16ToU32);
     }
@@ -58,33 +53,4 @@ pub fn open(work: &Work) -> Result<Records, BoxError> {
 pub fn plan(work: &Work, records: u64) -> PlanBuilder {
     let builder = Plan::builder(records).batch(work.batch as u64);
     if work.order.is_some() { builder.shuffle(Shuffle::Full).seed(42) } else { builder }
-}
-
-/// The records, and a fault.
-#[derive(Clone)]
-struct Faulty {
-    records: Arc<Records>,
-    work: Work,
-    /// The number of records so far.
-    read: u64,
-}
-
-impl Dataset for Faulty {
-    fn records(&self) -> u64 {
-        self.records.records()
-    }
-
-    fn record_bytes(&self) -> usize {
-        Dataset::record_bytes(&self.records)
-    }
-
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.work.fault(self.read / self.work.batch as u64);
-        self.read += batch.len();
-        Dataset::read(&mut self.records, batch, out)
-    }
-
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
 }

@@ -1,13 +1,16 @@
 //! All subjects on the same batches: whether they deliver them, how fast, and at what cost.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
-use twinbuf_bench_disk::data::{make_cold, make_warm};
-use twinbuf_bench_disk::measure::Effort;
+use twinbuf_bench_harness::data::{make_cold, make_warm};
+use twinbuf_bench_harness::measure::Effort;
 
 use crate::data::{self, Files};
-use crate::measure::{End, Process, Ran};
+use crate::measure::Process;
 use crate::ours;
 use crate::work::{Outcome, Work};
 
@@ -15,8 +18,6 @@ use crate::work::{Outcome, Work};
 pub struct Subject {
     pub name: &'static str,
     pub program: Vec<String>,
-    /// Whether its workers are processes.
-    pub processes: bool,
 }
 
 /// The subject whose load time of a batch is the time of a training step: it loads and does nothing else at the same
@@ -32,9 +33,6 @@ const PLACES: [(bool, &str, bool); 4] =
 
 /// The start of workers and what the first batches find out matter little in a warm run of this length.
 const LEAST: Duration = Duration::from_millis(300);
-
-/// No run takes longer than this.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// One run: its place, and its figures.
 pub struct Row {
@@ -78,52 +76,35 @@ pub struct Delivered {
     pub content_right: bool,
     /// Whether the digests of two runs are the same.
     pub repeated: bool,
-    /// In MiB: when it was ready, and the peak of the run.
-    pub memory: (f64, f64),
 }
 
-/// Runs every subject on each kind, untimed: once to sample its memory, then twice to compare its batches with the
-/// file.
+/// Runs every subject on each kind twice, untimed, and compares its batches with the file.
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {
         make_warm(&ours::open(&files.work(true))?)?;
-        // Long enough to be sampled.
-        let work = Work { compute: Duration::from_millis(1), ..files.work(true) };
-        let verify = Work { verify: true, ..work.clone() };
-        let (digest, sum) = *data::expected(&work)?.last().ok_or("no batch")?;
+        let work = Work { verify: true, ..files.work(true) };
+        let (digest, sum) = data::expected(&work)?;
         let digest = format!("{digest:016x}");
         for subject in subjects {
             let run = || {
                 let mut process = Process::start(&subject.program)?;
-                let mut run = |work, memory| {
-                    let ran = process.run(work, memory, LIMIT, || Ok(()))?;
-                    let memory = ran.memory;
-                    outcome(ran).map(|outcome| (outcome, memory))
-                };
-                // Before the others, because memory that was used once may stay; and without verifying, because that
-                // takes memory.
-                let (_, memory) = run(&work, true)?;
-                let (first, _) = run(&verify, false)?;
-                let (second, _) = run(&verify, false)?;
-                let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+                let first = process.run(&work, || Ok(()))?;
+                let second = process.run(&work, || Ok(()))?;
                 Ok(Delivered {
                     order_right: second.digest.as_ref() == Some(&digest),
                     content_right: second.sum == Some(sum),
                     repeated: second.digest == first.digest,
-                    memory: (mib(memory.0), mib(memory.1)),
                 })
             };
             let (kind, subject) = (files.kind.name(), subject.name);
             let delivered = run().map_err(|error: BoxError| error.to_string());
             match &delivered {
                 Ok(delivered) => println!(
-                    "{kind}, {subject}: order {}, content {}, repeated {}; {:.1} MiB ready, {:.1} at most",
+                    "{kind}, {subject}: order {}, content {}, repeated {}",
                     if delivered.order_right { "right" } else { "WRONG" },
                     if delivered.content_right { "right" } else { "WRONG" },
                     if delivered.repeated { "the same" } else { "ANOTHER" },
-                    delivered.memory.0,
-                    delivered.memory.1,
                 ),
                 Err(error) => println!("{kind}, {subject}: FAILED: {error}"),
             }
@@ -138,10 +119,13 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
 ///
 /// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A cold run
 /// has one epoch, a warm one as many as take [`LEAST`].
+///
+/// `busy`: beside so many busy threads, and only with a trainer.
 pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
     effort: Effort,
+    busy: usize,
     mut write: impl FnMut(&[Row]) -> Result<(), BoxError>,
 ) -> Result<(), BoxError> {
     let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
@@ -151,14 +135,24 @@ pub fn speed(
             subjects.iter().map(|subject| (subject, None)).collect();
         for files in kinds {
             for (shuffled, cache, trains) in PLACES {
+                if busy > 0 && !trains {
+                    continue;
+                }
                 let order = if shuffled { "shuffled" } else { "sequential" };
                 let mut work = files.work(shuffled);
                 for trains in [false, true].into_iter().take(1 + usize::from(trains)) {
                     fastrand::shuffle(&mut processes);
                     let mut serial = None;
+                    let _busy = trains.then(|| Busy::start(busy));
                     for (subject, process) in &mut processes {
-                        // A subject that bypasses the page cache has no warm figures.
-                        if subject.name == DIRECT && cache == "warm" {
+                        // A subject that bypasses the page cache has no warm figures. Without a trainer, busy threads
+                        // leave the loop whose load is the length of a step.
+                        let skipped = if trains || busy == 0 {
+                            subject.name == DIRECT && cache == "warm"
+                        } else {
+                            subject.name != SERIAL
+                        };
+                        if skipped {
                             continue;
                         }
                         let (kind, place) = (files.kind.name(), format!("{order} {cache}"));
@@ -197,6 +191,27 @@ pub fn speed(
     Ok(())
 }
 
+/// Threads that use a processor each until this is dropped.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn start(threads: usize) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        for _ in 0..threads {
+            let over = over.clone();
+            thread::spawn(move || while !over.load(Relaxed) {});
+        }
+        Self(over)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // Relaxed: nothing is passed with it.
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// The CPU time of a record in [`decode`].
 const DECODE: Duration = Duration::from_millis(2);
 
@@ -210,7 +225,7 @@ pub struct Decoded {
 /// Runs all subjects on shuffled records that take CPU time to make, round by round, each time in a new order.
 pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Vec<Decoded>, BoxError> {
     let work = Work { decode: DECODE, verify: true, ..images.work(true) };
-    let (digest, _) = *data::expected(&work)?.last().ok_or("no batch")?;
+    let (digest, _) = data::expected(&work)?;
     let digest = Some(format!("{digest:016x}"));
     let new = |subject: &Subject| Decoded { subject: subject.name, rounds: Vec::new() };
     let mut found: Vec<Decoded> = subjects.iter().map(new).collect();
@@ -262,7 +277,7 @@ fn one(
         "warm" => make_warm(&records),
         _ => make_cold(&records),
     };
-    let found = outcome(running.run(work, false, LIMIT, prepare)?)?;
+    let found = running.run(work, prepare)?;
     let wanted = work.epochs * (work.records()? / work.batch as u64);
     if found.batches != wanted {
         return Err(format!("wanted {wanted} batches, found {}", found.batches).into());
@@ -272,16 +287,6 @@ fn one(
         *process = Some(running);
     }
     Ok(found)
-}
-
-/// The outcome of a run without an injected fault.
-fn outcome(ran: Ran) -> Result<Outcome, BoxError> {
-    match ran.end {
-        End::Said(Outcome { error: Some(error), .. }) => Err(error.into()),
-        End::Said(outcome) => Ok(outcome),
-        End::Died(status, words) => Err(format!("{status}: {words}").into()),
-        End::Hung => Err(format!("no end within {LIMIT:?}").into()),
-    }
 }
 
 impl Sample {

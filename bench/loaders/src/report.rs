@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use crate::failures::Found;
 use crate::peers::{Decoded, Delivered, Row, Same};
 
 /// A text that may contain commas and quotation marks.
@@ -45,15 +44,15 @@ pub fn speed(rows: &[Row], head: &str) -> String {
 pub fn same(found: &[Same], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\
-         kind,subject,order_right,content_right,repeated,memory_ready_mib,memory_most_mib,error\n"
+         kind,subject,order_right,content_right,repeated,error\n"
     );
     for Same { kind, subject, delivered } in found {
         let _ = write!(out, "{kind},{subject}");
         let _ = match delivered {
-            Ok(Delivered { order_right, content_right, repeated, memory: (ready, most) }) => {
-                writeln!(out, ",{order_right},{content_right},{repeated},{ready:.1},{most:.1},")
+            Ok(Delivered { order_right, content_right, repeated }) => {
+                writeln!(out, ",{order_right},{content_right},{repeated},")
             }
-            Err(error) => writeln!(out, ",,,,,,{}", quoted(error)),
+            Err(error) => writeln!(out, ",,,,{}", quoted(error)),
         };
     }
     out
@@ -69,17 +68,6 @@ pub fn decode(found: &[Decoded], head: &str) -> String {
                 Err(error) => writeln!(out, "{round},{subject},,,{}", quoted(error)),
             };
         }
-    }
-    out
-}
-
-pub fn failures(found: &[Found], head: &str) -> String {
-    let mut out = format!("# {head}\nsubject,fault,outcome,before,possible,right,words\n");
-    for Found { subject, fault, outcome, before, possible, right, words } in found {
-        let before = before.map_or(String::new(), |before| before.to_string());
-        let right = right.map_or(String::new(), |right| right.to_string());
-        let (outcome, words) = (quoted(outcome), quoted(words));
-        let _ = writeln!(out, "{subject},{fault},{outcome},{before},{possible},{right},{words}");
     }
     out
 }

@@ -6,7 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use crate::sys::burn_cpu;
+use twinbuf_bench_harness::sys::burn_cpu;
+
 use crate::work::{Batch, Kind, WINDOW, Work};
 
 /// Numbers that start at a multiple of 64 bytes.

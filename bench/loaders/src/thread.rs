@@ -23,9 +23,8 @@ pub fn run(work: &Work, meter: &mut Meter<'_>) -> Result<(), BoxError> {
         (0..BUFFERS).try_for_each(|_| empty.send(Buffer::new(work)))?;
         let reader = scope.spawn(move || {
             for _ in 0..work.epochs {
-                for (step, records) in (0..).zip(order.chunks(work.batch)) {
+                for records in order.chunks(work.batch) {
                     let Ok(mut buffer) = buffers.recv() else { return };
-                    work.fault(step);
                     let read = source.read(records, &mut buffer).map(|()| buffer);
                     let failed = read.is_err();
                     if full.send(read).is_err() || failed {

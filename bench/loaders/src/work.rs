@@ -5,7 +5,7 @@
 //! It requests each batch inside [`Meter::wait`] and passes it to [`Meter::take`], which touches it and computes. Then
 //! it closes everything, so no page of the file stays mapped, and prints one line of JSON, an [`Outcome`].
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::hint::black_box;
 use std::io::{self, BufRead as _, Write as _};
 use std::path::PathBuf;
@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use twinbuf::BoxError;
-use twinbuf_bench_disk::sys::monotonic;
-
-use crate::sys;
+use twinbuf_bench_harness::sys;
 
 /// Tokens of a window. The first token of the next window is the last one of this window.
 pub const WINDOW: usize = 1024 + 1;
@@ -79,31 +77,6 @@ impl Kind {
     }
 }
 
-/// The fault to inject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fault {
-    /// The code that makes a batch panics: [`Work::fault`].
-    Panic,
-    /// A worker process is killed. Threads cannot be.
-    Kill,
-    /// The caller truncates the file to half of its length when it has received the batch of this step:
-    /// [`Meter::take`].
-    Truncate,
-}
-
-impl Fault {
-    pub const ALL: [Self; 3] = [Self::Panic, Self::Kill, Self::Truncate];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Panic => "panic",
-            Self::Kill => "kill",
-            Self::Truncate => "truncate",
-        }
-    }
-}
-
 /// The task of a subject: one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Work {
@@ -115,9 +88,6 @@ pub struct Work {
     /// Records of a batch.
     pub batch: usize,
     pub epochs: u64,
-    /// The caller sleeps this long on each batch.
-    #[serde(rename = "compute_us", with = "micros")]
-    pub compute: Duration,
     /// The caller trains about this long on each batch, if nothing slows it down: [`Trainer`]. Zero: not at all.
     #[serde(rename = "train_us", with = "micros")]
     pub train: Duration,
@@ -126,8 +96,6 @@ pub struct Work {
     pub decode: Duration,
     /// Whether to compute digest and sum; this takes time.
     pub verify: bool,
-    /// The fault, and its step (from 0) in the first epoch.
-    pub fail: Option<(Fault, u64)>,
 }
 
 impl Work {
@@ -152,17 +120,6 @@ impl Work {
         }
         order.truncate(order.len() / self.batch * self.batch);
         Ok(order)
-    }
-
-    /// Call this in the code that makes the batch of `step`.
-    ///
-    /// # Panics
-    ///
-    /// If that is the requested fault.
-    pub fn fault(&self, step: u64) {
-        if self.fail == Some((Fault::Panic, step)) {
-            panic!("a fault that was asked for, at step {step}");
-        }
     }
 }
 
@@ -315,7 +272,7 @@ impl<'w> Meter<'w> {
         found
     }
 
-    /// Uses a batch: reads one number of every record, then sleeps or trains.
+    /// Uses a batch: reads one number of every record, then trains.
     pub fn take(&mut self, batch: Batch) -> Result<(), BoxError> {
         if self.batches == 0 {
             self.first = self.started.elapsed();
@@ -330,7 +287,6 @@ impl<'w> Meter<'w> {
         if wanted != found {
             return Err(format!("a batch: wanted {wanted} numbers, found {found}").into());
         }
-        let until = monotonic() + work.compute;
         match batch {
             Batch::Tokens(tokens) => {
                 tokens.chunks_exact(WINDOW).for_each(|record| _ = black_box(record[WINDOW / 2]));
@@ -341,13 +297,6 @@ impl<'w> Meter<'w> {
         }
         if work.verify {
             self.verify(batch);
-        }
-        if work.fail == Some((Fault::Truncate, self.batches)) {
-            let file = OpenOptions::new().write(true).open(&work.data)?;
-            file.set_len(file.metadata()?.len() / 2)?;
-        }
-        if !work.compute.is_zero() {
-            sys::sleep_until(until);
         }
         if let Some(trainer) = &mut self.trainer {
             self.steps += trainer.step();

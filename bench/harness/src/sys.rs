@@ -2,20 +2,67 @@
 
 use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, zeroed};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use twinbuf::BoxError;
 
-/// The time since a fixed moment, identical in all processes.
-pub fn monotonic() -> Duration {
+fn clock(id: libc::clockid_t) -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is ours to write.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    let failed = unsafe { libc::clock_gettime(id, &mut now) };
     assert_eq!(failed, 0, "clock_gettime: {}", io::Error::last_os_error());
     Duration::new(now.tv_sec.cast_unsigned(), u32::try_from(now.tv_nsec).expect("below a thousand million"))
+}
+
+/// The time since a fixed moment, identical in all processes.
+pub fn monotonic() -> Duration {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of this process so far: of all threads, in user and in kernel mode.
+pub fn cpu() -> Duration {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// CPU time of the calling thread so far.
+pub fn thread_cpu() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Uses this much CPU time on this thread.
+pub fn burn_cpu(time: Duration) {
+    if time.is_zero() {
+        return;
+    }
+    let end = thread_cpu() + time;
+    while thread_cpu() < end {}
+}
+
+/// The processors that this process may run on.
+pub fn processors() -> Vec<usize> {
+    // SAFETY: a set of bits; all zero is the empty one.
+    let mut set: libc::cpu_set_t = unsafe { zeroed() };
+    // SAFETY: `set` is as large as we say.
+    let failed = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
+    assert_eq!(failed, 0, "sched_getaffinity: {}", io::Error::last_os_error());
+    let size = usize::try_from(libc::CPU_SETSIZE).expect("a small constant");
+    // SAFETY: the index is below the set's size.
+    (0..size).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+}
+
+/// Pins the calling thread to one processor.
+pub fn pin(cpu: usize) {
+    // SAFETY: as in `processors`.
+    let mut set: libc::cpu_set_t = unsafe { zeroed() };
+    assert!(cpu < 8 * size_of::<libc::cpu_set_t>(), "no such processor: {cpu}");
+    // SAFETY: the index is below the set's size.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: `set` is as large as we say; 0 is the calling thread.
+    let failed = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
+    assert_eq!(failed, 0, "cannot pin to processor {cpu}: {}", io::Error::last_os_error());
 }
 
 /// Seconds of processor time so far that this process did not use: those of other processes, of the kernel itself, and
@@ -26,19 +73,7 @@ pub fn others() -> f64 {
     // user nice system idle iowait irq softirq steal: proc_stat(5).
     let ticks: Vec<f64> = first.split_whitespace().skip(1).flat_map(str::parse).collect();
     let busy: f64 = ticks.iter().take(8).sum::<f64>() - ticks.iter().skip(3).take(2).sum::<f64>();
-    let usage = usage();
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + 1e-6 * time.tv_usec as f64;
-    busy / 100.0 - seconds(usage.ru_utime) - seconds(usage.ru_stime)
-}
-
-/// The resource usage of this process so far.
-pub fn usage() -> libc::rusage {
-    let mut usage = MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the kernel writes one `rusage`, no more.
-    let failed = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
-    assert_eq!(failed, 0, "getrusage: {}", io::Error::last_os_error());
-    // SAFETY: the call succeeded, so the kernel has written all of it.
-    unsafe { usage.assume_init() }
+    busy / 100.0 - cpu().as_secs_f64()
 }
 
 /// The free bytes on the file system of `folder` that this process may use.
