@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use twinbuf_mmap::ReadStats;
 
-use super::report::{EpochTimes, Kind, Report, Verdict};
+use super::report::{EpochTimes, Kind, Report, Verdict, rate};
 
 /// Epochs that are printed.
 const ROWS: usize = 8;
@@ -18,12 +18,7 @@ pub(super) fn count(many: u64, one: &str, more: &str) -> String {
 
 /// A number with four digits that count.
 fn digits(value: f64) -> String {
-    let decimals = match value {
-        ..10.0 => 3,
-        ..100.0 => 2,
-        ..1000.0 => 1,
-        _ => 0,
-    };
+    let decimals = [10.0, 100.0, 1000.0].iter().filter(|limit| value < **limit).count();
     format!("{value:.decimals$}")
 }
 
@@ -62,18 +57,16 @@ impl fmt::Display for Report {
             let epochs = count(self.epochs, "epoch", "epochs");
             let batches = count(self.batches, "batch", "batches");
             write!(f, "{epochs}, {batches}")?;
-            if self.kind != Kind::Items {
+            if self.loads_name() != "load" {
                 write!(f, ", {}", size(self.bytes))?;
             }
             if self.io_calls > 0 {
                 write!(f, ", {}", count(self.io_calls, "I/O call", "I/O calls"))?;
             }
         }
-        write!(f, " in {}, {:.1} a second", time(self.wall), self.batches_per_second())?;
-        match self.au() {
-            Some(au) => writeln!(f, ", AU {au:.3}")?,
-            None => writeln!(f)?,
-        }
+        write!(f, " in {}, {:.1} a second", time(self.wall), rate(self.batches, self.wall))?;
+        let au = self.au().map_or_else(String::new, |au| format!(", AU {au:.3}"));
+        writeln!(f, "{au}")?;
         writeln!(f, "{:<9} {:>10} {:>10}", "stage", "busy", "waiting")?;
         write!(f, "{:<9} {:>10} {:>10}", self.loads_name(), time(self.read.busy), time(self.read.waiting))?;
         match self.read_rate() {
@@ -84,7 +77,7 @@ impl fmt::Display for Report {
             writeln!(f, "transform {:>10}", time(self.transform))?;
         }
         if self.transfer_bytes > 0 {
-            let rate = digits(self.transfer_rate() / 1e9);
+            let rate = digits(rate(self.transfer_bytes, self.transfer) / 1e9);
             writeln!(f, "transfer  {:>10} {:>10}    at {rate} GB/s", time(self.transfer), "")?;
         }
         if !self.device.is_zero() {

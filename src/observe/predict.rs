@@ -65,8 +65,8 @@ const MISFIT: f64 = 0.05;
 const BUSY: f64 = 0.5;
 
 /// What the threads of the loader and of the caller wanted of the processors, and who else wanted them.
-struct Demand {
-    processors: f64,
+pub(super) struct Demand {
+    pub(super) processors: f64,
     /// The parts of their time that loads and uses had a processor, and that they waited for one.
     cpu: [f64; 2],
     delay: [f64; 2],
@@ -131,11 +131,11 @@ impl Demand {
 }
 
 /// What was measured, and the replay of it.
-struct Model {
+pub(super) struct Model {
     units: Vec<Unit>,
     machine: Machine,
     settings: Settings,
-    demand: Demand,
+    pub(super) demand: Demand,
     measured: f64,
     /// What is measured over what is replayed with the same settings. Not a number if the replay has no end.
     ratio: f64,
@@ -148,7 +148,7 @@ struct Model {
 }
 
 impl Model {
-    fn of(report: &Report) -> Self {
+    pub(super) fn of(report: &Report) -> Self {
         let (recent, settings) = (&report.recent, report.settings());
         let measured: Duration = recent.units.iter().map(Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
@@ -214,11 +214,16 @@ impl Model {
 
     /// The time if nobody else wants the processors, in parts of what the measured settings take then.
     fn alone(&self, settings: Settings) -> Option<f64> {
+        let (machine, parts) = self.without_others();
+        Some(self.replay(settings, &machine, parts)?.end / self.alone)
+    }
+
+    /// The machine if nobody else wants the processors, and the parts of their time that loads and uses take then.
+    fn without_others(&self) -> (Machine, [f64; 2]) {
         let Demand { processors, cpu, delay, .. } = self.demand;
         let parts = delay.map(|delay| 1.0 - delay.min(0.95));
         let [load_cpu, train_cpu] = [0, 1].map(|of| (cpu[of] / parts[of]).min(1.0));
-        let machine = Machine { processors, load_cpu, train_cpu, ..self.machine };
-        Some(self.replay(settings, &machine, parts)?.end / self.alone)
+        (Machine { processors, load_cpu, train_cpu, ..self.machine }, parts)
     }
 
     /// With other programs that go on to want the processors, or without: what gains less.
@@ -258,10 +263,10 @@ impl Model {
     /// The settings worth a try, the smallest change first: in slots, then in threads.
     fn candidates(&self, report: &Report) -> Vec<Settings> {
         let now = self.settings;
-        if report.elsewhere {
-            return Vec::new();
-        }
         let mut all = Vec::new();
+        if report.kind == Kind::Ahead {
+            return all;
+        }
         // Do not turn overlap off on a busy machine: with fewer threads, the program gets less of the processors.
         if !(now.overlap && self.demand.is_busy()) {
             all.push(Settings { overlap: !now.overlap, ..now });
@@ -291,21 +296,33 @@ impl Model {
     }
 
     /// The smallest change that gains, if none gains much more. For a caller that keeps no batches, and without a doubt.
-    fn recommended(&self, report: &Report) -> Option<Prediction> {
+    pub(super) fn recommended(&self, report: &Report) -> Option<Prediction> {
         let mut candidates = self.candidates(report);
-        // On a busy machine, do not advise more workers if the loads may take turns: each would wait longer.
-        candidates.retain(|settings| !(self.demand.is_busy() && self.may_wait(*settings)));
+        // Without an idle processor, do not advise more workers if the loads may take turns: each would wait longer.
+        let busy = self.demand.is_busy() || self.demand.processors < 2.0;
+        candidates.retain(|settings| !(busy && self.may_wait(*settings)));
         let found: Vec<_> = candidates.into_iter().filter_map(|settings| self.predict(settings)).collect();
         let best = found.iter().map(|found| found.wall).min()?;
         let near = best + nanos(self.measured * NEAR);
-        let worth_it = if self.demand.is_busy() { BUSY_WORTH_IT } else { WORTH_IT };
-        found.into_iter().find(|found| found.gain() >= worth_it && found.wall <= near)
+        found.into_iter().find(|found| found.gain() >= self.worth_it() && found.wall <= near)
     }
 
-    /// Whether a change would gain if other programs wanted no processors.
-    fn may_gain(&self, report: &Report) -> bool {
+    /// The part of the time that a change must save.
+    fn worth_it(&self) -> f64 {
+        if self.demand.is_busy() { BUSY_WORTH_IT } else { WORTH_IT }
+    }
+
+    /// Why a change is not advised that would gain if other programs wanted no processors and loads took no turns.
+    pub(super) fn unsure(&self, report: &Report) -> Option<&'static str> {
+        let (busy, one) = (self.demand.is_busy(), self.demand.processors < 2.0);
         let gains = |settings| self.alone(settings).is_some_and(|part| part <= 1.0 - WORTH_IT);
-        self.demand.is_busy() && self.candidates(report).into_iter().any(gains)
+        let unsure = |settings| (busy || one && self.may_wait(settings)) && gains(settings);
+        let why = if busy {
+            "other programs have a part of the processors"
+        } else {
+            "loads may take turns at the one processor"
+        };
+        self.candidates(report).into_iter().any(unsure).then_some(why)
     }
 
     /// How many batches the caller keeps beside the one that it uses, if it waits for their slots.
@@ -317,7 +334,7 @@ impl Model {
         let run =
             |units: &[Unit]| replay(units, &self.machine, self.settings, MEASURED).map(|found| found.wall);
         let waits = match (run(&self.units), run(&free)) {
-            (Some(now), Some(free)) => free < now * (1.0 - WORTH_IT),
+            (Some(now), Some(free)) => free < now * (1.0 - self.worth_it()),
             (now, _) => now.is_none(),
         };
         waits.then_some(most)
@@ -329,16 +346,18 @@ impl Model {
         if calls == 0 { None } else { self.predict(self.settings) }
     }
 
-    /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads.
-    fn gains(&self) -> Option<[f64; 5]> {
+    /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads. Loads and
+    /// uses take these parts of their time.
+    fn gains(&self, machine: Machine, [load, train]: [f64; 2]) -> Option<[f64; 5]> {
         // Replay with all processors: the measured time of a stage includes its waits for a processor.
-        let machine = Machine { processors: self.demand.processors, ..self.machine };
+        let machine = Machine { processors: self.demand.processors, ..machine };
         let end = |scale| replay(&self.units, &machine, self.settings, scale).map(|found| found.end);
-        let now = end(MEASURED).filter(|now| *now > 0.0)?;
+        let parts = [load, load, 1.0, train, 1.0];
+        let now = end(parts).filter(|now| *now > 0.0)?;
         let mut gains = [0.0; 5];
         for (stage, gain) in gains.iter_mut().enumerate() {
-            let mut scale = MEASURED;
-            scale[stage] = FASTER;
+            let mut scale = parts;
+            scale[stage] *= FASTER;
             *gain = 1.0 - end(scale)? / now;
         }
         Some(gains)
@@ -413,7 +432,8 @@ impl Report {
     /// tries overlap and slots.
     ///
     /// The prediction assumes that other programs want the processors as before, or no more: what gains less counts. Beside
-    /// other programs a change must save 10 %. See also [`Prediction::at_most`].
+    /// other programs a change must save 10 %. With one processor it tries no
+    /// more workers where loads may take turns. See also [`Prediction::at_most`].
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         let model = Model::of(self);
@@ -451,27 +471,23 @@ impl Report {
         if let Some(found) = recommended {
             return format!("{}: {}", change(self, found.settings), gains(&found));
         }
-        if model.may_gain(self) {
-            return "No advice: other programs have a part of the processors.".to_string();
+        if let Some(unsure) = model.unsure(self) {
+            return format!("No advice: {unsure}.");
         }
         let why = match verdict {
-            Verdict::Unmeasured => "nothing was measured",
+            Verdict::Unmeasured => "what decides depends on other programs",
             Verdict::ComputeBound => "the compute decides",
             Verdict::DiskBound if stream => {
-                "the disk decides: try another `ReadMode`, keep more groups in memory, or use a faster disk"
+                "the disk decides: keep more groups in memory, or use a faster disk"
             }
-            Verdict::DiskBound => {
-                "the disk decides: try another `ReadMode`, smaller records, or a faster disk"
+            Verdict::DiskBound => "the disk decides: try another `ReadMode`, or use a faster disk",
+            Verdict::LoadBound if self.kind == Kind::Ahead => {
+                "the workers decide: start more, or make loading cheaper"
             }
-            Verdict::LoadBound if self.elsewhere => "the workers decide: start more, or make loading cheaper",
-            Verdict::LoadBound if model.turns == Some(true) => {
-                "the loads take turns at something, such as a lock"
-            }
+            Verdict::LoadBound if model.turns == Some(true) => "the loads take turns, as at a lock",
             Verdict::LoadBound => "the loading decides: make it cheaper, or use several processes",
             Verdict::TransformBound => "the transform decides: make it cheaper, or store its result",
-            Verdict::TransferBound if stream => {
-                "the copy to the device decides: store the tensors in a smaller type"
-            }
+            Verdict::TransferBound if stream => "the copy to the device decides: store a smaller type",
             Verdict::TransferBound => "the copy to the device decides: send smaller numbers",
             Verdict::GenerationBound => "the closure decides: make it faster",
             Verdict::HeldBound if stream => "the threads that use the groups decide: make them faster",
@@ -483,6 +499,7 @@ impl Report {
 
     /// Returns the bottleneck: the stage that would save the most time if it were faster, in a replay of the last
     /// batches. Returns [`Verdict::Unmeasured`] if the measurements do not tell: see [`recommended`](Self::recommended).
+    /// Beside other programs, they do not tell either if another stage would decide without them.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let model = Model::of(self);
@@ -491,15 +508,21 @@ impl Report {
 }
 
 fn verdict(model: &Model, report: &Report) -> Verdict {
+    let measured = decides(model.gains(model.machine, [1.0; 2]), report);
+    let (machine, parts) = model.without_others();
+    let told = !model.demand.is_busy() || decides(model.gains(machine, parts), report) == measured;
+    if told { measured } else { Verdict::Unmeasured }
+}
+
+/// The stage that decides, by what each saves if it is faster.
+fn decides(gains: Option<[f64; 5]>, report: &Report) -> Verdict {
     let read = match report.kind {
         Kind::Rounds => Verdict::GenerationBound,
         // Most of it came from a disk.
         Kind::Batches | Kind::Groups if report.reading.disk > report.reading.bytes / 2 => Verdict::DiskBound,
         _ => Verdict::LoadBound,
     };
-    let Some([reads, transform, transfer, train, lent]) = model.gains() else {
-        return Verdict::Unmeasured;
-    };
+    let Some([reads, transform, transfer, train, lent]) = gains else { return Verdict::Unmeasured };
     // One thread reads and transforms: name the slower of the two. With a device, lent batches are the caller's
     // compute.
     let load = if transform > reads { Verdict::TransformBound } else { read };

@@ -339,7 +339,7 @@ impl LoopRecorder {
     /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
     /// whole load, and the report does not advise a thread that loads ahead.
     pub fn from_workers(&mut self) {
-        (self.recorder.report.overlap, self.recorder.report.elsewhere) = (true, true);
+        (self.recorder.report.overlap, self.recorder.report.kind) = (true, Kind::Ahead);
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -362,7 +362,8 @@ impl LoopRecorder {
         let cpu = self.clock.take().and_then(|clock| clock.since(at - asked));
         // If the loop slept until the item came, the iterable's workers have loaded it since the last item, not since
         // the request.
-        let waits = self.recorder.report.elsewhere && cpu.is_none_or(|cpu| 2.0 * cpu.cpu < cpu.wall);
+        let waits =
+            self.recorder.report.kind == Kind::Ahead && cpu.is_none_or(|cpu| 2.0 * cpu.cpu < cpu.wall);
         let start = self.last.filter(|_| waits).unwrap_or(asked);
         self.last = Some(at);
         // An item occupies no slot, so the loop frees it at once.

@@ -135,9 +135,6 @@ pub struct Report {
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
-    /// They come from threads or processes of the iterable, as far ahead as it has them.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) elsewhere: bool,
     /// Whether a thread loads ahead of the caller. `false` if the builder, the environment or a breakdown turned
     /// overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -168,6 +165,8 @@ pub(crate) enum Kind {
     Rounds,
     /// Items of any iterable.
     Items,
+    /// Items that threads or processes of the iterable make, as far ahead as it has them.
+    Ahead,
     /// Groups of tensors: they have one thread and no `workers` option.
     Groups,
 }
@@ -183,7 +182,7 @@ impl Report {
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         // If the caller waits longer than a load or a copy takes, and the reader waits for slots as well, then both
         // wait for the device.
-        let before = self.load_each().max(transfer);
+        let before = self.each(self.read.busy + self.transform).max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind =
             self.each(self.read.waiting) >= unexplained / 2 && self.train.waiting > before.mul_f64(1.25);
@@ -314,13 +313,9 @@ impl Report {
     pub(super) fn loads_name(&self) -> &'static str {
         match self.kind {
             Kind::Rounds => "generate",
-            Kind::Items => "load",
+            Kind::Items | Kind::Ahead => "load",
             Kind::Batches | Kind::Groups => "read",
         }
-    }
-
-    fn load_each(&self) -> Duration {
-        self.each(self.read.busy + self.transform)
     }
 
     /// Returns the accelerator utilization as defined by `MLPerf` Storage, from 0 to 1: the caller's compute time
@@ -332,21 +327,11 @@ impl Report {
         (self.batches > 1 && !total.is_zero()).then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
     }
 
-    /// Returns the number of received batches per second of [`wall`](Self::wall). Returns 0 if `wall` is zero.
-    pub(super) fn batches_per_second(&self) -> f64 {
-        if self.wall.is_zero() { 0.0 } else { self.batches as f64 / self.wall.as_secs_f64() }
-    }
-
     /// Returns the read rate in bytes per second of all loading threads together, while they read. Returns 0 before
     /// the first batch.
     pub(super) fn read_rate(&self) -> f64 {
-        let bytes = if matches!(self.kind, Kind::Rounds | Kind::Items) { 0 } else { self.read_bytes };
+        let bytes = if self.loads_name() == "read" { self.read_bytes } else { 0 };
         rate(bytes, self.each(self.read.busy))
-    }
-
-    /// Returns the rate of copies to the device in bytes per second of copy time. Returns 0 without a device.
-    pub(super) fn transfer_rate(&self) -> f64 {
-        rate(self.transfer_bytes, self.transfer)
     }
 }
 
@@ -355,8 +340,9 @@ fn add<const N: usize>(sums: [&mut Duration; N], time: Duration) {
     sums.into_iter().for_each(|sum| *sum += time);
 }
 
-fn rate(bytes: u64, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { bytes as f64 / time.as_secs_f64() }
+/// Returns how many bytes, or batches, these are a second. Returns 0 if the time is zero.
+pub(super) fn rate(number: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { number as f64 / time.as_secs_f64() }
 }
 
 /// A handle that reads a loader's report while an iterator borrows the loader.

@@ -203,7 +203,7 @@ impl<R: Ring> Pipe<R> {
         let Options { held_timeout, breakdown, .. } = options;
         let (what, row) = match kind {
             Kind::Rounds => (What::Generate, "generate"),
-            Kind::Items => (What::Read, "prefetch"),
+            Kind::Items | Kind::Ahead => (What::Read, "prefetch"),
             Kind::Batches | Kind::Groups => (What::Read, "read"),
         };
         let workers = sources.len();

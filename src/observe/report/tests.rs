@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::observe::history::Seen;
 use crate::observe::log::{LoadTimes, Ticket};
-use crate::observe::predict::Prediction;
+use crate::observe::predict::{Model, Prediction};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -206,7 +206,7 @@ fn accelerator_utilization_leaves_the_first_step_aside() {
     // The first step takes 200 of 1000 ms and computes for 10 ms. The other 60 steps compute for 600 ms.
     let report = Report { batches: 61, wall: ms(1000), train, first, ..Report::default() };
     assert!((report.au().unwrap() - 600.0 / 800.0).abs() < 1e-9, "{report}");
-    assert!((report.batches_per_second() - 61.0).abs() < 1e-9);
+    assert!((rate(report.batches, report.wall) - 61.0).abs() < 1e-9);
     assert!(report.to_string().contains("61.0 a second, AU 0.750\n"), "{report}");
     assert_eq!(Report { batches: 1, ..report }.au(), None);
     assert_eq!(Report::default().au(), None);
@@ -337,6 +337,40 @@ fn settings_are_kept_only_if_nothing_gains_without_the_others_either() {
     assert!(sleeps.starts_with("Set `overlap(true)`"), "who only sleeps needs none: {sleeps}");
     let decides = "Keep the settings. No option of the loader gains 3 %: the compute decides.";
     assert_eq!(off(0, 20, 0.01).advice(), decides);
+}
+
+/// A use of 2 ms takes 6 ms while others have the processors. Without them, the loads of 4 ms decide.
+#[test]
+fn a_verdict_that_others_change_is_not_given() {
+    let beside = |running| {
+        let share = |cpu, delay| {
+            let shares = crate::thread::Share { wall: 0.006, cpu, delay, running: running * 0.006 };
+            Some(shares)
+        };
+        with(report(true, &[4; 60], 6), |_, seen| {
+            (seen.load.cpu, seen.use_cpu) = (share(0.0, 0.0), share(0.002, 0.004));
+        })
+    };
+    let processors = std::thread::available_parallelism().unwrap().get() as f32;
+    let (alone, busy) = (beside(1.0), beside(10.0 * processors));
+    assert_eq!((alone.verdict(), busy.verdict()), (Verdict::ComputeBound, Verdict::Unmeasured), "{busy}");
+    // The delay changes nothing here.
+    let sleeps = with(busy, |_, seen| seen.use_cpu = seen.load.cpu);
+    assert_eq!(sleeps.verdict(), Verdict::ComputeBound, "{sleeps}");
+}
+
+/// With one processor, loads that go on at a time may take it from each other, or wait for a lock.
+#[test]
+fn with_one_processor_no_more_workers_are_advised_that_nobody_has_seen() {
+    let found = report(true, &[20; 100], 10);
+    let mut model = Model::of(&found);
+    model.demand.processors = 2.0;
+    let more = model.recommended(&found).unwrap();
+    assert!(more.settings.workers == 2 && model.unsure(&found).is_none(), "{more:?}");
+    model.demand.processors = 1.0;
+    let fewer = model.recommended(&found);
+    assert!(fewer.is_none_or(|found| found.settings.workers == 1), "{fewer:?}");
+    assert!(model.unsure(&found).is_some_and(|why| why.contains("one processor")));
 }
 
 /// The sums are those at the beginning of the wait, with the wait; the single batches are those of the last full copy.
