@@ -65,8 +65,13 @@ measure() {
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
     loaders) $loaders same peers decode $quick --minutes 24 --python "$PYTHON" --out $out ;;
-    # The trained runs alone, beside two threads that never stop.
-    busy) $loaders peers --busy 2 $quick --minutes 12 --python "$PYTHON" --out $out ;;
+    # The trained runs alone, beside two threads that never stop: one setting of each library that keeps the order, on small
+    # files, as a run takes several times as long.
+    busy)
+        set -- twinbuf thread "burn 1" "dataloader-rs 2" "torch 0" "Grain 2" "dataloader-rs py 2"
+        for name; do set -- "$@" --only "$name" && shift; done
+        $loaders peers --busy 2 --size-mib 128 $quick "$@" --minutes 12 --python "$PYTHON" --out $out
+        ;;
     train)
         {
             grep -m1 '^model name' /proc/cpuinfo | sed "s/.*: \(.*\)/$(nproc) vCPU of an \1, /" | tr -d '\n'
