@@ -53,12 +53,14 @@ pub(crate) struct Prediction {
     batches: u64,
     /// What these batches took.
     measured: f64,
-    /// What they would have taken; where the advice says "up to", at best.
+    /// What they would have taken; with ``at_most``, at best.
     wall: f64,
     /// The part of ``wall`` that the loop would have waited.
     wait: f64,
     /// The part of ``measured`` that the settings save; negative if they take longer.
     gain: f64,
+    /// Whether ``wall`` is a lower limit: loads may take turns, or other programs may take more of the processors.
+    at_most: bool,
 }
 
 #[pymethods]
@@ -77,8 +79,8 @@ impl From<observe::Prediction> for Prediction {
     fn from(found: observe::Prediction) -> Self {
         let observe::Settings { overlap, depth, workers } = found.settings;
         let (measured, wall, wait) = (seconds(found.measured), seconds(found.wall), seconds(found.waiting));
-        let (batches, gain) = (found.batches, found.gain());
-        Self { overlap, depth, workers, batches, measured, wall, wait, gain }
+        let (batches, gain, at_most) = (found.batches, found.gain(), found.at_most);
+        Self { overlap, depth, workers, batches, measured, wall, wait, gain, at_most }
     }
 }
 
@@ -116,10 +118,9 @@ impl Report {
             Kind::Rounds => text.replace("Set `overlap(false)`", "Make each round in the loop"),
             Kind::Loader => text.to_string(),
         };
-        let text = match self.kind {
-            Kind::Loader => text,
-            _ => text.replace("No option of the loader gains", "No overlap or depth gains"),
-        };
+        let none = "No option of the loader gains";
+        let text =
+            if self.kind == Kind::Loader { text } else { text.replace(none, "No overlap or depth gains") };
         in_python(&text)
     }
 }

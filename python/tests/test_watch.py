@@ -140,6 +140,8 @@ def test_it_is_on_demand() -> None:
         if number == 1:
             assert items.report().batches == 2
     assert items.report().batches == 10
+    more = items.report().predict(workers=2)
+    assert more is not None and more.at_most is True  # nobody has seen two loads at a time
 
 
 def test_workers_that_decide() -> None:

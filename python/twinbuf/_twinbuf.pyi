@@ -104,6 +104,7 @@ class Prediction:
     wall: Final[float]
     wait: Final[float]
     gain: Final[float]
+    at_most: Final[bool]
 
 @final
 class Report:

@@ -100,8 +100,7 @@ class Watched(Around[T]):
             yield
         finally:
             self._recorder.ended()
-            report = self.report()
-            if report.batches:
+            if (report := self.report()).batches:
                 print(report, file=sys.stderr)
 
 
