@@ -249,8 +249,7 @@ impl<R: Ring> Shared<R> {
         let mut mail = lock(&self.mail);
         let old = mail.held.replace(task);
         let runs = mem::replace(&mut mail.clock, true);
-        drop(mail);
-        drop(old);
+        drop((mail, old));
         if !runs {
             let shared = Arc::clone(self);
             let clock = thread::Builder::new().name("twinbuf-clock".to_string());
