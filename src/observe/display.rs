@@ -57,7 +57,7 @@ impl fmt::Display for Report {
             let epochs = count(self.epochs, "epoch", "epochs");
             let batches = count(self.batches, "batch", "batches");
             write!(f, "{epochs}, {batches}")?;
-            if self.loads_name() != "load" {
+            if !matches!(self.kind, Kind::Items | Kind::Ahead) {
                 write!(f, ", {}", size(self.bytes))?;
             }
             if self.io_calls > 0 {

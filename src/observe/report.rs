@@ -330,7 +330,7 @@ impl Report {
     /// Returns the read rate in bytes per second of all loading threads together, while they read. Returns 0 before
     /// the first batch.
     pub(super) fn read_rate(&self) -> f64 {
-        let bytes = if self.loads_name() == "read" { self.read_bytes } else { 0 };
+        let bytes = if matches!(self.kind, Kind::Batches | Kind::Groups) { self.read_bytes } else { 0 };
         rate(bytes, self.each(self.read.busy))
     }
 }
