@@ -283,7 +283,8 @@ impl Stream {
 
     /// Waits until all work in it is done.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        let _current = Current::enter_to_free(&self.ctx);
+        // Without its context, the legacy default stream would be another context's.
+        let _current = twice(|| Current::enter(&self.ctx))?;
         let _beside = BesideCaptures::enter();
         // SAFETY: the stream exists.
         twice(|| unsafe { synchronize(self.raw) })

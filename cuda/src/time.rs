@@ -80,8 +80,8 @@ impl Clock {
         };
         let duration = |ms: f32| Duration::try_from_secs_f64(f64::from(ms) / 1e3).unwrap_or_default();
         let took = duration(took);
-        // The copy is over, so it began at least `took` ago. `issued` is applied last: it holds even if the time that
-        // the device reports is too long.
+        // The copy is over, so it began at least `took` ago, and not before it was issued. The second limit comes last:
+        // it is the host's own time, and `took` is the device's, which may be too long.
         let latest = Instant::now().checked_sub(took).unwrap_or(issued);
         Ok(Some(CopyTime { start: (self.at + duration(since)).min(latest).max(issued), took }))
     }
