@@ -119,7 +119,8 @@ impl Clock {
     /// `None` where the system does not tell.
     pub(crate) fn now() -> Option<Self> {
         // Read the delay before the CPU time: a thread is often preempted at the end of the system call that reads the
-        // CPU time, and the delay must not include that wait.
+        // CPU time. That wait is part of the span that begins here, and not of the one that ends here (`since`), whose
+        // `wall` has been measured already.
         let delay = delay();
         Some(Self { cpu: cpu()?, delay })
     }

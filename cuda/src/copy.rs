@@ -144,7 +144,8 @@ impl<M> Drop for Copies<M> {
 
 /// The two rings, and the copies between them.
 pub(crate) struct Engine<M: 'static> {
-    // Fields drop in this order: `copies` waits for the running copies before the end of `device` is received.
+    // Fields drop in this order: first `copies` waits for the running copies, then `device` drops, and whoever receives
+    // sees the end and may free the memory of the device slots. `host` may drop before: `copies` has its slots in use.
     host: Consumer<'static, HostBuf<M>>,
     copies: Copies<M>,
     /// The next batch to be copied.

@@ -30,7 +30,8 @@ use crate::slot::HostBuf;
 /// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. No other thread would copy the
 ///   batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
-    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread.
+    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread, which would wait for a
+    // batch otherwise.
     pub(crate) ring: Producer<'static, HostBuf<M>>,
     pub(crate) copying: Copying<M>,
     pub(crate) _thread: Option<ThreadShare>,

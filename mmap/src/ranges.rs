@@ -379,9 +379,9 @@ fn expand(out: &mut [u8], record: usize, shared: usize) {
         return;
     }
     // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is (n - 1) * (record - s).
-    // Record i goes to i * record and starts at shared + i * s. That is (n - 1 - i) * (record - s) further behind: never
-    // before its place. And all that is written up to then ends at (i + 1) * record, the place of record i + 1 and so
-    // not behind where that one is: no record is overwritten before it has been copied.
+    // Record i starts at shared + i * s and goes to its place at i * record. The start is (n - 1 - i) * (record - s) bytes
+    // after the place, never before it. What has been written once record i is in its place ends at (i + 1) * record: at
+    // or before the start of record i + 1. So no record is overwritten before it has been copied.
     let overlap = shared / (out.len() / record - 1);
     for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
         out.copy_within(from..from + record, to);

@@ -217,7 +217,8 @@ impl pipe::Source<()> for Source {
     fn fill(&mut self, (): &mut (), (): &mut (), at: &mut Filling<'_>) -> Result<Content, Error> {
         // Attaching fails while the interpreter exits. Nobody waits for this item then.
         Python::try_attach(|py| {
-            // The interpreter makes only Python code release the GIL, so release it here from time to time.
+            // This thread has the GIL from one item to the next, and the interpreter makes only Python code release it.
+            // So release it here from time to time.
             if self.since.elapsed() > SWITCH {
                 py.detach(|| ());
                 self.since = Instant::now();

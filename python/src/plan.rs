@@ -350,7 +350,7 @@ fn warn_of_ranks(py: Python<'_>, records: u64) -> PyResult<()> {
 /// The number of records, which several data sets share.
 fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
     match data.extract::<u64>() {
-        // Their numbers are int64.
+        // Python has the numbers of records in int64 arrays.
         Ok(records) if i64::try_from(records).is_err() => {
             let line = format!("data: wanted at most 2**63 - 1 records, found {records}");
             return Err(errors::option(data.py(), line));

@@ -540,7 +540,8 @@ impl<D: Units> Reader<D> {
         let until = self.source.cached_until(shard);
         let front = extent.bytes.start..extent.bytes.end.min(until);
         let len = front.end.saturating_sub(front.start);
-        // Records in order are not hinted: the kernel's read-ahead uses larger requests and pages.
+        // Records in order are not hinted: the kernel's own read-ahead makes larger requests, into larger pages of the
+        // cache. Points to touch keep it going.
         if how == Use::InOrder {
             if len <= FOLLOWED && self.source.copied.is_counted() {
                 let room = PIECES.saturating_sub(window.ahead.len());

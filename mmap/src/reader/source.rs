@@ -166,8 +166,8 @@ impl Source {
                     || extents.iter().take_while(|extent| self.is_streamed(stream, shards, extent));
                 (whole, failed) = stream.take(streamed(), copies);
                 if whole == 0 && !failed {
-                    // The stream does not have this extent: it had no room, or gave it up for another thread. Ask
-                    // again.
+                    // The stream has no request for this extent: there was no room, or the request's memory went to
+                    // bytes that another thread needed at once. Ask again.
                     stream.ask_now(streamed().take(AGAIN));
                     (whole, failed) = stream.take(streamed(), copies);
                 }

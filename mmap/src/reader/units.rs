@@ -104,7 +104,8 @@ impl Sealed for Arc<Ranges> {
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
         }
-        // Look at the first and the last run only: going through all runs would do the work of the read twice.
+        // Look only at the first run of this batch and the last run of the batch before. The read itself goes through all
+        // runs, and to do so here too would double that work.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();

@@ -12,14 +12,15 @@ mod this;
 // there: it returns `false`, and reads nothing, if the byte before it has not been requested, or if there is no such call.
 pub(crate) use this::{hints_wait, touch, will_need};
 // The cache: `count(file, bytes)` returns the pages that hold these bytes, and how many of them are in the cache, without
-// pages past the end; `evict(file)` writes a file out and drops all of it; `gather(pieces, out)` copies pieces of mappings
-// to places in `out`, and raises no signal, whatever happens to the files; `read_from_disk()` returns what this thread
-// has had read so far, if the system counts it; `counts_reads(file)`: whether it does for this file.
+// pages past the end; `evict(file)` writes a file out and drops all of it from the cache; `gather(pieces, out)` copies pieces
+// of mappings to places in `out`, and raises no signal, whatever happens to the files; `read_from_disk()` returns how many
+// bytes the system has read from disks for this thread, if it counts them; `counts_reads(file)`: whether it does for this
+// file.
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
-// Past the cache: `reopen(data)` opens the same file; `read(file, start, pieces)` fills the pieces one after the other;
-// `file_system(file)` is what files with the same blocks share; `too_small(error)`: whether the file's blocks are larger
-// than those that were asked for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind that takes no
-// such reads.
+// Past the cache: `reopen(data)` opens the file once more, for such reads; `read(file, start, pieces)` fills the pieces one
+// after the other; `file_system(file)` is a number that all files of one file system have in common, as they have the
+// size of their blocks in common; `too_small(error)`: whether the file's blocks are larger than those that were asked
+// for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind that takes no such reads.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 
 #[cfg(all(test, target_os = "linux"))]
