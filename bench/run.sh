@@ -1,6 +1,6 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in about 85 minutes. The machine should
-# do nothing else meanwhile.
+# Measures everything and writes the tables and pictures of the READMEs anew, in 70 minutes and the time to build.
+# The machine should do nothing else meanwhile.
 #
 #   bench/run.sh                        handoff disk grid loaders busy train weights
 #   bench/run.sh disk grid              these sections alone

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Breaks twinbuf-cuda in one place at a time and runs its tests on the software driver. They must notice.
 
-    python3 tools/mutate_cuda.py            all mutants; exit status 1 if one survives that has no excuse (an hour)
+    python3 tools/mutate_cuda.py            all mutants; exit status 1 if one survives that has no excuse (two hours)
     python3 tools/mutate_cuda.py --only X   only mutants whose description matches the regular expression X
     python3 tools/mutate_cuda.py --list     only says what would be tried
     python3 tools/mutate_cuda.py --log F    appends each verdict to the file F, and skips the mutants that it has
