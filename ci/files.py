@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds files and folders that the Markdown names in backticks or links to and that are not there, examples, benchmarks
-and tests that a command of a document, of a comment or of a script runs and that are not there, and scripts without a
-line in CONTRIBUTING.md.
+"""Finds files and folders that the Markdown names in backticks or links to and that are not there, packages, features,
+examples, benchmarks and tests that a command of a document, of a comment or of a script names and that are not there, and
+scripts without a line in CONTRIBUTING.md.
 
     ci/files.py
 
@@ -12,6 +12,7 @@ that is named before it. A relative link leads from the folder of the document; 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,9 +21,11 @@ NAMED = re.compile(r"(?<!\[)`([\w./-]*[\w-]+\.(?:rs|py|sh|toml|md)|[\w.-]+(?:/[\
 LINK = re.compile(r"\]\(([^():#\s]*)(?:#([^()\s]*))?\)")
 # What a run makes, and files of other repositories.
 ELSEWHERE = re.compile(r"^(target|bench/target|mm|kernel|Documentation|~)/|/target/|^(hubconf|train|model)\.py$|^Cargo\.toml$")
-COMMAND = re.compile(r"cargo (?:\+\w+ )?(?:run|bench|test|build|check)\b[^`\n]*")
+COMMAND = re.compile(r"cargo (?:\+\w+ )?(?:run|bench|test|build|check|clippy|doc)\b[^`\n]*")
 # A program in a command of cargo; names made by a shell are left out.
 PROGRAM = re.compile(r"--(example|bench|test) ([\w-]+)(?![\w*-])")
+PACKAGE = re.compile(r" (?:-p|--package|--exclude) ([\w-]+)(?![\w*-])")
+FEATURES = re.compile(r" (?:-F|--features)[ =]\"?([\w,/-]+)(?![\w,/*-])")
 
 
 def git_files(*patterns):
@@ -31,19 +34,27 @@ def git_files(*patterns):
 
 
 def not_there():
-    """Programs that a command runs and that no package has."""
-    kinds, there = {"examples": "example", "benches": "bench", "tests": "test"}, set()
+    """Packages, features and programs that a command names and that no package has."""
+    kinds, there, features = {"examples": "example", "benches": "bench", "tests": "test"}, set(), {}
     for path in map(Path, git_files("*.rs")):
         program = path.parent if path.name == "main.rs" else path
         if program.parent.name in kinds:
             there.add((kinds[program.parent.name], program.stem))
     for name in git_files("*Cargo.toml"):
-        there.update(re.findall(r'^\[\[(\w+)\]\]\nname = "(.*)"', (ROOT / name).read_text(), re.MULTILINE))
+        manifest = tomllib.loads((ROOT / name).read_text())
+        for kind in kinds.values():
+            there.update((kind, program["name"]) for program in manifest.get(kind, []))
+        if "package" in manifest:
+            features[manifest["package"]["name"]] = {"default", *manifest.get("features", {})}
     for name in git_files("*.md", "*.rs", "*.sh", "*.py", "*.toml", ".ci/run"):
-        commands = " ".join(COMMAND.findall((ROOT / name).read_text()))
-        for program in PROGRAM.findall(commands):
-            if program not in there:
-                yield f"{name}: --{' '.join(program)}"
+        for command in COMMAND.findall((ROOT / name).read_text()):
+            packages = PACKAGE.findall(command)
+            of = set().union(*(features.get(package, set()) for package in packages or features))
+            wrong = [f"-p {package}" for package in packages if package not in features]
+            wrong += [f"--{' '.join(program)}" for program in PROGRAM.findall(command) if program not in there]
+            wanted = (feature.split("/")[-1] for found in FEATURES.findall(command) for feature in found.split(","))
+            wrong += [f"--features {feature}" for feature in wanted if feature and feature not in of]
+            yield from (f"{name}: {found}" for found in wrong)
 
 
 def unlisted():
@@ -82,7 +93,7 @@ def main():
     documents = git_files("*.md")
     wrong = [f"{name}: {path}" for name in documents for path in (*missing(ROOT / name), *broken(ROOT / name))]
     wrong += [*not_there(), *unlisted()]
-    print(f"{len(documents)} documents: {len(wrong)} names, links and programs that are not there")
+    print(f"{len(documents)} documents: {len(wrong)} names, links, packages, features and programs that are not there")
     if wrong:
         sys.exit("\n".join(wrong))
 
