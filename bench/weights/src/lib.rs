@@ -39,13 +39,11 @@ pub struct Run {
     ends: Vec<Duration>,
     /// Bytes from disks up to there.
     reads: Vec<u64>,
-    /// What this run spent on loading or on computing, whichever is more, if it tells.
-    pub own: Option<Duration>,
 }
 
 impl Run {
     pub fn start() -> Self {
-        Self { start: Instant::now(), read: read_bytes(), ends: Vec::new(), reads: Vec::new(), own: None }
+        Self { start: Instant::now(), read: read_bytes(), ends: Vec::new(), reads: Vec::new() }
     }
 
     pub fn end_of_pass(&mut self) {
@@ -53,7 +51,7 @@ impl Run {
         self.reads.push(read_bytes() - self.read);
     }
 
-    /// Prints `way,wall_s,own_s,first_pass_s,cpu_s,disk_mib,last_pass_mib,result`. The wall time ends with the last pass.
+    /// Prints `way,wall_s,first_pass_s,cpu_s,disk_mib,last_pass_mib,result`. The wall time ends with the last pass.
     pub fn print(&self, way: &str, result: u32) {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let seconds = |end: Option<&Duration>| end.map_or(0.0, Duration::as_secs_f64);
@@ -63,9 +61,8 @@ impl Run {
             [] => (0, 0),
         };
         println!(
-            "{way},{:.4},{},{:.4},{:.2},{:.1},{:.1},{result:08x}",
+            "{way},{:.4},{:.4},{:.2},{:.1},{:.1},{result:08x}",
             seconds(self.ends.last()),
-            self.own.map_or(String::new(), |own| format!("{:.4}", own.as_secs_f64())),
             seconds(self.ends.first()),
             cpu_seconds(),
             mib(all),

@@ -20,7 +20,6 @@ weights WAY FILE PASSES REPEATS LIMIT      computes on it, with LIMIT MiB of mem
     stream    twinbuf: the next layer is read while this one is used
     load      the same, without computing
     compute   computes as much, on one layer that stays in memory
-    resident  all layers are in memory
     map       in place, in a mapping
     willneed  the same, and the next layer is asked for (MADV_WILLNEED)
     read      each layer is read, at the place that the crate `safetensors` tells, then computed on
@@ -83,7 +82,6 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
                 run.end_of_pass();
             }
             let report = layers.report();
-            run.own = Some(report.read.busy.max(report.train.busy));
             eprintln!("kept {} of {last} layers, {}", layers.kept(), report.choices[0]);
         }
         "compute" => {
@@ -97,19 +95,6 @@ fn measure(way: &str, path: &Path, passes: usize, repeats: usize, limit: u64) ->
             }
             run.print(way, 0);
             return Ok(());
-        }
-        "resident" => {
-            let layers = places(path)?.into_iter().map(|place| {
-                let mut memory = vec![0.0f32; place.1.len() / 4];
-                File::open(path)?.read_exact_at(place.1.start as u64, &mut memory)?;
-                Ok(memory)
-            });
-            let layers: Vec<Vec<f32>> = layers.collect::<Result<_, BoxError>>()?;
-            run = Run::start();
-            for _ in 0..passes {
-                x = layers.iter().fold(x, |x, layer| compute(layer, repeats, x));
-                run.end_of_pass();
-            }
         }
         "map" | "willneed" => {
             let places = places(path)?;
