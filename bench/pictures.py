@@ -6,7 +6,7 @@
 They are as wide as a README on GitHub and follow the reader's light or dark theme.
 """
 
-from tables import RESULTS, Loaders, Weights, handoff_groups, library_of, number, quartiles, ratio, read, size, unique
+from tables import RESULTS, Loaders, Weights, library_of, number, quartiles, ratio, read, size, unique
 
 WIDTH = 830
 
@@ -17,9 +17,12 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 .ours { fill: #d55e00 } .peer { fill: #4a86c0 } .floor { fill: #8b949e } .pale { opacity: .4 }
 .spread { stroke: #24292f; stroke-width: 1.2; opacity: .65 } .frame { fill: none; stroke: #57606a }
 .cold { fill: #d1495b } .cool { fill: #4a86c0 }
+.lane { fill: #eaeef2 } .read { fill: #0072b2 } .train { fill: #00795a } .wait { fill: #d55e00; opacity: .45 }
+.in { text-anchor: middle; font-size: 11px; fill: #fff }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 } .note { fill: #9198a1 } .peer { fill: #3f78b0 } .ours { fill: #e06c10 }
 .spread { stroke: #e6edf3 } .frame { stroke: #9198a1 }
+.in { fill: #fff } .lane { fill: #21262d } .read { fill: #2f81c7 } .train { fill: #00906b } .wait { fill: #e8853d }
 }
 """
 
@@ -51,13 +54,22 @@ class Picture:
             self.parts.append(f'<path d="M{x + low:.1f} {y - 4}H{x + high:.1f}" class="spread"/>')
         self.text(x + max(middle, high) + 5, y, text, "small")
 
-    def write(self, name, bottom):
-        path = RESULTS / name
+    def bars(self, title, rows):
+        """Rows over the whole width: (label, style, quartiles, their text); one scale for all."""
+        self.text(10, self.y, title, "bold")
+        end = max(values[2] for _, _, values, _ in rows)
+        for label, style, values, text in rows:
+            self.y += 18
+            self.text(190, self.y, label, "name bold" if style == "ours" else "name")
+            self.bar(198, self.y, 460, values, end, style, text)
+        self.y += 32
+
+    def write(self, path, bottom):
         path.write_text(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom:.0f}" width="{WIDTH}" role="img">\n'
             f"<title>{self.title}</title>\n<style>{STYLE}</style>\n" + "\n".join(self.parts) + "\n</svg>\n"
         )
-        print(f"drawn: {path.relative_to(RESULTS.parent.parent)}")
+        print(f"drawn: {path}")
 
 
 def wrapped(text, width=135):
@@ -79,22 +91,17 @@ def random_reads():
         "Random reads of a cold file, compared with fio: MiB/s, median and quartiles",
         [f"{head}.", "bench/run.sh disk. In brackets: what it is of the best of fio in the same round, with quartiles."],
     )
+    parts = ("lower", "median", "upper")
     for title in unique(row["table"] for row in rows):
-        of = [row for row in rows if row["table"] == title]
-        figures = {row["subject"]: [float(row[which]) for which in ("lower", "median", "upper")] for row in of}
-        end = max(high for _, _, high in figures.values())
-        picture.text(10, picture.y, f"{title}, {of[0]['rounds']} rounds", "bold")
+        of, bars = [row for row in rows if row["table"] == title], []
         for row in of:
-            picture.y += 18
-            subject = row["subject"]
-            ours = subject.startswith("loader")
-            label = subject.replace("loader, ", "twinbuf, ReadMode::").replace("loader", "twinbuf, default")
-            picture.text(190, picture.y, label, "name bold" if ours else "name")
-            low, middle, high = (float(row[f"ratio_{which}"]) for which in ("lower", "median", "upper"))
-            text = f"{number(figures[subject][1])}  ({middle:.2f}, {low:.2f}–{high:.2f})"
-            picture.bar(198, picture.y, 460, figures[subject], end, "ours" if ours else "peer", text)
-        picture.y += 32
-    picture.write("random.svg", picture.y - 14)
+            label = row["subject"].replace("loader, ", "twinbuf, ReadMode::").replace("loader", "twinbuf, default")
+            values = [float(row[part]) for part in parts]
+            low, middle, high = (float(row[f"ratio_{part}"]) for part in parts)
+            text = f"{number(values[1])}  ({middle:.2f}, {low:.2f}–{high:.2f})"
+            bars.append((label, "ours" if label.startswith("twinbuf") else "peer", values, text))
+        picture.bars(f"{title}, {of[0]['rounds']} rounds", bars)
+    picture.write(RESULTS / "random.svg", picture.y - 14)
 
 
 def heat():
@@ -134,7 +141,7 @@ def heat():
                     shown = f"{over:.2f}" if over < 10 else f"{over:.0f}"
                     picture.text(x + cell / 2 - 1, y + 14, shown, "small mid")
         picture.y = top + len(batches) * height + 26
-    picture.write("scaling.svg", picture.y - 18)
+    picture.write(RESULTS / "scaling.svg", picture.y - 18)
 
 
 def loaders():
@@ -174,43 +181,44 @@ def loaders():
                 end = max(high for _, _, high in costs.values())
                 picture.bar(x + 272, y, 85, costs[subject], end, style, number(costs[subject][1]))
         picture.y = top + (len(libraries) + 1) * line + 24
-    picture.write("loaders.svg", picture.y - 26)
+    picture.write(RESULTS / "loaders.svg", picture.y - 26)
 
 
 def handoff():
-    head, groups = handoff_groups()
-    if not groups:
+    head, rows = read("handoff.csv")
+    rows = [row for row in rows if row["ratio_median"]]
+    if not rows:
         return
     picture = Picture(
         "Hand-offs at depth two: median over the rounds of the ratio to the floor, with quartiles; shorter is better",
         [f"{head}.", "bench/run.sh handoff. The best way of each library; bars end at 8 x the floor."],
     )
     half, line, end = WIDTH / 2, 16, 8.0
-    groups = [group for group in groups if group[2][0]["median_ratio_to_floor"] and group[2][0]["role"] == "floor"]
-    for measure in unique(measure for measure, _, _ in groups):
-        panels = [group for group in groups if group[0] == measure]
+    groups = unique(row["table"] for row in rows)
+    by_value = {row["subject"].split(" (")[0] for row in rows if row["subject"].endswith((" boxes)", "(moved)"))}
+    for measure in unique(group.rsplit(", ", 1)[0] for group in groups):
+        panels = [group for group in groups if group.startswith(f"{measure}, ")]
         for first in range(0, len(panels), 2):
             top, most = picture.y, 0
-            for column, (_, wait, rows) in enumerate(panels[first : first + 2]):
-                x = 8 + column * half
-                floor = number(float(rows[0]["median"]))
-                picture.text(x, top, f"{measure}, {wait}; floor: {floor} {rows[0]['unit']}", "bold")
-                ranked = sorted(rows[1:], key=lambda row: float(row["median_ratio_to_floor"]))
-                names = [row["subject"] for row in ranked]
-                for i, row in enumerate(ranked):
+            for column, group in enumerate(panels[first : first + 2]):
+                x, best, floor = 8 + column * half, {}, None
+                for row in sorted((row for row in rows if row["table"] == group), key=lambda row: float(row["ratio_median"])):
+                    subject, way = row["subject"].removesuffix(")").split(" (")
+                    if subject == "floor":
+                        floor = row
+                    else:
+                        # A library may be there twice: in place and by value.
+                        best.setdefault(subject + " in place" * (way.startswith("in place") and subject in by_value), row)
+                picture.text(x, top, f"{group}; floor: {number(float(floor['median']))} {floor['column']}", "bold")
+                for i, (subject, row) in enumerate(best.items()):
                     y = top + (i + 1) * line + 2
-                    ours = row["role"] == "ours"
-                    # A library may be there twice: in place and by value.
-                    twice = names.count(row["subject"]) > 1 and row["way"].startswith("in place")
-                    label = row["subject"] + (" in place" if twice else "")
-                    picture.text(x + 134, y, label, "name bold small" if ours else "name small")
-                    columns = ("ratio_lower_quartile", "median_ratio_to_floor", "ratio_upper_quartile")
-                    values = [float(row[column]) for column in columns]
-                    style = "ours" if ours else "floor" if row["role"] == "reference" else "peer"
-                    picture.bar(x + 140, y, 210, values, end, style, ratio(values[1]))
-                most = max(most, len(ranked))
+                    ours = subject.startswith("twinbuf")
+                    picture.text(x + 134, y, subject, "name bold small" if ours else "name small")
+                    values = [float(row[f"ratio_{part}"]) for part in ("lower", "median", "upper")]
+                    picture.bar(x + 140, y, 210, values, end, "ours" if ours else "peer", ratio(values[1]))
+                most = max(most, len(best))
             picture.y = top + (most + 1) * line + 22
-    picture.write("handoff.svg", picture.y - 20)
+    picture.write(RESULTS / "handoff.svg", picture.y - 20)
 
 
 def weights():
@@ -240,21 +248,15 @@ def weights():
         ("candle", "-", "ours", tensors, "A checkpoint of 1.5 GiB into candle's tensors on the CPU"),
     ]
     for section, case, ours, labels, title in panels:
-        ways = [way for way in found.ways(section, case) if way in labels]
-        figures = {way: quartiles(found.values(section, case, way, "wall_s")) for way in ways}
-        if not ways:
-            continue
-        rounds = len(found.values(section, case, ours, "wall_s"))
-        picture.text(10, picture.y, f"{title}, {rounds} rounds", "bold")
-        for way in ways:
-            picture.y += 18
-            style = "ours" if way == ours else "floor" if section == "layers" and way in ("load", "compute") else "peer"
-            picture.text(190, picture.y, labels[way], "name bold" if way == ours else "name")
+        bars = []
+        for way in (way for way in found.ways(section, case) if way in labels):
+            values = quartiles(found.values(section, case, way, "wall_s"))
             low, middle, high = quartiles(found.ratios(section, case, way, ours))
-            text = f"{figures[way][1]:.2f}  ({middle:.2f}, {low:.2f}–{high:.2f})"
-            picture.bar(198, picture.y, 460, figures[way], max(high for _, _, high in figures.values()), style, text)
-        picture.y += 32
-    picture.write("weights.svg", picture.y - 14)
+            style = "ours" if way == ours else "floor" if section == "layers" and way in ("load", "compute") else "peer"
+            bars.append((labels[way], style, values, f"{values[1]:.2f}  ({middle:.2f}, {low:.2f}–{high:.2f})"))
+        if bars:
+            picture.bars(f"{title}, {len(found.values(section, case, ours, 'wall_s'))} rounds", bars)
+    picture.write(RESULTS / "weights.svg", picture.y - 14)
 
 
 def main():

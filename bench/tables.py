@@ -70,27 +70,6 @@ def size(batch):
     return f"{batch >> 10} KiB" if batch < 1 << 20 else f"{batch >> 20} MiB"
 
 
-# Hand-offs.
-
-
-def handoff_groups():
-    """The rows of each wait and measure, the best way of each library only, fastest first."""
-    head, rows = read("handoff.csv")
-    groups = []
-    for key in unique((row["measure"], row["wait"]) for row in rows):
-        of = sorted((row for row in rows if (row["measure"], row["wait"]) == key), key=lambda row: float(row["min"]))
-        best, seen = [], set()
-        for row in of:
-            by_value = row["role"] == "peer" and not row["way"].startswith("in place")
-            if by_value and row["subject"] in seen:
-                continue
-            if by_value:
-                seen.add(row["subject"])
-            best.append(row)
-        groups.append((*key, sorted(best, key=lambda row: row["role"] != "floor")))
-    return head, groups
-
-
 # Loaders.
 
 
@@ -187,16 +166,13 @@ TABLES = {
 
 
 class Weights:
-    """The runs of weights.csv, or of another file of bench/weights/run.sh."""
+    """The runs of weights.csv."""
 
-    def __init__(self, name="weights.csv"):
-        self.head, rows = read(name)
+    def __init__(self):
+        self.head, rows = read("weights.csv")
         self.runs = {}
         for row in rows:
             self.runs.setdefault((row["section"], row["case"], row["way"]), {})[row["round"]] = row
-
-    def cases(self, section):
-        return unique(case for of, case, _ in self.runs if of == section)
 
     def ways(self, section, case):
         """The fastest first."""
@@ -214,25 +190,6 @@ class Weights:
         """The wall times, to those of another way in the same round."""
         others = self.walls(section, case, to)
         return [wall / others[at] for at, wall in self.walls(section, case, way).items() if at in others]
-
-    def over_longer(self, case):
-        load, compute = (self.walls("layers", case, way) for way in ("load", "compute"))
-        return [wall / max(load[at], compute[at]) for at, wall in self.walls("layers", case, "stream").items()]
-
-    def over_own(self, case):
-        runs = self.runs.get(("layers", case, "stream"), {}).values()
-        return [float(row["wall_s"]) / float(row["own_s"]) for row in runs]
-
-    def over_fio(self):
-        ways = [way for way in self.ways("checkpoint", "-") if way.startswith("fio")]
-        walls = [self.walls("checkpoint", "-", way) for way in ways]
-        return [min(of[at] for of in walls) / wall for at, wall in self.walls("checkpoint", "-", "load").items()]
-
-    def results(self, section, case):
-        """Whether all ways that compute the same have the same result, to the bit."""
-        ways = [way for way in self.ways(section, case) if way not in ("load", "compute") or section == "candle"]
-        found = {row["result"] for way in ways for row in self.runs[section, case, way].values()}
-        return f"{', '.join(ways)}: " + ("equal to the bit" if len(found) == 1 else f"DIFFERENT {found}")
 
 
 def main():

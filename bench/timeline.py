@@ -17,11 +17,13 @@ import re
 import subprocess
 from pathlib import Path
 
+from pictures import Picture
+
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ["cargo", "run", "--quiet", "--release", "--example", "train", "--", "--rounds", "1"]
 MODES = [("serial", "one buffer: read, then train"), ("double+willneed", "two buffers: read while training")]
 SPANS = {"disk_load": "read", "train": "train", "queue_wait": "wait"}
-LEFT, WIDTH, ROW, GAP = 60, 760, 22, 5
+LEFT, WIDE, ROW, GAP = 60, 750, 22, 5
 
 
 def trace(mode):
@@ -61,60 +63,38 @@ def tick(long):
 def draw(found, args):
     first, steps = args.first, args.steps
     longest = max(long for _, long in found.values())
-    scale = WIDTH / longest
-    body, y = [], 50
+    scale = WIDE / longest
+    picture = Picture(
+        "Measured timeline: serial against double buffering",
+        [
+            f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the median of {args.runs} runs. "
+            f"{machine()}; {datetime.date.today()}."
+        ],
+    )
     for mode, title in MODES:
         spans, long = found[mode]
         gain = "" if long == longest else f": {longest / long:.2f} × faster"
-        body.append(f'<text x="{LEFT}" y="{y}" class="title">{title}: {long:.0f} ms for {steps} steps{gain}</text>')
-        y += 8
+        picture.text(LEFT, picture.y, f"{title}: {long:.0f} ms for {steps} steps{gain}", "title")
+        picture.y += 8
         for row, kinds in (("reader", {"read"}), ("trainer", {"train", "wait"})):
-            body.append(f'<text x="{LEFT - 8}" y="{y + 15}" class="row">{row}</text>')
-            body.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{ROW}" class="lane"/>')
+            picture.text(LEFT - 8, picture.y + 15, row, "name")
+            picture.rect(LEFT, picture.y, WIDE, ROW, "lane")
             for kind, step, start, stop in sorted(spans, key=lambda span: span[2]):
-                if kind not in kinds:
-                    continue
-                x, width = LEFT + start * scale, max((stop - start) * scale, 0.3)
-                tip = f"{kind}, step {step}: {stop - start:.2f} ms"
-                body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" class="{kind}"><title>{tip}</title></rect>')
-                if kind != "wait" and width > 20:
-                    body.append(f'<text x="{x + width / 2:.1f}" y="{y + 15}" class="in">{step}</text>')
-            y += ROW + GAP
-        y += 26
-    axis = y - 22
-    mark = tick(longest)
-    at = 0
-    while at <= longest:
-        x = LEFT + at * scale
-        body.append(f'<path d="M{x:.1f} {axis}v5" class="axis"/><text x="{x:.1f}" y="{axis + 17}" class="mid">{at} ms</text>')
-        at += mark
-    x = LEFT
-    for kind, text in (("read", "read one batch"), ("train", "train on it"), ("wait", "the trainer waits")):
-        body.append(f'<rect x="{x}" y="{axis + 30}" width="14" height="12" class="{kind}"/><text x="{x + 20}" y="{axis + 40}">{text}</text>')
-        x += 150
-    notes = [
-        f"Steps {first} to {first + steps - 1} of the main job, each 4 MiB, cold page cache, the median of {args.runs} runs.",
-        f"{machine()}; {datetime.date.today()}.",
-    ]
-    height = axis + 90
-    note = "".join(f'<text x="{LEFT}" y="{height - 24 + 15 * line}" class="note">{text}</text>' for line, text in enumerate(notes))
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img">
-<title>Measured timeline: serial against double buffering</title>
-<style>
-text {{ font: 12px system-ui, sans-serif; fill: #24292f }}
-.title {{ font-weight: bold; font-size: 13px }} .row {{ text-anchor: end }} .mid {{ text-anchor: middle; font-size: 11px }}
-.in {{ text-anchor: middle; font-size: 11px; fill: #fff }} .note {{ font-size: 11px; fill: #57606a }}
-.lane {{ fill: #eaeef2 }} .read {{ fill: #0072b2 }} .train {{ fill: #00795a }} .wait {{ fill: #d55e00; opacity: .45 }}
-.axis {{ stroke: #57606a }}
-@media (prefers-color-scheme: dark) {{
-text {{ fill: #e6edf3 }} .note {{ fill: #9198a1 }} .in {{ fill: #fff }} .lane {{ fill: #21262d }}
-.read {{ fill: #2f81c7 }} .train {{ fill: #00906b }} .wait {{ fill: #e8853d }} .axis {{ stroke: #9198a1 }}
-}}
-</style>
-{chr(10).join(body)}
-{note}
-</svg>
-"""
+                if kind in kinds:
+                    x, width = LEFT + start * scale, (stop - start) * scale
+                    picture.rect(x, picture.y, width, ROW, kind)
+                    if kind != "wait" and width > 20:
+                        picture.text(x + width / 2, picture.y + 15, step, "in")
+            picture.y += ROW + GAP
+        picture.y += 26
+    axis = picture.y - 22
+    for at in range(0, int(longest) + 1, tick(longest)):
+        picture.rect(LEFT + at * scale, axis, 1, 5, "floor")
+        picture.text(LEFT + at * scale, axis + 17, f"{at} ms", "small mid")
+    for at, (kind, text) in enumerate((("read", "read one batch"), ("train", "train on it"), ("wait", "the trainer waits"))):
+        picture.rect(LEFT + 150 * at, axis + 30, 14, 12, kind)
+        picture.text(LEFT + 150 * at + 20, axis + 40, text)
+    picture.write(args.out, axis + 52)
 
 
 def main():
@@ -131,7 +111,7 @@ def main():
     # The run of the median.
     found = {mode: sorted(every, key=lambda run: run[1])[len(every) // 2] for mode, every in runs.items()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(draw(found, args))
+    draw(found, args)
     print(f"{args.out}: " + ", ".join(f"{mode} {long:.1f} ms" for mode, (_, long) in found.items()))
 
 

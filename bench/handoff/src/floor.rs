@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::measure::{Role, Rx, Subjects, Tx, Wait};
+use crate::measure::{FLOOR, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
 
 /// Two flags and two slots, with the flags (and small slots) on one line. Plain loads and stores, no
@@ -131,12 +131,12 @@ fn futex_wake(word: &AtomicU32) {
 /// The floors of every group.
 pub fn add(list: &mut Subjects) {
     for wait in Wait::ALL {
-        list.stream::<u64, _, _>((wait, Role::Floor, "flags", "spins; one line"), flags::<u64>);
-        list.stream::<Block4K, _, _>((wait, Role::Floor, "flags", "spins; in place"), flags::<Block4K>);
-        list.stream::<Block1M, _, _>((wait, Role::Floor, "flags", "spins; in place"), flags::<Box<Block1M>>);
+        list.stream::<u64, _, _>((wait, FLOOR, "spins; one line"), flags::<u64>);
+        list.stream::<Block4K, _, _>((wait, FLOOR, "spins; in place"), flags::<Block4K>);
+        list.stream::<Block1M, _, _>((wait, FLOOR, "spins; in place"), flags::<Box<Block1M>>);
     }
-    for wait in [Wait::Spin, Wait::SpinPark, Wait::Async] {
-        list.round_trip((wait, Role::Floor, "flags", "spins; one line for both ways"), ping_pong::<false>);
+    for wait in [Wait::Spin, Wait::SpinPark] {
+        list.round_trip((wait, FLOOR, "spins; one line for both ways"), ping_pong::<false>);
     }
-    list.round_trip((Wait::Park, Role::Floor, "futex", "one word each way"), ping_pong::<true>);
+    list.round_trip((Wait::Park, FLOOR, "futex; one word each way"), ping_pong::<true>);
 }

@@ -1,115 +1,90 @@
 //! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README in this package.
 
-mod embedded;
 mod floor;
 mod measure;
 mod ours;
 mod payload;
 mod peers;
-mod report;
-mod task;
 
-use std::io::{IsTerminal as _, Write as _};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
 
-use twinbuf_bench_harness::sys;
+use clap::Parser;
+use twinbuf::BoxError;
+use twinbuf_bench_harness::{report, sys};
 
-use measure::{Effort, Subjects, Wait};
+use measure::{Effort, FLOOR, Subject, Subjects, Wait};
 
-const HELP: &str = "\
-Measures hand-offs at depth two and prints a table; writes handoff.csv.
-
-Usage: handoff [options]
-  --quick         8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
-  --rounds N      so many rounds
-  --out DIR       where the files go (default: bench/results)
-  --only REGEX    only subjects whose `wait/measure/name/way` matches, and the floors of their groups
-  --help          this text";
-
+/// Measures hand-offs at depth two and prints a table; writes handoff.csv.
+#[derive(Parser)]
 struct Options {
-    effort: Effort,
+    /// 8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
+    #[arg(long)]
+    quick: bool,
+    /// So many rounds
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Where the figures go
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../results"))]
     out: PathBuf,
+    /// Only subjects whose `wait/measure/name/way` matches, and the floors of their groups
+    #[arg(long, value_name = "REGEX")]
     only: Option<regex_lite::Regex>,
 }
 
-fn options() -> Result<Options, Box<dyn std::error::Error>> {
-    use lexopt::Arg::Long;
-    use lexopt::ValueExt as _;
-
-    let (mut quick, mut rounds, mut only, cpus) = (false, None, None, sys::processors());
-    let mut out = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
-    let mut args = lexopt::Parser::from_env();
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("quick") => quick = true,
-            Long("rounds") => rounds = Some(args.value()?.parse::<usize>()?.max(1)),
-            Long("out") => out = args.value()?.into(),
-            Long("only") => only = Some(regex_lite::Regex::new(&args.value()?.string()?)?),
-            Long("help") => {
-                println!("{HELP}");
-                std::process::exit(0);
-            }
-            other => return Err(other.unexpected().into()),
-        }
+impl Options {
+    fn effort(&self) -> Effort {
+        let (ms, cpus) = (Duration::from_millis, sys::processors());
+        // There is at least one processor. The same one twice means that it is the only one.
+        let cpus = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
+        let (rounds, idle_rounds, sample, idle) =
+            if self.quick { (8, 1, ms(5), ms(100)) } else { (40, 3, ms(25), ms(1000)) };
+        Effort { rounds: self.rounds.unwrap_or(rounds).max(1), idle_rounds, sample, idle, cpus }
     }
-    // There is at least one processor. The same one twice means that it is the only one.
-    let cpus = [cpus[0], *cpus.get(1).unwrap_or(&cpus[0])];
-    let ms = Duration::from_millis;
-    let effort = if quick {
-        Effort { rounds: rounds.unwrap_or(8), idle_rounds: 1, sample: ms(5), idle: ms(100), cpus }
-    } else {
-        Effort { rounds: rounds.unwrap_or(40), idle_rounds: 3, sample: ms(25), idle: ms(1000), cpus }
-    };
-    Ok(Options { effort, out, only })
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let options = options()?;
+fn main() -> Result<(), BoxError> {
+    let options = Options::parse();
     // Creating a queue by value with slots of one MiB uses its creator's stack.
     let bench = thread::Builder::new().stack_size(256 << 20).spawn(move || bench(&options))?;
-    bench.join().expect("the benchmark").map_err(Into::into)
+    bench.join().expect("the benchmark")
 }
 
-fn bench(options: &Options) -> io::Result<()> {
-    let cpus = options.effort.cpus;
+fn bench(options: &Options) -> Result<(), BoxError> {
+    let effort = options.effort();
+    let cpus = effort.cpus;
     let mut list = Subjects::default();
     floor::add(&mut list);
     ours::add(&mut list);
     peers::add(&mut list);
-    embedded::add(&mut list);
     let mut subjects = list.0;
     if cpus[0] == cpus[1] {
         eprintln!("only one processor: whoever spins would measure the scheduler; parked waits only");
         subjects.retain(|subject| subject.wait == Wait::Park);
     }
     if let Some(only) = &options.only {
-        report::select(&mut subjects, |id| only.is_match(id));
+        let groups: Vec<_> =
+            subjects.iter().filter(|s| only.is_match(&s.id())).map(|s| (s.measure, s.wait)).collect();
         // Do not overwrite existing figures with empty ones.
-        if subjects.is_empty() {
-            return Err(io::Error::other(format!("--only: no subject matches {only}")));
+        if groups.is_empty() {
+            return Err(format!("--only: no subject matches {only}").into());
         }
+        let floor = |s: &Subject| s.name == FLOOR && groups.contains(&(s.measure, s.wait));
+        subjects.retain(|subject| floor(subject) || only.is_match(&subject.id()));
     }
     let head = format!(
         "{}; pinned to {} and {}; {} rounds of {:?}",
         sys::machine(),
         cpus[0],
         cpus[1],
-        options.effort.rounds,
-        options.effort.sample,
+        effort.rounds,
+        effort.sample,
     );
-    let started = Instant::now();
-    measure::run(&mut subjects, &options.effort, |now| {
-        if io::stderr().is_terminal() {
-            eprint!("\r\x1b[K{now}");
-            let _ = io::stderr().flush();
-        }
-    });
-    let report = report::Report::new(&subjects, format!("{head}; took {:.0?}", started.elapsed()));
-    print!("{}", report.text());
+    println!("{head}");
+    let tables = measure::run(&subjects, &effort)?;
     std::fs::create_dir_all(&options.out)?;
-    std::fs::write(options.out.join("handoff.csv"), report.csv())?;
+    std::fs::write(options.out.join("handoff.csv"), report::csv(&tables, &head))?;
     println!("\nwritten: handoff.csv in {}", options.out.display());
     Ok(())
 }

@@ -6,6 +6,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use twinbuf::BoxError;
+use twinbuf_bench_harness::measure as harness;
+use twinbuf_bench_harness::report::Table;
 use twinbuf_bench_harness::sys;
 
 use crate::payload::Payload;
@@ -29,19 +32,16 @@ pub enum Wait {
     SpinPark,
     /// Sleeps in the kernel immediately.
     Park,
-    /// Polls a future, then spins until the future's waker is called, and polls again.
-    Async,
 }
 
 impl Wait {
-    pub const ALL: [Wait; 4] = [Wait::Spin, Wait::SpinPark, Wait::Park, Wait::Async];
+    pub const ALL: [Wait; 3] = [Wait::Spin, Wait::SpinPark, Wait::Park];
 
     pub fn name(self) -> &'static str {
         match self {
             Wait::Spin => "spin",
             Wait::SpinPark => "spin-then-park",
             Wait::Park => "parked",
-            Wait::Async => "async",
         }
     }
 }
@@ -85,14 +85,8 @@ impl Measure {
     }
 }
 
-/// The role of a subject in its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The denominator of the ratios.
-    Floor,
-    Ours,
-    Peer,
-}
+/// The name of the hand-written subjects, the denominators of the ratios.
+pub const FLOOR: &str = "floor";
 
 /// One sample.
 #[derive(Clone, Copy, Debug)]
@@ -118,20 +112,16 @@ type Run = Box<dyn Fn(&Job) -> Sample>;
 pub struct Subject {
     pub wait: Wait,
     pub measure: Measure,
-    pub role: Role,
     pub name: &'static str,
     /// How the items are passed.
     pub way: &'static str,
     run: Run,
-    pub handoffs: u64,
-    /// `None` if the round left it out.
-    pub samples: Vec<Sample>,
 }
 
 impl Subject {
-    /// Wait, measure, name and way: the text that `--only` matches.
+    /// Measure, wait, name and way: the text that `--only` matches.
     pub fn id(&self) -> String {
-        format!("{}/{}/{}/{}", self.wait.name(), self.measure.name(), self.name, self.way)
+        format!("{}/{}/{}/{}", self.measure.name(), self.wait.name(), self.name, self.way)
     }
 }
 
@@ -142,49 +132,45 @@ pub struct Subjects(pub Vec<Subject>);
 impl Subjects {
     pub fn add(
         &mut self,
-        id: (Wait, Measure, Role, &'static str, &'static str),
+        id: (Wait, Measure, &'static str, &'static str),
         run: impl Fn(&Job) -> Sample + 'static,
     ) {
-        let (wait, measure, role, name, way) = id;
-        let (run, samples) = (Box::new(run), Vec::new());
-        self.0.push(Subject { wait, measure, role, name, way, run, handoffs: 0, samples });
+        let (wait, measure, name, way) = id;
+        self.0.push(Subject { wait, measure, name, way, run: Box::new(run) });
     }
 
     /// A stream of `P` through the ends made by `pair`.
     pub fn stream<P: Payload, T: Tx, R: Rx>(
         &mut self,
-        (wait, role, name, way): (Wait, Role, &'static str, &'static str),
+        (wait, name, way): (Wait, &'static str, &'static str),
         pair: impl Fn() -> (T, R) + 'static,
     ) {
         let of = PhantomData::<P>;
-        self.add((wait, Measure::Stream(P::BYTES), role, name, way), move |job| job.stream(of, pair()));
+        self.add((wait, Measure::Stream(P::BYTES), name, way), move |job| job.stream(of, pair()));
     }
 
-    /// All measures of 8 B through the ends made by `pair`; no idle wait for async calls.
+    /// All measures of 8 B through the ends made by `pair`.
     pub fn words<T: Tx, R: Rx>(
         &mut self,
-        id: (Wait, Role, &'static str, &'static str),
+        id: (Wait, &'static str, &'static str),
         pair: impl Fn() -> (T, R) + Copy + 'static,
     ) {
-        let (wait, role, name, way) = id;
+        let (wait, name, way) = id;
         self.stream::<u64, _, _>(id, pair);
         self.round_trip(id, move || {
             let ((tx, back_rx), (back_tx, rx)) = (pair(), pair());
             ((tx, rx), (back_tx, back_rx))
         });
-        // The cost of a waiting async call depends on its executor; here it is a processor.
-        if wait != Wait::Async {
-            self.add((wait, Measure::Idle, role, name, way), move |job| job.idle(pair()));
-        }
+        self.add((wait, Measure::Idle, name, way), move |job| job.idle(pair()));
     }
 
     /// Only the round trip, between two sides made by `sides`.
     pub fn round_trip<T: Tx, R: Rx, U: Tx, S: Rx>(
         &mut self,
-        (wait, role, name, way): (Wait, Role, &'static str, &'static str),
+        (wait, name, way): (Wait, &'static str, &'static str),
         sides: impl Fn() -> ((T, R), (U, S)) + 'static,
     ) {
-        self.add((wait, Measure::RoundTrip, role, name, way), move |job| job.round_trip(sides()));
+        self.add((wait, Measure::RoundTrip, name, way), move |job| job.round_trip(sides()));
     }
 }
 
@@ -343,37 +329,38 @@ pub struct Effort {
     pub cpus: [usize; 2],
 }
 
-/// Measures all subjects in rounds. Each round runs the groups in a new order, and the subjects of each group
-/// too: a temporary disturbance of the machine affects them alike.
-pub fn run(subjects: &mut [Subject], effort: &Effort, mut progress: impl FnMut(&str)) {
+/// Measures all subjects of each group in rounds: a table for each.
+pub fn run(subjects: &[Subject], effort: &Effort) -> Result<Vec<Table>, BoxError> {
     let job = |handoffs| Job { handoffs, idle: effort.idle, cpus: effort.cpus };
-    for (i, subject) in (1..).zip(subjects.iter_mut()) {
-        progress(&format!("size {i}: {}", subject.id()));
-        subject.handoffs =
-            if subject.measure == Measure::Idle { 1 } else { enough(&subject.run, job, effort.sample) };
-    }
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for wait in Wait::ALL {
-        for measure in Measure::ALL {
-            let of_group = |&i: &usize| (subjects[i].wait, subjects[i].measure) == (wait, measure);
-            groups.push((0..subjects.len()).filter(of_group).collect());
+    let mut tables = Vec::new();
+    for (measure, wait) in Measure::ALL.into_iter().flat_map(|measure| Wait::ALL.map(|wait| (measure, wait)))
+    {
+        let group: Vec<&Subject> =
+            subjects.iter().filter(|subject| (subject.measure, subject.wait) == (measure, wait)).collect();
+        if group.is_empty() {
+            continue;
         }
+        let idle = measure == Measure::Idle;
+        let runs: Vec<_> = group
+            .iter()
+            .map(|subject| {
+                let handoffs = if idle { 1 } else { enough(&subject.run, job, effort.sample) };
+                harness::Subject::new(format!("{} ({})", subject.name, subject.way), move |_| {
+                    let sample = (subject.run)(&job(handoffs));
+                    Ok(vec![sample.value, sample.cpu])
+                })
+            })
+            .collect();
+        let mut table = Table::new(format!("{}, {}", measure.name(), wait.name()), &[measure.unit(), "CPUs"]);
+        let rounds = if idle { effort.idle_rounds.min(effort.rounds) } else { effort.rounds };
+        harness::run(&mut table, &runs, harness::Effort { rounds, time: Duration::MAX }, || {
+            Ok(Duration::ZERO)
+        })?;
+        table.reference = group.iter().position(|subject| subject.name == FLOOR).into_iter().collect();
+        print!("{}", table.text());
+        tables.push(table);
     }
-    for round in 0..effort.rounds {
-        fastrand::shuffle(&mut groups);
-        for group in &mut groups {
-            fastrand::shuffle(group);
-            for &i in &*group {
-                let subject = &mut subjects[i];
-                progress(&format!("round {} of {}: {}", round + 1, effort.rounds, subject.id()));
-                if subject.measure == Measure::Idle && round >= effort.idle_rounds {
-                    continue;
-                }
-                subject.samples.push((subject.run)(&job(subject.handoffs)));
-            }
-        }
-    }
-    progress("");
+    Ok(tables)
 }
 
 /// The number of hand-offs for an undisturbed sample of about `target`: from the fastest of three runs.

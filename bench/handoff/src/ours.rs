@@ -2,9 +2,8 @@
 
 use twinbuf_core::{Auto, Consumer, HeapRing, Park, Producer, Ring, Spin};
 
-use crate::measure::{Role, Rx, Subjects, Tx, Wait};
+use crate::measure::{Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
-use crate::task::{Async, awaited};
 
 impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Producer<'static, P, W> {
     #[inline]
@@ -19,23 +18,6 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Consumer<'static, P, W> {
     #[inline]
     fn recv(&mut self) -> u64 {
         Consumer::recv(self).expect("the producer is there").expect("not the end").sum()
-    }
-}
-
-impl<P: Payload, W: twinbuf_core::Wait + Sync> Tx for Async<Producer<'static, P, W>> {
-    #[inline]
-    fn send(&mut self, seq: u64) {
-        let mut slot = self.task.block_on(self.end.acquire_async()).expect("the consumer is there");
-        slot.fill(seq);
-        slot.commit().expect("the consumer is there");
-    }
-}
-
-impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Async<Consumer<'static, P, W>> {
-    #[inline]
-    fn recv(&mut self) -> u64 {
-        let slot = self.task.block_on(self.end.recv_async()).expect("the producer is there");
-        slot.expect("not the end").sum()
     }
 }
 
@@ -56,7 +38,7 @@ fn strategy<W>(list: &mut Subjects, wait: Wait, name: &'static str)
 where
     W: twinbuf_core::Wait + Default + Send + Sync + 'static,
 {
-    let id = (wait, Role::Ours, name, "in place");
+    let id = (wait, name, "in place");
     list.words(id, ring::<u64, W>);
     list.stream::<Block4K, _, _>(id, ring::<Block4K, W>);
     list.stream::<Block1M, _, _>(id, ring::<Box<Block1M>, W>);
@@ -67,12 +49,6 @@ pub fn add(list: &mut Subjects) {
     strategy::<Auto>(list, Wait::SpinPark, "twinbuf Auto");
     strategy::<Park>(list, Wait::Park, "twinbuf Park");
 
-    let id = (Wait::Spin, Role::Ours, "twinbuf Spin, owned", "in place");
+    let id = (Wait::Spin, "twinbuf Spin, owned", "in place");
     list.words(id, owned::<u64>);
-
-    // The strategy is never called to wait: only `Spin` makes a wake-up free of system calls, as for tasks.
-    let id = (Wait::Async, Role::Ours, "twinbuf", "in place");
-    list.words(id, || awaited(ring::<u64, Spin>()));
-    list.stream::<Block4K, _, _>(id, || awaited(ring::<Block4K, Spin>()));
-    list.stream::<Block1M, _, _>(id, || awaited(ring::<Box<Block1M>, Spin>()));
 }

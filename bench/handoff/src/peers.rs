@@ -4,14 +4,13 @@
 //! boxes* (two boxes circulate and return through a second queue of the same kind) and *fresh boxes* (the sender
 //! allocates, the receiver frees). A queue that exposes its slots is used in place as well.
 
-use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::marker::PhantomData;
 use std::sync::{Arc, mpsc};
 
 use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Raw as _, Split as _};
 
-use crate::measure::{Role, Rx, Subjects, Tx, Wait};
+use crate::measure::{Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Inline, Payload, fresh};
 
 /// A queue of two, by value, with calls that wait.
@@ -133,41 +132,6 @@ type BlockingTx<T> = ringbuf_blocking::BlockingProd<BlockingRb<T>>;
 type BlockingRx<T> = ringbuf_blocking::BlockingCons<BlockingRb<T>>;
 queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::BlockingHeapRb::new(2).split(),
     |tx, item| tx.push(item), |rx| rx.pop());
-
-/// heapless's ends borrow their queue for their whole life. Here each end owns a share of it.
-struct Heapless;
-// One of its places stays empty.
-struct HeaplessCell<T>(UnsafeCell<heapless::spsc::Queue<T, 3>>);
-// SAFETY: the cell is opened once, by `pair`. After that only the two ends reach it, and the ends are made
-// for two threads.
-unsafe impl<T: Send> Sync for HeaplessCell<T> {}
-// The end is the first field, so it is dropped before the queue.
-struct HeaplessTx<T: 'static>(heapless::spsc::Producer<'static, T>, Arc<HeaplessCell<T>>);
-struct HeaplessRx<T: 'static>(heapless::spsc::Consumer<'static, T>, Arc<HeaplessCell<T>>);
-
-impl TryQueue for Heapless {
-    type Tx<T: Send + 'static> = HeaplessTx<T>;
-    type Rx<T: Send + 'static> = HeaplessRx<T>;
-
-    fn pair<T: Send + 'static>() -> (Self::Tx<T>, Self::Rx<T>) {
-        let queue = Arc::new(HeaplessCell(UnsafeCell::new(heapless::spsc::Queue::new())));
-        // SAFETY: the only reference ever made. Only the two ends use it, and they keep the queue alive.
-        let (tx, rx) = unsafe { &mut *queue.0.get() }.split();
-        (HeaplessTx(tx, queue.clone()), HeaplessRx(rx, queue))
-    }
-
-    #[inline]
-    fn try_send<T: Send + 'static>(tx: &mut Self::Tx<T>, item: T) -> Result<(), T> {
-        debug_assert!(Arc::strong_count(&tx.1) == 2);
-        tx.0.enqueue(item)
-    }
-
-    #[inline]
-    fn try_recv<T: Send + 'static>(rx: &mut Self::Rx<T>) -> Option<T> {
-        debug_assert!(Arc::strong_count(&rx.1) == 2);
-        rx.0.dequeue()
-    }
-}
 
 /// An end that passes the number itself.
 struct MovedTx<Q: Queue>(Q::Tx<u64>);
@@ -363,41 +327,40 @@ in_place!([P: Payload] thingbuf::mpsc::blocking::Sender<P, Keep>, |tx, seq| {
 
 /// A queue by value, with all payloads.
 fn by_value<Q: Queue>(list: &mut Subjects, wait: Wait, name: &'static str) {
-    list.words((wait, Role::Peer, name, "moved"), moved::<Q>);
+    list.words((wait, name, "moved"), moved::<Q>);
     large::<Q, Block4K>(list, wait, name);
     large::<Q, Block1M>(list, wait, name);
 }
 
 fn large<Q: Queue, P: Inline>(list: &mut Subjects, wait: Wait, name: &'static str) {
-    list.stream::<P, _, _>((wait, Role::Peer, name, "recycled boxes"), recycled::<Q, P>);
-    list.stream::<P, _, _>((wait, Role::Peer, name, "fresh boxes"), boxed::<Q, P>);
+    list.stream::<P, _, _>((wait, name, "recycled boxes"), recycled::<Q, P>);
+    list.stream::<P, _, _>((wait, name, "fresh boxes"), boxed::<Q, P>);
 }
 
 pub fn add(list: &mut Subjects) {
     by_value::<Busy<Rtrb>>(list, Wait::Spin, "rtrb");
     by_value::<Busy<ArrayQueue>>(list, Wait::Spin, "crossbeam-queue");
     by_value::<Busy<Ringbuf>>(list, Wait::Spin, "ringbuf");
-    by_value::<Busy<Heapless>>(list, Wait::Spin, "heapless");
     by_value::<Crossbeam>(list, Wait::SpinPark, "crossbeam-channel");
     by_value::<Std>(list, Wait::SpinPark, "std sync_channel");
     by_value::<Kanal>(list, Wait::SpinPark, "kanal");
     by_value::<Flume>(list, Wait::Park, "flume");
     by_value::<RingbufBlocking>(list, Wait::Park, "ringbuf-blocking");
 
-    let id = (Wait::Spin, Role::Peer, "rtrb", "in place");
+    let id = (Wait::Spin, "rtrb", "in place");
     list.stream::<Block4K, _, _>(id, || rtrb::RingBuffer::<Block4K>::new(2));
     list.stream::<Block1M, _, _>(id, || rtrb::RingBuffer::<Block1M>::new(2));
-    let id = (Wait::Spin, Role::Peer, "ringbuf", "in place");
+    let id = (Wait::Spin, "ringbuf", "in place");
     list.stream::<Block4K, _, _>(id, || ringbuf::HeapRb::<Block4K>::new(2).split());
     list.stream::<Block1M, _, _>(id, || ringbuf::HeapRb::<Block1M>::new(2).split());
-    let id = (Wait::Park, Role::Peer, "ringbuf-blocking", "in place");
+    let id = (Wait::Park, "ringbuf-blocking", "in place");
     list.stream::<Block4K, _, _>(id, || ringbuf_blocking::BlockingHeapRb::<Block4K>::new(2).split());
     list.stream::<Block1M, _, _>(id, || ringbuf_blocking::BlockingHeapRb::<Block1M>::new(2).split());
-    let id = (Wait::Spin, Role::Peer, "thingbuf", "in place");
+    let id = (Wait::Spin, "thingbuf", "in place");
     list.words(id, thingbuf::<u64>);
     list.stream::<Block4K, _, _>(id, thingbuf::<Block4K>);
     list.stream::<Block1M, _, _>(id, thingbuf::<Box<Block1M>>);
-    let id = (Wait::Park, Role::Peer, "thingbuf", "in place");
+    let id = (Wait::Park, "thingbuf", "in place");
     list.words(id, || thingbuf::mpsc::blocking::with_recycle::<u64, _>(2, Keep));
     list.stream::<Block4K, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Block4K, _>(2, Keep));
     list.stream::<Block1M, _, _>(id, || thingbuf::mpsc::blocking::with_recycle::<Box<Block1M>, _>(2, Keep));
