@@ -5,7 +5,7 @@ use std::time::Duration;
 use twinbuf_bench_harness::data::MIB;
 use twinbuf_bench_harness::report::{median, quartiles};
 
-pub const DEPTHS: [usize; 4] = [1, 2, 3, 4];
+pub const DEPTHS: [usize; 3] = [2, 3, 4];
 /// Compute / load.
 pub const RATIOS: [f64; 5] = [0.1, 0.3, 1.0, 3.0, 10.0];
 pub const CACHES: [&str; 2] = ["warm", "cold"];
@@ -31,14 +31,9 @@ pub struct Sample {
     /// Compute per batch.
     pub compute: f64,
     pub wall: f64,
-    /// The longer of the total load and the total compute; at depth 1 their sum.
-    pub longer: f64,
-    /// The same, plus what nothing can overlap with: the first load or the last compute.
+    /// The longer of the total load and the total compute, plus what nothing can overlap with: the first load or the last
+    /// compute.
     pub ideal: f64,
-    /// The time of the serial loader's steps through this many slots, if nothing else took time.
-    pub schedule: f64,
-    /// The ideal, computed from the load that the loader measured in this very epoch.
-    pub own: f64,
 }
 
 impl Cell {

@@ -137,45 +137,19 @@ fn neighbours(group: &Group, batches: u64, compute: Duration, cells: &mut [Cell]
     let mean = |of: &dyn Fn(&[f64]) -> f64| f64::midpoint(of(&before.loads), of(&after.loads));
     let load = mean(&|loads| loads.iter().sum());
     let first = mean(&|loads| loads[0]);
-    for (depth, Ran { wall, loads, read }) in ran {
-        let schedule = mean(&|loads| schedule(loads, compute, depth));
+    for (depth, Ran { wall, .. }) in ran {
         let steps = batches as f64;
         let Some(cell) = cells.iter_mut().find(|cell| cell.depth == depth) else {
             unreachable!("all depths")
         };
-        cell.samples.push(Sample {
-            batches,
-            load,
-            compute,
-            wall,
-            longer: if depth == 1 { load + steps * compute } else { load.max(steps * compute) },
-            ideal: ideal(load, first, compute, steps, depth),
-            schedule,
-            own: ideal(read, loads[0], compute, steps, depth),
-        });
+        cell.samples.push(Sample { batches, load, compute, wall, ideal: ideal(load, first, compute, steps) });
     }
     Ok(())
 }
 
-/// The minimum time of an epoch: the last compute comes after all loads, and all compute after the first load. With one
-/// slot nothing overlaps, because the next load needs the caller's slot.
-fn ideal(load: f64, first: f64, compute: f64, steps: f64, depth: usize) -> f64 {
-    match depth {
-        1 => load + steps * compute,
-        _ => (load + compute).max(first + steps * compute),
-    }
-}
-
-/// When the last compute would end. A load waits for the previous load and for its slot; a compute waits for its load
-/// and for the previous compute.
-fn schedule(loads: &[f64], compute: f64, depth: usize) -> f64 {
-    let (mut loaded, mut computed) = (0.0_f64, Vec::with_capacity(loads.len()));
-    for (i, load) in loads.iter().enumerate() {
-        let slot = i.checked_sub(depth).map_or(0.0, |before| computed[before]);
-        loaded = loaded.max(slot) + load;
-        computed.push(computed.last().map_or(loaded, |&last| loaded.max(last)) + compute);
-    }
-    computed.last().copied().unwrap_or(0.0)
+/// The minimum time of an epoch: the last compute comes after all loads, and all compute after the first load.
+fn ideal(load: f64, first: f64, compute: f64, steps: f64) -> f64 {
+    (load + compute).max(first + steps * compute)
 }
 
 /// The figures of an epoch, in seconds.
@@ -183,8 +157,6 @@ struct Ran {
     wall: f64,
     /// The caller's wait for each batch; without overlap that is its load.
     loads: Vec<f64>,
-    /// The load of all batches, by the loader's clock.
-    read: f64,
 }
 
 /// This many batches from the start of the file, with a new loader. The clock starts after it was built.
@@ -217,7 +189,7 @@ fn epoch(group: &Group, batches: u64, feeding: Feeding, compute: Duration) -> Re
     let report = loader.report();
     loader.close()?;
     load::check(&report, &plan)?;
-    Ok(Ran { wall, loads, read: report.read.busy.as_secs_f64() })
+    Ok(Ran { wall, loads })
 }
 
 fn goals(cells: &[Cell]) {
@@ -235,33 +207,22 @@ fn csv(cells: &[Cell], head: &str) -> String {
     let mut out = format!(
         "# {head}\n\
          # load_ms and compute_ms are of a batch, the other times of an epoch; counts: both are at least 1 ms\n\
-         cache,batch_bytes,depth,ratio,batches,rounds,load_ms,load_min_ms,load_max_ms,compute_ms,wall_ms,longer_ms,\
-         ideal_ms,schedule_ms,over_ideal_lower,over_ideal,over_ideal_upper,wall_over_longer,wall_over_schedule,\
-         wall_over_own,counts\n"
+         cache,batch_bytes,depth,ratio,batches,rounds,load_ms,compute_ms,wall_ms,ideal_ms,\
+         over_ideal_lower,over_ideal,over_ideal_upper,counts\n"
     );
     for cell in cells {
         let Cell { cache, batch, depth, ratio, samples } = cell;
         let of = |of: fn(&Sample) -> f64| samples.iter().map(of);
-        let least = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(f64::INFINITY, f64::min);
-        let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
-        let load: fn(&Sample) -> f64 = |s| 1e3 * s.load / s.batches as f64;
         let [lower, over, upper] = cell.over_ideal();
         let _ = write!(out, "{cache},{batch},{depth},{ratio},{},{}", samples[0].batches, samples.len());
         for figure in [
-            median(of(load)),
-            least(load),
-            most(load),
+            median(of(|s| 1e3 * s.load / s.batches as f64)),
             median(of(|s| 1e3 * s.compute)),
             median(of(|s| 1e3 * s.wall)),
-            median(of(|s| 1e3 * s.longer)),
             median(of(|s| 1e3 * s.ideal)),
-            median(of(|s| 1e3 * s.schedule)),
             lower,
             over,
             upper,
-            median(of(|s| s.wall / s.longer)),
-            median(of(|s| s.wall / s.schedule)),
-            median(of(|s| s.wall / s.own)),
         ] {
             let _ = write!(out, ",{figure:.6}");
         }

@@ -57,10 +57,6 @@ impl Table {
         Self { title, columns, rows: Vec::new(), reference: Vec::new(), compared: 1 }
     }
 
-    pub fn row(&self, name: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.name == name)
-    }
-
     /// The quartiles, over the rounds, of a column's ratio to the best reference of the same round.
     pub fn ratio(&self, row: &Row, column: usize) -> Option<[f64; 3]> {
         let best = |round: usize| {
