@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::{Parser, ValueEnum};
 use twinbuf::BoxError;
 use twinbuf::mmap::ReadMode;
 use twinbuf_bench_harness::measure::Effort;
@@ -31,28 +32,6 @@ use twinbuf_bench_harness::sys::machine;
 use data::Files;
 use peers::Subject;
 use work::{Kind, Meter, Work};
-
-const HELP: &str = "\
-Runs the loader and other loaders on the same batches, and writes CSV files.
-
-Usage: loaders [options] same | peers | decode ...
-  same             order and content of what each delivers, twice; memory         loaders-same.csv
-  peers            samples a second, CPU time, AU and the trainer's slowdown;
-                   cold and warm, in order and shuffled                           loaders.csv
-  decode           samples a second where each record costs CPU time,
-                   as decoding does                                               decode.csv
-
-  --quick          small files, one round: does it work?
-  --size-mib N     the size of the file of images; that of tokens has half (default 640)
-  --rounds N       so many rounds, if there is time for them (default 5)
-  --minutes N      the time for `peers`; `decode` has half of it more (default 20)
-  --busy N         `peers`: only with a trainer, beside N busy threads                    loaders-busy.csv
-  --only NAME      only this subject, and the serial loop; may be given again
-  --python PATH    an interpreter that has what ../python/requirements.txt names (default: python3); subjects whose
-                   library it lacks are left out
-  --dir DIR        where the files are made, on the disk that is measured (default: target/data)
-  --out DIR        where the figures go (default: bench/results)
-  --help           this text";
 
 /// The first argument of a child.
 const CHILD: &str = "child";
@@ -91,72 +70,55 @@ const SUBJECTS: [(&str, Way); 20] = [
     ("dataloader-rs py 8", Way::Python("dataloader_rs", 8)),
 ];
 
+/// Runs the loader and other loaders on the same batches, and writes CSV files.
+#[derive(Parser)]
 struct Options {
-    sections: Vec<String>,
+    #[arg(required = true)]
+    sections: Vec<Section>,
+    /// Small files, one round: does it work?
+    #[arg(long)]
+    quick: bool,
+    /// The size of the file of images; that of tokens has half
+    #[arg(long, default_value_t = 640, value_name = "N")]
     size_mib: u64,
-    effort: Effort,
+    /// So many rounds, if there is time for them
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    rounds: usize,
+    /// The time for `peers`; `decode` has half of it more
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    minutes: u64,
+    /// `peers`: only with a trainer, beside N busy threads; to loaders-busy.csv
+    #[arg(long, default_value_t = 0, value_name = "N")]
     busy: usize,
+    /// Only this subject, and the serial loop; may be given again
+    #[arg(long, value_name = "NAME", value_parser = SUBJECTS.map(|(name, _)| name))]
     only: Vec<String>,
+    /// An interpreter that has what ../python/requirements.txt names; subjects whose library it lacks are left out
+    #[arg(long, default_value = "python3")]
     python: PathBuf,
+    /// Where the files are made, on the disk that is measured
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/data"))]
     dir: PathBuf,
+    /// Where the figures go
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../results"))]
     out: PathBuf,
 }
 
-const SECTIONS: [&str; 3] = ["same", "peers", "decode"];
-
-fn options(mut args: lexopt::Parser) -> Result<Options, BoxError> {
-    use lexopt::Arg::{Long, Value};
-    use lexopt::ValueExt as _;
-
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut options = Options {
-        sections: Vec::new(),
-        size_mib: 640,
-        effort: Effort { rounds: 5, time: Duration::from_secs(20 * 60) },
-        busy: 0,
-        only: Vec::new(),
-        python: "python3".into(),
-        dir: here.join("target/data"),
-        out: here.join("../results"),
-    };
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long("quick") => {
-                options.size_mib = 64;
-                options.effort.rounds = 1;
-            }
-            Long("size-mib") => options.size_mib = args.value()?.parse()?,
-            Long("rounds") => options.effort.rounds = args.value()?.parse::<usize>()?.max(1),
-            Long("minutes") => options.effort.time = Duration::from_secs(60 * args.value()?.parse::<u64>()?),
-            Long("busy") => options.busy = args.value()?.parse()?,
-            Long("only") => options.only.push(args.value()?.string()?),
-            Long("python") => options.python = args.value()?.into(),
-            Long("dir") => options.dir = args.value()?.into(),
-            Long("out") => options.out = args.value()?.into(),
-            Long("help") => {
-                println!("{HELP}");
-                std::process::exit(0);
-            }
-            Value(name) if SECTIONS.iter().any(|section| name == *section) => {
-                options.sections.push(name.string()?);
-            }
-            other => return Err(other.unexpected().into()),
-        }
-    }
-    if options.sections.is_empty() {
-        return Err("name a section; see --help".into());
-    }
-    if let Some(name) = options.only.iter().find(|only| SUBJECTS.iter().all(|(name, _)| only != name)) {
-        return Err(format!("--only: no such subject: {name}").into());
-    }
-    Ok(options)
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Section {
+    /// Order and content of what each delivers, twice; memory: loaders-same.csv
+    Same,
+    /// Samples a second, CPU time, AU and the trainer's slowdown; cold and warm, in order and shuffled: loaders.csv
+    Peers,
+    /// Samples a second where each record costs CPU time, as decoding does: decode.csv
+    Decode,
 }
 
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).collect();
     let done = match &args[..] {
         [first, name] if first == CHILD => be_child(&name.to_string_lossy()),
-        all => options(lexopt::Parser::from_args(all)).and_then(|options| bench(&options)),
+        _ => bench(&Options::parse()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -168,7 +130,10 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> Result<(), BoxError> {
-    let Options { size_mib, effort, busy, dir, out, .. } = options;
+    let Options { busy, dir, out, .. } = options;
+    let (size_mib, rounds) =
+        if options.quick { (&64, 1) } else { (&options.size_mib, options.rounds.max(1)) };
+    let effort = Effort { rounds, time: Duration::from_secs(60 * options.minutes) };
     fs::create_dir_all(dir)?;
     fs::create_dir_all(out)?;
     let subjects = subjects(options)?;
@@ -178,19 +143,19 @@ fn bench(options: &Options) -> Result<(), BoxError> {
     let head = format!("{}; images of {size_mib} MiB, tokens of {} MiB", machine(), size_mib / 2);
     println!("{head}");
     let begun = Instant::now();
-    let wanted = |section: &str| options.sections.iter().any(|wanted| wanted == section);
+    let wanted = |section| options.sections.contains(&section);
     let write = |file: &str, text: String| fs::write(out.join(file), text);
-    if wanted("same") {
+    if wanted(Section::Same) {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
-    if wanted("peers") {
+    if wanted(Section::Peers) {
         let file = if *busy > 0 { "loaders-busy.csv" } else { "loaders.csv" };
-        peers::speed(&subjects, &kinds, *effort, *busy, |rows| Ok(write(file, report::speed(rows, &head))?))?;
+        peers::speed(&subjects, &kinds, effort, *busy, |rows| Ok(write(file, report::speed(rows, &head))?))?;
     }
     // Few enough records that take time.
     let size_mib = (*size_mib).min(192);
     let head = format!("{}; images of {size_mib} MiB", machine());
-    if wanted("decode") {
+    if wanted(Section::Decode) {
         let images = Files::make(dir, Kind::Images, size_mib)?;
         write("decode.csv", report::decode(&peers::decode(&subjects, &images, effort.part(2))?, &head))?;
     }
