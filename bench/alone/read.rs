@@ -1,8 +1,7 @@
-//! Ways to read, in turns: cached records against one `pread` each, whole epochs in several orders against fio's rates, and
-//! epochs over data that does not fit into memory.
+//! Cached records, by a reader and by one `pread` each, in turns.
 //!
-//! `cargo bench --bench read -- cached`, `-- orders`, or `-- limited` (which needs root and control groups).
-//! Linux, and a target folder on a disk. Each round's ratio is to the first way of the same round, so a disturbance hits both.
+//! `cargo bench --bench read`. Linux, and a target folder on a disk. Each round's ratio is to the `pread`s of the same round,
+//! so a disturbance hits both.
 
 #[cfg(target_os = "linux")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,31 +22,18 @@ mod linux {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
+    use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadOptions, Reader, Records, Shuffle};
 
     const ROUNDS: u64 = 11;
 
     pub(super) fn run() -> Result<(), Box<dyn Error>> {
-        let section = |name: &str| std::env::args().any(|argument| argument == name);
-        let all = !["cached", "orders"].into_iter().any(section);
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let path = folder.path().join("data");
-        if all || section("cached") {
-            write(&path, 256)?;
-            cached(&path)?;
-        }
-        if all || section("orders") {
-            write(&path, 1024)?;
-            orders(&path)?;
-        }
-        Ok(())
-    }
-
-    fn write(path: &Path, mib: usize) -> Result<(), Box<dyn Error>> {
-        let mut file = File::create(path)?;
+        let mut file = File::create(&path)?;
         let block: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
-        (0..mib).try_for_each(|_| file.write_all(&block))?;
-        Ok(file.sync_all()?)
+        (0..256).try_for_each(|_| file.write_all(&block))?;
+        file.sync_all()?;
+        cached(&path)
     }
 
     /// Batches of shuffled records that are in the page cache, in the pages in which a reader's own hints have brought them:
@@ -93,57 +79,23 @@ mod linux {
                     }
                 }
             }
-            print(&format!("{batch} cached records of {record} B"), &["pread", "reader"], &times);
-        }
-        Ok(())
-    }
-
-    /// Cold epochs of 1 GiB on one thread, in batches of 1 MiB.
-    fn orders(path: &Path) -> Result<(), Box<dyn Error>> {
-        for record in [1 << 10, 4 << 10, 16 << 10, 64 << 10] {
-            let batch = (1 << 20) / record as u64;
-            let window = Shuffle::Window { chunk_records: batch, window_chunks: 64 };
-            let ways = [
-                ("in order", Shuffle::None, ReadMode::Pread),
-                ("window", window, ReadMode::Pread),
-                ("in order, direct", Shuffle::None, ReadMode::Direct),
-                ("window, direct", window, ReadMode::Direct),
-            ];
-            let mut times = [const { Vec::new() }; 4];
-            let mut out = vec![0; 1 << 20];
-            for round in 0..ROUNDS {
-                for ((_, shuffle, mode), times) in ways.iter().zip(&mut times) {
-                    let records = Arc::new(Records::open([path], record)?);
-                    let plan = Plan::builder(records.len()).batch(batch).shuffle(*shuffle).build()?;
-                    records.evict()?;
-                    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(*mode))?;
-                    let begun = Instant::now();
-                    let order = plan.clone();
-                    reader.begin((0..).map_while(move |step| order.batch(round, step)));
-                    for batch in (0..).map_while(|step| plan.batch(round, step)) {
-                        reader.read(&batch, &mut out)?;
-                    }
-                    times.push(begun.elapsed().as_secs_f64());
-                }
-            }
-            let what = format!("1 GiB cold in records of {record} B");
-            print(&what, &ways.map(|(name, ..)| name), &times);
+            print(&format!("{batch} cached records of {record} B"), &times);
         }
         Ok(())
     }
 
     /// The median time of each way, and the quartiles of its ratio to the first.
-    fn print(what: &str, ways: &[&str], times: &[Vec<f64>]) {
+    fn print(what: &str, times: &[Vec<f64>; 2]) {
         let quartiles = |mut values: Vec<f64>| {
             values.sort_unstable_by(f64::total_cmp);
             [1, 2, 3].map(|part| values[part * (values.len() - 1) / 4])
         };
-        for (way, of) in ways.iter().zip(times) {
+        for (way, of) in ["pread", "reader"].iter().zip(times) {
             let [.., median, _] = quartiles(of.clone());
             let ratios = of.iter().zip(&times[0]).map(|(time, base)| time / base).collect();
             let [low, ratio, high] = quartiles(ratios);
             let micros = median * 1e6;
-            println!("{what:<36} {way:<18} {micros:>10.1} us  {ratio:.2} [{low:.2}, {high:.2}]");
+            println!("{what:<36} {way:<8} {micros:>10.1} us  {ratio:.2} [{low:.2}, {high:.2}]");
         }
     }
 }

@@ -383,8 +383,7 @@ impl Track {
         self.end("}");
     }
 
-    // Events are written piece by piece with `push_str`. That takes about 120 ns, and `core::fmt` about 500
-    // (`bench/alone/trace.rs`).
+    // Events are written piece by piece with `push_str`: `core::fmt` takes several times as long.
 
     fn begin(&mut self, name: &str, phase: &str, at: Duration) {
         // The comma comes before the event, so that the file never ends with a comma.

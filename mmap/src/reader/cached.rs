@@ -17,7 +17,7 @@ use crate::ranges::{Extent, Shard};
 use crate::system::{self, Asked, Gathered};
 
 /// The most bytes of an extent that is copied out of the mapping into small pages, of a cold cache and of a warm one. The
-/// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read -- cached`).
+/// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read`).
 const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
 /// The cache is warm if this many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
