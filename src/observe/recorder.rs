@@ -158,25 +158,15 @@ impl Recorder {
             breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
-        self.in_use_from(ticket, load, now, bytes);
-        if let Some(track) = &mut self.track {
-            track.taken(ticket);
-            track.write_if_due(now);
-        }
-    }
-
-    /// The caller has the batch that it asked for.
-    fn in_use_from(&mut self, ticket: Ticket, load: &LoadTimes, now: Instant, bytes: usize) {
         let asked = self.asked.take().map_or(now, |asked| asked.at);
         self.append(self.wait, ticket, (asked, now), bytes);
         self.history.received(ticket, load, asked, now);
+        self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
-    /// A batch was released unseen: it had failed, or was loaded for a call that was left early.
-    pub(crate) fn discarded(&mut self, ticket: Ticket) {
-        if let Some(track) = &mut self.track {
-            track.taken(ticket);
-        }
+    /// The caller takes a batch, perhaps to discard it.
+    pub(crate) fn taken(&mut self, ticket: Ticket) {
+        self.track.iter_mut().for_each(|track| track.taken(ticket));
     }
 
     /// The caller has filled a slot while it waited.
@@ -235,9 +225,7 @@ impl Recorder {
             self.append(self.wait, batch, (at, now), 0);
         }
         self.epoch_ended(now);
-        if let Some(track) = &mut self.track {
-            track.flush();
-        }
+        self.track.iter_mut().for_each(Track::flush);
         if let Some(since) = self.since.take() {
             log::pause((since, now));
         }
@@ -275,15 +263,11 @@ impl LoadRecorder {
 
     /// Before something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
-        if let Some(track) = &mut self.track {
-            track.write_if_due(now);
-        }
+        self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
     pub(crate) fn flush(&mut self) {
-        if let Some(track) = &mut self.track {
-            track.flush();
-        }
+        self.track.iter_mut().for_each(Track::flush);
     }
 }
 
@@ -369,9 +353,7 @@ impl LoopRecorder {
         // An item occupies no slot, so the loop frees it at once.
         let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
         let load = LoadTimes { end: at, cpu, ..LoadTimes::new(start) };
-        load.events(What::Read, self.next, |event| self.recorder.report.add(event));
-        self.recorder.report.received(0, 0);
-        self.recorder.in_use_from(self.next, &load, at, 0);
+        self.recorder.received(self.next, 0, &load, at, None);
         self.recorder.history.freed(freed);
     }
 

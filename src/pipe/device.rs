@@ -41,6 +41,7 @@ pub struct HostSide<U: Send + 'static> {
 /// A page-locked host slot to be filled.
 pub struct HostSlot<U: Send + 'static> {
     slot: ReservedSlot<Header<U>>,
+    header: Header<U>,
     log: Arc<CopyLog>,
 }
 
@@ -172,14 +173,14 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
 
     fn reserve(side: &mut HostSide<U>) -> Option<HostSlot<U>> {
         let slot = side.slots.try_acquire().ok()?.reserve();
-        Some(HostSlot { slot, log: side.log.clone() })
+        Some(HostSlot { slot, header: Header::new(Instant::now(), None), log: side.log.clone() })
     }
 
-    fn slot(reserved: &mut HostSlot<U>) -> &mut ReservedSlot<Header<U>> {
-        &mut reserved.slot
+    fn parts(reserved: &mut HostSlot<U>) -> (&mut ReservedSlot<Header<U>>, &mut Header<U>) {
+        (&mut reserved.slot, &mut reserved.header)
     }
 
-    fn commit(HostSlot { slot, log }: HostSlot<U>, header: Header<U>, bytes: usize) {
+    fn commit(HostSlot { slot, header, log }: HostSlot<U>, bytes: usize) {
         if bytes > 0 {
             log.lock().coming.push((slot.seq(), header.ticket));
         }

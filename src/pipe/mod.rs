@@ -404,12 +404,12 @@ impl<R: Ring> Pipe<R> {
             match received {
                 Received::Item(mut item) => {
                     let ticket = R::header_mut(&mut item).ticket;
+                    recorder.taken(ticket);
                     if (ticket.generation, ticket.seq) == (call, expected) {
                         break item;
                     }
                     // The caller left the call that this slot was filled for. Release the slot and receive the next
                     // one.
-                    recorder.discarded(ticket);
                     there = false;
                 }
                 Received::Empty => {
@@ -445,13 +445,11 @@ impl<R: Ring> Pipe<R> {
                 recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
             }
             Ok(Content::End) => {
-                recorder.discarded(header.ticket);
                 self.not_held();
                 return Poll::Ready(Ok(None));
             }
             Err(error) => {
                 let error = at_place(*error, at());
-                recorder.discarded(header.ticket);
                 self.not_held();
                 return Poll::Ready(Err(error));
             }
@@ -660,7 +658,6 @@ fn at_place(error: Error, at: At) -> Error {
 #[cfg(test)]
 mod tests {
     use super::ring::Sides;
-    use super::turn::Taken;
     use super::*;
 
     type Numbered = Slots<u64, u64>;
@@ -668,7 +665,8 @@ mod tests {
     /// Writes its unit. Before that, if it is the caller's, another worker fills and commits the slot that it took.
     struct Numbers(Option<Other>);
 
-    type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, Taken<Numbered>);
+    type Other =
+        (Arc<Shared<Numbered>>, Worker<Numbered>, <Numbered as Sides<u64, u64, Filled<u64, u64>>>::Reserved);
 
     impl Source<u64> for Numbers {
         type Unit = u64;

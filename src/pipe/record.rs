@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::error::{At, BoxError, Error, Reading};
-use crate::observe::log::{LoadTimes, Naming, Ticket};
+use crate::observe::log::{Freed, LoadTimes, Naming, Ticket};
 
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +46,12 @@ pub struct Header<U> {
 }
 
 impl<U> Header<U> {
+    /// The header of a slot that is not filled yet. The caller has asked since `resumed`, and `freed` the slot.
+    pub(super) fn new(resumed: Instant, freed: Option<Freed>) -> Self {
+        let load = LoadTimes { freed, ..LoadTimes::new(resumed) };
+        Self { ticket: Ticket::default(), unit: None, result: Ok(Content::End), load }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         match self.result {
             Ok(Content::Bytes(bytes)) => bytes,
@@ -62,7 +68,7 @@ pub struct Filling<'f> {
     pub(crate) times: &'f mut LoadTimes,
     /// Whose code runs: an error names it after a panic.
     pub(super) who: &'f mut &'static str,
-    pub(super) progress: &'f Progress,
+    pub(super) progress: Option<&'f Progress>,
 }
 
 impl Filling<'_> {
@@ -81,7 +87,7 @@ impl Filling<'_> {
     /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
     /// [`Pipe::reading`](super::Pipe::reading) returns it while the read lasts.
     pub fn reads(&mut self, part: usize, offset: u64) {
-        self.progress.reads(part, offset);
+        self.progress.iter().for_each(|progress| progress.reads(part, offset));
     }
 
     /// Notes that this many bytes were read for the unit, before they were transformed: for the report.

@@ -80,11 +80,11 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Takes the next slot out of the side that hands them out, if it is free.
     fn reserve(producer: &mut Self::Producer) -> Option<Self::Reserved>;
 
-    /// Returns the memory of the slot.
-    fn slot(reserved: &mut Self::Reserved) -> &mut S;
+    /// Returns the memory of the slot, and what the pipe knows about the unit in it.
+    fn parts(reserved: &mut Self::Reserved) -> (&mut S, &mut Header<U>);
 
     /// Hands the slot over, with `bytes` of it filled.
-    fn commit(reserved: Self::Reserved, header: Header<U>, bytes: usize);
+    fn commit(reserved: Self::Reserved, bytes: usize);
 
     /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held no longer than
     /// `held_timeout`, and for one that is being filled without a limit.
@@ -136,10 +136,8 @@ pub(super) fn wait_of<R: Ring>() -> What {
 #[repr(align(128))]
 pub struct Slot<T, U> {
     content: T,
-    /// `None` until the slot has been filled once.
-    header: Option<Header<U>>,
-    /// When its last item was dropped.
-    freed: Option<Freed>,
+    /// The unit's; of an earlier one while the slot is free.
+    header: Header<U>,
 }
 
 /// A ring of host slots, each with a value of type `T`. Its items are [`Filled`].
@@ -149,7 +147,7 @@ pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     /// Makes a ring of these slots.
     pub(crate) fn ring(contents: Vec<T>) -> BothSides<Self> {
-        let slot = |content| Slot::<T, U> { content, header: None, freed: None };
+        let slot = |content| Slot { content, header: Header::new(Instant::now(), None) };
         HeapRing::new(contents.into_iter().map(slot).collect::<Vec<_>>()).into_handles()
     }
 }
@@ -183,13 +181,12 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
         Some(producer.try_acquire().ok()?.reserve())
     }
 
-    fn slot(reserved: &mut Self::Reserved) -> &mut T {
-        &mut reserved.content
+    fn parts(reserved: &mut Self::Reserved) -> (&mut T, &mut Header<U>) {
+        let Slot { content, header } = &mut **reserved;
+        (content, header)
     }
 
-    fn commit(mut reserved: Self::Reserved, mut header: Header<U>, _: usize) {
-        header.load.freed = reserved.freed;
-        reserved.header = Some(header);
+    fn commit(reserved: Self::Reserved, _: usize) {
         // Fails only if the consumer was dropped: then nobody would read the slot.
         let _ = reserved.commit();
     }
@@ -225,8 +222,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
     }
 
     fn header_mut(item: &mut Filled<T, U>) -> &mut Header<U> {
-        let Some(header) = &mut item.0.header else { unreachable!("a slot is committed with its header") };
-        header
+        &mut item.0.header
     }
 
     fn number(item: &Filled<T, U>) -> u64 {
@@ -263,15 +259,15 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
 
     /// What the pipe knows about the unit.
     pub(crate) fn header(&self) -> &Header<U> {
-        let Some(header) = &self.0.header else { unreachable!("a slot is committed with its header") };
-        header
+        &self.0.header
     }
 }
 
 /// Notes when the slot was released: the report tells how long items hold their slots.
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
-        self.0.freed = Some(Freed { number: self.0.seq(), at: Instant::now(), thread: this_thread() });
+        let (number, at, thread) = (self.0.seq(), Instant::now(), this_thread());
+        self.0.header.load.freed = Some(Freed { number, at, thread });
     }
 }
 
@@ -302,17 +298,16 @@ impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T,
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Content;
     use super::*;
-    use crate::observe::log::{LoadTimes, Ticket};
 
     #[test]
     fn a_slot_knows_when_its_last_item_was_dropped_and_where() {
         let (mut producer, mut consumer) = Slots::<u64, ()>::ring(vec![0; 2]);
         let mut freed = |number| {
-            let reserved = Slots::reserve(&mut producer).unwrap();
-            let (ticket, load) = (Ticket::default(), LoadTimes::new(Instant::now()));
-            Slots::commit(reserved, Header { ticket, unit: None, result: Ok(Content::Bytes(8)), load }, 8);
+            let mut reserved = Slots::reserve(&mut producer).unwrap();
+            let (_, header) = Slots::parts(&mut reserved);
+            *header = Header::new(Instant::now(), header.load.freed);
+            Slots::commit(reserved, 8);
             let mut found = Slots::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
             let Received::Item(item) = &mut found else { panic!("item {number}: {found:?}") };
             assert_eq!(Slots::number(item), number);

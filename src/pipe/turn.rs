@@ -81,7 +81,7 @@ pub(super) struct Shared<R: Ring> {
     posted: Condvar,
     /// For the caller: a worker has left.
     left: Condvar,
-    /// What each worker is doing, and last the caller.
+    /// What each worker is doing. A caller that fills slots itself cannot ask meanwhile.
     progress: Box<[Progress]>,
     pub(super) naming: Naming,
 }
@@ -134,20 +134,12 @@ pub(super) enum Patience {
 
 /// What came of it. A worker leaves if a call that waits returns no unit.
 pub(super) enum Take<R: Ring> {
-    Unit(Taken<R>),
+    /// A slot to be filled. Its header names the unit.
+    Unit(R::Reserved),
     /// No slot: the next one is in use, another thread has the turn, or the other side of the ring is gone.
     InUse,
     /// No unit may be started, or none any more.
     Idle,
-}
-
-/// A reserved slot, and what to fill it with.
-pub(super) struct Taken<R: Ring> {
-    reserved: R::Reserved,
-    ticket: Ticket,
-    /// `None` at the end of the order; or the message of its panic.
-    unit: Result<Option<R::Unit>, String>,
-    resumed: Instant,
 }
 
 impl<U> Mailbox<U> {
@@ -184,7 +176,7 @@ impl<R: Ring> Shared<R> {
             mail: Mutex::new(mail),
             posted: Condvar::new(),
             left: Condvar::new(),
-            progress: (0..=workers).map(|_| Progress::default()).collect(),
+            progress: (0..workers).map(|_| Progress::default()).collect(),
             naming,
         }
     }
@@ -226,15 +218,25 @@ impl<R: Ring> Shared<R> {
                     mail.not_started(call);
                     continue;
                 }
-                let (place, unit) = match next {
-                    Ok(Some((place, unit))) => (place, Ok(Some(unit))),
-                    Ok(None) => (Place::default(), Ok(None)),
-                    Err(panic) => (Place::default(), Err(panic_message(&*panic))),
-                };
                 // The slot that was found free above still is, because only the holder of the turn takes slots.
-                let Some(reserved) = R::reserve(producer) else { return Take::InUse };
-                let ticket = Ticket { generation: call, seq, ..place.ticket() };
-                return Take::Unit(Taken { reserved, ticket, unit, resumed });
+                let Some(mut reserved) = R::reserve(producer) else { return Take::InUse };
+                let (_, header) = R::parts(&mut reserved);
+                // Each move of a unit takes time: it may have hundreds of bytes. It stays in the slot from here on.
+                *header = Header::new(resumed, header.load.freed);
+                let place = match next {
+                    Ok(Some((place, unit))) => {
+                        header.unit = Some(unit);
+                        place
+                    }
+                    Ok(None) => Place::default(),
+                    Err(panic) => {
+                        let (at, message) = (self.naming.at(header.ticket), panic_message(&*panic));
+                        header.result = Err(Error::Panicked { at, who: "order", message }.into());
+                        Place::default()
+                    }
+                };
+                header.ticket = Ticket { generation: call, seq, ..place.ticket() };
+                return Take::Unit(reserved);
             } else if patience == Patience::Idle {
                 mail = self.posted.wait(mail).unwrap_or_else(PoisonError::into_inner);
             } else {
@@ -366,7 +368,7 @@ pub(super) struct Worker<R: Ring> {
     // Dropped before `source`: a worker's trace is written before its source is dropped.
     recorder: LoadRecorder,
     source: AnySource<R>,
-    /// The place of its progress.
+    /// The place of its progress, which the caller's has not.
     index: usize,
     /// When it was ready for another unit.
     ready: Instant,
@@ -419,34 +421,27 @@ impl<R: Ring> Worker<R> {
     pub(super) fn fill(
         &mut self,
         shared: &Shared<R>,
-        taken: Taken<R>,
+        mut reserved: R::Reserved,
         start: Option<Instant>,
     ) -> (Ticket, LoadTimes) {
-        let Taken { mut reserved, ticket, unit, resumed } = taken;
+        let (slot, header) = R::parts(&mut reserved);
+        let Header { ticket, ref mut load, .. } = *header;
         // Once an epoch has been read, write its events to the trace file. Not for epochs of one step: too many writes.
         if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
             self.recorder.flush();
         }
         let now = start.unwrap_or_else(Instant::now);
-        let since = start.unwrap_or_else(|| self.ready.max(resumed).min(now));
-        let mut times = LoadTimes { since, ..LoadTimes::new(now) };
-        let (unit, result) = match unit {
-            Ok(None) => (None, Ok(Content::End)),
-            Ok(Some(mut unit)) => {
-                let result = self.call(shared, ticket, &mut unit, R::slot(&mut reserved), &mut times);
-                (Some(unit), result)
-            }
-            Err(message) => {
-                (None, Err(Error::Panicked { at: shared.naming.at(ticket), who: "order", message }))
-            }
-        };
-        self.ready = times.end;
-        if !matches!(result, Ok(Content::Bytes(_))) {
+        load.since = start.unwrap_or_else(|| self.ready.max(load.since).min(now));
+        (load.start, load.end) = (now, now);
+        if let Some(unit) = &mut header.unit {
+            header.result = self.call(shared, ticket, unit, slot, load);
+        }
+        self.ready = load.end;
+        if !matches!(header.result, Ok(Content::Bytes(_))) {
             shared.stop(ticket.generation);
         }
-        let header = Header { ticket, unit, result: result.map_err(Box::new), load: times };
-        let bytes = header.bytes();
-        R::commit(reserved, header, bytes);
+        let (bytes, times) = (header.bytes(), header.load);
+        R::commit(reserved, bytes);
         (ticket, times)
     }
 
@@ -457,19 +452,20 @@ impl<R: Ring> Worker<R> {
         unit: &mut R::Unit,
         slot: &mut R::Slot,
         times: &mut LoadTimes,
-    ) -> Result<Content, Error> {
-        let (naming, progress) = (&shared.naming, &shared.progress[self.index]);
+    ) -> Result<Content, Box<Error>> {
+        let (naming, progress) = (&shared.naming, shared.progress.get(self.index));
         let span = self.recorder.began(ticket).entered();
         let clock = self.recorder.clock(times.start);
-        progress.began(ticket, times.start);
+        progress.iter().for_each(|progress| progress.began(ticket, times.start));
         let mut who = "source";
         let source = &mut self.source;
         let filled = catch_unwind(AssertUnwindSafe(|| {
-            source.fill(unit, slot, &mut Filling { ticket, naming, times, who: &mut who, progress })
+            let mut filling = Filling { ticket, naming, times, who: &mut who, progress };
+            source.fill(unit, slot, &mut filling).map_err(Box::new)
         }));
-        progress.ended();
+        progress.iter().for_each(|progress| progress.ended());
         let result = filled.unwrap_or_else(|panic| {
-            Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) })
+            Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) }.into())
         });
         span.record("bytes", times.bytes);
         drop(span);
