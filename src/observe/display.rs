@@ -2,8 +2,6 @@
 //! without a network.
 
 use std::fmt::{self, Write as _};
-use std::io;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use twinbuf_mmap::ReadStats;
 
@@ -128,64 +126,32 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid;padding:8px;fon
 .train{fill:var(--train);color:var(--train)}.wait{fill:var(--wait);color:var(--wait)}";
 
 impl Report {
-    /// Writes an HTML page: the report, and a timeline of the last steps. The page needs no other file and no network.
+    /// Returns an HTML page: the report, and a timeline of the last steps. The page needs no other file and no network.
     ///
     /// ```no_run
     /// # fn f(loader: &twinbuf::Loader) -> std::io::Result<()> {
-    /// loader.report().save("report.html")
+    /// std::fs::write("report.html", loader.report().html())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// The [`io::Error`] of writing the file.
-    pub fn save(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        std::fs::write(path, self.html())
-    }
-
-    /// Returns the HTML page that [`save`](Self::save) writes.
     #[must_use]
     pub fn html(&self) -> String {
-        let verdict = self.verdict();
+        let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let (verdict, advice, text) = (self.verdict(), escaped(&self.advice()), escaped(&self.to_string()));
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta name=\"viewport\" content=\"width=device-width\"><title>twinbuf: {verdict}</title>\
-             <style>{STYLE}</style></head>\n<body><h1>{verdict}</h1>\n<p>{}</p>\n",
-            Escaped(&self.advice())
+             <style>{STYLE}</style></head>\n<body><h1>{verdict}</h1>\n<p>{advice}</p>\n"
         );
         // Writing to a `String` does not fail.
         let _ = self.timeline(&mut page);
-        let _ = writeln!(page, "<h2>Figures</h2>\n<pre>{}</pre>\n</body></html>", Escaped(&self.to_string()));
-        page
+        page + &format!("<h2>Figures</h2>\n<pre>{text}</pre>\n</body></html>\n")
     }
 
-    /// The last steps, with the loads in as few rows as hold them.
+    /// The last steps: the caller, the copies if there are any, and the loads in as few rows as hold them.
     fn timeline(&self, out: &mut String) -> fmt::Result {
         let units = &self.recent.units;
-        let units = &units[units.len().saturating_sub(STEPS)..];
+        let mut units: Vec<_> = units[units.len().saturating_sub(STEPS)..].iter().collect();
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
-        // The bars of the chart, each with its row, CSS class, start, end and step.
-        let mut bars = Vec::new();
-        let mut loads: Vec<_> = units.iter().collect();
-        loads.sort_by_key(|seen| seen.load.start);
-        let mut lanes: Vec<Instant> = Vec::new();
-        for seen in loads {
-            let (start, end) = (seen.load.start, seen.load.end);
-            let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
-            lanes.resize(lanes.len().max(lane + 1), end);
-            lanes[lane] = end;
-            bars.push((lane, "load", start, end, seen.ticket.step));
-        }
-        let copies: &[&str] = if self.transfer.is_zero() { &[] } else { &["copy"] };
-        let rows = [&vec!["load"; lanes.len()], copies, &["caller"]].concat();
-        for seen in units {
-            let (used, caller) = (seen.used_from(), rows.len() - 1);
-            if let Some((start, end)) = seen.copied.filter(|_| caller > lanes.len()) {
-                bars.push((lanes.len(), "copy", start, end, seen.ticket.step));
-            }
-            bars.push((caller, "wait", seen.asked, used, seen.ticket.step));
-            bars.push((caller, "train", used, seen.released, seen.ticket.step));
-        }
         // The time axis starts when the caller asks for the first of these batches. It cuts off loads that began
         // earlier.
         let (from, all) = (first.asked, last.released.saturating_duration_since(first.asked));
@@ -193,13 +159,30 @@ impl Report {
             let part = at.saturating_duration_since(from).as_secs_f64() / all.as_secs_f64().max(1e-9);
             NAMES + part * (WIDTH - NAMES)
         };
+        let mut rows = vec!["caller"];
+        rows.extend((!self.transfer.is_zero()).then_some("copy"));
+        let above = rows.len();
+        // The bars of the chart, each with its row, CSS class, start, end and step; and when the last load of each row ends.
+        let (mut bars, mut lanes) = (Vec::new(), Vec::<Instant>::new());
+        units.sort_by_key(|seen| seen.load.start);
+        for seen in &units {
+            let (start, end) = (seen.load.start, seen.load.end);
+            let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
+            lanes.resize(lanes.len().max(lane + 1), end);
+            lanes[lane] = end;
+            let (used, step) = (seen.used_from(), seen.ticket.step);
+            bars.push((above + lane, "load", start, end, step));
+            bars.extend(seen.copied.filter(|_| above > 1).map(|(start, end)| (1, "copy", start, end, step)));
+            bars.push((0, "wait", seen.asked, used, step));
+            bars.push((0, "train", used, seen.released, step));
+        }
+        rows.resize(above + lanes.len(), "load");
         let steps = count(units.len() as u64, "step", "steps");
         writeln!(out, "<h2>The last {steps}, {}</h2>\n<p>", time(all))?;
-        for class in [&["load"], copies, &["train", "wait"]].concat() {
+        for class in [&["wait", "train"], &rows[1..=above]].concat() {
             writeln!(out, "<span class=\"{class}\">\u{25a0} {class}</span>")?;
         }
-        let height = rows.len() as f64 * ROW;
-        let label = "role=\"img\" aria-label=\"the last steps\"";
+        let (height, label) = (rows.len() as f64 * ROW, "role=\"img\" aria-label=\"the last steps\"");
         writeln!(out, "</p>\n<svg viewBox=\"0 0 {WIDTH} {height}\" {label}>")?;
         for (row, name) in rows.iter().enumerate() {
             writeln!(out, "<text x=\"0\" y=\"{}\">{name}</text>", row as f64 * ROW + 17.0)?;
@@ -208,28 +191,13 @@ impl Report {
             // A bar has a width of at least 0.4, because a narrower one would be invisible.
             let (left, width) = (x(start), (x(end) - x(start)).max(0.4));
             let (y, took) = (row as f64 * ROW, time(end.saturating_duration_since(start)));
-            write!(
+            let place = format!("x=\"{left:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\"");
+            writeln!(
                 out,
-                "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\">"
+                "<rect class=\"{class}\" {place}><title>{class}, step {step}: {took}</title></rect>"
             )?;
-            writeln!(out, "<title>{class}, step {step}: {took}</title></rect>")?;
         }
         writeln!(out, "</svg>")
-    }
-}
-
-/// Text within HTML.
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '<' => f.write_str("&lt;"),
-            '>' => f.write_str("&gt;"),
-            '&' => f.write_str("&amp;"),
-            '"' => f.write_str("&quot;"),
-            c => f.write_char(c),
-        })
     }
 }
 

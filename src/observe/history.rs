@@ -127,15 +127,11 @@ impl History {
         }
     }
 
-    /// The batches that were used.
-    fn done(&self) -> impl Iterator<Item = &Seen> {
-        self.units.iter().take(self.units.len() - usize::from(self.in_use))
-    }
-
-    /// A copy, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
+    /// A copy of the batches that were used, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
     /// long to load. Its epoch began with `first`.
     pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
-        let mut units: Vec<_> = self.done().cloned().collect();
+        let used = self.units.len() - usize::from(self.in_use);
+        let mut units: Vec<_> = self.units.iter().take(used).cloned().collect();
         units.extend(waits.map(|(first, (asked, now))| {
             let next = |last: &Seen| Ticket { step: last.ticket.step + 1, ..last.ticket };
             let last = self.units.back().filter(|last| last.ticket.epoch == first.epoch);
