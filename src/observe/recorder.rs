@@ -185,9 +185,7 @@ impl Recorder {
             from = copied.min(now);
             self.append(What::CopyWait, ticket, (received, from), 0);
         }
-        if let Some(track) = &mut self.track {
-            track.used(ticket, from);
-        }
+        self.track.iter_mut().for_each(|track| track.used(ticket, from));
         let pauses = if self.since.is_some() { log::pauses(received) } else { Vec::new() };
         for (start, end) in pauses {
             if start > from {
