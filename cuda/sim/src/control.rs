@@ -407,6 +407,13 @@ impl Sim {
         Self { control, _one_at_a_time: guard }
     }
 
+    /// The same, but `None` where the machine's driver is used: for tests of what only this one does.
+    #[must_use]
+    pub fn start_software(options: Options) -> Option<Self> {
+        let sim = Self::start(options);
+        (!sim.is_real()).then_some(sim)
+    }
+
     /// The controls, for other threads.
     #[must_use]
     pub fn control(&self) -> Control {

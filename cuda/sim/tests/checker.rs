@@ -7,7 +7,9 @@ use std::ffi::c_void;
 use std::sync::mpsc;
 
 use cudarc::driver::{CudaContext, result};
-use support::{BYTES, Edges, Pinned, address, context, device, filled, pipeline};
+use support::{
+    BYTES, Edges, Pinned, address, context, device, filled, pipeline, slot, start, stream, streams,
+};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const NONE: [&str; 0] = [];
@@ -39,10 +41,7 @@ fn every_removed_edge_is_found_in_every_seed() {
     ];
     for (name, edges, memory, what) in table {
         for seed in 0..20 {
-            let sim = Sim::start(Options::seeded(seed));
-            if sim.is_real() {
-                return;
-            }
+            let Some(sim) = Sim::start_software(Options::seeded(seed)) else { return };
             pipeline(sim.control(), edges, 6).unwrap();
             let found = sim.violations();
             assert!(
@@ -133,10 +132,7 @@ fn edges_of_every_kind() {
         ("the allocation not waited for", allocation, "device memory +0x0..+0x1000: memset"),
     ];
     for (name, program, wanted) in table {
-        let sim = Sim::start(Options::default());
-        if sim.is_real() {
-            return;
-        }
+        let Some(sim) = start() else { return };
         program(sim.control());
         let found = sim.violations();
         match wanted {
@@ -148,10 +144,7 @@ fn edges_of_every_kind() {
 
 #[test]
 fn a_violation_has_the_stacks_of_the_access_and_of_the_copy() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
+    let Some(sim) = start() else { return };
     read_back(false);
     let [found] = &sim.violations()[..] else { panic!("one") };
     let (access, copy) = found.split_once("\n  d2h at:\n    cuMemcpyDtoHAsync_v2").unwrap();
@@ -194,8 +187,7 @@ enum Order {
 
 /// One stream writes, another overwrites.
 fn two_streams(_: Control, order: Order) {
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (context, [one, two]) = streams();
     let mut memory = device(&one, BYTES).unwrap();
     let event = context.new_event(None).unwrap();
     two.join(&one).unwrap();
@@ -240,10 +232,7 @@ fn host_function(_: Control, hands_over: bool) {
         job.done.send(()).unwrap();
     }
     let sim = Control::get();
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let (_context, stream, memory, slot) = slot();
     slot.download(address(&memory), &stream).unwrap();
     let (done, wait) = mpsc::channel();
     let job = Box::into_raw(Box::new(Job { slot: slot.slice(), done, hands_over }));
@@ -258,8 +247,7 @@ fn host_function(_: Control, hands_over: bool) {
 }
 
 fn read_back(wait: bool) {
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     let memory = stream.clone_htod(&[7_u8; BYTES]).unwrap();
     let slot = Pinned::new(BYTES).unwrap();
     slot.download(address(&memory), &stream).unwrap();
@@ -272,10 +260,7 @@ fn read_back(wait: bool) {
 
 /// It writes a source under its copy, and writes back what was there: the data are right, whatever the timing.
 fn write_and_write_back(wait: bool) {
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let (_context, stream, memory, slot) = slot();
     slot.fill(1);
     slot.upload(address(&memory), &stream).unwrap();
     let _read = slot.bytes(); // which an upload allows
@@ -293,8 +278,7 @@ fn write_and_write_back(wait: bool) {
 /// Slots that share a page: whose copy runs is left alone, its neighbours are used.
 fn neighbours(leaves_alone: bool) {
     const SLOT: usize = 64;
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     let memory = device(&stream, SLOT).unwrap();
     let slots = Pinned::new(3 * SLOT).unwrap();
     slots.fill(1);
@@ -325,10 +309,7 @@ fn use_after_free(_: Control) {
 /// The kernel does not stop at a closed page, but returns an error: after the wait, the page is open.
 fn read_a_file(wait: bool) {
     use std::io::Read;
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let (_context, stream, memory, slot) = slot();
     slot.upload(address(&memory), &stream).unwrap();
     if wait {
         stream.synchronize().unwrap();
@@ -351,8 +332,7 @@ fn kernels(writes: bool) {
             st.global.u32 [%rd2], %r1;
             ret;
         }";
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (context, [one, two]) = streams();
     let memory = [device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap()];
     context.synchronize().unwrap();
     // SAFETY: PTX, as a C string.
@@ -376,8 +356,7 @@ fn kernels(writes: bool) {
 
 /// Managed memory is the program's while no stream uses it.
 fn managed(wait: bool) {
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     let global = cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
     // SAFETY: the size is not 0.
     let memory = unsafe { result::malloc_managed(BYTES, global) }.unwrap();
@@ -416,10 +395,7 @@ fn pageable(wait: bool) {
 }
 
 fn free_host(wait: bool) {
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let (_context, stream, memory, slot) = slot();
     slot.fill(1);
     slot.upload(address(&memory), &stream).unwrap();
     if wait {
@@ -430,8 +406,7 @@ fn free_host(wait: bool) {
 
 /// A stream reads what another one has just written.
 fn reads(download: bool) {
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (_context, [one, two]) = streams();
     let mut written = device(&one, BYTES).unwrap();
     let mut copy = device(&two, BYTES).unwrap();
     two.join(&one).unwrap();
@@ -445,10 +420,7 @@ fn reads(download: bool) {
 }
 
 fn free_waits(_: Control) {
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let (_context, stream, memory, slot) = slot();
     slot.upload(address(&memory), &stream).unwrap();
     let event = stream.record_event(None).unwrap();
     drop(slot);
@@ -456,8 +428,7 @@ fn free_waits(_: Control) {
 }
 
 fn free_device(sim: Control, wait: bool) {
-    let context = context().unwrap();
-    let (copy, compute) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (_context, [copy, compute]) = streams();
     let memory = copy.clone_htod(&[7_u8; BYTES]).unwrap();
     compute.join(&copy).unwrap();
     sim.kernel_read(compute.cu_stream(), address(&memory), BYTES, 100).unwrap();
@@ -468,8 +439,7 @@ fn free_device(sim: Control, wait: bool) {
 }
 
 fn allocation(_: Control) {
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (_context, [one, two]) = streams();
     let mut memory = device(&one, BYTES).unwrap();
     two.memset_zeros(&mut memory).unwrap();
     one.join(&two).unwrap();
@@ -477,12 +447,8 @@ fn allocation(_: Control) {
 
 #[test]
 fn use_after_free_is_reported_and_refused() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let Some(sim) = start() else { return };
+    let (_context, stream) = stream();
     let memory = device(&stream, BYTES).unwrap();
     let at = address(&memory);
     drop(memory);
@@ -496,8 +462,7 @@ fn use_after_free_is_reported_and_refused() {
 #[test]
 fn only_overlapping_ranges_conflict() {
     let sim = Sim::start(Options::default());
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let (_context, [one, two]) = streams();
     let mut memory = device(&one, BYTES).unwrap();
     two.join(&one).unwrap();
     let (mut front, mut back) = memory.split_at_mut(BYTES / 2);
@@ -516,10 +481,7 @@ fn only_overlapping_ranges_conflict() {
 fn the_legacy_stream_orders_blocking_streams_and_no_others() {
     // A race from the stream to the legacy stream, and one back.
     for (flags, races) in [(0, 0), (1, 2)] {
-        let sim = Sim::start(Options::default());
-        if sim.is_real() {
-            return;
-        }
+        let Some(sim) = start() else { return };
         let context = context().unwrap();
         let kind = if flags == 0 {
             result::stream::StreamKind::Default
@@ -548,10 +510,7 @@ fn host_threads_apart_need_edges_between_them() {
         let options = Options { host_threads_apart: true, ..Options::default() };
         let sim = Sim::start(options);
         let control = sim.control();
-        let context = context().unwrap();
-        let stream = context.new_stream().unwrap();
-        let memory = device(&stream, BYTES).unwrap();
-        let slot = Pinned::new(BYTES).unwrap();
+        let (_context, stream, memory, slot) = slot();
         let bytes = slot.slice() as *mut u8 as usize;
         slot.upload(address(&memory), &stream).unwrap();
         // This thread waits for the copy, another one refills the slot: to start a thread is an edge that the driver
@@ -577,10 +536,7 @@ fn host_threads_apart_need_edges_between_them() {
 
 #[test]
 fn per_thread_streams_are_two_streams() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
+    let Some(sim) = start() else { return };
     let context: std::sync::Arc<CudaContext> = context().unwrap();
     let mine = context.per_thread_stream();
     let mut memory = device(&mine, BYTES).unwrap();

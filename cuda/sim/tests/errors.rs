@@ -7,25 +7,18 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, DriverError, result};
-use support::{BYTES, Edges, Pinned, address, context, device, error, pipeline};
+use support::{BYTES, Edges, Pinned, address, device, error, pipeline, slot, start, stream};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const ILLEGAL_ADDRESS: u32 = 700;
 const LAUNCH_FAILED: u32 = 719;
 const NONE: [&str; 0] = [];
 
-/// Starts a run, unless the real driver is used.
-fn start() -> Option<Sim> {
-    let sim = Sim::start(Options::default());
-    (!sim.is_real()).then_some(sim)
-}
-
 #[test]
 fn the_nth_call_of_a_name_fails_once() {
     let Some(sim) = start() else { return };
     sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED));
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (context, stream) = stream();
     let event = context.new_event(None).unwrap();
     let results: Vec<_> = (0..4).map(|_| event.record(&stream)).collect();
     assert_eq!(results, [Ok(()), Err(DriverError(error(LAUNCH_FAILED))), Ok(()), Ok(())]);
@@ -38,8 +31,7 @@ fn the_nth_call_of_a_name_fails_once() {
 #[test]
 fn failures_repeat_as_often_as_asked_and_count_from_their_injection() {
     let Some(sim) = start() else { return };
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (context, stream) = stream();
     let event = context.new_event(None).unwrap();
     event.record(&stream).unwrap();
     sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED).times(2));
@@ -53,8 +45,7 @@ fn failures_repeat_as_often_as_asked_and_count_from_their_injection() {
 fn a_failed_call_has_no_effect_unless_asked() {
     for effect in [false, true] {
         let Some(sim) = start() else { return };
-        let context = context().unwrap();
-        let stream = context.new_stream().unwrap();
+        let (_context, stream) = stream();
         let mut memory = stream.clone_htod(&[7_u8; 8]).unwrap();
         stream.synchronize().unwrap();
         let failure = Failure::api("cuMemsetD8Async", 1, ILLEGAL_ADDRESS);
@@ -106,8 +97,7 @@ fn every_call_of_a_run_can_fail_and_nothing_leaks() {
 #[test]
 fn an_error_in_flight_is_sticky_and_drops_what_is_queued() {
     let Some(sim) = start() else { return };
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (context, stream) = stream();
     let mut memory = stream.clone_htod(&[7_u8; BYTES]).unwrap();
     stream.synchronize().unwrap();
     let raw = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).unwrap();
@@ -152,8 +142,7 @@ fn host_functions_do_not_run_after_an_error() {
     for kind in ["kernel", "host"] {
         let counter = std::sync::atomic::AtomicU32::new(0);
         let Some(sim) = start() else { return };
-        let context = context().unwrap();
-        let stream = context.new_stream().unwrap();
+        let (_context, stream) = stream();
         let argument = (&raw const counter).cast_mut().cast();
         // SAFETY: the counter outlives the stream's work.
         let launch = || unsafe { result::stream::launch_host_function(stream.cu_stream(), count, argument) };
@@ -181,8 +170,7 @@ fn driver_calls_in_a_host_function_are_refused() {
     }
     let mut outcome: Option<Result<(), DriverError>> = None;
     let Some(_sim) = start() else { return };
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     // SAFETY: `outcome` outlives the stream's work.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), call, (&raw mut outcome).cast()) }
         .unwrap();
@@ -194,10 +182,7 @@ fn driver_calls_in_a_host_function_are_refused() {
 fn a_lost_context_fails_everything_and_hangs_nothing() {
     const DESTROYED: u32 = 709;
     let Some(sim) = start() else { return };
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
-    let memory = device(&stream, BYTES).unwrap();
+    let (context, stream, memory, slot) = slot();
     let _held = sim.hold(0);
     slot.upload(address(&memory), &stream).unwrap();
     sim.wait_held();
@@ -217,12 +202,12 @@ fn a_lost_context_fails_everything_and_hangs_nothing() {
 
 #[test]
 fn memory_ends_where_the_options_say() {
-    let sim = Sim::start(Options { device_bytes: 4096, host_bytes: 4096, ..Options::default() });
-    if sim.is_real() {
+    let Some(sim) =
+        Sim::start_software(Options { device_bytes: 4096, host_bytes: 4096, ..Options::default() })
+    else {
         return;
-    }
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    };
+    let (context, stream) = stream();
     let out_of_memory = DriverError(error(2));
     assert_eq!(context.mem_get_info(), Ok((4096, 4096)));
     let first = device(&stream, 3000).unwrap();
@@ -247,8 +232,7 @@ fn bad_arguments_have_their_codes() {
     result::init().unwrap();
     // SAFETY: as above.
     assert_eq!(unsafe { sys::cuStreamSynchronize(null) }, CUresult::CUDA_ERROR_INVALID_CONTEXT);
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     let mut memory = device(&stream, 8).unwrap();
     let wild = 0x1234_5670 as *mut c_void;
     // SAFETY: as above; handles are looked up, not dereferenced.

@@ -4,19 +4,15 @@
 mod support;
 
 use cudarc::driver::{DriverError, result, sys};
-use support::{BYTES, Edges, Pinned, address, context, device, filled, pipeline};
+use support::{
+    BYTES, Edges, Pinned, address, context, device, filled, pipeline, slot, start, stream, streams,
+};
 use twinbuf_cuda_sim::{Live, Options, Sim, checksum_of};
 
 #[test]
 fn a_copy_reads_its_source_late_and_in_pieces() {
-    let sim = Sim::start(Options { pieces: 4, ..Options::default() });
-    if sim.is_real() {
-        return;
-    }
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
-    let memory = device(&stream, BYTES).unwrap();
-    let slot = Pinned::new(BYTES).unwrap();
+    let Some(sim) = Sim::start_software(Options { pieces: 4, ..Options::default() }) else { return };
+    let (_context, stream, memory, slot) = slot();
     slot.fill(1);
     // Three of four pieces are copied, then the slot is filled again.
     let held = sim.hold(3);
@@ -39,10 +35,7 @@ fn a_copy_reads_its_source_late_and_in_pieces() {
 fn a_threads_own_calls_are_counted_in_this_run_alone() {
     let own = |sim: &Sim| sim.own_calls_of("cuEventRecord");
     for _run in 0..2 {
-        let sim = Sim::start(Options::default());
-        if sim.is_real() {
-            return;
-        }
+        let Some(sim) = start() else { return };
         assert_eq!(own(&sim), 0);
         let context = context().unwrap();
         let (stream, event) = (context.new_stream().unwrap(), context.new_event(None).unwrap());
@@ -84,8 +77,7 @@ fn how_often_the_data_alone_shows_a_removed_edge() {
 #[test]
 fn a_pageable_source_is_read_before_the_call_returns() {
     let sim = Sim::start(Options::default());
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let (_context, stream) = stream();
     let mut memory = device(&stream, 8).unwrap();
     let mut source = vec![1_u8; 8];
     let held = sim.hold(0);
@@ -97,12 +89,8 @@ fn a_pageable_source_is_read_before_the_call_returns() {
 
 #[test]
 fn kernels_read_and_write_what_they_are_told() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
-    let context = context().unwrap();
-    let stream = context.new_stream().unwrap();
+    let Some(sim) = start() else { return };
+    let (_context, stream) = stream();
     let memory = stream.clone_htod(&[1_u8, 2, 3, 4]).unwrap();
     let raw = stream.cu_stream();
     let before = sim.kernel_read(raw, address(&memory), 4, 0).unwrap().unwrap();
@@ -151,10 +139,7 @@ fn copies_between_host_and_device_arrive() {
 
 #[test]
 fn events_are_ready_when_their_work_is_done() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
+    let Some(sim) = start() else { return };
     let context = context().unwrap();
     let stream = context.new_stream_with_priority(-1).unwrap();
     let mut memory = device(&stream, 8).unwrap();
@@ -180,12 +165,8 @@ fn events_are_ready_when_their_work_is_done() {
 
 #[test]
 fn a_wait_takes_the_record_of_its_time() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
-    let context = context().unwrap();
-    let (one, two) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let Some(sim) = start() else { return };
+    let (_context, [one, two]) = streams();
     let mut memory = device(&one, 8).unwrap();
     let event = one.record_event(None).unwrap();
     two.wait(&event).unwrap();
@@ -200,10 +181,7 @@ fn a_wait_takes_the_record_of_its_time() {
 
 #[test]
 fn the_books_count_what_is_alive() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
+    let Some(sim) = start() else { return };
     let context = context().unwrap();
     let again = cudarc::driver::CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
@@ -237,10 +215,7 @@ fn the_books_count_what_is_alive() {
 
 #[test]
 fn a_destroyed_stream_finishes_its_work() {
-    let sim = Sim::start(Options::default());
-    if sim.is_real() {
-        return;
-    }
+    let Some(sim) = start() else { return };
     let context = context().unwrap();
     let keeper = context.new_stream().unwrap();
     let memory = keeper.clone_htod(&[0_u8; 8]).unwrap();

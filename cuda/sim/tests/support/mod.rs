@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys};
-use twinbuf_cuda_sim::{Control, Kernel, checksum_of};
+use twinbuf_cuda_sim::{Control, Kernel, Options, Sim, checksum_of};
 
 /// Bytes of a slot.
 pub(crate) const BYTES: usize = 4096;
@@ -66,12 +66,38 @@ impl Drop for Pinned {
     }
 }
 
+/// A run on the driver in software; none where the real one is used.
+pub(crate) fn start() -> Option<Sim> {
+    Sim::start_software(Options::default())
+}
+
 /// A context without implicit ordering.
 pub(crate) fn context() -> Result<Arc<CudaContext>, DriverError> {
     let context = CudaContext::new(0)?;
     // SAFETY: the tests order their streams themselves.
     unsafe { context.disable_event_tracking() };
     Ok(context)
+}
+
+/// A context and a stream of it.
+pub(crate) fn stream() -> (Arc<CudaContext>, Arc<CudaStream>) {
+    let context = context().unwrap();
+    let stream = context.new_stream().unwrap();
+    (context, stream)
+}
+
+/// A context and two streams of it.
+pub(crate) fn streams() -> (Arc<CudaContext>, [Arc<CudaStream>; 2]) {
+    let (context, one) = stream();
+    let two = context.new_stream().unwrap();
+    (context, [one, two])
+}
+
+/// A context, a stream of it, and a slot in the memory of the device and in page-locked memory.
+pub(crate) fn slot() -> (Arc<CudaContext>, Arc<CudaStream>, CudaSlice<u8>, Pinned) {
+    let (context, stream) = stream();
+    let memory = device(&stream, BYTES).unwrap();
+    (context, stream, memory, Pinned::new(BYTES).unwrap())
 }
 
 /// Device memory, allocated on `stream`.
