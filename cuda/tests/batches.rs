@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use common::{BYTES, bytes, commit, copy_threads, must_end, start, uploader};
+use common::{BYTES, bytes, commit, copy_threads, must_end, start, start_with, uploader};
 use cudarc::driver::{result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
-use twinbuf_cuda_sim::{Options, Sim};
+use twinbuf_cuda_sim::Options;
 
 #[test]
 fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
@@ -382,8 +382,7 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {
         for (host_depth, device_depth) in [(8, 1), (8, 3), (3, 2), (1, 8)] {
-            let _sim = Sim::start(Options { delay_us: 20, ..Options::default() });
-            let ctx = twinbuf_cuda::context(0).unwrap();
+            let (_sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
             let times = Arc::new(Mutex::new(Vec::new()));
             let log = times.clone();
             let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
@@ -464,10 +463,7 @@ fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
 fn memory_is_what_was_asked_for_after_twenty_thousand_batches() {
     const BATCHES: u64 = 20_000;
     must_end(|| {
-        let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
-        let ctx = twinbuf_cuda::context(0).unwrap();
-        // SAFETY: nothing here relies on it.
-        unsafe { ctx.disable_event_tracking() };
+        let (sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, false);
         let stream = ctx.new_stream().unwrap();
         let before = sim.live();
         let (mut slots, mut batches) =

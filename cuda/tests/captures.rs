@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use common::{BYTES, bytes, commit, must_end, start};
+use common::{BYTES, bytes, commit, must_end, start, start_software, start_with};
 use cudarc::driver::sys::CUstreamCaptureMode::{
     self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader};
-use twinbuf_cuda_sim::{Control, Failure, Options, Sim};
+use twinbuf_cuda_sim::{Control, Failure, Options};
 
 const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 const HELD: Error = Error::SlotHeld { device_depth: 2 };
@@ -133,10 +133,7 @@ fn each_call_leaves_a_capture_alone_and_the_uploader_works_afterwards() {
         let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
         let ways = ways.flat_map(|way| [(way, true), (way, false)]);
         for (((mode, overlap), pools), (name, call)) in ways.flat_map(|way| CALLS.map(|call| (way, call))) {
-            let sim = Sim::start(Options { delay_us: 0, pools, ..Options::default() });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            // SAFETY: nothing here relies on it.
-            unsafe { ctx.disable_event_tracking() };
+            let (sim, ctx) = start_with(Options { delay_us: 0, pools, ..Options::default() }, false);
             let (captured, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let uploader = Uploader::new(&ctx, BYTES).overlap(overlap).times(true);
             let (slots, batches) = uploader.build().unwrap();
@@ -188,8 +185,7 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
     must_end(|| {
         let ways = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
         for ((mode, overlap), raw) in ways.flat_map(|way| [(way, false), (way, true)]) {
-            let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
-            let ctx = twinbuf_cuda::context(0).unwrap();
+            let (sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
             let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
@@ -237,10 +233,7 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
 fn a_deadline_waits_for_the_end_of_a_capture_and_a_task_is_told() {
     must_end(|| {
         for (overlap, cancelled) in [(true, false), (true, true), (false, false), (false, true)] {
-            let (sim, ctx) = start(1, false);
-            if sim.is_real() {
-                return;
-            }
+            let Some((sim, ctx)) = start_software() else { return };
             let (captured, control) = (ctx.new_stream().unwrap(), sim.control());
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
             if cancelled {
@@ -371,10 +364,7 @@ fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_ca
 fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed() {
     must_end(|| {
         for (overlap, pools) in [(true, true), (true, false), (false, true), (false, false)] {
-            let sim = Sim::start(Options { delay_us: 0, pools, ..Options::default() });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            // SAFETY: nothing here relies on it.
-            unsafe { ctx.disable_event_tracking() };
+            let (sim, ctx) = start_with(Options { delay_us: 0, pools, ..Options::default() }, false);
             let stream = ctx.new_stream().unwrap();
             let before = sim.live().leaked();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
@@ -401,10 +391,7 @@ fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed()
 fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
     must_end(|| {
         for call in ["cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"] {
-            let (sim, ctx) = start(1, false);
-            if sim.is_real() {
-                return;
-            }
+            let Some((sim, ctx)) = start_software() else { return };
             let stream = ctx.new_stream().unwrap();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(false).build().unwrap();
             commit(&mut slots, BYTES, 1).unwrap();
@@ -433,12 +420,7 @@ fn a_scope_leaves_a_capture_of_its_stream_alone_and_the_stager_works_afterwards(
         let ways = ways.flat_map(|way| [(way, 92), (way, 100)]);
         for (((mode, tracking), len), begins) in ways.flat_map(|way| [0, 1, 2, 3].map(|begins| (way, begins)))
         {
-            let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            if !tracking {
-                // SAFETY: one stream uses everything.
-                unsafe { ctx.disable_event_tracking() };
-            }
+            let (sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, tracking);
             let stream = ctx.new_stream().unwrap();
             let (mut first, mut second) =
                 (stream.alloc_zeros::<u8>(100).unwrap(), stream.alloc_zeros::<u8>(len).unwrap());

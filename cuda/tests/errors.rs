@@ -7,7 +7,7 @@ mod common;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use common::{copy_threads, must_end, start};
+use common::{copy_threads, must_end, start, start_software};
 use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
@@ -247,10 +247,7 @@ fn any_one_operation_on_the_device_may_fail() {
 #[test]
 fn a_thread_without_a_context_frees_though_its_first_call_fails() {
     must_end(|| {
-        let (sim, ctx) = start(1, false);
-        if sim.is_real() {
-            return;
-        }
+        let Some((sim, ctx)) = start_software() else { return };
         let before = sim.live().leaked();
         let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build::<u64>().unwrap();
         // Receiving a batch shows that the copy thread has started: before that it has neither its name nor its
@@ -274,10 +271,7 @@ fn a_thread_without_a_context_frees_though_its_first_call_fails() {
 /// Also if cudarc has no part in the call.
 #[test]
 fn an_error_has_the_name_that_the_driver_gives_it() {
-    let (sim, ctx) = start(1, false);
-    if sim.is_real() {
-        return;
-    }
+    let Some((sim, ctx)) = start_software() else { return };
     sim.inject(Failure::api("cuInit", 1, 46));
     let error = twinbuf_cuda::context(0).unwrap_err();
     assert_eq!(error.to_string(), "cuInit: CUDA_ERROR_DEVICE_UNAVAILABLE (46)");
@@ -288,10 +282,7 @@ fn an_error_has_the_name_that_the_driver_gives_it() {
 
 #[test]
 fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
-    let (sim, ctx) = start(1, false);
-    if sim.is_real() {
-        return;
-    }
+    let Some((sim, ctx)) = start_software() else { return };
     let stream = ctx.new_stream().unwrap();
     let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(false).build::<u8>().unwrap();
     let mut commit = |value| slots.acquire()?.commit(BYTES, value);
@@ -314,10 +305,7 @@ fn a_use_that_was_neither_recorded_nor_waited_for_ends_the_uploader() {
 fn host_slots_whose_copies_cannot_be_waited_for_are_leaked() {
     must_end(|| {
         for overlap in [false, true] {
-            let (sim, ctx) = start(1, false);
-            if sim.is_real() {
-                return;
-            }
+            let Some((sim, ctx)) = start_software() else { return };
             let before = sim.live().leaked();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build::<u8>().unwrap();
             // Fails before the copy, so the copy thread never sees its end.

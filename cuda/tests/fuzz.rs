@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{copy_threads, must_end, threads};
+use common::{copy_threads, must_end, start_with, threads};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, ReservedSlot, Stager, Uploader, lent};
-use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, Sim, checksum_of};
+use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, checksum_of};
 
 const BYTES: usize = 448;
 const LAUNCH_FAILED: u32 = 719;
@@ -571,10 +571,7 @@ impl World {
 
 fn run(setup: Setup, calls: &[Call], ending: Ending) {
     let Setup { seed, pools, delay_us, .. } = setup;
-    let sim = Sim::start(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) });
-    let ctx = twinbuf_cuda::context(0).unwrap();
-    // SAFETY: nothing here relies on it.
-    unsafe { ctx.disable_event_tracking() };
+    let (sim, ctx) = start_with(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) }, false);
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap(), ctx.default_stream()];
     let mut blocking = null_mut();
     // SAFETY: the pointer is valid for the call.
@@ -712,12 +709,7 @@ enum Part<'a> {
 
 fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
     let Setup { seed, pools, delay_us, .. } = setup;
-    let sim = Sim::start(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) });
-    let ctx = twinbuf_cuda::context(0).unwrap();
-    if !tracking {
-        // SAFETY: one stream uses everything.
-        unsafe { ctx.disable_event_tracking() };
-    }
+    let (sim, ctx) = start_with(Options { delay_us, pools, pieces: 2, ..Options::seeded(seed) }, tracking);
     let (stream, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
     let before = sim.live().leaked();
     let stager = Stager::new(&ctx).slot_bytes([16, 60, 100, 4096][setup.host_depth % 4]);

@@ -7,7 +7,7 @@ mod gpu_report;
 
 mod common;
 
-use common::{copy_threads, must_end};
+use common::{copy_threads, must_end, start_with};
 use serde_json::Value;
 use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 
@@ -173,8 +173,7 @@ fn a_round_has_copies_with_gaps_between_and_is_long_beside_the_waking_of_threads
 #[test]
 fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
     must_end(|| {
-        let _sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
-        let ctx = twinbuf_cuda::context(0).unwrap();
+        let (_sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, true);
         let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
         gpu_report::uploads(uploader, &gpu_report::Extent::quick(), 4096, 8, || Ok(())).unwrap();
     });
@@ -183,10 +182,11 @@ fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
 #[test]
 fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
     let device_bytes = 3 << 20; // less than four times the larger size, 1 MiB
-    let sim = Sim::start(Options { delay_us: 0, pieces: 1, device_bytes, ..Options::default() });
-    if sim.is_real() {
+    let Some(sim) =
+        Sim::start_software(Options { delay_us: 0, pieces: 1, device_bytes, ..Options::default() })
+    else {
         return;
-    }
+    };
     sim.inject(Failure::api("cuMemcpyHtoDAsync_v2", 1, 999));
     let report = Report::run(&["copies", "overlap"]);
     let copies = report.lines("copies");
@@ -200,10 +200,9 @@ fn what_does_not_fit_or_fails_is_an_entry_and_the_rest_is_measured() {
 #[test]
 fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
     must_end(|| {
-        let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
-        if sim.is_real() {
+        let Some(sim) = Sim::start_software(Options { delay_us: 0, pieces: 1, ..Options::default() }) else {
             return;
-        }
+        };
         let ctx = twinbuf_cuda::context(0).unwrap();
         let work = gpu_report::Work::new(&ctx).unwrap();
         for nth in (0..).map(|power| 1 << power) {
@@ -223,10 +222,10 @@ fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
 
 #[test]
 fn without_a_device_it_is_one_line() {
-    let sim = Sim::start(Options { installed: Installed::NoDevice, ..Options::default() });
-    if sim.is_real() {
+    let Some(_sim) = Sim::start_software(Options { installed: Installed::NoDevice, ..Options::default() })
+    else {
         return;
-    }
+    };
     let error = gpu_report::run(&gpu_report::Extent::quick(), &[], |_| ()).unwrap_err().to_string();
     assert_eq!(error.lines().count(), 1, "{error}");
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{must_end, start};
+use common::{must_end, start, start_software, start_with};
 use cudarc::driver::{CudaContext, DeviceSlice, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
@@ -94,10 +94,7 @@ fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
 fn as_many_copies_are_in_flight_as_there_are_slots() {
     must_end(|| {
         for (host, device, flight) in [(1, 1, 1), (2, 2, 2), (4, 4, 4), (8, 8, 8), (8, 3, 3), (3, 8, 3)] {
-            let (sim, ctx) = start(1, false);
-            if sim.is_real() {
-                return;
-            }
+            let Some((sim, ctx)) = start_software() else { return };
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).host_depth(host).device_depth(device).build::<u64>().unwrap();
             let held = sim.hold(0); // the device is stopped: no copy completes
@@ -305,12 +302,7 @@ fn the_calls_of_a_batch() {
 fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
     must_end(|| {
         for (seed, tracking) in (0..40).map(|seed| (seed, seed % 2 == 0)) {
-            let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(seed) });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            if !tracking {
-                // SAFETY: nothing here relies on it.
-                unsafe { ctx.disable_event_tracking() };
-            }
+            let (sim, ctx) = start_with(Options { delay_us: 20, ..Options::seeded(seed) }, tracking);
             let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
             let mut copies = Vec::new();
@@ -370,10 +362,10 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 #[test]
 fn another_devices_context_stays_current_and_its_streams_are_refused() {
     must_end(|| {
-        let sim = Sim::start(Options { devices: 2, delay_us: 0, ..Options::default() });
-        if sim.is_real() {
+        let Some(_sim) = Sim::start_software(Options { devices: 2, delay_us: 0, ..Options::default() })
+        else {
             return;
-        }
+        };
         for overlap in [true, false] {
             let (ctx, other) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
             let stream = ctx.new_stream().unwrap();
@@ -443,10 +435,7 @@ fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
             ("stager", |ctx| Box::new(Stager::new(&ctx).slot_bytes(64).fill_threads(1).build().unwrap())),
             ("builders", |ctx| Box::new((Uploader::new(&ctx, 1), Stager::new(&ctx)))),
         ];
-        let sim = Sim::start(Options { devices: 2, ..Options::default() });
-        if sim.is_real() {
-            return;
-        }
+        let Some(_sim) = Sim::start_software(Options { devices: 2, ..Options::default() }) else { return };
         let other = twinbuf_cuda::context(1).unwrap();
         for round in 0..200 {
             let (name, owner) = owners[round % owners.len()];
@@ -465,10 +454,9 @@ fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
 fn waits_for_copies_sleep() {
     must_end(|| {
         for (overlap, times) in [(true, false), (true, true), (false, false), (false, true)] {
-            let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
-            if sim.is_real() {
+            let Some(sim) = Sim::start_software(Options { delay_us: 50, ..Options::default() }) else {
                 return;
-            }
+            };
             let ctx = twinbuf_cuda::context(0).unwrap();
             let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times).host_depth(1);
             let (mut slots, mut batches) = build.build::<u64>().unwrap();

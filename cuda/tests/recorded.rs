@@ -22,10 +22,9 @@ fn record(ctx: &CudaContext) {
 fn a_read_on_another_stream_ends_before_the_slot_is_refilled() {
     must_end(|| {
         for (seed, overlap, known) in (0..20).map(|seed| (seed, seed % 2 == 0, seed % 4 < 2)) {
-            let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(seed) });
-            if sim.is_real() {
+            let Some(sim) = Sim::start_software(Options { delay_us: 20, ..Options::seeded(seed) }) else {
                 return;
-            }
+            };
             let ctx = twinbuf_cuda::context(0).unwrap();
             let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let (mut slots, mut batches) = uploader(&ctx, overlap);
@@ -57,10 +56,10 @@ fn errors_recorded_at_any_time_free_nothing_that_is_in_use() {
     must_end(|| {
         for seed in 0..100 {
             let pools = seed % 3 != 0;
-            let sim = Sim::start(Options { delay_us: 20, pools, ..Options::seeded(seed) });
-            if sim.is_real() {
+            let Some(sim) = Sim::start_software(Options { delay_us: 20, pools, ..Options::seeded(seed) })
+            else {
                 return;
-            }
+            };
             life(&sim, seed);
             assert_eq!(sim.violations(), [""; 0], "seed {seed}");
         }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Barrier};
 use std::task::{Context, Wake};
 use std::thread;
 
-use common::{copy_threads, must_end, start};
+use common::{copy_threads, must_end, start, start_with};
 use cudarc::driver::CudaStream;
 use twinbuf_cuda::{DeviceBatches, Error, Lease, Uploader, lent};
-use twinbuf_cuda_sim::{Failure, Options, Sim};
+use twinbuf_cuda_sim::{Failure, Options};
 
 const BYTES: usize = 1380;
 
@@ -162,8 +162,7 @@ fn arguments_that_cannot_work_are_refused_by_name() {
 fn a_slot_dropped_while_an_earlier_copy_runs_is_followed_by_the_next_batch() {
     must_end(|| {
         for depth in 1..=8 {
-            let sim = Sim::start(Options { delay_us: 20, ..Options::seeded(depth as u64) });
-            let ctx = twinbuf_cuda::context(0).unwrap();
+            let (sim, ctx) = start_with(Options { delay_us: 20, ..Options::seeded(depth as u64) }, true);
             let stream = ctx.new_stream().unwrap();
             let build = Uploader::new(&ctx, 1024).host_depth(depth).device_depth(depth);
             let (mut slots, mut batches) = build.build::<u8>().unwrap();
@@ -197,8 +196,7 @@ fn a_reserved_slot_that_does_not_come_holds_up_no_end() {
     must_end(|| {
         for (overlap, forget) in [(true, false), (true, true), (false, false), (false, true)] {
             for (batches_first, finish) in [(true, false), (true, true), (false, false), (false, true)] {
-                let sim = Sim::start(Options { delay_us: 20, ..Options::default() });
-                let ctx = twinbuf_cuda::context(0).unwrap();
+                let (sim, ctx) = start_with(Options { delay_us: 20, ..Options::default() }, true);
                 let build = Uploader::new(&ctx, BYTES).overlap(overlap).host_depth(3);
                 let (mut slots, batches) = build.build::<u8>().unwrap();
                 slots.acquire().unwrap().commit(BYTES, 1).unwrap();

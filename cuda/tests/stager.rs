@@ -11,7 +11,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use common::{must_end, start, threads};
+use common::{must_end, start, start_software, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -43,12 +43,8 @@ fn pieces_of_all_lengths_arrive_whole_and_come_back() {
     must_end(|| {
         for seed in 0..24 {
             let pools = seed % 3 != 0;
-            let sim = Sim::start(Options { delay_us: 10, pools, ..Options::seeded(seed) });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            if seed % 2 == 0 {
-                // SAFETY: one stream uses everything.
-                unsafe { ctx.disable_event_tracking() };
-            }
+            let (sim, ctx) =
+                start_with(Options { delay_us: 10, pools, ..Options::seeded(seed) }, seed % 2 != 0);
             let stream = ctx.new_stream().unwrap();
             let before = sim.live().leaked();
             let seed = seed as usize;
@@ -189,12 +185,8 @@ fn neighbours_in_different_allocations_are_two_copies() {
 fn copies_come_after_the_streams_work_and_before_its_later_work() {
     must_end(|| {
         for (seed, tracking) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
-            let sim = Sim::start(Options { delay_us: 30, pools: seed % 2 == 0, ..Options::seeded(seed) });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            if !tracking {
-                // SAFETY: one stream uses each slice.
-                unsafe { ctx.disable_event_tracking() };
-            }
+            let (sim, ctx) =
+                start_with(Options { delay_us: 30, pools: seed % 2 == 0, ..Options::seeded(seed) }, tracking);
             let streams = [ctx.new_stream().unwrap(), ctx.default_stream(), ctx.per_thread_stream()];
             let before = sim.live().leaked();
             let mut stager = small(&ctx).build().unwrap();
@@ -265,10 +257,9 @@ fn options_and_lengths_out_of_range_are_refused() {
 
 #[test]
 fn another_context_is_refused() {
-    let sim = Sim::start(Options { devices: 2, delay_us: 0, ..Options::default() });
-    if sim.is_real() {
+    let Some(_sim) = Sim::start_software(Options { devices: 2, delay_us: 0, ..Options::default() }) else {
         return;
-    }
+    };
     let (here, there) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
     let (stream, other) = (here.default_stream(), there.default_stream());
     let mut memory = other.alloc_zeros::<u8>(8).unwrap();
@@ -283,10 +274,7 @@ fn another_context_is_refused() {
 fn whatever_fails_waits_for_the_copies_and_the_stager_works_afterwards() {
     must_end(|| {
         for (seed, way) in (0..8).flat_map(|seed| (0..5).map(move |way| (seed, way))) {
-            let sim = Sim::start(Options { delay_us: 60, ..Options::seeded(seed) });
-            let ctx = twinbuf_cuda::context(0).unwrap();
-            // SAFETY: one stream uses everything.
-            unsafe { ctx.disable_event_tracking() };
+            let (sim, ctx) = start_with(Options { delay_us: 60, ..Options::seeded(seed) }, false);
             let stream = ctx.new_stream().unwrap();
             let before = sim.live().leaked();
             let mut stager = small(&ctx).build().unwrap();
@@ -504,8 +492,7 @@ fn what_cudarc_could_not_enqueue_fails_the_scope() {
 /// Its slots are freed after their copies, which nobody has waited for.
 #[test]
 fn a_stager_is_dropped_while_its_copies_run() {
-    let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
-    let ctx = twinbuf_cuda::context(0).unwrap();
+    let (sim, ctx) = start_with(Options { delay_us: 50, ..Options::default() }, true);
     let stream = ctx.new_stream().unwrap();
     let mut memory = device(&stream, 200);
     let mut stager = small(&ctx).build().unwrap();
@@ -517,10 +504,7 @@ fn a_stager_is_dropped_while_its_copies_run() {
 /// Slots that a copy may still use are neither filled again nor freed.
 #[test]
 fn a_stager_whose_copies_cannot_be_waited_for_has_ended() {
-    let (sim, ctx) = start(1, false);
-    if sim.is_real() {
-        return;
-    }
+    let Some((sim, ctx)) = start_software() else { return };
     let stream = ctx.new_stream().unwrap();
     let mut memory = device(&stream, 100);
     let before = sim.live().leaked();

@@ -12,7 +12,13 @@ use twinbuf_cuda_sim::{Options, Sim};
 /// A driver without delays, and its context, with cudarc's event tracking or without.
 #[allow(dead_code)]
 pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
-    let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) });
+    start_with(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) }, tracking)
+}
+
+/// The same with these options.
+#[allow(dead_code)]
+pub(crate) fn start_with(options: Options, tracking: bool) -> (Sim, Arc<CudaContext>) {
+    let sim = Sim::start(options);
     static HELD: Once = Once::new();
     if sim.is_real() {
         // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
@@ -20,10 +26,17 @@ pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     }
     let ctx = context(0).unwrap();
     if !tracking {
-        // SAFETY: no test relies on it.
+        // SAFETY: no test relies on it: one stream uses everything, or the test orders its streams.
         unsafe { ctx.disable_event_tracking() };
     }
     (sim, ctx)
+}
+
+/// The driver in software without delays and without cudarc's event tracking; none where the real one is used.
+#[allow(dead_code)]
+pub(crate) fn start_software() -> Option<(Sim, Arc<CudaContext>)> {
+    let (sim, ctx) = start(1, false);
+    (!sim.is_real()).then_some((sim, ctx))
 }
 
 /// A test that takes longer hangs. By default a hundred times the longest test, for busy machines.
