@@ -47,7 +47,7 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
                 assert!(found.eq(expected.iter().cloned()), "{which}");
                 let report = loader.report();
                 assert_eq!((report.batches, report.loads), (33, 33), "one read a batch: {which}");
-                assert_eq!(report.workers, if overlap { workers as u64 } else { 1 }, "{which}");
+                assert_eq!(report.settings.workers, if overlap { workers } else { 1 }, "{which}");
                 // Also from the middle of an epoch, and after epochs that were left early.
                 for taken in [0, 1, 4, 11] {
                     let epoch = loader.epoch(3).take(taken).map(|batch| batch.unwrap().to_vec());

@@ -342,7 +342,7 @@ impl Probe<'_> {
         let predicted = runs.iter().filter_map(|run| run.second.predict(settings));
         let (defaults_range, range) = (ends(&all_before), ends(&after));
         Ok(Tried {
-            calls: calls(settings, runs.first().map_or(settings, |run| run.both.settings())),
+            calls: calls(settings, runs.first().map_or(settings, |run| run.both.settings)),
             predicted_s: median(&sorted(predicted.map(|found| seconds(found.wall)))),
             defaults_range,
             range,
@@ -381,7 +381,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
         let loads = reports.iter().filter_map(|report| report.by_epoch.last());
         let load_s = median(&sorted(loads.map(|row| seconds(row.load) / row.batches.max(1) as f64)));
         let off = |report: &&Report| {
-            let settings = Settings { overlap: false, ..report.settings() };
+            let settings = Settings { overlap: false, ..report.settings };
             report.predict(settings).map(|found| seconds(found.wall))
         };
         // That of the round with the median time.
@@ -421,7 +421,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
 
 /// What the batches of the report took.
 fn wall(report: &Report) -> f64 {
-    report.predict(report.settings()).map_or(0.0, |found| seconds(found.measured))
+    report.predict(report.settings).map_or(0.0, |found| seconds(found.measured))
 }
 
 /// At least a nanosecond: no run is faster, and every ratio is then a number.

@@ -294,12 +294,12 @@ impl Loader {
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
         let built = detached(py, || builder.build()).map_err(failed)?;
         let (report, breakdown) = (built.report(), built.breakdown());
-        let (asked_overlap, overlap) = (overlap, report.overlap);
+        let (asked_overlap, overlap) = (overlap, report.settings.overlap);
         let state = State { run: Run::Idle(built), ..State::default() };
         let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
-        let (depth, workers) = (wanted.0, report.workers);
+        let (depth, workers) = (wanted.0, report.settings.workers as u64);
         let this = Self { shared, plan: plan.unbind(), objects, map, sender, copy_stream, depth, workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)

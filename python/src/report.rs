@@ -178,19 +178,19 @@ impl Report {
     /// Whether batches are loaded ahead.
     #[getter]
     fn overlap(&self) -> bool {
-        self.inner.overlap
+        self.inner.settings.overlap
     }
 
     /// The number of slots, or of items ahead.
     #[getter]
     fn depth(&self) -> usize {
-        self.inner.settings().depth
+        self.inner.settings.depth
     }
 
     /// The number of loading threads.
     #[getter]
-    fn workers(&self) -> u64 {
-        self.inner.workers
+    fn workers(&self) -> usize {
+        self.inner.settings.workers
     }
 
     /// Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
@@ -232,7 +232,7 @@ impl Report {
         };
         let (depth, workers) =
             (within("depth", depth, usize::MAX)?, within("workers", workers, MAX_WORKERS)?);
-        let now = self.inner.settings();
+        let now = self.inner.settings;
         let overlap = overlap.unwrap_or(now.overlap || depth.is_some() || workers.is_some());
         let (depth, workers) = (depth.unwrap_or(now.depth), workers.unwrap_or(now.workers));
         Ok(self.inner.predict(observe::Settings { overlap, depth, workers }).map(Prediction::from))

@@ -151,7 +151,7 @@ pub(super) struct Model {
 
 impl Model {
     pub(super) fn of(report: &Report) -> Self {
-        let (recent, settings) = (&report.recent, report.settings());
+        let (recent, settings) = (&report.recent, report.settings);
         let measured: Duration = recent.units.iter().map(Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
         let demand = Demand::of(recent, measured, settings.overlap);
@@ -330,7 +330,7 @@ impl Model {
     /// How many batches the caller keeps beside the one that it uses, if it waits for their slots.
     fn kept(&self, report: &Report) -> Option<usize> {
         let kept = |unit: &Unit| if let Hold::Kept { later, .. } = unit.hold { later } else { 0 };
-        let most = self.units.iter().map(kept).max().filter(|most| *most > 0 && report.overlap)?;
+        let most = self.units.iter().map(kept).max().filter(|most| *most > 0 && report.settings.overlap)?;
         let mut free = self.units.clone();
         free.iter_mut().filter(|unit| kept(unit) > 0).for_each(|unit| unit.hold = Hold::Use);
         let run =
@@ -380,13 +380,6 @@ fn nanos(time: f64) -> Duration {
 }
 
 impl Report {
-    /// Returns the settings that the loader ran with.
-    #[must_use]
-    pub fn settings(&self) -> Settings {
-        let workers = usize::try_from(self.workers).unwrap_or(usize::MAX);
-        Settings { overlap: self.overlap, depth: self.depth, workers }
-    }
-
     /// Predicts the time of the last batches, at most 1024, with other settings, by a replay of their measured times. The
     /// call takes less than a millisecond.
     ///
@@ -403,7 +396,7 @@ impl Report {
     /// ```
     /// # use twinbuf::{Report, observe::Settings};
     /// # fn f(report: &Report) {
-    /// if let Some(found) = report.predict(Settings { workers: 2, ..report.settings() }) {
+    /// if let Some(found) = report.predict(Settings { workers: 2, ..report.settings }) {
     ///     println!("2 workers: {:?} in place of {:?}", found.wall, found.measured);
     /// }
     /// # }
@@ -557,7 +550,7 @@ fn gains(found: &Prediction) -> String {
 
 /// The calls that change the settings.
 fn change(report: &Report, to: Settings) -> String {
-    let from = report.settings();
+    let from = report.settings;
     if to.overlap && !from.overlap && report.by_breakdown {
         return "Turn the breakdown off, which turns the overlap off".to_string();
     }

@@ -52,7 +52,7 @@ impl Recorder {
         mut report: Report,
         sends: bool,
     ) -> Self {
-        report.by_breakdown = !report.overlap && breakdown.is_on();
+        report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
         let (epoch, asked, since, history) = (None, None, None, History::default());
         Self { report, breakdown, track, wait, epoch, asked, since, history, sends }
@@ -321,7 +321,7 @@ impl LoopRecorder {
     /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
     /// whole load, and the report does not advise a thread that loads ahead.
     pub fn from_workers(&mut self) {
-        (self.recorder.report.overlap, self.recorder.report.kind) = (true, Kind::Ahead);
+        (self.recorder.report.settings.overlap, self.recorder.report.kind) = (true, Kind::Ahead);
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn a_thread_would_hide_the_shorter_side_of_each_step() {
         let report = recorded(&[(10, 30); 20]).report();
-        let found = report.predict(Settings { overlap: true, ..report.settings() }).unwrap();
+        let found = report.predict(Settings { overlap: true, ..report.settings }).unwrap();
         assert_eq!(found.measured, Duration::from_millis(1600));
         // Two epochs, each with the first load of 10 ms and 20 uses of 30 ms. Threads also need some microseconds to
         // wake up.
@@ -498,7 +498,7 @@ mod tests {
         assert_eq!((both.epochs, both.batches), (4, 10));
         assert_eq!(both.wall, first.wall + second.wall);
         assert_eq!(both.first, first.first);
-        let found = both.predict(both.settings()).unwrap();
+        let found = both.predict(both.settings).unwrap();
         assert_eq!(found.batches, 10);
         assert_eq!(found.measured, first.wall + second.wall);
         assert_eq!(Report::default().then(first.clone()), first);

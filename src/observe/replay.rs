@@ -7,7 +7,7 @@
 //! Times are nanoseconds as `f64`: whole numbers stay exact.
 
 /// The loader options that [`Report::predict`](crate::Report::predict) can vary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Settings {
     /// Whether threads load ahead of the caller.

@@ -101,9 +101,10 @@ pub struct Report {
     /// The number of system calls that read these batches from the files of [`Records`](crate::Records). 0 for data
     /// sets that read by other means.
     pub io_calls: u64,
-    /// The number of loading threads. 1 if the caller's thread loads the batches. `read` and `transform` are sums
-    /// over all threads.
-    pub workers: u64,
+    /// The settings that the loader ran with. `workers` is 1 if the caller's thread loads the batches; `read` and
+    /// `transform` are sums over all threads. `overlap` is `false` if the builder, the environment or a breakdown turned
+    /// overlap off.
+    pub settings: Settings,
     /// The time from the first request for a batch to the end of each epoch, summed over all epochs. A wait in
     /// progress is included. The batch in use is not included.
     pub wall: Duration,
@@ -135,13 +136,7 @@ pub struct Report {
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
-    /// Whether a thread loads ahead of the caller. `false` if the builder, the environment or a breakdown turned
-    /// overlap off.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub overlap: bool,
-    /// Host slots, and slots on the device.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(super) depth: usize,
+    /// Slots on the device.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) device_depth: usize,
     /// A breakdown turned the overlap off.
@@ -173,9 +168,7 @@ pub(crate) enum Kind {
 
 impl Report {
     pub(crate) fn new(kind: Kind, settings: Settings, device_depth: usize) -> Self {
-        let Settings { overlap, depth, workers } = settings;
-        let workers = workers as u64;
-        Self { kind, overlap, workers, depth, device_depth, ..Self::default() }
+        Self { kind, settings, device_depth, ..Self::default() }
     }
 
     /// What is counted elsewhere.
@@ -306,7 +299,7 @@ impl Report {
 
     /// What each of the workers has of a time that is of all of them.
     fn each(&self, all: Duration) -> Duration {
-        all / u32::try_from(self.workers.max(1)).unwrap_or(u32::MAX)
+        all / u32::try_from(self.settings.workers.max(1)).unwrap_or(u32::MAX)
     }
 
     /// What making the batches is called.

@@ -378,9 +378,9 @@ fn the_report_adds_up() {
             let report = generator.report();
             assert_eq!((report.epochs, report.batches), (0, calls * 10));
             assert!(report.wall >= report.train.busy + report.train.waiting, "{mode:?}: {report:?}");
-            let same = report.predict(report.settings()).unwrap();
+            let same = report.predict(report.settings).unwrap();
             assert_eq!((same.batches, same.wall <= report.wall), (calls * 10, true), "{mode:?}: {same:?}");
-            let off = report.predict(Settings { overlap: false, ..report.settings() }).unwrap();
+            let off = report.predict(Settings { overlap: false, ..report.settings }).unwrap();
             assert!(off.wall > off.waiting, "{mode:?}: {off:?}");
             let text = report.to_string();
             assert!(

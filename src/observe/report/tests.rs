@@ -73,14 +73,14 @@ fn the_verdict_is_the_stage_that_saves_most() {
 fn what_was_measured_is_predicted_for_the_same_settings() {
     for overlap in [false, true] {
         let found = report(overlap, &[10, 30, 20, 40, 10, 10], 20);
-        let same = found.predict(found.settings()).unwrap();
+        let same = found.predict(found.settings).unwrap();
         assert_eq!((same.wall, same.measured, same.batches), (found.wall, found.wall, 6), "{overlap}");
     }
     let found = report(true, &[10; 10], 10);
-    let off = found.predict(Settings { overlap: false, ..found.settings() }).unwrap();
+    let off = found.predict(Settings { overlap: false, ..found.settings }).unwrap();
     assert_eq!((off.wall, off.waiting), (ms(200), ms(100)));
     assert!((off.gain() - (1.0 - 200.0 / 110.0)).abs() < 1e-9);
-    assert_eq!(Report::default().predict(found.settings()), None);
+    assert_eq!(Report::default().predict(found.settings), None);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn settings_out_of_any_range_are_predicted_at_once() {
 #[test]
 fn epochs_of_one_batch_are_asked_for_at_once() {
     let mut found = with(report(false, &[10; 20], 10), |_, seen| seen.began = Some(seen.asked));
-    found.overlap = true;
+    found.settings.overlap = true;
     assert_eq!(found.recommended(), None, "no option helps: {found}");
     let advice = found.advice();
     assert!(advice.starts_with("Ask for all epochs at once, with `epochs(..)`: 48 % less, "), "{advice}");
@@ -252,7 +252,7 @@ fn loads_that_take_turns_are_not_advised_more_threads() {
         let begin = seen.load.end - ms(10);
         seen.load.start = begin.checked_sub(ms(10 * at.min(2) as u64)).unwrap_or(begin);
     });
-    let found = Report { workers: 3, depth: 4, ..found };
+    let found = Report { settings: Settings { workers: 3, depth: 4, ..found.settings }, ..found };
     assert_eq!(found.recommended(), None, "{found}");
     assert!(found.advice().contains("take turns"), "{found}");
 }
@@ -268,7 +268,7 @@ fn loads_that_only_began_at_a_distance_do_not_take_turns() {
         seen.released = later(seen.released);
         seen.load.cpu = Some(crate::thread::Share { wall: 0.01, ..Default::default() });
     });
-    let found = Report { workers: 4, depth: 8, ..found };
+    let found = Report { settings: Settings { workers: 4, depth: 8, ..found.settings }, ..found };
     assert!(!found.advice().contains("take turns"), "{found}");
     // The gain is an upper limit: no load ran alone, so it is not known whether they wait for each other.
     let found = found.recommended().unwrap_or_else(|| panic!("{found}"));
@@ -283,15 +283,15 @@ fn what_nobody_has_seen_side_by_side_gains_at_most() {
     assert!(gain.at_most, "{gain:?}");
     assert!(found.advice().contains(": up to 4"), "{found}");
     assert!(found.advice().ends_with("(replayed), unless a lock or other programs prevent it."), "{found}");
-    assert!(!found.predict(Settings { depth: 4, ..found.settings() }).unwrap().at_most, "only slots");
+    assert!(!found.predict(Settings { depth: 4, ..found.settings }).unwrap().at_most, "only slots");
     // Loads now run in pairs, and each still takes 20 ms.
     let both = with(found, |at, seen| {
         let start = seen.load.start;
         seen.load.start = if at % 2 == 1 { start.checked_sub(ms(19)).unwrap_or(start) } else { start };
         seen.load.end = seen.load.start + ms(20);
     });
-    let both = Report { workers: 2, depth: 4, ..both };
-    assert!(!both.predict(Settings { workers: 3, depth: 5, ..both.settings() }).unwrap().at_most);
+    let both = Report { settings: Settings { workers: 2, depth: 4, ..both.settings }, ..both };
+    assert!(!both.predict(Settings { workers: 3, depth: 5, ..both.settings }).unwrap().at_most);
 }
 
 /// Threads that wait for processors, and how many others want them too.
@@ -303,7 +303,7 @@ fn contended(overlap: bool, delay: f32, running: f32) -> Report {
 
 #[test]
 fn processors_that_others_have_are_not_promised() {
-    let gain = |found: &Report| found.predict(Settings { overlap: true, ..found.settings() }).unwrap().gain();
+    let gain = |found: &Report| found.predict(Settings { overlap: true, ..found.settings }).unwrap().gain();
     // First, no other program wants a processor. Then others do, as the delays of our threads show, or the system's
     // count.
     let [alone, delayed, counted] =
