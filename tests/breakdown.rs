@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use common::{files, open, plan};
+use common::{busy, files, open, plan};
 use twinbuf::{Breakdown, Loader};
 
 /// A breakdown, and the lines of its log.
@@ -26,13 +26,6 @@ fn parse(line: &str) -> (&str, Vec<(&str, f64)>) {
 
 fn names<'a>(phases: &[(&'a str, f64)]) -> Vec<&'a str> {
     phases.iter().map(|(name, _)| *name).collect()
-}
-
-fn busy(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
 }
 
 #[test]

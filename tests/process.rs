@@ -7,28 +7,9 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
+use common::forked::forked;
 use common::{Gated, at};
 use twinbuf::{Error, Loader, Plan};
-
-/// Runs `child` in a forked process and returns whether it returned true. The child must not allocate while
-/// another thread may hold the allocator's lock; glibc's malloc takes care of that.
-fn forked(child: impl FnOnce() -> bool) -> bool {
-    // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
-    match unsafe { libc::fork() } {
-        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        0 => {
-            let right = child();
-            // SAFETY: takes no pointer, and does not return.
-            unsafe { libc::_exit(if right { 0 } else { 1 }) }
-        }
-        pid => {
-            let mut status = 0;
-            // SAFETY: the kernel writes to `status`, a live local.
-            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-        }
-    }
-}
 
 #[test]
 fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
@@ -39,10 +20,8 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     open.send(()).unwrap();
     drop(epoch.next().unwrap().unwrap());
 
-    // The thread waits at the gate forever. The alarm ends a hang here.
+    // The thread waits at the gate forever. An alarm ends a hang.
     assert!(forked(|| {
-        // SAFETY: takes no pointer.
-        unsafe { libc::alarm(300) };
         matches!(epoch.next(), Some(Err(Error::Forked { at: found })) if found == at(0, 1))
             && epoch.next().is_none()
     }));
@@ -53,8 +32,6 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     }
     drop(epoch);
     assert!(forked(|| {
-        // SAFETY: takes no pointer.
-        unsafe { libc::alarm(300) };
         matches!(loader.epoch(1).try_next(), std::task::Poll::Ready(Some(Err(Error::Forked { .. }))))
     }));
 
@@ -62,19 +39,13 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     let (_open, gate) = channel();
     let loader = Loader::builder(Gated(gate), plan.clone()).build().unwrap();
     assert!(forked(|| {
-        // SAFETY: takes no pointer.
-        unsafe { libc::alarm(300) };
         drop(loader);
         true
     }));
     let (_open, gate) = channel();
     let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
     let _ = loader.epoch(0);
-    assert!(forked(|| {
-        // SAFETY: takes no pointer.
-        unsafe { libc::alarm(300) };
-        loader.close().is_ok()
-    }));
+    assert!(forked(|| { loader.close().is_ok() }));
 }
 
 #[test]

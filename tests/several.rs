@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use common::{RECORD, files, open, plan};
+use common::{RECORD, busy, files, open, plan};
 use serde_json::Value;
 use twinbuf::{BatchIndices, BoxError, Breakdown, Dataset, Loader, Plan};
 
@@ -95,13 +95,6 @@ impl Dataset for Gated {
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
     (open, Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap()).build().unwrap())
-}
-
-fn busy(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
 }
 
 /// The times of the training come from sums of measured intervals. They are compared only with one another, never with

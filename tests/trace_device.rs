@@ -9,18 +9,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use common::model::Model;
-use common::{files, open, plan};
+use common::{busy, files, open, plan};
 use serde_json::Value;
 use twinbuf::observe::Trace;
 use twinbuf::{Breakdown, Loader, cuda, generate};
 use twinbuf_cuda_sim::{Options, Sim};
-
-fn busy(time: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        std::hint::spin_loop();
-    }
-}
 
 /// For each row and each event on it, the sum in seconds.
 fn sums(events: &[Value]) -> BTreeMap<(String, String), f64> {

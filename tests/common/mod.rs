@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)] // each test binary uses its part
 
+#[cfg(unix)]
+pub mod forked;
 pub mod model;
 pub mod trace;
 
@@ -11,12 +13,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use twinbuf::loader::At;
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
 use twinbuf::pipe::Backend;
 use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
+
+/// Uses a processor for this long.
+pub fn busy(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
 
 /// Bytes of a record in these tests.
 pub const RECORD: usize = 512;

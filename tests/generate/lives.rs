@@ -1,6 +1,8 @@
 //! Generators that are dropped, closed or forked in any state.
 
 use super::faults::{Fault, faulty};
+#[cfg(unix)]
+use super::forked::forked;
 use super::*;
 
 #[test]
@@ -92,28 +94,6 @@ fn a_caller_that_panics_joins_the_thread() {
         });
         assert!(caller.join().is_err());
         assert!(watch.dropped.load(Ordering::Relaxed), "{mode:?}");
-    }
-}
-
-/// Runs `child` in a forked process and returns whether it returned true. The alarm ends a hang.
-#[cfg(unix)]
-fn forked(child: impl FnOnce() -> bool) -> bool {
-    // SAFETY: takes no pointer. The child leaves by `_exit` and runs nothing of the test harness.
-    match unsafe { libc::fork() } {
-        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-        0 => {
-            // SAFETY: takes no pointer.
-            unsafe { libc::alarm(300) };
-            let right = child();
-            // SAFETY: takes no pointer, and does not return.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        pid => {
-            let mut status = 0;
-            // SAFETY: the kernel writes to `status`, a live local.
-            assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-        }
     }
 }
 
