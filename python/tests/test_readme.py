@@ -1,4 +1,4 @@
-"""The programs in the README run."""
+"""The programs in this README and in the one of the whole run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_programs_in_the_readme(
+def test_the_programs_in_the_readmes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     header = np.zeros(256, dtype=np.int32)
@@ -69,3 +69,9 @@ def test_the_programs_in_the_readme(
         y.view(-1)
     assert sum(len(batch) for batch in names["loader"].epochs(1)) == 1000
     assert "3 epochs, 18 batches" in capsys.readouterr().out
+    np.save(tmp_path / "train.npy", np.zeros((1024, 3), dtype=np.float32))
+    blocks = re.findall(r"```python\n(.*?)```", (README.parents[1] / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    exec(blocks[0], names)
+    assert steps == 18 + 18 + 12
+    assert "3 epochs, 12 batches" in capsys.readouterr().out

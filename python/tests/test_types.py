@@ -13,9 +13,9 @@ import pytest
 HERE = Path(__file__).parent
 CHECKERS = {"mypy": [sys.executable, "-m", "mypy", "--strict"], "pyright": [sys.executable, "-m", "pyright"]}
 
-# What the programs of the README take from their surroundings.
+# What the programs of the two READMEs take from their surroundings.
 AROUND = """\
-# pyright: strict, reportUnusedVariable=false
+# pyright: strict, reportUnusedVariable=false, reportUnusedImport=false
 import os
 from collections.abc import Iterator
 
@@ -52,11 +52,11 @@ def lines_of(checker: list[str], program: Path) -> tuple[set[int], str]:
     return found, done.stdout
 
 
-@pytest.mark.parametrize("name", ["typed.py", "typed_wrong.py", "README.md"])
+@pytest.mark.parametrize("name", ["typed.py", "typed_wrong.py", "README.md", "../README.md"])
 def test_the_lines_that_are_refused(checker: list[str], name: str, tmp_path: Path) -> None:
-    program = tmp_path / name.replace(".md", ".py")
+    program = tmp_path / Path(name).with_suffix(".py").name
     text = (HERE / name if name.endswith(".py") else HERE.parent / name).read_text()
-    if name == "README.md":
+    if name.endswith(".md"):
         # Each in a function of its own: they reuse names.
         blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         blocks = [block.replace("import twinbuf as tb\n", "") for block in blocks]
