@@ -9,10 +9,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use pyo3::prelude::*;
-use twinbuf::loader::{Epochs, Reading};
+use twinbuf::loader::Reading;
+use twinbuf::pipe::{Front, Items};
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
@@ -23,21 +24,35 @@ use crate::names::Names;
 use crate::position::Position;
 use crate::reading::is_reading;
 
-#[allow(clippy::large_enum_variant, reason = "there is one for each loader")]
+/// A front end of the crate, or the iteration that owns it.
+#[allow(clippy::large_enum_variant, reason = "there is one for each loader or stream")]
 #[derive(Default)]
-pub(crate) enum Run {
-    Idle(twinbuf::Loader),
-    Running(Epochs<'static>),
+pub(crate) enum Run<F: Front + 'static = twinbuf::Loader> {
+    Idle(F),
+    Running(Items<'static, F>),
     #[default]
     Closed,
 }
 
-impl Run {
+impl<F: Front + 'static> Run<F> {
     /// Ends the iteration, if there is one.
-    pub(crate) fn into_loader(self) -> Option<twinbuf::Loader> {
+    pub(crate) fn take(&mut self) -> Option<F> {
+        match mem::take(self) {
+            Self::Idle(front) => Some(front),
+            Self::Running(items) => items.into_front(),
+            Self::Closed => None,
+        }
+    }
+
+    /// Ends the iteration, if there is one, and keeps the front end.
+    pub(crate) fn rest(&mut self) {
+        *self = self.take().map_or(Self::Closed, Self::Idle);
+    }
+
+    pub(crate) fn report(&self) -> Option<twinbuf::Report> {
         match self {
-            Self::Idle(loader) => Some(loader),
-            Self::Running(epochs) => epochs.into_front(),
+            Self::Idle(front) => Some(front.pipe().report()),
+            Self::Running(items) => Some(items.report()),
             Self::Closed => None,
         }
     }
@@ -230,8 +245,7 @@ impl State {
     /// Ends the iteration, if there is one.
     pub(crate) fn rest(&mut self) {
         self.put_back = None;
-        let run = std::mem::take(&mut self.run);
-        self.run = run.into_loader().map_or(Run::Closed, Run::Idle);
+        self.run.rest();
     }
 
     /// Where an iteration of these epochs begins, if that is not the start of a training of this plan: at a loaded state,
@@ -280,8 +294,7 @@ impl State {
     }
 
     fn start(&mut self, from: Option<&Checkpoint>, epochs: Range<u64>) -> Result<(), Box<twinbuf::Error>> {
-        let run = std::mem::take(&mut self.run);
-        let Some(loader) = run.into_loader() else { return Ok(()) };
+        let Some(loader) = self.run.take() else { return Ok(()) };
         self.end = epochs.end;
         let begun = match from {
             Some(from) => loader.into_epochs_from(from, epochs.end),
@@ -309,11 +322,7 @@ impl State {
     }
 
     pub(crate) fn report(&self) -> twinbuf::Report {
-        match &self.run {
-            Run::Idle(loader) => loader.report(),
-            Run::Running(epochs) => epochs.report(),
-            Run::Closed => self.last_report.clone(),
-        }
+        self.run.report().unwrap_or_else(|| self.last_report.clone())
     }
 
     /// The position after the last received batch, for its state.
@@ -341,7 +350,7 @@ impl Drop for Shared {
     /// Waits for a read in progress, but no longer than [`LEAVE`]. The thread may need the GIL to finish a batch.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let run = std::mem::take(&mut state.run);
+        let run = mem::take(&mut state.run);
         let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
         let mut wait = || closing.wait(LEAVE);
         let closed = Python::try_attach(|py| detached(py, &mut wait)).unwrap_or_else(wait);
@@ -354,14 +363,14 @@ impl Drop for Shared {
 }
 
 /// The loader to close, if there is one.
-pub(crate) fn loader_of(run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
+pub(crate) fn loader_of(mut run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
     // Relaxed: this thread has received the error that followed the store, or does not free the memory of the view.
     if kept.load(Ordering::Relaxed) {
         // Python code kept a view of a slot, so the memory of the slots must never be freed.
-        std::mem::forget(run);
+        mem::forget(run);
         return None;
     }
-    run.into_loader()
+    run.take()
 }
 
 /// A loader that is being closed, on a thread of its own: the caller's can look at signals meanwhile, or give up.
@@ -404,16 +413,16 @@ impl Closing {
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     let mut threads = handover::stop_all(py);
-    let loaders = std::mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
+    let loaders = mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
         // Take the loader away from its iterators: from now on they return no more batches.
-        let run = shared.state.detached(py, |state| std::mem::take(&mut state.run));
+        let run = shared.state.detached(py, |state| mem::take(&mut state.run));
         if let Some(closing) = loader_of(run, &shared.kept).map(Closing::start) {
             let closing = closing?;
             threads.push((LEAVE, Box::new(move || closing.is_there())));
         }
     }
-    let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+    let left = mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
     threads.extend(
         left.into_iter().map(|closing| -> (_, IsThere) { (LEFT_FOR, Box::new(move || closing.is_there())) }),
     );

@@ -16,7 +16,6 @@ mod locked;
 mod names;
 mod number;
 mod object;
-mod phase;
 mod plan;
 mod position;
 mod reading;

@@ -22,7 +22,6 @@ use crate::locked::{LEAVE, Locked, SLICE, detached};
 use crate::names::Names;
 use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
-use crate::phase::Phase;
 use crate::plan::Plan;
 use crate::position::Position;
 use crate::records::{Records, read_mode_of};
@@ -99,9 +98,9 @@ const IN_PYTHON: [(&str, &str); 6] = [
 /// memory_limit
 ///     The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no limit.
 /// breakdown
-///     Prints the time of each phase for the first 10 steps and every n-th, to the standard error, and their sums with
-///     `report`. The phases are ``load`` and those of `phase`. It turns the overlap off, because the
-///     times of overlapping phases cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
+///     Prints the time of loading and of the whole step for the first 10 steps and every n-th, to the standard error, and
+///     their sums with `report`. It turns the overlap off, because overlapping times cannot be separated.
+///     ``TWINBUF_BREAKDOWN=100`` does the same.
 /// trace
 ///     A file for a Chrome trace of the first five epochs.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
@@ -457,14 +456,6 @@ impl Loader {
             Ok(false) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, error)),
         }
-    }
-
-    /// A part of the step for the ``breakdown``: ``with loader.phase("forward"): ...``.
-    ///
-    /// What runs on a device counts only if the phase waits for it.
-    fn phase(&self, py: Python<'_>, name: &str) -> PyResult<Phase> {
-        self.shared.check(py)?;
-        Ok(Phase::new(self.shared.breakdown.clone(), name))
     }
 
     /// Where the time went so far, as a report.

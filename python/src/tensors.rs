@@ -1,17 +1,19 @@
 //! `Tensors` and `stream`: the weights of a model, group by group, the next one read while this one is used.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Poll;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
-use twinbuf::stream::{Pass, TensorStream};
+use twinbuf::Error;
+use twinbuf::stream::TensorStream;
 
 use crate::device;
 use crate::dtype;
+use crate::engine;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::locked::{Locked, SLICE, detached};
@@ -164,7 +166,8 @@ pub(crate) fn stream(
     let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
     let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
     let kept = built.kept();
-    let run = Run { stream: Some(built), pass: None, passes: 0, leases: Vec::new() };
+    let stream = engine::Run::Idle(built);
+    let run = Run { stream, passes: 0, next: 0, put_back: None, leases: Vec::new() };
     let (run, sender) = (Locked::new(run), sender.map(Bound::unbind));
     Ok(Stream { run, sender, name, groups: all, kept, depth })
 }
@@ -194,45 +197,63 @@ fn by_key(
     keys.iter().map(|key| groups.as_any().get_item(key)?.extract()).collect()
 }
 
-/// A stream, or the pass that owns it.
+/// A stream, and where its newest pass is.
 struct Run {
-    stream: Option<TensorStream>,
-    pass: Option<Pass<'static>>,
+    stream: engine::Run<TensorStream>,
     /// Passes begun so far: only the newest gets groups.
     passes: u64,
+    /// The number of the next group in the pass.
+    next: u64,
+    /// A group that a signal withheld from the loop. The loop gets it next.
+    put_back: Option<Group>,
     /// Groups that were handed out and may be in use, with the number of their pass.
     leases: Vec<(u64, Weak<Lease>)>,
 }
 
 impl Run {
-    /// Ends the pass, if there is one.
-    fn rest(&mut self) {
-        self.stream = self.pass.take().map_or_else(|| self.stream.take(), Pass::into_front);
-    }
-
     /// Ends the pass; who asks for more of it is told so.
     fn end(&mut self) {
-        self.rest();
-        self.passes += 1;
+        self.stream.rest();
+        (self.passes, self.next, self.put_back) = (self.passes + 1, 0, None);
     }
 
-    fn begin(&mut self) {
+    /// Begins a pass, and returns its number.
+    fn begin(&mut self) -> u64 {
         self.end();
-        self.pass = self.stream.take().map(TensorStream::into_pass);
+        let pass = self.stream.take().map(TensorStream::into_pass);
+        self.stream = pass.map_or(engine::Run::Closed, engine::Run::Running);
+        self.passes
     }
 
     /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
     /// keeps its memory and frees its slot.
-    fn free_a_slot(&mut self) {
-        if self.pass.as_ref().is_some_and(|pass| pass.held_for().is_some()) {
+    fn free_a_slot(&self) {
+        if matches!(&self.stream, engine::Run::Running(pass) if pass.held_for().is_some()) {
             let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
             before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
         }
     }
 
-    fn report(&self) -> twinbuf::Report {
-        let idle = || self.stream.as_ref().map(TensorStream::report);
-        self.pass.as_ref().map(Pass::report).or_else(idle).unwrap_or_default()
+    /// Waits a little for the next group.
+    fn next(&mut self) -> Poll<Option<Result<Group, Error>>> {
+        if self.put_back.is_some() {
+            return Poll::Ready(self.put_back.take().map(Ok));
+        }
+        let engine::Run::Running(pass) = &mut self.stream else { return Poll::Ready(None) };
+        let found = pass.next_timeout(SLICE).map_ok(|group| {
+            let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, self.next)));
+            self.next += 1;
+            self.leases.retain(|(_, lease)| lease.strong_count() > 0);
+            self.leases.push((self.passes, Arc::downgrade(&lease)));
+            let (place, count) = ((lease.epoch, lease.step), lease.views.len());
+            Group { content: Content::Host(lease), place, number, count }
+        });
+        match &found {
+            Poll::Ready(Some(Ok(_))) => {}
+            Poll::Ready(_) => self.stream.rest(),
+            Poll::Pending => self.free_a_slot(),
+        }
+        found
     }
 }
 
@@ -260,8 +281,7 @@ impl Stream {
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         this.check(py)?;
-        let at = Mutex::new(At::default());
-        let pass = Py::new(py, PassOfGroups { stream: slf.clone().unbind(), at })?;
+        let pass = Py::new(py, PassOfGroups { stream: slf.clone().unbind(), pass: OnceLock::new() })?;
         let Some(sender) = &this.sender else { return Ok(pass.into_any()) };
         sender.call_method0(py, "stop")?;
         this.run.detached(py, Run::end);
@@ -283,7 +303,7 @@ impl Stream {
     /// Where the time went so far: passes are epochs, and groups are batches.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.check(py)?;
-        let found = self.run.with(py, |run| run.report());
+        let found = self.run.with(py, |run| run.stream.report()).unwrap_or_default();
         let found = device::report(py, self.sender.as_ref(), found)?;
         Ok(Report::new(found, self.name.as_deref().unwrap_or_default(), Kind::Loader))
     }
@@ -302,8 +322,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         if self.run.is_forked() {
             // The reading thread is in the parent process, so it cannot be joined here: leak the stream.
-            let Run { stream, pass, .. } = self.run.get_mut();
-            std::mem::forget((stream.take(), pass.take()));
+            std::mem::forget(std::mem::take(&mut self.run.get_mut().stream));
         }
     }
 }
@@ -312,19 +331,8 @@ impl Drop for Stream {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 struct PassOfGroups {
     stream: Py<Stream>,
-    at: Mutex<At>,
-}
-
-/// Where a pass is.
-#[derive(Default)]
-struct At {
-    /// Which pass of the stream, 0 before it has begun.
-    pass: u64,
-    /// The number of the next group.
-    next: u64,
-    ended: bool,
-    /// A group that a signal withheld from the loop.
-    put_back: Option<Group>,
+    /// Which pass of the stream, once it has begun.
+    pass: OnceLock<u64>,
 }
 
 #[pymethods]
@@ -334,10 +342,14 @@ impl PassOfGroups {
     }
 
     /// The groups that are left.
-    fn __len__(&self) -> usize {
-        let at = self.at();
-        let all = self.stream.get().groups + usize::from(at.put_back.is_some());
-        all.saturating_sub(usize::try_from(at.next).unwrap_or(usize::MAX))
+    fn __len__(&self, py: Python<'_>) -> usize {
+        let (stream, own) = (self.stream.get(), self.pass.get());
+        let received = stream.run.with(py, |run| match own {
+            None => 0,
+            Some(own) if *own == run.passes => run.next as usize - usize::from(run.put_back.is_some()),
+            Some(_) => stream.groups,
+        });
+        stream.groups - received
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
@@ -345,35 +357,9 @@ impl PassOfGroups {
         stream.check(py)?;
         loop {
             py.check_signals()?;
-            let found = detached(py, || {
-                let mut at = self.at();
-                if at.put_back.is_some() || at.ended {
-                    return Some(Poll::Ready(at.put_back.take().map(Ok)));
-                }
-                let mut run = stream.run.lock();
-                if at.pass == 0 {
-                    run.begin();
-                    at.pass = run.passes;
-                }
-                let Run { pass, passes, leases, .. } = &mut *run;
-                let found = pass.as_mut().filter(|_| at.pass == *passes)?.next_timeout(SLICE);
-                let found = found.map_ok(|group| {
-                    let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, at.next)));
-                    leases.retain(|(_, lease)| lease.strong_count() > 0);
-                    leases.push((at.pass, Arc::downgrade(&lease)));
-                    let (place, count) = ((lease.epoch, lease.step), lease.views.len());
-                    Group { content: Content::Host(lease), place, number, count }
-                });
-                match &found {
-                    Poll::Ready(None) => {
-                        run.rest();
-                        at.ended = true;
-                    }
-                    Poll::Ready(Some(Ok(_))) => at.next += 1,
-                    Poll::Ready(Some(Err(_))) => at.ended = true,
-                    Poll::Pending => run.free_a_slot(),
-                }
-                Some(found)
+            let found = stream.run.detached(py, |run| {
+                let own = *self.pass.get_or_init(|| run.begin());
+                (own == run.passes).then(|| run.next())
             });
             return match found {
                 None => {
@@ -387,7 +373,9 @@ impl PassOfGroups {
                     Ok(()) => Ok(Some(group)),
                     // Ctrl-C interrupts this call: keep the group for the next one.
                     Err(raised) => {
-                        self.at().put_back = Some(group);
+                        stream.run.with(py, |run| {
+                            run.put_back = Some(group).filter(|_| self.pass.get() == Some(&run.passes));
+                        });
                         Err(raised)
                     }
                 },
@@ -396,21 +384,14 @@ impl PassOfGroups {
     }
 }
 
-impl PassOfGroups {
-    fn at(&self) -> MutexGuard<'_, At> {
-        self.at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Drop for PassOfGroups {
     fn drop(&mut self) {
         // If the pass was left early, stop reading ahead for it.
-        let begun = self.at.get_mut().unwrap_or_else(PoisonError::into_inner).pass;
         let stream = self.stream.get();
-        if begun > 0 && !stream.run.is_forked() {
+        if self.pass.get().is_some() && !stream.run.is_forked() {
             let mut run = stream.run.lock();
-            if run.passes == begun {
-                run.rest();
+            if self.pass.get() == Some(&run.passes) {
+                run.stream.rest();
             }
         }
     }

@@ -314,7 +314,6 @@ def test_after_a_fork(numbers: Numbers) -> None:
                 loader.report,
                 loader.close,
                 loader.__enter__,
-                lambda: loader.phase("x"),
             )
             for use in uses:
                 try:

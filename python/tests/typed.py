@@ -16,8 +16,7 @@ epochs = loader.epochs(np.int64(3))
 print(len(epochs), loader.plan.indices(np.int64(0), np.int64(1)))
 for batch in epochs:
     step: int = batch.step
-    with loader.phase("forward"):
-        print(step, len(batch), batch.indices.shape, batch.torch())
+    print(step, len(batch), batch.indices.shape, batch.torch())
 first = data[np.int64(0)].shape
 model = tb.Tensors.open("model.safetensors")
 for layer in tb.stream(model, lambda name: name.split(".")[0], depth=np.int64(2), memory_limit=1 << 30):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ._prefetch import around
-from ._streams import Sent, Streams, Upload, streams_of
+from ._streams import Accelerator, Sent, Upload, streams_of
 from ._twinbuf import _Items, _Recorder, _Thread
 from .errors import OptionError
 
@@ -38,7 +38,7 @@ class Sender:
     """The device of one loader or stream, which calls it. Each iteration has its own thread."""
 
     def __init__(
-        self, streams: Streams, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
+        self, streams: Accelerator, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
     ) -> None:
         self.device = device
         self.depth = depth

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
-from ._streams import Streams, Upload, as_tensors, streams_of
+from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Thread
 from .errors import LoaderTimeoutError, OptionError
 
@@ -31,7 +31,7 @@ _MOST = 1 << 16
 def prefetch(
     iterable: Iterable[T],
     *,
-    device: str | torch.device | Streams | None = None,
+    device: str | torch.device | Accelerator | None = None,
     depth: SupportsIndex = 2,
     name: str = "",
     trace: str | os.PathLike[str] | None = None,

@@ -50,44 +50,6 @@ class Event(Protocol):
         """Block the caller until the marked point is reached."""
 
 
-class Streams(Protocol):
-    """What an upload needs of a device: torch's is :class:`Accelerator`, the tests have one that runs
-    late."""
-
-    def side(self) -> Any:
-        """Make a new stream."""
-
-    def current(self) -> Any:
-        """Return the current stream of the calling thread."""
-
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make ``stream`` the current one of the calling thread."""
-
-    def event(self) -> Event:
-        """Make an event."""
-
-    def host(self, nbytes: int) -> torch.Tensor:
-        """Allocate page-locked bytes."""
-
-    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Allocate on the device, for the current stream."""
-
-    def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Enqueue a copy on the current stream."""
-
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Keep the memory of a tensor that is freed from being reused before ``stream`` is done with it."""
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is on the device already."""
-
-    def pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is in page-locked memory."""
-
-    def move(self, item: Any, non_blocking: bool) -> Any:
-        """Move an object by its own ``to``, on the current stream."""
-
-
 # Where launchers put the number of a process on its machine. The same as in Rust.
 _RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
@@ -96,7 +58,7 @@ _RELAXED, _PORTABLE = 2, 1
 
 
 class Accelerator:
-    """Torch's streams of one device."""
+    """Torch's streams of one device: what an upload needs of it. The tests have a device that runs late."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -110,9 +72,11 @@ class Accelerator:
         self._driver = _driver() if device.type == "cuda" else None
 
     def side(self) -> Any:
+        """Make a new stream."""
         return (self._cuda or self._torch).Stream(device=self._device)
 
     def current(self) -> Any:
+        """Return the current stream of the calling thread."""
         if self._cuda is None:
             return self._torch.accelerator.current_stream(self._device)
         with self._cuda.device(self._device):
@@ -125,6 +89,7 @@ class Accelerator:
 
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
+        """Make ``stream`` the current one of the calling thread."""
         # Without the exchange a wait for a copy would end a CUDA graph's capture by another thread.
         mode = ctypes.c_int(_RELAXED)
         if self._driver is not None:
@@ -138,6 +103,7 @@ class Accelerator:
                 self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def event(self) -> Event:
+        """Make an event."""
         # Blocking: a thread that synchronizes would spin. `torch.Event` ignores it on CUDA.
         event: Event
         if self._cuda is not None:
@@ -147,6 +113,7 @@ class Accelerator:
         return event
 
     def host(self, nbytes: int) -> torch.Tensor:
+        """Allocate page-locked bytes."""
         memory: torch.Tensor
         # With this device current: elsewhere torch would open a context on device 0 to page-lock for it.
         side = self.side()
@@ -167,21 +134,27 @@ class Accelerator:
             driver.cuMemHostUnregister(start)
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Allocate on the device, for the current stream."""
         return self._torch.empty_like(tensor, device=self._device, requires_grad=False)
 
     def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Enqueue a copy on the current stream."""
         out.copy_(tensor, non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keep the memory of a tensor that is freed from being reused before ``stream`` is done with it."""
         tensor.record_stream(stream)
 
     def owns(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is on the device already."""
         return bool(tensor.device == self._device)
 
     def pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is in page-locked memory."""
         return tensor.is_pinned()
 
     def move(self, item: Any, non_blocking: bool) -> Any:
+        """Move an object by its own ``to``, on the current stream."""
         return item.to(self._device, non_blocking=True) if non_blocking else item.to(self._device)
 
 
@@ -203,10 +176,10 @@ def _driver() -> Any:
         return None
 
 
-def streams_of(device: Any) -> Streams | None:
+def streams_of(device: Any) -> Accelerator | None:
     """Return the streams of a device, which may be such an object itself; None for host memory."""
     if hasattr(device, "side"):
-        streams: Streams = device
+        streams: Accelerator = device
         return streams
     import torch
 
@@ -221,7 +194,7 @@ class _Slot:
     copied: Event
     bytes: torch.Tensor | None = None
 
-    def reserve(self, nbytes: int, streams: Streams) -> torch.Tensor:
+    def reserve(self, nbytes: int, streams: Accelerator) -> torch.Tensor:
         """Wait for the last copy out of the slot, and make it large enough."""
         self.copied.synchronize()
         if self.bytes is None or self.bytes.numel() < nbytes:
@@ -266,7 +239,7 @@ class Upload:
     inside :meth:`using`.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: Accelerator) -> None:
         self._streams = streams
         self._side = streams.side()
         self._slots = [_Slot(streams.event()), _Slot(streams.event())]

@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import GenericAlias, TracebackType
+from types import GenericAlias
 from typing import (
     Any,
     Final,
@@ -11,7 +11,6 @@ from typing import (
     Self,
     SupportsIndex,
     TypeAlias,
-    TypeVar,
     final,
     overload,
 )
@@ -19,8 +18,9 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import TypeVar
 
-from ._streams import Streams
+from ._streams import Accelerator
 from .tensors import TensorInfo
 
 __version__: str
@@ -235,13 +235,7 @@ class Batch:
     def release(self) -> None: ...
     def __len__(self) -> int: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object, /) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack__(
         self,
@@ -253,17 +247,6 @@ class Batch:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-@final
-class _Phase:
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-
 class _Batches(Protocol[_T_co]):
     def __iter__(self) -> Iterator[_T_co]: ...
     def __next__(self) -> _T_co: ...
@@ -273,41 +256,23 @@ class _Batches(Protocol[_T_co]):
 _Sources: TypeAlias = Records | _Dataset | tuple[Records | _Dataset, ...] | Mapping[str, Records | _Dataset]
 
 # Of what the loop gets: batches, or what `map` makes of them.
+_Made = TypeVar("_Made", default=Batch)
+
 @final
-class Loader(Generic[_T]):
-    @overload
+class Loader(Generic[_Made]):
     def __new__(
         cls,
         data: _Sources,
         plan: Plan,
         *,
         name: str | None = None,
-        device: str | torch.device | Streams | None = None,
+        device: str | torch.device | Accelerator | None = None,
         device_depth: _Int = 2,
         depth: _Int | None = None,
         workers: _Int = 1,
         overlap: bool = True,
         copy_stream: bool = True,
-        map: None = None,
-        read_mode: _ReadMode = "auto",
-        memory_limit: _Int | None = None,
-        breakdown: _Int | None = None,
-        trace: _Path | None = None,
-    ) -> Loader[Batch]: ...
-    @overload
-    def __new__(
-        cls,
-        data: _Sources,
-        plan: Plan,
-        *,
-        name: str | None = None,
-        device: str | torch.device | Streams | None = None,
-        device_depth: _Int = 2,
-        depth: _Int | None = None,
-        workers: _Int = 1,
-        overlap: bool = True,
-        copy_stream: bool = True,
-        map: Callable[[Batch], _T],
+        map: Callable[[Batch], _Made] | None = None,
         read_mode: _ReadMode = "auto",
         memory_limit: _Int | None = None,
         breakdown: _Int | None = None,
@@ -315,14 +280,13 @@ class Loader(Generic[_T]):
     ) -> Self: ...
     @classmethod
     def __class_getitem__(cls, item: Any) -> GenericAlias: ...
-    def epochs(self, epochs: _Int | range, /, *, timeout: float | None = None) -> _Batches[_T]: ...
-    def epoch(self, epoch: _Int, *, timeout: float | None = None) -> _Batches[_T]: ...
-    def __iter__(self) -> _Batches[_T]: ...
+    def epochs(self, epochs: _Int | range, /, *, timeout: float | None = None) -> _Batches[_Made]: ...
+    def epoch(self, epoch: _Int, *, timeout: float | None = None) -> _Batches[_Made]: ...
+    def __iter__(self) -> _Batches[_Made]: ...
     # Of a `DataLoader`.
     batch_size: Final[int]
     dataset: Final[_Sized]
     def set_epoch(self, epoch: _Int) -> None: ...
-    def phase(self, name: str) -> _Phase: ...
     def __len__(self) -> int: ...
     plan: Final[Plan]
     def state_dict(self) -> dict[str, Any]: ...
@@ -331,13 +295,7 @@ class Loader(Generic[_T]):
     def reading(self) -> dict[str, Any] | None: ...
     def close(self, *, timeout: float | None = None) -> None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object, /) -> None: ...
 
 @final
 class Tensors(Mapping[str, TensorInfo]):
@@ -368,7 +326,7 @@ def stream(
     groups: Callable[[str], Any] | Sequence[Sequence[str]],
     *,
     name: str | None = None,
-    device: str | torch.device | Streams | None = None,
+    device: str | torch.device | Accelerator | None = None,
     cycle: bool = False,
     depth: _Int = 2,
     keep: _Int | None = None,
