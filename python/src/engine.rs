@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use std::{io, mem, thread};
+use std::{fs, io, mem, thread};
 
 use pyo3::prelude::*;
 use twinbuf::loader::Reading;
@@ -445,7 +445,7 @@ fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<(
         let Some(patience) = threads.iter().map(|&(patience, _)| patience).max() else { return Ok(()) };
         if waited >= patience {
             let now = used()?;
-            if now - before < 0.05 * waited.as_secs_f64() {
+            if now - before < 0.05 * waited.as_secs_f64() && !is_runnable() {
                 return Ok(());
             }
             (waited, before) = (Duration::ZERO, now);
@@ -456,4 +456,14 @@ fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<(
         waited += since.elapsed().min(SLICE);
         py.check_signals()?;
     }
+}
+
+/// Whether another thread of this process has or wants a processor. `false` if the system does not tell, as only Linux
+/// does.
+fn is_runnable() -> bool {
+    let stat = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("stat")).ok();
+    // The state follows the name of the thread, which is in parentheses (proc_pid_stat(5)).
+    let runs = |stat: &String| stat.rsplit(") ").next().is_some_and(|fields| fields.starts_with('R'));
+    // This thread is one of them.
+    fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.filter_map(stat).filter(runs).count() > 1)
 }

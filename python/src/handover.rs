@@ -175,6 +175,21 @@ impl Making {
     fn shared(&self) -> Option<Arc<Shared>> {
         self.shared.get().and_then(Weak::upgrade)
     }
+
+    /// Waits for the end of the thread, if it was started, as long as `timeout`. Returns whether it ended.
+    fn join(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
+        let since = Instant::now();
+        // Acquire: the caller uses the iterable next, and must see the thread's changes to it.
+        while self.running.load(Ordering::Acquire) {
+            if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
+                self.left.store(true, Ordering::Relaxed);
+                return Ok(false);
+            }
+            py.check_signals()?;
+            detached(py, || std::thread::sleep(Duration::from_micros(100)));
+        }
+        Ok(true)
+    }
 }
 
 // Relaxed is enough for these flags: the GIL, the lock of `State` or the ring orders the data that they announce.
@@ -308,17 +323,7 @@ impl Thread {
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
     #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        let (timeout, since) = (seconds_or_none("timeout", timeout)?, Instant::now());
-        // Acquire: the caller uses the iterable next, and must see the thread's changes to it.
-        while self.making.running.load(Ordering::Acquire) {
-            if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-                self.making.left.store(true, Ordering::Relaxed);
-                return Ok(false);
-            }
-            py.check_signals()?;
-            detached(py, || std::thread::sleep(Duration::from_micros(100)));
-        }
-        Ok(true)
+        self.making.join(py, seconds_or_none("timeout", timeout)?)
     }
 }
 
@@ -636,6 +641,10 @@ impl Items {
                 Ok(false) => {
                     self.at_the_end(py)?;
                     self.shared.state.with(py, State::end);
+                    if self.recorder.is_some() {
+                        // Until it ends, the thread keeps the stream, and so the end of its trace.
+                        self.shared.making.join(py, Some(LEAVE))?;
+                    }
                     return Ok(None);
                 }
                 Err(error) => return Err(self.failed(py, error)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -33,6 +34,53 @@ def test_the_exit_waits_for_a_thread_that_drops_the_loader() -> None:
     program = [sys.executable, "-X", "faulthandler", str(Path(blocked.__file__).with_name("exits.py"))]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+STARVED = """
+import atexit, os, threading
+ended = threading.Event()
+atexit.register(lambda: print(ended.is_set()))  # before twinbuf's own, so called after it
+import numpy as np
+import twinbuf as tb
+
+inside, numbers = threading.Event(), np.random.default_rng(0).random(400_000)
+
+class Data:
+    dtype, shape = "int64", (1,)
+
+    def __len__(self):
+        return 8
+
+    def read_into(self, indices, out):
+        if indices[0] == 4:
+            os.sched_setaffinity(0, {CPU})
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            inside.set()
+            np.sort(numbers)  # without the GIL
+            ended.set()
+        np.asarray(out)[:] = indices[:, None]
+
+data = Data()
+items = tb.Loader(data, tb.Plan(data, 2)).epochs(1)
+next(items)
+inside.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which threads want a processor")
+def test_the_exit_waits_for_a_thread_with_a_small_share_of_a_processor() -> None:
+    processor = min(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        for program in busy:
+            os.sched_setaffinity(program.pid, {processor})
+        command = [sys.executable, "-c", STARVED.replace("CPU", str(processor))]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    finally:
+        for program in busy:
+            program.kill()
+            program.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
 
 
 class Gate:
