@@ -188,6 +188,18 @@ impl<'f, F: Front> Items<'f, F> {
         self.front.pipe().report()
     }
 
+    /// Ends the iteration and returns the front end. Returns `None` if the iterator only borrows it.
+    #[must_use = "otherwise drop the iterator"]
+    pub fn into_front(mut self) -> Option<F> {
+        if !self.ended {
+            self.end(Ended::Left);
+        }
+        match mem::replace(&mut self.front, Held::Gone) {
+            Held::Own(front) => Some(*front),
+            _ => None,
+        }
+    }
+
     fn advance(&mut self, waiting: Waiting<'_, '_>) -> Poll<Option<Result<F::Item, Error>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -249,20 +261,6 @@ impl<F: Front> Items<'static, F> {
     /// Iterates over what `front` has been told to deliver, and owns it.
     pub fn owned(front: F) -> Self {
         Self { front: Held::Own(Box::new(front)), ended: false }
-    }
-}
-
-impl<F: Front> Items<'_, F> {
-    /// Ends the iteration and returns the front end. Returns `None` if the iterator only borrows it.
-    #[must_use = "otherwise drop the iterator"]
-    pub fn into_front(mut self) -> Option<F> {
-        if !self.ended {
-            self.end(Ended::Left);
-        }
-        match mem::replace(&mut self.front, Held::Gone) {
-            Held::Own(front) => Some(*front),
-            _ => None,
-        }
     }
 }
 

@@ -333,6 +333,19 @@ impl<B: Backend> TensorStream<B> {
         self.pipe.post(Box::new(order), true, u64::MAX);
     }
 
+    /// Makes a group of the next one in the order.
+    fn group(&mut self, place: GroupPlace<B>) -> Group<B> {
+        let (groups, taken) = (self.schedule.groups().clone(), self.taken.clone());
+        let (group, at) = (self.order[self.at], self.pipe.at(self.place()));
+        self.at += 1;
+        Group { place, groups, group, at, taken, more: None }
+    }
+
+    /// The memory of a group that is kept and comes through no slot.
+    fn kept_group(&self, group: usize) -> Option<Arc<Buffer>> {
+        self.kept[group].get().filter(|_| !self.schedule.is_streamed(group)).cloned()
+    }
+
     /// Returns the groups of the stream.
     #[must_use]
     pub fn groups(&self) -> &Groups {
@@ -381,21 +394,6 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reading {
             slot[..bytes].copy_from_slice(kept);
         }
         Ok(Content::Bytes(bytes))
-    }
-}
-
-impl<B: Backend> TensorStream<B> {
-    /// Makes a group of the next one in the order.
-    fn group(&mut self, place: GroupPlace<B>) -> Group<B> {
-        let (groups, taken) = (self.schedule.groups().clone(), self.taken.clone());
-        let (group, at) = (self.order[self.at], self.pipe.at(self.place()));
-        self.at += 1;
-        Group { place, groups, group, at, taken, more: None }
-    }
-
-    /// The memory of a group that is kept and comes through no slot.
-    fn kept_group(&self, group: usize) -> Option<Arc<Buffer>> {
-        self.kept[group].get().filter(|_| !self.schedule.is_streamed(group)).cloned()
     }
 }
 
