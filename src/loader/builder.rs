@@ -95,6 +95,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// read records without further processing. With [`overlap`](Self::overlap) set to `false`, the loader starts no
     /// thread.
     ///
+    /// While the files are in memory, a caller that waits for a batch also reads. Workers for which it and the others leave
+    /// no processor then rest for 1 ms after each batch that takes less.
+    ///
     /// Each worker uses a clone of the data set ([`Dataset::try_clone`]) and of every transform
     /// ([`RecordTransform::try_clone`]). `build` returns [`Error::Option`] if there are several workers and one of
     /// these cannot be cloned.
@@ -356,7 +359,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut datasets = self.own.datasets.iter();
         let files = datasets.all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
         let ours = self.own.transforms.values().flatten().all(|transform| transform.pays());
-        self.options.overlaps() && processors > self.own.workers && files && ours
+        self.options.overlaps() && processors > 1 && files && ours
     }
 }
 

@@ -87,7 +87,7 @@ use self::record::Locate;
 pub use self::record::{Content, Filling, Header, Place};
 use self::ring::{BothSides, Received, Waiting};
 pub use self::ring::{Filled, Ring, Slots};
-use self::turn::{AnySource, FOREVER, Order, Patience, Shared, Take, Worker};
+use self::turn::{AnySource, FOREVER, HELP_LIMIT, Order, Patience, Shared, Take, Worker};
 pub use self::turn::{Around, Loop, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
@@ -104,9 +104,6 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// The same if a task received the last item. It is short because other tasks share the thread.
 const TASK_LIMIT: Duration = Duration::from_millis(10);
-
-/// How long a fill by a waiting caller may take, if its wait has no limit.
-const HELP_LIMIT: Duration = Duration::from_millis(1);
 
 /// What a pipe is made of.
 pub(crate) struct Setup<R: Ring> {
@@ -207,6 +204,10 @@ impl<R: Ring> Pipe<R> {
             Kind::Batches | Kind::Groups => (What::Read, "read"),
         };
         let workers = sources.len();
+        let processors = match helper {
+            Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
+            None => usize::MAX,
+        };
         let threads = if overlap { workers } else { 0 };
         let shared = Arc::new(Shared::new(producer, threads, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
@@ -225,7 +226,7 @@ impl<R: Ring> Pipe<R> {
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
             let track = trace.clone().map(|trace| Track::new(trace, id, &row, naming.rounds));
             let recorder = LoadRecorder::new(track, what);
-            let mut worker = Worker::new(source, recorder, index);
+            let mut worker = Worker::new(source, recorder, index, index > 0 && index + 1 >= processors);
             if !overlap {
                 *own = Some(worker);
                 break;
@@ -244,7 +245,7 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::new(None, what), workers));
+            *own = Some(Worker::new(helper, LoadRecorder::new(None, what), workers, false));
         }
         let (call, received, last_fill, publisher) = (0, 0, Duration::ZERO, Publisher::default());
         let (held_since, begun) = (None, plain::Begun::default());
@@ -413,7 +414,7 @@ impl<R: Ring> Pipe<R> {
                     there = false;
                 }
                 Received::Empty => {
-                    self.not_held();
+                    not_held(&mut self.held_since, shared);
                     return Poll::Pending;
                 }
                 Received::Held => {
@@ -439,32 +440,18 @@ impl<R: Ring> Pipe<R> {
         };
         self.received += 1;
         self.publisher.waited(now);
+        not_held(&mut self.held_since, shared);
         match mem::replace(&mut header.result, Ok(Content::End)) {
             Ok(Content::Bytes(bytes)) => {
                 header.result = Ok(Content::Bytes(bytes));
                 recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
             }
-            Ok(Content::End) => {
-                self.not_held();
-                return Poll::Ready(Ok(None));
-            }
-            Err(error) => {
-                let error = at_place(*error, at());
-                self.not_held();
-                return Poll::Ready(Err(error));
-            }
+            end => return Poll::Ready(end.map(|_| None).map_err(|error| at_place(*error, at()))),
         }
-        self.not_held();
         if self.publisher.is_due(now) {
             self.publisher.publish(self.report(), now);
         }
         Poll::Ready(Ok(Some(item)))
-    }
-
-    fn not_held(&mut self) {
-        if self.held_since.take().is_some() {
-            self.running.shared.forget_task();
-        }
     }
 
     /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
@@ -647,6 +634,13 @@ fn help<R: Ring>(
     None
 }
 
+/// The next slot is no longer held, so no task waits for its release.
+fn not_held<R: Ring>(since: &mut Option<Instant>, shared: &Shared<R>) {
+    if since.take().is_some() {
+        shared.forget_task();
+    }
+}
+
 /// An order that panicked does not know the name of its unit.
 fn at_place(error: Error, at: At) -> Error {
     match error {
@@ -692,7 +686,7 @@ mod tests {
         shared.begin(Box::new(units), true, u64::MAX);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         let worker =
-            |source, index| Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index);
+            |source, index| Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index, false);
         let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
         let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
         let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
@@ -702,5 +696,28 @@ mod tests {
         assert_eq!((*first, *first.unit()), (0, 0));
         let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
         assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
+    }
+
+    #[test]
+    fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
+        const UNITS: u64 = 20;
+        for rests in [false, true] {
+            let (producer, _consumer) = Numbered::ring(vec![0; 21]);
+            let shared = Shared::<Numbered>::new(producer, 1, Naming::default());
+            let units = (0..UNITS).map(|unit| (Place { step: unit, ..Place::default() }, unit));
+            shared.begin(Box::new(units), true, u64::MAX);
+            let recorder = LoadRecorder::new(None, What::Read);
+            let worker = Worker::new(Box::new(Numbers(None)), recorder, 0, rests);
+            let waits = std::cell::Cell::new(0);
+            worker.run(&shared, &|wait| {
+                waits.set(waits.get() + 1);
+                if shared.loads() == UNITS {
+                    shared.close();
+                }
+                wait();
+            });
+            // The last wait is for another call. A fill on a busy machine may be long.
+            assert_eq!(waits.get() > 1, rests, "{} waits", waits.get());
+        }
     }
 }

@@ -119,6 +119,9 @@ struct Mailbox<U> {
 /// Longer than a process runs.
 pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
+/// How long a fill by a waiting caller may take, if its wait has no limit.
+pub(super) const HELP_LIMIT: Duration = Duration::from_millis(1);
+
 /// How long [`Shared::take`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
@@ -370,6 +373,8 @@ pub(super) struct Worker<R: Ring> {
     source: AnySource<R>,
     /// The place of its progress, which the caller's has not.
     index: usize,
+    /// Whether the other workers and a caller that helps have all processors: then it rests after each short fill.
+    rests: bool,
     /// When it was ready for another unit.
     ready: Instant,
     last: Option<Ticket>,
@@ -379,8 +384,8 @@ pub(super) struct Worker<R: Ring> {
 pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ring>::Unit>>;
 
 impl<R: Ring> Worker<R> {
-    pub(super) fn new(source: AnySource<R>, recorder: LoadRecorder, index: usize) -> Self {
-        Self { recorder, source, index, ready: Instant::now(), last: None }
+    pub(super) fn new(source: AnySource<R>, recorder: LoadRecorder, index: usize, rests: bool) -> Self {
+        Self { recorder, source, index, rests, ready: Instant::now(), last: None }
     }
 
     /// What the thread runs within.
@@ -405,7 +410,10 @@ impl<R: Ring> Worker<R> {
                 wait(&mut || taken = shared.take(Patience::Idle));
             }
             let Take::Unit(unit) = taken else { return };
-            worker.fill(shared, unit, None);
+            let (_, times) = worker.fill(shared, unit, None);
+            if worker.rests && times.end - times.start < HELP_LIMIT && worker.pays() {
+                wait(&mut || std::thread::sleep(HELP_LIMIT));
+            }
         }
     }
 
