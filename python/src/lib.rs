@@ -22,6 +22,7 @@ mod reading;
 mod recorder;
 mod records;
 mod report;
+mod run;
 mod switches;
 mod tensors;
 mod transform;

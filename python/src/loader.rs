@@ -15,7 +15,7 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::dataset::{self, PythonData};
 use crate::device;
-use crate::engine::{self, Closing, Run, Shared, State};
+use crate::engine::{self, Closing, Shared, State};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
 use crate::locked::{LEAVE, Locked, SLICE, detached};
@@ -26,6 +26,7 @@ use crate::plan::Plan;
 use crate::position::Position;
 use crate::records::{Records, read_mode_of};
 use crate::report::{Kind, Report};
+use crate::run::Run;
 use crate::switches;
 
 /// How serde names what a state has, and how Python does.

@@ -13,13 +13,13 @@ use twinbuf::stream::TensorStream;
 
 use crate::device;
 use crate::dtype;
-use crate::engine;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::locked::{Locked, SLICE, detached};
 use crate::number::whole_or_none;
 use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
+use crate::run;
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
 ///
@@ -166,7 +166,7 @@ pub(crate) fn stream(
     let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
     let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
     let kept = built.kept();
-    let stream = engine::Run::Idle(built);
+    let stream = run::Run::Idle(built);
     let run = Run { stream, passes: 0, next: 0, put_back: None, leases: Vec::new() };
     let (run, sender) = (Locked::new(run), sender.map(Bound::unbind));
     Ok(Stream { run, sender, name, groups: all, kept, depth })
@@ -199,7 +199,7 @@ fn by_key(
 
 /// A stream, and where its newest pass is.
 struct Run {
-    stream: engine::Run<TensorStream>,
+    stream: run::Run<TensorStream>,
     /// Passes begun so far: only the newest gets groups.
     passes: u64,
     /// The number of the next group in the pass.
@@ -221,14 +221,14 @@ impl Run {
     fn begin(&mut self) -> u64 {
         self.end();
         let pass = self.stream.take().map(TensorStream::into_pass);
-        self.stream = pass.map_or(engine::Run::Closed, engine::Run::Running);
+        self.stream = pass.map_or(run::Run::Closed, run::Run::Running);
         self.passes
     }
 
     /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
     /// keeps its memory and frees its slot.
     fn free_a_slot(&self) {
-        if matches!(&self.stream, engine::Run::Running(pass) if pass.held_for().is_some()) {
+        if matches!(&self.stream, run::Run::Running(pass) if pass.held_for().is_some()) {
             let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
             before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
         }
@@ -239,7 +239,7 @@ impl Run {
         if self.put_back.is_some() {
             return Poll::Ready(self.put_back.take().map(Ok));
         }
-        let engine::Run::Running(pass) = &mut self.stream else { return Poll::Ready(None) };
+        let run::Run::Running(pass) = &mut self.stream else { return Poll::Ready(None) };
         let found = pass.next_timeout(SLICE).map_ok(|group| {
             let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, self.next)));
             self.next += 1;
