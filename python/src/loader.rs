@@ -117,7 +117,7 @@ pub(crate) struct Loader {
     sender: Option<Py<PyAny>>,
     copy_stream: bool,
     depth: usize,
-    workers: u64,
+    workers: usize,
 }
 
 impl Loader {
@@ -299,7 +299,7 @@ impl Loader {
         let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
         engine::register(&shared);
         let sender = sender.map(Bound::unbind);
-        let (depth, workers) = (wanted.0, report.settings.workers as u64);
+        let (depth, workers) = (wanted.0, report.settings.workers);
         let this = Self { shared, plan: plan.unbind(), objects, map, sender, copy_stream, depth, workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)

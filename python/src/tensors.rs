@@ -19,7 +19,7 @@ use crate::locked::{Locked, SLICE, detached};
 use crate::number::whole_or_none;
 use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
-use crate::run;
+use crate::run::Run;
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
 ///
@@ -166,10 +166,10 @@ pub(crate) fn stream(
     let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
     let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
     let kept = built.kept();
-    let stream = run::Run::Idle(built);
-    let run = Run { stream, passes: 0, next: 0, put_back: None, leases: Vec::new() };
-    let (run, sender) = (Locked::new(run), sender.map(Bound::unbind));
-    Ok(Stream { run, sender, name, groups: all, kept, depth })
+    let run = Run::Idle(built);
+    let state = State { run, passes: 0, next: 0, put_back: None, leases: Vec::new() };
+    let (state, sender) = (Locked::new(state), sender.map(Bound::unbind));
+    Ok(Stream { state, sender, name, groups: all, kept, depth })
 }
 
 /// Groups on a device: one in use, and one on its way.
@@ -198,8 +198,8 @@ fn by_key(
 }
 
 /// A stream, and where its newest pass is.
-struct Run {
-    stream: run::Run<TensorStream>,
+struct State {
+    run: Run<TensorStream>,
     /// Passes begun so far: only the newest gets groups.
     passes: u64,
     /// The number of the next group in the pass.
@@ -210,25 +210,25 @@ struct Run {
     leases: Vec<(u64, Weak<Lease>)>,
 }
 
-impl Run {
+impl State {
     /// Ends the pass; who asks for more of it is told so.
     fn end(&mut self) {
-        self.stream.rest();
+        self.run.rest();
         (self.passes, self.next, self.put_back) = (self.passes + 1, 0, None);
     }
 
     /// Begins a pass, and returns its number.
     fn begin(&mut self) -> u64 {
         self.end();
-        let pass = self.stream.take().map(TensorStream::into_pass);
-        self.stream = pass.map_or(run::Run::Closed, run::Run::Running);
+        let pass = self.run.take().map(TensorStream::into_pass);
+        self.run = pass.map_or(Run::Closed, Run::Running);
         self.passes
     }
 
     /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
     /// keeps its memory and frees its slot.
     fn free_a_slot(&self) {
-        if matches!(&self.stream, run::Run::Running(pass) if pass.held_for().is_some()) {
+        if matches!(&self.run, Run::Running(pass) if pass.held_for().is_some()) {
             let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
             before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
         }
@@ -239,7 +239,7 @@ impl Run {
         if self.put_back.is_some() {
             return Poll::Ready(self.put_back.take().map(Ok));
         }
-        let run::Run::Running(pass) = &mut self.stream else { return Poll::Ready(None) };
+        let Run::Running(pass) = &mut self.run else { return Poll::Ready(None) };
         let found = pass.next_timeout(SLICE).map_ok(|group| {
             let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, self.next)));
             self.next += 1;
@@ -250,7 +250,7 @@ impl Run {
         });
         match &found {
             Poll::Ready(Some(Ok(_))) => {}
-            Poll::Ready(_) => self.stream.rest(),
+            Poll::Ready(_) => self.run.rest(),
             Poll::Pending => self.free_a_slot(),
         }
         found
@@ -260,7 +260,7 @@ impl Run {
 /// Groups of tensors; made by `stream`. Each iteration is a pass.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Stream {
-    run: Locked<Run>,
+    state: Locked<State>,
     /// Sends the groups to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
     name: Option<String>,
@@ -271,7 +271,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.run.check(py, "call `stream` after the fork")
+        self.state.check(py, "call `stream` after the fork")
     }
 }
 
@@ -284,7 +284,7 @@ impl Stream {
         let pass = Py::new(py, PassOfGroups { stream: slf.clone().unbind(), pass: OnceLock::new() })?;
         let Some(sender) = &this.sender else { return Ok(pass.into_any()) };
         sender.call_method0(py, "stop")?;
-        this.run.detached(py, Run::end);
+        this.state.detached(py, State::end);
         sender.call_method0(py, "join")?;
         sender.call_method1(py, "begin", (pass,))
     }
@@ -303,7 +303,7 @@ impl Stream {
     /// Where the time went so far: passes are epochs, and groups are batches.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
         self.check(py)?;
-        let found = self.run.with(py, |run| run.stream.report()).unwrap_or_default();
+        let found = self.state.with(py, |state| state.run.report()).unwrap_or_default();
         let found = device::report(py, self.sender.as_ref(), found)?;
         Ok(Report::new(found, self.name.as_deref().unwrap_or_default(), Kind::Loader))
     }
@@ -320,9 +320,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.run.is_forked() {
+        if self.state.is_forked() {
             // The reading thread is in the parent process, so it cannot be joined here: leak the stream.
-            std::mem::forget(std::mem::take(&mut self.run.get_mut().stream));
+            std::mem::forget(std::mem::take(&mut self.state.get_mut().run));
         }
     }
 }
@@ -344,9 +344,9 @@ impl PassOfGroups {
     /// The groups that are left.
     fn __len__(&self, py: Python<'_>) -> usize {
         let (stream, own) = (self.stream.get(), self.pass.get());
-        let received = stream.run.with(py, |run| match own {
+        let received = stream.state.with(py, |state| match own {
             None => 0,
-            Some(own) if *own == run.passes => run.next as usize - usize::from(run.put_back.is_some()),
+            Some(own) if *own == state.passes => state.next as usize - usize::from(state.put_back.is_some()),
             Some(_) => stream.groups,
         });
         stream.groups - received
@@ -357,9 +357,9 @@ impl PassOfGroups {
         stream.check(py)?;
         loop {
             py.check_signals()?;
-            let found = stream.run.detached(py, |run| {
-                let own = *self.pass.get_or_init(|| run.begin());
-                (own == run.passes).then(|| run.next())
+            let found = stream.state.detached(py, |state| {
+                let own = *self.pass.get_or_init(|| state.begin());
+                (own == state.passes).then(|| state.next())
             });
             return match found {
                 None => {
@@ -373,8 +373,8 @@ impl PassOfGroups {
                     Ok(()) => Ok(Some(group)),
                     // Ctrl-C interrupts this call: keep the group for the next one.
                     Err(raised) => {
-                        stream.run.with(py, |run| {
-                            run.put_back = Some(group).filter(|_| self.pass.get() == Some(&run.passes));
+                        stream.state.with(py, |state| {
+                            state.put_back = Some(group).filter(|_| self.pass.get() == Some(&state.passes));
                         });
                         Err(raised)
                     }
@@ -388,10 +388,10 @@ impl Drop for PassOfGroups {
     fn drop(&mut self) {
         // If the pass was left early, stop reading ahead for it.
         let stream = self.stream.get();
-        if self.pass.get().is_some() && !stream.run.is_forked() {
-            let mut run = stream.run.lock();
-            if self.pass.get() == Some(&run.passes) {
-                run.stream.rest();
+        if self.pass.get().is_some() && !stream.state.is_forked() {
+            let mut state = stream.state.lock();
+            if self.pass.get() == Some(&state.passes) {
+                state.run.rest();
             }
         }
     }
