@@ -45,7 +45,7 @@ fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
     let (_open, gate) = channel();
     let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
     let _ = loader.epoch(0);
-    assert!(forked(|| { loader.close().is_ok() }));
+    assert!(forked(|| loader.close().is_ok()));
 }
 
 #[test]

@@ -127,8 +127,8 @@ impl History {
         }
     }
 
-    /// A copy of the batches that were used, with the batch that the caller has been waiting for from the one time to the other: as one that takes that
-    /// long to load. Its epoch began with `first`.
+    /// A copy of the batches that were used, with the batch that the caller has been waiting for from the one time to the
+    /// other: as one that takes that long to load. Its epoch began with `first`.
     pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
         let used = self.units.len() - usize::from(self.in_use);
         let mut units: Vec<_> = self.units.iter().take(used).cloned().collect();

@@ -80,7 +80,7 @@ pub(super) struct Demand {
 
 impl Demand {
     fn of(recent: &Recent, measured: f64, overlap: bool) -> Self {
-        // Two processors if the system does not tell, and in the unit tests, so that these give the same on any machine.
+        // Assume two processors if the system does not tell. The unit tests always do, and so have one result everywhere.
         let found = std::thread::available_parallelism().ok().filter(|_| !cfg!(test));
         let processors = found.map_or(2.0, |number| number.get() as f64);
         let part = |time: f32, share: &Share| (share.wall > 0.0).then(|| f64::from(time / share.wall));

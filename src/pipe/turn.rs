@@ -81,7 +81,7 @@ pub(super) struct Shared<R: Ring> {
     posted: Condvar,
     /// For the caller: a worker has left.
     left: Condvar,
-    /// What each worker is doing. A caller that fills slots itself cannot ask meanwhile.
+    /// What each worker is doing. A caller that fills a slot has no place here, as it cannot ask meanwhile.
     progress: Box<[Progress]>,
     pub(super) naming: Naming,
 }
@@ -119,7 +119,8 @@ struct Mailbox<U> {
 /// Longer than a process runs.
 pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
-/// How long a fill by a waiting caller may take, if its wait has no limit.
+/// How long a fill by a waiting caller may take, if its wait has no limit. A worker for which no processor is left rests as
+/// long after each fill that took less.
 pub(super) const HELP_LIMIT: Duration = Duration::from_millis(1);
 
 /// How long [`Shared::take`] waits.
@@ -371,7 +372,7 @@ pub(super) struct Worker<R: Ring> {
     // Dropped before `source`: a worker's trace is written before its source is dropped.
     recorder: LoadRecorder,
     source: AnySource<R>,
-    /// The place of its progress, which the caller's has not.
+    /// The place of its progress in [`Shared::progress`]. The caller's worker has none there.
     index: usize,
     /// Whether the other workers and a caller that helps have all processors: then it rests after each short fill.
     rests: bool,
