@@ -33,7 +33,7 @@ struct Options {
     /// Memory is full of single pages of other files first, as other programs leave it
     #[arg(long)]
     used: bool,
-    /// So many rounds, if there is time for them
+    /// The most rounds: fewer if the time is over
     #[arg(long, default_value_t = 7, value_name = "N")]
     rounds: usize,
     /// The time for `scaling`
@@ -49,15 +49,15 @@ struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Section {
-    /// All but scaling
+    /// Run all but `scaling`
     All,
-    /// Cold random reads of 4 KiB, 64 KiB, 256 KiB and 1 MiB, beside fio
+    /// Measure cold random reads of 4 KiB, 64 KiB, 256 KiB and 1 MiB, and fio's
     Random,
-    /// Cold sequential reads, beside dd and fio
+    /// Measure cold sequential reads, and those of dd and fio
     Sequential,
-    /// 64 processes beside one
+    /// Compare 64 processes with one
     Ranks,
-    /// Wall time against the longer of load and compute, by batch size, depth, ratio and cache
+    /// Compare the wall time with the longer of load and compute, by batch size, depth, ratio and cache
     Scaling,
 }
 

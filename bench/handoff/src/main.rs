@@ -22,13 +22,13 @@ struct Options {
     /// 8 rounds of 5 ms samples instead of 40 of 25 ms: does it work?
     #[arg(long)]
     quick: bool,
-    /// So many rounds
+    /// The number of rounds
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Where the figures go
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../results"))]
     out: PathBuf,
-    /// Only subjects whose `wait/measure/name/way` matches, and the floors of their groups
+    /// Only subjects whose `measure/wait/name/way` matches, and the floors of their groups
     #[arg(long, value_name = "REGEX")]
     only: Option<regex_lite::Regex>,
 }

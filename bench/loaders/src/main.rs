@@ -81,13 +81,13 @@ struct Options {
     /// The size of the file of images; that of tokens has half
     #[arg(long, default_value_t = 640, value_name = "N")]
     size_mib: u64,
-    /// So many rounds, if there is time for them
+    /// The most rounds: fewer if the time is over
     #[arg(long, default_value_t = 5, value_name = "N")]
     rounds: usize,
     /// The time for `peers`; `decode` has half of it more
     #[arg(long, default_value_t = 20, value_name = "N")]
     minutes: u64,
-    /// `peers`: only with a trainer, beside N busy threads; to loaders-busy.csv
+    /// Keep N threads busy during `peers`, run it with a trainer alone, and write loaders-busy.csv
     #[arg(long, default_value_t = 0, value_name = "N")]
     busy: usize,
     /// Only this subject, and the serial loop; may be given again
