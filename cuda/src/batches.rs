@@ -55,7 +55,8 @@ impl<M: 'static> DeviceBatches<M> {
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         match self.try_recv() {
             Err(Error::Empty) if self.hand.is_none() => {
-                // The next slot is empty, and only receive calls lend slots to leases: this wait is never for a lease.
+                // The next slot is empty, so no lease holds it, and only receive calls make leases. This call waits for a
+                // copy, never for a lease.
                 let received = self.ring.recv().map(keep);
                 self.lease(received.map_err(TryRecvError::from))
             }

@@ -277,8 +277,8 @@ impl<M: 'static> Engine<M> {
         }
     }
 
-    /// Issues all copies that can be issued without another thread, on the caller's thread. At the end of the data,
-    /// returns whether they were finished.
+    /// Issues on the caller's thread all copies that need no other thread. After the last batch, returns whether the
+    /// filling side called `finish`.
     fn pump(&mut self) -> Result<Option<bool>, Error> {
         loop {
             match self.advance(|host| Ok(host.try_recv()?.map(ReadSlot::keep)))? {
@@ -310,7 +310,7 @@ impl<M: 'static> Engine<M> {
 pub(crate) struct Hand<M: 'static> {
     /// `None` after the end.
     engine: Mutex<Option<Box<Engine<M>>>>,
-    /// The thread that has that lock: the engine calls the caller's code, which may use the uploader.
+    /// The thread that has locked `engine`. The engine calls the caller's code, which may call the uploader again.
     user: Mutex<Option<ThreadId>>,
     fate: Arc<Fate>,
     shared: Arc<Shared<M>>,
@@ -338,7 +338,7 @@ impl<M: 'static> Hand<M> {
         Self { engine: Mutex::new(Some(Box::new(engine))), user: Mutex::new(None), fate, shared }
     }
 
-    /// Whether `on_copied` or a waker makes this call, within another one of the uploader's on the same thread.
+    /// Whether another call of this uploader is running on this thread: `on_copied` or a waker then made this one.
     fn is_within(&self) -> bool {
         *lock(&self.user) == Some(thread::current().id())
     }
@@ -359,7 +359,7 @@ impl<M: 'static> Hand<M> {
         result
     }
 
-    /// Issues the copies of all that was committed, as far as there are device slots. After the last of them, ends.
+    /// Issues the copies of the committed batches, as far as device slots are free. After the last batch, ends the engine.
     pub(crate) fn pump(&self) -> Result<(), Error> {
         if self.is_within() {
             return Ok(()); // the call around this one, or the next one, copies what was committed

@@ -74,8 +74,8 @@ impl Drop for Current {
 
 /// A share of a context or of one of its streams. Its drop restores the calling thread's current context.
 ///
-/// The drop of a context's last share is cudarc's: it makes the context current and then gives it back to the driver, so
-/// the thread would be left with a context that no longer exists.
+/// When the last share of a context is dropped, cudarc makes the context current and gives it back to the driver. The
+/// thread would be left with a context that no longer exists.
 #[derive(Clone)]
 pub(crate) struct Owner<T>(ManuallyDrop<T>);
 
@@ -264,8 +264,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Creates a stream that does not synchronize with the legacy default stream; that stream itself unless `apart`.
-    /// `ctx` is current.
+    /// With `apart`, creates a stream that does not synchronize with the legacy default stream. Otherwise, uses the legacy
+    /// default stream itself. `ctx` is current.
     pub(crate) fn new(ctx: &Arc<CudaContext>, apart: bool) -> Result<Self, Error> {
         let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
         let raw = check("cuStreamCreate", apart.then(create).unwrap_or(Ok(ptr::null_mut())))?;
@@ -283,7 +283,7 @@ impl Stream {
 
     /// Waits until all work in it is done.
     pub(crate) fn settle(&self) -> Result<(), Error> {
-        // Without its context, the legacy default stream would be another context's.
+        // In another context, the handle of the legacy default stream would name another stream.
         let _current = twice(|| Current::enter(&self.ctx))?;
         let _beside = BesideCaptures::enter();
         // SAFETY: the stream exists.

@@ -1,4 +1,4 @@
-//! The filling side: fills page-locked host slots in turn, by any number of threads.
+//! The filling side: hands out page-locked host slots in turn, to be filled by any number of threads.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub struct HostSlots<M: 'static> {
     pub(crate) _thread: Option<ThreadShare>,
 }
 
-/// The copies as the filling side sees them: the ring wakes their thread, or else this side makes them go on, also when
-/// it is dropped.
+/// Keeps the copies going after each commit. With a copy thread, nothing is to do: the ring wakes it. Without one, the
+/// filling side issues the copies itself, after a commit and when it is dropped.
 pub(crate) struct Copying<M: 'static> {
     pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.
@@ -209,7 +209,7 @@ impl<M: 'static> HostSlot<'_, M> {
     }
 }
 
-/// The result of a call that is not a task's.
+/// The result of a call that does not wait as a task: it is never pending.
 fn now<T>(poll: Poll<T>) -> T {
     let Poll::Ready(value) = poll else { unreachable!("only a task is pending") };
     value

@@ -151,7 +151,7 @@ impl<M: 'static> Lease<M> {
     /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
     /// - The errors of [`on`](Lease::on), except [`Error::PerThreadStream`].
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        // `stream` may be the per-thread default stream: `self` is dropped before this returns, so on the same thread.
+        // `stream` may be the per-thread default stream: this call also drops `self`, so the use ends on the same thread.
         let view = self.view::<T>(0..self.len(), stream)?;
         if view.is_empty() {
             let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());

@@ -38,7 +38,7 @@ pub(crate) struct DeviceBuf<M> {
     bytes: DeviceBytes,
     /// The copy stream.
     stream: Arc<Stream>,
-    /// Bytes of the batch in this slot; its length.
+    /// Bytes of the batch in this slot.
     pub(crate) len: usize,
     pub(crate) meta: Option<M>,
     /// The time just before the batch's copy was issued.

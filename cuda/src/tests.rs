@@ -237,7 +237,7 @@ fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
 }
 
 /// With the copies on the stream that uses the batches, the order of work there replaces the two edges between streams;
-/// the host's wait is still needed. With a copy stream the same edges are missed.
+/// the host's wait is still needed. With a copy stream, the checker reports each edge that is missing.
 #[test]
 fn without_a_copy_stream_copies_are_in_order_with_the_default_stream() {
     if Control::get().is_real() {

@@ -1,4 +1,5 @@
-//! A slot on its way: filled by a fill thread, which issues its copies, and refilled after they are done.
+//! An order: a slot, and the pieces that go through it. A fill thread fills the slot and issues its copies; the slot is
+//! used again when they are done.
 
 use std::io;
 use std::mem;
@@ -51,7 +52,7 @@ pub(super) enum Way {
     Offload,
 }
 
-/// Bytes of the device, and the host's end of their copy.
+/// A range of device memory, and the host's end of its copy.
 pub(super) struct Piece<'env> {
     pub(super) device: CUdeviceptr,
     pub(super) len: usize,
@@ -62,8 +63,9 @@ pub(super) struct Piece<'env> {
 
 /// The host's end of a piece.
 pub(super) enum Host<'env> {
-    /// Fills the bytes of the copy from this one on.
+    /// The caller's function that fills an upload, and the offset of this piece in it.
     Fill(Arc<Fill<'env>>, usize),
+    /// The caller's memory that receives an offload.
     Take(&'env mut [u8]),
 }
 
@@ -79,7 +81,7 @@ impl<'s> Order<'s, '_> {
         self.slot.memory.len() - self.filled
     }
 
-    /// Has the host's end of each piece fill the bytes in the slot, or take them.
+    /// Serves the host's end of each piece: lets it fill its bytes in the slot, or copies them to it.
     fn serve(&mut self) -> Result<(), Error> {
         let mut rest = self.slot.bytes()?;
         for Piece { host, len, .. } in &mut self.pieces {
@@ -140,8 +142,8 @@ pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate
         }
     }
     let _end = End(orders);
-    // Record the error before the slot of a failed copy is free: its event does not cover the copy, but the caller,
-    // which may take that slot, hands nothing over after an error. Also before the ring ends. The first error counts.
+    // Record the error before the slot of a failed copy becomes free, and before the ring ends. The slot's event does not
+    // cover that copy, but a caller that takes the slot finds the error and hands nothing over. The first error counts.
     let failed = |error: &Error| drop(fate.set(error.clone()));
     // The error is ignored here: `failed` has stored it in `fate`.
     let _ = all(orders, copies, failed);
@@ -154,7 +156,7 @@ fn all<'s, 'env: 's>(
 ) -> Result<(), Error> {
     cu::bind(copies.context()).inspect_err(failed)?;
     let _beside = BesideCaptures::enter();
-    // An offload whose copies run. The next order is started before the host waits for these copies.
+    // An offload whose copies are running. The next order is started before the host waits for these copies.
     let mut last: Option<KeptSlot<'s, Order<'s, 'env>>> = None;
     loop {
         let received = next(orders, last.is_none());

@@ -34,7 +34,7 @@ pub struct Staging<'s, 'env: 's> {
     pub(super) orders: Producer<'s, Order<'s, 'env>>,
     /// The slot that is being packed.
     pub(super) open: Option<ReservedSlot<'s, Order<'s, 'env>>>,
-    /// The allocation that the last piece is in, as far as it was asked for.
+    /// The last allocation that the driver was asked for. Empty before the first question, and after an error.
     pub(super) allocation: Range<CUdeviceptr>,
     pub(super) fate: &'s Fate,
 }
@@ -98,7 +98,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// The address of memory that `view` is in, to be used on the scope's stream.
+    /// Returns the address of the memory behind `view`, for use on the scope's stream.
     fn address(
         &mut self,
         owner: &Arc<CudaStream>,
@@ -113,7 +113,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         // `guard` records this use.
         let (device, guard) = view(self.used.stream);
         if let Err(error) = check("cuStreamWaitEvent", ctx.check_err()) {
-            // The guard would record this use as if the stream had waited for the earlier ones, which it has not.
+            // The stream has not waited for the memory's earlier uses, so the guard must not record this one.
             mem::forget(guard);
             return self.fail(Err(error));
         }
@@ -134,7 +134,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         self.fail(usable)
     }
 
-    /// Makes an error the scope's: what earlier calls have packed would be lost.
+    /// Makes this call's error the scope's error too, because pieces that earlier calls packed may not be copied.
     fn fail<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
         result.inspect_err(|error| {
             // The first error counts: `set` changes nothing if there was one before.
@@ -142,7 +142,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// Packs the `len` bytes from `device` on into slots. `host` returns the host's end of the piece at a byte, of a length.
+    /// Packs `len` bytes of device memory, from `device` on, into slots. `host(offset, len)` returns the host's end of a
+    /// piece.
     fn add(
         &mut self,
         device: CUdeviceptr,
@@ -205,7 +206,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         order.commit().map_err(|_closed| ended(self.fate))
     }
 
-    /// Hands the last slot over, if the caller's work has succeeded, and ends the threads. They first do what they have.
+    /// Hands the last slot over, if the caller's work has succeeded, and ends the ring of orders. The fill threads first
+    /// finish the orders that are in it.
     pub(super) fn finish(mut self, worked: bool) -> Used<'env> {
         // The result is ignored: `fate` has the error of this call, or of the fill threads that have ended.
         let _ = if worked { self.dispatch() } else { Ok(()) };

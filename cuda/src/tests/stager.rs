@@ -40,7 +40,7 @@ fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<S
     if !offload {
         stager.scope(&stream, |to| to.upload_with(fill, memory.as_view_mut())).unwrap();
     }
-    let mut out = vec![0xEE; len]; // read without an edge too: the guard sees it
+    let mut out = vec![0xEE; len];
     if offload {
         stager.scope(&stream, |from| from.offload(memory.as_view(), &mut out)).unwrap();
         stream.memset_zeros(&mut memory).unwrap();
@@ -84,7 +84,7 @@ fn at_the_access(found: &str, edge: Edge, offload: bool) -> bool {
 #[test]
 fn a_missing_edge_is_found_for_every_seed() {
     if Control::get().is_real() {
-        return; // has no checker
+        return; // a real driver has no checker
     }
     // Offloads have no `UseAfterCopy`: only the host waits for their copies.
     for (edge, offload) in [
@@ -105,7 +105,7 @@ fn a_missing_edge_is_found_for_every_seed() {
     }
 }
 
-/// Its copies are waited for by the stream, and its slots stay.
+/// The stream waits for the copies of a stager that is forgotten, and its slots stay allocated.
 #[test]
 fn a_stager_may_be_forgotten() -> Result<(), Error> {
     let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
