@@ -17,7 +17,7 @@ pub(crate) struct RawOptions {
     pub(crate) host_threads_apart: u32,
 }
 
-/// What a violation in a report begins with, and a program's last line.
+/// How a violation begins in a report, and how the last line of a program begins.
 pub(crate) const VIOLATION: &str = "violation: ";
 pub(crate) const END: &str = "end: ";
 

@@ -83,8 +83,8 @@ impl From<Options> for RawOptions {
     }
 }
 
-/// What the command line says, and the driver reads from [`Settings::VARIABLE`] in a program that is not a test of this
-/// package: `NAME=VALUE`, with commas between.
+/// The settings of `cuda-sim run`. It passes them to the driver in the program by [`Settings::VARIABLE`]: `NAME=VALUE`,
+/// with commas between.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) options: Options,

@@ -11,8 +11,9 @@ use crate::abi::{END, VIOLATION};
 use crate::control::library_path;
 use crate::options::Settings;
 
-/// The name that programs load the driver by. The exported symbol of this name is there for its name alone: [`install`]
-/// makes it the library's SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one process.
+/// The name that programs load the driver by. A symbol of this name is exported only to have the name in the library's
+/// table of names: [`install`] makes it the SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one
+/// process.
 const NAME: &str = "libcuda.so.1";
 
 #[unsafe(export_name = "libcuda.so.1")]

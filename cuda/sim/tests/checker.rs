@@ -156,7 +156,7 @@ fn a_violation_has_the_stacks_of_the_access_and_of_the_copy() {
     }
 }
 
-/// What is no access to page-locked memory is left to whoever handled it before.
+/// A fault that is no access to page-locked memory goes to the handler that was there before.
 #[test]
 fn other_faults_end_the_process_as_before() {
     use std::os::unix::process::ExitStatusExt;
@@ -165,7 +165,7 @@ fn other_faults_end_the_process_as_before() {
         let _sim = Sim::start(Options::default());
         let _context = context().unwrap();
         let _slot = Pinned::new(BYTES).unwrap();
-        // SAFETY: none: it faults, which is what this is for.
+        // SAFETY: no memory is at this address. The write faults, which ends this process, as the test wants.
         unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) };
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
@@ -258,7 +258,7 @@ fn read_back(wait: bool) {
     stream.synchronize().unwrap();
 }
 
-/// It writes a source under its copy, and writes back what was there: the data are right, whatever the timing.
+/// Writes to a source while its copy may run, and writes the old value back: the data are right, whatever the timing.
 fn write_and_write_back(wait: bool) {
     let (_context, stream, memory, slot) = slot();
     slot.fill(1);
@@ -275,7 +275,8 @@ fn write_and_write_back(wait: bool) {
     stream.synchronize().unwrap();
 }
 
-/// Slots that share a page: whose copy runs is left alone, its neighbours are used.
+/// Three slots share a page, and a copy into the middle one runs. The program uses its neighbours, and also the middle one
+/// unless `leaves_alone` is set.
 fn neighbours(leaves_alone: bool) {
     const SLOT: usize = 64;
     let (_context, stream) = stream();
@@ -306,7 +307,7 @@ fn use_after_free(_: Control) {
     unsafe { at.read_volatile() };
 }
 
-/// The kernel does not stop at a closed page, but returns an error: after the wait, the page is open.
+/// A system call that touches a closed page returns an error. After the wait, the page is open.
 fn read_a_file(wait: bool) {
     use std::io::Read;
     let (_context, stream, memory, slot) = slot();
@@ -322,7 +323,8 @@ fn read_a_file(wait: bool) {
     stream.synchronize().unwrap();
 }
 
-/// Two streams run a kernel of the program's, on one buffer that it reads or writes. It is not run: what it is given counts.
+/// Two streams launch a kernel of the program. Both read one buffer; with `writes`, both write another one. The driver does
+/// not run the kernel, and takes its parameters for the accesses.
 fn kernels(writes: bool) {
     const PTX: &std::ffi::CStr = c".version 8.0
         .visible .entry copy(.param .u64 copy_param_0, .param .u64 copy_param_1, .param .u32 copy_param_2) {

@@ -55,7 +55,7 @@ fn an_error_in_a_drop_comes_out_of_the_next_call_in_place_of_that_call() {
     drop(one);
     two.record(&stream).unwrap_err();
     assert_eq!(sim.calls_of("cuEventRecord"), 0);
-    // Once only.
+    // cudarc returns the kept error only once.
     two.record(&stream).unwrap();
     assert_eq!(sim.calls_of("cuEventRecord"), 1);
 }

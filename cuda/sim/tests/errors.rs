@@ -281,7 +281,7 @@ fn null_event() -> cudarc::driver::sys::CUevent {
 #[test]
 #[should_panic(expected = "12345 is not an error code of this driver")]
 fn a_number_that_is_no_error_is_refused() {
-    // cudarc would convert it to its enum.
+    // cudarc would convert this number to its enum, unchecked.
     let _ = Failure::api("cuInit", 1, 12345);
 }
 

@@ -43,8 +43,8 @@ impl Drop for Workshop {
     }
 }
 
-/// What a documented program does: a violation that begins so and has these stacks, or the codes of the call and of the
-/// capture's end.
+/// What a documented program does: its violation begins with this text, or it prints these codes, of a call that a capture
+/// refuses and of the capture's end.
 enum Does {
     Race(&'static str),
     Refusal(&'static str),
@@ -53,7 +53,7 @@ enum Does {
 const UNSAFE: &str = "If the local thread has an ongoing capture sequence that was not initiated with \
     CU_STREAM_CAPTURE_MODE_RELAXED at cuStreamBeginCapture, [..] this thread is prohibited from potentially unsafe API calls";
 
-/// Name, what it does, and the sentence of NVIDIA's documentation that it stands on.
+/// The name of a program, what it does, and the sentence of NVIDIA's documentation that it follows from.
 const DOCUMENTED: [(&str, Does, &str); 11] = [
     (
         "pageable_copy_then_another_stream",
@@ -135,7 +135,7 @@ fn documented_races_and_refusals_are_as_documented() {
     }
 }
 
-/// Each program of the zoo, and what the first violation of its wrong form says.
+/// Each program of the zoo, and a part of the first violation of its wrong form.
 const ZOO: [(&str, &str); 12] = [
     ("chunks", "host write (write, the host) is not ordered after h2d (read"),
     ("default_stream", "d2d (read"),
@@ -215,12 +215,12 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
         assert_eq!(ends(wrong).0, Some(2), "{wrong:?}");
     }
     assert_eq!(ends(&["run", "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
-    // Linked with the library, it asks for the name that a real driver has.
+    // The program was linked with `libcuda.so`, but loads `libcuda.so.1`, as with a real driver.
     fs::remove_file(workshop.0.join("libcuda.so")).unwrap();
     assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
-/// A program finds the driver only in the folder that was made for it: under no name that a real driver has is one built.
+/// cargo builds no file with a name of a real driver, so a program finds the software driver only in a folder made for it.
 #[test]
 fn nothing_that_cargo_builds_has_a_drivers_name() {
     let program = std::env::current_exe().unwrap();

@@ -91,7 +91,7 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
             }
             (Some("run"), first) => parse(first.into_iter().chain(arguments)).and_then(|asked| {
                 let folder = std::env::temp_dir().join(format!("cuda-sim-{}", std::process::id()));
-                // Nobody else's: it must not be there.
+                // This fails if the folder exists: it may belong to another user.
                 std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
                 let code = run_all(&asked, &folder);
                 let _ = std::fs::remove_dir_all(&folder);

@@ -78,9 +78,9 @@ macro_rules! calls {
     };
 }
 
-/// Functions with more than one signature: the version of CUDA that has each. `cuda.h` gives a program's calls the newest
-/// that its own version has. Those that are missing here are listed too, so that no program gets an older one in its
-/// place. All others have one signature since CUDA 3.2 or 4.0.
+/// The functions that have several signatures, each with the version of CUDA that introduced it. A program calls the newest
+/// one that the `cuda.h` of its version has. The list includes functions that this driver lacks, so that no program gets
+/// an older signature in their place. All other functions have had one signature since CUDA 3.2 or 4.0.
 const VERSIONS: [(&str, c_int); 13] = [
     ("cuCtxCreate_v4", 12050),
     ("cuCtxCreate_v3", 11040),
@@ -97,7 +97,7 @@ const VERSIONS: [(&str, c_int); 13] = [
     ("cuThreadExchangeStreamCaptureMode", 10010),
 ];
 
-/// The function that a program of this CUDA version calls by this name.
+/// The function that a program, built for this version of CUDA, calls by this name. `None` if this driver lacks it.
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     let since = |name: &String| VERSIONS.iter().find(|(known, _)| known == name).map(|(_, since)| *since);
     let names = ["_v4", "_v3", "_v2", ""].map(|suffix| format!("{name}{suffix}"));
@@ -114,7 +114,7 @@ fn proc_address(
     flags: u64,
     status: &Out<c_uint>,
 ) -> Result<(), Code> {
-    /// Each thread its own default stream: those functions are not here.
+    /// Asks for functions that use the per-thread default stream. This driver has none.
     const PER_THREAD_DEFAULT_STREAM: u64 = 2;
     if symbol.is_null() {
         return Err(INVALID_VALUE);
@@ -212,7 +212,7 @@ calls! {
     fn cuCtxPopCurrent_v2(popped: Out<usize>) Driver |core| {
         let context = core.current();
         core.set_current(0)?;
-        // The caller may not want to know it.
+        // The pointer is null if the caller does not want the context.
         let _ = popped.set(context);
         if context == 0 { Err(INVALID_CONTEXT) } else { Ok(()) }
     };
@@ -292,7 +292,7 @@ calls! {
     };
     fn cuStreamIsCapturing(handle: usize, status: Out<c_uint>) Context |mut core| {
         let stream = stream(&mut core, handle)?;
-        // The capture is not invalidated by this question.
+        // This query does not invalidate the capture.
         if core.implied(stream).is_empty() {
             status.set(core.captures.status(stream))
         } else {
@@ -302,9 +302,9 @@ calls! {
     fn cuGraphDestroy(graph: usize) Return |mut core| {
         core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
     };
-    // An executable graph is a graph of its own here. Its operations run one after the other.
+    // Here, an executable graph is another graph with the same operations. They run one after the other.
     fn cuGraphInstantiateWithFlags(made: Out<usize>, graph: usize, flags: u64) Context |mut core| {
-        // AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH (which excludes the first), USE_NODE_PRIORITY.
+        // The bits, from 1: AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH (which excludes the first), USE_NODE_PRIORITY.
         if flags > 15 || flags & 5 == 5 {
             return Err(INVALID_VALUE);
         }
@@ -318,7 +318,7 @@ calls! {
     };
     fn cuGraphLaunch(graph: usize, handle: usize) Context |mut core| {
         let operations = core.captures.graphs.get(&(graph as u64)).cloned().ok_or(INVALID_VALUE)?;
-        // A graph in a graph there is none here.
+        // A launch into a captured stream would make a graph inside a graph, which this driver lacks.
         let Target::Stream(stream) = target(&mut core, handle)? else { return Err(NOT_SUPPORTED) };
         for operation in operations.iter() {
             let work = operation(&mut core, stream)?;
@@ -399,7 +399,8 @@ calls! {
         address.set(allocated)
     };
     fn cuStreamAttachMemAsync(handle: usize, address: u64, _bytes: usize, flags: c_uint) Context |mut core| {
-        // Which stream may use it is the program's promise, and not checked. The default stream cannot have it (SINGLE).
+        // The program promises which stream uses the memory; that is not checked. With SINGLE (4), it cannot be a default
+        // stream.
         stream(&mut core, handle)?;
         let known = core.mapping(address).is_some() && matches!(flags, 1 | 2 | 4) && !(flags == 4 && handle < 3);
         if known { Ok(()) } else { Err(INVALID_VALUE) }
@@ -407,7 +408,7 @@ calls! {
     fn cuMemFree_v2(address: u64) Return |mut core| {
         current(&core)?;
         core.free_by_host(Space::Device, address)?;
-        // The real one waits for the device too; the checker has already said if something was missing.
+        // The real driver waits for the device too. A missing edge was reported above, by the check of the free.
         let mut core = settle(core);
         core.forget(address);
         Ok(())

@@ -23,9 +23,10 @@ const GLOBAL: Mode = 0;
 const THREAD_LOCAL: Mode = 1;
 const RELAXED: Mode = 2;
 
-/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: what is not enqueued in a stream, and so
-/// is not seen by a capture. Waits and queries of the host, allocations without a stream, synchronous copies, loading.
-/// Questions about an event, and copies to pageable memory, are such calls too: their bodies ask [`Captures::permit`].
+/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: they enqueue nothing in a stream, so a
+/// capture would not contain them. They are waits and queries by the host, allocations without a stream, synchronous
+/// copies and loads of modules. Queries of an event and copies to pageable memory are unsafe too: their bodies call
+/// [`Captures::permit`].
 pub(super) const UNSAFE: [&str; 14] = [
     "cuCtxSynchronize",
     "cuMemAllocHost_v2",
@@ -53,7 +54,7 @@ struct Capture<Operation> {
     origin: u64,
     /// Whether it was invalidated.
     broken: bool,
-    /// Its streams. Each has the captured work that comes before its next capture.
+    /// Its streams. The clock of each has the captured work that comes before the stream's next operation.
     streams: BTreeMap<u64, Clock>,
     operations: Vec<Operation>,
 }
@@ -156,7 +157,7 @@ impl<Operation> Captures<Operation> {
         }
     }
 
-    /// Adds work to the capture of a stream. Allocations are work that has no operation.
+    /// Adds work to the capture of a stream. `operation` is `None` for an allocation.
     pub(super) fn work(&mut self, id: Id, stream: u64, operation: Option<Operation>) -> Result<(), Code> {
         let capture = self.valid(id)?;
         capture.streams.entry(stream).or_default().tick(stream);

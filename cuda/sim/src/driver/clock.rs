@@ -56,7 +56,7 @@ pub(super) struct Access {
     pub(super) what: &'static str,
     /// The call that made it.
     pub(super) stack: Arc<Stack>,
-    /// It was part of a violation: the guard lets the program do what it wants with these bytes.
+    /// Whether it was part of a reported violation: the guard then no longer closes its pages.
     pub(super) reported: bool,
 }
 
@@ -90,7 +90,7 @@ impl History {
         races
     }
 
-    /// The accesses that a touch of this byte with this clock races with. They are reported once.
+    /// The accesses that race with a read or `write` of this byte by an agent with this clock. Each is returned only once.
     pub(super) fn touch(&mut self, byte: u64, write: bool, clock: &Clock) -> Vec<Access> {
         let racing =
             self.0.iter_mut().filter(|old| !old.reported && old.races((byte, byte + 1), write, clock));
@@ -102,8 +102,8 @@ impl History {
             .collect()
     }
 
-    /// The pages that the program may not use freely, because of accesses that it does not know: it may read where they
-    /// read, and do nothing where they write.
+    /// The pages to close to a program with the clock `known`: those with accesses that `known` does not contain. Where
+    /// these only read, the program may read too. Where one writes, the program may do nothing.
     pub(super) fn closed(&self, known: &Clock) -> Vec<Closed> {
         let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
         let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.agent, old.step));
@@ -129,14 +129,14 @@ mod tests {
         Access { agent, step, from, to, write, what: "test", stack, reported: false }
     }
 
-    /// Which accesses these are: nothing else of them differs in a test.
+    /// What tells the accesses of these tests apart: agent, step, and whether it is a write.
     fn steps(accesses: &[Access]) -> Vec<(Agent, u64, bool)> {
         accesses.iter().map(|access| (access.agent, access.step, access.write)).collect()
     }
 
     #[test]
     fn only_conflicting_overlapping_unordered_accesses_race() {
-        // First access, second access (range, write), whether the second one's clock knows the first, race.
+        // First and second access (range, write), whether the second one's clock contains the first, whether they race.
         let table = [
             ((0, 8), true, (0, 8), true, false, true),
             ((0, 8), true, (0, 8), false, false, true),
@@ -216,7 +216,7 @@ mod tests {
             (3 * PAGE, 4 * PAGE, nothing),
         ];
         assert_eq!(history.closed(&host), closed);
-        // A byte that no copy uses, a read of what is read, a write of it; reported once.
+        // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
         assert!(history.touch(10, true, &host).is_empty() && history.touch(9, false, &host).is_empty());
         assert_eq!(steps(&history.touch(9, true, &host)), [(1, 1, false)]);
         assert!(history.touch(9, true, &host).is_empty());

@@ -25,18 +25,18 @@ fn install() {
         // SAFETY: all zero is a value of this type.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as usize;
-        // On the thread's own stack: to take the call stack needs more than an alternate one has.
+        // Run the handlers on the thread's own stack: an alternate stack is too small to take a call stack.
         action.sa_flags = libc::SA_SIGINFO;
         // SAFETY: as above.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: both are valid. The handlers run where an instruction of the program has stopped: never inside this
-        // driver, which touches the program's mapping nowhere, and so never under its lock or an allocator's.
+        // SAFETY: both are valid. The handlers act only on faults of the program's own instructions, so this thread holds
+        // neither this driver's lock nor an allocator's. `stopped` leaves faults inside this driver alone.
         unsafe { libc::sigaction(signal, &raw const action, &raw mut old) };
         let _ = before.set(old);
     }
 }
 
-/// Gives a signal that is not the guard's to whoever had it before.
+/// Passes a signal that is not the guard's to the handler that was installed before.
 fn pass_on(
     signal: c_int,
     info: *mut libc::siginfo_t,
@@ -45,7 +45,7 @@ fn pass_on(
 ) {
     let Some(before) = before.get() else { return };
     if before.sa_sigaction == libc::SIG_DFL || before.sa_sigaction == libc::SIG_IGN {
-        // It ends the process when the instruction runs again.
+        // There was no handler. The default action ends the process when the instruction runs again.
         // SAFETY: the action is the one that the process had.
         unsafe { libc::sigaction(signal, before, null_mut()) };
         return;
@@ -84,7 +84,7 @@ fn was_write(_context: *const c_void) -> bool {
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives the handler a valid one.
     let info_of = unsafe { &*info };
-    // SAFETY: it is that of SIGSEGV, which has an address.
+    // SAFETY: the signal is SIGSEGV, whose information has an address.
     let address = unsafe { info_of.si_addr() } as u64;
     match stopped(address, was_write(context)) {
         Verdict::Foreign => pass_on(signal, info, context, &BEFORE[0]),

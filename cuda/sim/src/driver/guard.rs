@@ -86,7 +86,7 @@ impl Mapping {
     #[cfg(target_arch = "x86_64")]
     #[allow(clippy::cast_possible_truncation, reason = "x86-64")]
     fn protect(&self, from: u64, to: u64, prot: c_int) {
-        // SAFETY: pages of the program's mapping, which this owns. Whoever has references into them is who this stops.
+        // SAFETY: pages of the program's mapping, which this owns. It is meant to stop accesses through references to them.
         let code =
             unsafe { libc::mprotect((self.program + from) as *mut c_void, (to - from) as usize, prot) };
         assert_eq!(code, 0, "mprotect: {}", std::io::Error::last_os_error());
@@ -111,14 +111,14 @@ thread_local! {
     static STEPPED: RefCell<Vec<(u64, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The pages that are open for this thread's one instruction, no longer.
+/// Takes the list of the pages that were opened for this thread's last instruction.
 pub(super) fn stepped() -> Vec<(u64, u64)> {
     STEPPED.take()
 }
 
-/// What becomes of an access that a closed page stopped.
+/// What to do with an access that a page fault stopped.
 pub(super) enum Verdict {
-    /// Some other fault.
+    /// The fault is not the guard's.
     Foreign,
     /// The page is open now: the access was a violation, and has been reported.
     Opened,

@@ -46,7 +46,7 @@ pub(super) struct Actor {
     agent: Agent,
     step: u64,
     clock: Clock,
-    /// The call's stack, once it was asked for.
+    /// The stack of the call that makes the access. Taken at the first request.
     stack: OnceCell<Arc<Stack>>,
 }
 
@@ -56,7 +56,7 @@ impl Actor {
     }
 }
 
-/// A captured operation: checks it, and gives its work for a stream.
+/// A captured operation: a function that checks its accesses in a stream and returns its work.
 pub(super) type Operation = Box<dyn Fn(&mut State, u64) -> Result<Work, Code> + Send + Sync>;
 
 pub(super) struct State {
@@ -74,7 +74,7 @@ pub(super) struct State {
     events: BTreeMap<u64, Event>,
     pub(super) host: BTreeMap<u64, Allocation>,
     pub(super) device: BTreeMap<u64, Allocation>,
-    /// Of those, the ones with pages that are closed to the program.
+    /// The allocations, of `host` and `device`, with pages that are closed to the program.
     closed: BTreeSet<u64>,
     hosts: BTreeMap<Agent, Clock>,
     tokens: BTreeMap<u64, Clock>,
@@ -102,7 +102,7 @@ pub(super) struct State {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// What the environment says; a test's options replace it.
+/// The settings of the environment variable. The options of a test replace them.
 fn settings() -> Settings {
     let text = std::env::var(Settings::VARIABLE).unwrap_or_default();
     text.parse().unwrap_or_else(|error| panic!("{}: {error}", Settings::VARIABLE))
@@ -119,8 +119,8 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     let mut settings = settings();
     let mut failures = Failures::default();
     settings.failures.drain(..).for_each(|failure| failures.arm(failure.name, failure.raw));
-    // SAFETY: takes nothing, and is there until the process ends: this library is never unloaded before (`dlclose` of it
-    // would also end its threads' code).
+    // SAFETY: `at_exit` takes no arguments, and exists until the process ends: nothing unloads this library, whose threads
+    // run its code.
     unsafe { libc::atexit(at_exit) };
     Mutex::new(State {
         options: settings.options.into(),
@@ -195,8 +195,8 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what an access of the program is that a closed page stopped. One by the driver itself is a pointer for a result
-/// into such a page: it ends the process, because the lock is held.
+/// Decides what to do with an access that a page fault stopped. If the fault is inside a call of this driver, because a
+/// result's pointer is into a closed page, it ends the process: this thread may hold the lock.
 pub(super) fn stopped(address: u64, write: bool) -> Verdict {
     if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write) }
 }
@@ -343,7 +343,7 @@ impl State {
         context
     }
 
-    /// Destroys a context that was created. If it is current on this thread, it is so no longer.
+    /// Destroys a context that was created. Removes it from the top of this thread's contexts, if it is there.
     pub(super) fn destroy_context(&mut self, context: usize) -> Result<(), Code> {
         self.created.remove(&(context as u64)).ok_or(INVALID_CONTEXT)?;
         self.live.contexts -= 1;

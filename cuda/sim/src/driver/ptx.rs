@@ -36,7 +36,7 @@ pub(super) fn parameters(text: &str, name: &str) -> Option<Vec<Parameter>> {
 fn written(body: &str, names: &[String]) -> BTreeSet<String> {
     let mut from = BTreeMap::<String, BTreeSet<String>>::new();
     let mut written = BTreeSet::new();
-    // A register may be used above its definition in a loop: once more finds what that adds.
+    // In a loop, a register may be used above its definition: the second pass finds those uses.
     for _ in 0..2 {
         for line in body.split([';', '{', '}']) {
             let mut words = line

@@ -12,7 +12,7 @@ use libloading::os::unix::Library;
 /// Frames that are shown.
 const MOST_FRAMES: usize = 12;
 
-/// The stack of a thread. To find the names of machine code takes long: it is done when somebody asks.
+/// The call stack of a thread. Finding the names of machine code takes long, so only `frames` does it.
 #[derive(Debug)]
 pub(super) struct Stack {
     native: Backtrace,
@@ -20,7 +20,7 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// That of the calling thread.
+    /// Takes the stack of the calling thread.
     pub(super) fn here() -> Self {
         Self { native: Backtrace::force_capture(), python: python() }
     }
@@ -30,7 +30,7 @@ impl Stack {
         Self { native: Backtrace::disabled(), python: None }
     }
 
-    /// Its frames, innermost first, one line each. In a Python program those of Python, below that of the driver's function.
+    /// Its frames, innermost first, one line each. In a Python program: the driver's function, then the frames of Python.
     pub(super) fn frames(&self) -> Vec<String> {
         let mut frames = native(&self.native.to_string());
         if let Some(python) = &self.python {
@@ -42,15 +42,15 @@ impl Stack {
     }
 }
 
-/// The stack of this thread's Python, if it runs some: written by the function that `faulthandler` uses, which takes no lock
-/// and allocates nothing. `CPython` 3.8, 3.11 and 3.12 export it under its private name, and newer ones may under a public one.
-/// Those that do not, 3.9, 3.10 and 3.13 among them, have the frames of machine code only.
+/// The Python stack of this thread; `None` if it runs no Python. The function of `faulthandler` writes it, which takes no
+/// lock and allocates nothing. `CPython` 3.8, 3.11 and 3.12 export this function under a private name, and newer versions
+/// may under a public one. With a version that exports neither (3.9, 3.10, 3.13), there is no Python stack.
 fn python() -> Option<String> {
     type State = unsafe extern "C" fn() -> *mut c_void;
     type Dump = unsafe extern "C" fn(c_int, *mut c_void) -> *const c_void;
     static PYTHON: LazyLock<Option<(State, Dump)>> = LazyLock::new(|| {
         let process = Library::this();
-        // SAFETY: CPython has these functions with these signatures; one returns nothing up to 3.12, which is not looked at.
+        // SAFETY: these are the signatures in CPython. `Dump` returns nothing up to 3.12: its result is not used.
         let state =
             unsafe { process.get::<State>(c"PyGILState_GetThisThreadState".to_bytes_with_nul()) }.ok()?;
         let dump = [c"_Py_DumpTraceback", c"PyUnstable_DumpTraceback"].into_iter().find_map(|name| {
@@ -85,7 +85,7 @@ fn python() -> Option<String> {
 fn native(stack: &str) -> Vec<String> {
     let mut frames: Vec<String> = Vec::new();
     for line in stack.lines().map(str::trim) {
-        // The number of a frame and its function, or the place of the frame before.
+        // A line has the number of a frame and its function, or the place of the last frame in the source.
         match (line.split_once(": "), frames.last_mut()) {
             (Some((number, function)), _) if number.bytes().all(|digit| digit.is_ascii_digit()) => {
                 frames.push(function.to_owned());

@@ -11,7 +11,7 @@ use crate::abi::{END, Live, VIOLATION};
 pub(super) struct Violation {
     pub(super) sentence: String,
     stacks: Vec<(&'static str, Arc<Stack>)>,
-    /// To find names takes long: it is done when somebody asks, and once.
+    /// Made at the first request and kept, because finding the names of frames takes long.
     text: OnceLock<String>,
 }
 
@@ -47,7 +47,7 @@ impl Report {
 
     /// One write, so that the lines of several processes do not mix.
     fn write(&self, text: &str) {
-        // There is nobody to tell of an error.
+        // An error is ignored: there is no place to report it.
         let _ = match &self.0 {
             Some(file) => (&*file).write_all(text.as_bytes()),
             None => std::io::stderr().write_all(text.as_bytes()),
@@ -58,7 +58,7 @@ impl Report {
         self.write(&format!("{VIOLATION}{}\n", violation.text()));
     }
 
-    /// The last line: how much was found, and what was not freed. Standard error is left alone if there was nothing.
+    /// The last line: how much was found, and what was not freed. Writes nothing to standard error if nothing was found.
     pub(super) fn end(&self, found: usize, live: &Live) {
         if found == 0 && self.0.is_none() {
             return;

@@ -66,7 +66,7 @@ impl Drop for Pinned {
     }
 }
 
-/// A run on the driver in software; none where the real one is used.
+/// Starts a run on the software driver. `None` if the real driver is used.
 pub(crate) fn start() -> Option<Sim> {
     Sim::start_software(Options::default())
 }

@@ -89,7 +89,7 @@ pub(super) fn download(
     let to = to as u64;
     let pageable = core.pinned(to, bytes)?.is_none();
     if pageable {
-        // It waits for the copy.
+        // This call waits for the copy, which a capture may forbid.
         core.permit()?;
     }
     enqueue(core, handle, wait || pageable, move |core, stream| {
@@ -116,7 +116,7 @@ pub(super) fn copy(core: Core, to: u64, from: u64, bytes: usize, handle: usize) 
     })
 }
 
-/// A copy whose direction the addresses say. From host to host there is none here.
+/// A copy whose direction follows from the two addresses. A copy from host to host is not supported.
 pub(super) fn copy_any(
     mut core: Core,
     (to, from, bytes): (u64, u64, usize),
@@ -156,7 +156,7 @@ pub(in crate::driver) fn launch(
         *launched = id;
         let stream = stream(&mut core, handle)?;
         if core.captures.of(stream).is_some() {
-            // Nobody waits for its digest: it is that of no launch.
+            // The capture only records the kernel, so this launch never has a digest.
             core.kernels.insert(id, Some(Err(CAPTURE_UNSUPPORTED)));
         }
         enqueue(core, handle, false, move |core, stream| {
@@ -250,7 +250,7 @@ pub(super) fn launch_function(
                 core.access((Space::Device, to, size_of::<u64>()), &actor, true, "kernel")?;
                 Work::Sum { from, bytes, to }
             }
-            // Each buffer that it is given, from the address on.
+            // The kernel may access each buffer that it is given, from the address to the end of the allocation.
             Entry::Other => {
                 for (address, declared) in
                     given.iter().zip(declared.iter()).filter(|(_, declared)| declared.address)

@@ -26,8 +26,8 @@ pub(in crate::driver) struct Allocation {
     mapping: Option<Mapping>,
     /// Whether its free was called.
     freed: bool,
-    /// Whether a race was found: the contents then outlive the free, as those of a pool do. To find no memory would be an
-    /// error that the real driver does not return.
+    /// Whether a race was found: the contents then stay after the free, as a pool's do. Otherwise the later access would
+    /// return an error that the real driver does not return.
     raced: bool,
     history: History,
 }
@@ -90,7 +90,7 @@ impl State {
         let end = address.checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
         let before = self.host.range(..end).next_back();
         let Some((_, last)) = before.filter(|(base, last)| *base + last.bytes as u64 > address) else {
-            // Managed memory is for copies on the device.
+            // Managed memory counts as device memory, not as memory of the host.
             let managed = self
                 .device
                 .range(..end)
@@ -110,7 +110,7 @@ impl State {
 
     /// Closes and opens the pages of memory that the program sees: of one allocation, or of all after the host has learnt something.
     pub(in crate::driver) fn guard(&mut self, base: Option<u64>) {
-        // Each thread knows something else: a page stays closed, and opens for each access of a thread that may.
+        // Each host thread has its own clock: a page stays closed, and opens for each access of a thread that may use it.
         let apart = self.options.host_threads_apart != 0;
         let nothing = Clock::default();
         let known = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
@@ -121,7 +121,7 @@ impl State {
             let Some(mapping) = &mut allocation.mapping else { continue };
             let all = || vec![(0, mapping.bytes, libc::PROT_NONE)];
             let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
-            // What is freed opens no more.
+            // The pages of freed memory stay closed.
             if closed.is_empty() || allocation.freed {
                 self.closed.remove(&base);
             } else {
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// Decides what an access of the program is that a closed page stopped.
+    /// Decides what to do with an access of the program that a page fault stopped.
     pub(super) fn touched(&mut self, address: u64, write: bool) -> Verdict {
         let what = if write { "host write" } else { "host read" };
         let inside = |(base, allocation): (&u64, &Allocation)| {

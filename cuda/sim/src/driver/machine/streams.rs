@@ -266,7 +266,7 @@ impl State {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         let (last, captured) = (event.last.clone(), event.captured.clone());
         if captured.is_some() && Self::is_legacy(stream) {
-            // It cannot be captured.
+            // The legacy default stream cannot join the event's capture: this invalidates the capture.
             let _ = self.captures.ask(captured.as_ref());
             return Err(CAPTURE_IMPLICIT);
         }

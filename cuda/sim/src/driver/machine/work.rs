@@ -26,7 +26,7 @@ pub(in crate::driver) enum Work {
         to: u64,
         from: Source,
     },
-    /// To page-locked memory, where the device sees it, or to memory of a caller that waits.
+    /// `to` is in the device's mapping of page-locked memory, or in pageable memory of a caller that waits.
     Download {
         to: u64,
         from: u64,
@@ -87,7 +87,7 @@ pub(in crate::driver) struct Function {
 
 /// The source of an upload.
 pub(in crate::driver) enum Source {
-    /// Page-locked memory, where the device sees it: read when the copy runs.
+    /// An address in the device's mapping of page-locked memory, which is read when the copy runs.
     Pinned { address: u64, bytes: usize },
     /// Bytes that were copied when the upload was enqueued.
     Staged(Vec<u8>),
