@@ -49,7 +49,7 @@ pub struct HostSlot<U: Send + 'static> {
 pub struct DeviceSide<U: Send + 'static> {
     batches: DeviceBatches<Header<U>>,
     log: Arc<CopyLog>,
-    /// Without overlap each copy is waited for before the caller has its batch, one stage after the other.
+    /// Whether `receive` waits for the copy of each item: without overlap, the stages run one after the other.
     inline: bool,
 }
 
@@ -62,7 +62,7 @@ struct Copies {
     coming: Vec<(u64, Ticket)>,
     time: Duration,
     bytes: u64,
-    /// The last copies: more than there are slots, so they include that of the item in use.
+    /// The last copies. There are more of them than slots, so the copy of the item in use is among them.
     last: VecDeque<(u64, Event)>,
     most: usize,
 }
@@ -141,7 +141,7 @@ impl Make for Cuda {
     }
 }
 
-/// A slot's memory; the uploader keeps it.
+/// Lends a slot's memory to the uploader, which keeps it.
 fn lent_host(mut memory: Buffer) -> lent::Host {
     let bytes = NonNull::from(&mut memory[..]);
     // SAFETY: moving the buffer does not move its bytes. The host slot owns the buffer from now on, and nothing else

@@ -129,7 +129,7 @@ impl<'f, F: Front> Items<'f, F> {
         &mut self.front
     }
 
-    /// An error ended it, and there is more.
+    /// Lets the iteration go on after an error ended it.
     pub(super) fn go_on(&mut self) {
         self.ended = false;
     }
@@ -248,7 +248,7 @@ impl<'f, F: Front> Items<'f, F> {
         }
     }
 
-    /// The next item, if its slot is not held.
+    /// Returns the next item as `next` does, but with an error at once if the caller holds its slot.
     fn without_patience(&mut self) -> Option<Result<F::Item, Error>> {
         let patience = mem::replace(&mut self.front.pipe_mut().held_timeout, Duration::ZERO);
         let item = self.next();

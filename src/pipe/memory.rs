@@ -46,9 +46,9 @@ pub struct Memory<'m> {
     pub(crate) depth: usize,
     /// The memory of the host slots, if there is some already.
     pub(crate) lent: Option<Vec<Buffer>>,
-    /// What the memory is for.
+    /// The sum of the memory, spelled out for errors.
     pub(crate) sum: &'m dyn fmt::Display,
-    /// Where the copies to a device are shown, and as whose.
+    /// The trace that shows the copies to a device.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "for a device"))]
     pub(crate) trace: Option<Arc<LoaderTrace>>,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "for a device"))]
@@ -74,7 +74,7 @@ impl Make for Host {
     }
 }
 
-/// There is not that much memory.
+/// The error of slots that do not fit the memory. `sum` describes them.
 pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
     let wanted = "slots that fit the memory".to_string();
     Error::Option { option: "depth", wanted, found: sum.to_string() }
@@ -128,7 +128,7 @@ impl MemoryLimit {
         self.bytes.saturating_sub(self.taken())
     }
 
-    /// Takes this many bytes until the result is dropped. `sum` is what they are for, spelled out.
+    /// Takes this many bytes until the result is dropped. `sum` describes their use in the error.
     pub(crate) fn take(self, wanted: u64, sum: &dyn fmt::Display) -> Result<Taken, Error> {
         let mut taken = self.lock();
         match taken.checked_add(wanted).filter(|&all| all <= self.bytes) {

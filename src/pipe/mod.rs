@@ -110,7 +110,7 @@ pub(crate) struct Setup<R: Ring> {
     pub(crate) sides: BothSides<R>,
     /// One for each worker. Without overlap the first is the caller's.
     pub(crate) sources: Vec<AnySource<R>>,
-    /// What a waiting caller fills slots with.
+    /// The source with which a waiting caller fills slots.
     pub(crate) helper: Option<AnySource<R>>,
     pub(crate) options: Options,
     pub(crate) trace: Option<Arc<LoaderTrace>>,
@@ -133,7 +133,7 @@ pub struct Pipe<R: Ring> {
     held_timeout: Duration,
     /// Since when the next slot has been found held by calls that do not block.
     held_since: Option<Instant>,
-    /// The call that the caller receives units of, and how many it has received.
+    /// The number of the present call, and how many of its units the caller has received.
     call: u64,
     received: u64,
     /// How long the last fill took.
@@ -291,7 +291,7 @@ impl<R: Ring> Pipe<R> {
     /// Begins a call with these units: what was filled for an earlier call is discarded when it comes. At most `granted`
     /// units are started before [`grant`](Self::grant).
     ///
-    /// If the caller does not count the units, the end of the order takes a slot, as an end that a source finds.
+    /// `counted`: the caller knows the number of units. Otherwise the end of the order takes a slot.
     pub(crate) fn post(&mut self, order: Order<R::Unit>, counted: bool, granted: u64) {
         if !self.is_orphaned() {
             self.call = self.running.shared.begin(order, counted, granted);
@@ -306,7 +306,7 @@ impl<R: Ring> Pipe<R> {
         }
     }
 
-    /// Takes back the leave for units that were not started. Returns how many of the call were.
+    /// Lets no further units of the call start. Returns how many were started.
     pub(crate) fn retract(&mut self) -> u64 {
         if self.is_orphaned() { self.received } else { self.running.shared.retract() }
     }
@@ -331,12 +331,12 @@ impl<R: Ring> Pipe<R> {
         self.publisher.handle(so_far)
     }
 
-    /// When the unit in use was copied to a device, as far as that is over.
+    /// When the unit in use was copied to a device. `None` if the copy is not over, or there is none.
     fn copy_in_use(&self) -> Option<(Instant, Instant)> {
         R::copied(self.running.consumer.as_ref()?, self.running.recorder.in_use()?.seq)
     }
 
-    /// The caller asks for the unit of this name: the use of the one before is over.
+    /// The caller asks for the unit of this name, so its use of the unit before is over.
     pub(crate) fn asked(&mut self, place: Place, now: Instant) {
         let copy = self.copy_in_use();
         self.running.recorder.asked(place.ticket(), now, copy);
@@ -380,7 +380,8 @@ impl<R: Ring> Pipe<R> {
             _ => None,
         };
         let _waiting = recorder.waiting().map(Span::entered);
-        // Whether the unit was ready when asked for: then `asked` is its time of receipt. A trace wants the exact time.
+        // Whether the unit was ready when the caller asked: `asked` is then its time of receipt, and the clock need not be
+        // read again. With a trace it is read: the trace shows the exact time.
         let mut there = trace.is_none();
         let mut item = loop {
             let received = match found.take() {
@@ -433,7 +434,7 @@ impl<R: Ring> Pipe<R> {
         load.helps = own.is_some() && *overlap;
         self.last_fill = load.end - load.start;
         let now = match *overlap {
-            // The caller itself has just filled the slot: the end of the fill is its time of receipt.
+            // The caller has just filled the slot itself: the end of the fill is the time of receipt.
             false => load.end.max(asked),
             true if there => asked,
             true => Instant::now(),
@@ -530,7 +531,8 @@ impl<R: Ring> Pipe<R> {
 }
 
 impl<R: Ring> Running<R> {
-    /// Receives what was started, up to the end, to a slot that the caller holds, or to an error of this call.
+    /// Receives the units that were started, up to the end, a slot that the caller holds, or an error. Returns an error of
+    /// this call, or of the device.
     fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
         const PIECE: Duration = Duration::from_millis(5);
         let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
@@ -553,7 +555,7 @@ impl<R: Ring> Running<R> {
     }
 }
 
-/// The report with what is counted elsewhere. `loads` units were started.
+/// Adds what the recorder does not count: `loads`, the units that were started, and the copies to a device.
 fn with_copies<R: Ring>(report: Report, loads: u64, consumer: Option<&R::Consumer>) -> Report {
     let (time, bytes) = consumer.map_or_else(Default::default, R::copies);
     report.with_transfers(loads, time, bytes)
@@ -600,8 +602,8 @@ fn fill_inline<R: Ring>(
     }
 }
 
-/// A caller that waits is one more worker: it fills slots behind the one that it waits for, as long as a fill takes less
-/// than the time it has. Returns its item once that is there.
+/// Lets a caller that waits work as one more worker: it fills slots behind the one that it waits for, as long as the last
+/// fill was shorter than the time that it has. Returns the item that it waits for when that is ready.
 fn help<R: Ring>(
     shared: &Shared<R>,
     own: &mut Worker<R>,
@@ -641,7 +643,7 @@ fn not_held<R: Ring>(since: &mut Option<Instant>, shared: &Shared<R>) {
     }
 }
 
-/// An order that panicked does not know the name of its unit.
+/// Names the unit in the error of an order that panicked: the unit that the caller asked for.
 fn at_place(error: Error, at: At) -> Error {
     match error {
         Error::Panicked { who: "order", message, .. } => Error::Panicked { at, who: "order", message },
@@ -656,7 +658,7 @@ mod tests {
 
     type Numbered = Slots<u64, u64>;
 
-    /// Writes its unit. Before that, if it is the caller's, another worker fills and commits the slot that it took.
+    /// Writes its unit to the slot. With `Other`, first fills and commits the slot that another worker has taken.
     struct Numbers(Option<Other>);
 
     type Other =

@@ -31,12 +31,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether threads fill slots ahead. Phases that are timed do not overlap.
+    /// Whether threads fill slots ahead. They do not while the breakdown times the phases.
     pub(crate) fn overlaps(&self) -> bool {
         self.overlap && !self.breakdown.is_on()
     }
 
-    /// Opens the trace of this rank, and tells that the breakdown turns overlap off.
+    /// Opens the trace of this rank. If the breakdown turns overlap off, notes that in the breakdown.
     pub(crate) fn open(&mut self, rank: u64, world: u64) -> Result<Option<Arc<LoaderTrace>>, Error> {
         if self.overlap && self.breakdown.is_on() {
             self.breakdown.overlap_is_off();

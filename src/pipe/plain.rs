@@ -146,7 +146,7 @@ impl<R: Ring> Items<'_, Pipe<R>> {
     }
 }
 
-/// The name of a unit of a call whose first has the name `first`.
+/// The name of unit `seq` of a call, whose first unit has the name `first`.
 fn nth(first: Place, rounds: bool, seq: u64) -> Place {
     let Place { ordinal, epoch, .. } = first;
     if rounds {

@@ -1,4 +1,4 @@
-//! The record of a unit: what a worker knows when it commits the slot, and when the item was released.
+//! What a pipe keeps about a unit: its name, the result and the times of its fill, and when its slot was released.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The name alone, as the log has it.
+    /// A ticket for the log that has the name alone.
     pub(super) fn ticket(self) -> Ticket {
         let Self { ordinal, epoch, step } = self;
         Ticket { ordinal, epoch, step, ..Ticket::default() }
@@ -46,7 +46,8 @@ pub struct Header<U> {
 }
 
 impl<U> Header<U> {
-    /// The header of a slot that is not filled yet. The caller has asked since `resumed`, and `freed` the slot.
+    /// The header of a slot that is not filled yet. The caller has asked for units since `resumed`. `freed` is when the
+    /// slot was released.
     pub(super) fn new(resumed: Instant, freed: Option<Freed>) -> Self {
         let load = LoadTimes { freed, ..LoadTimes::new(resumed) };
         Self { ticket: Ticket::default(), unit: None, result: Ok(Content::End), load }

@@ -123,7 +123,7 @@ pub(super) type BothSides<R> = (
     <R as Sides<<R as Ring>::Unit, <R as Ring>::Slot, <R as Ring>::Item>>::Consumer,
 );
 
-/// The wait of the caller, by its name in the log.
+/// The event in the log that stands for a wait of the caller.
 pub(super) fn wait_of<R: Ring>() -> What {
     if R::ON_DEVICE { What::DeviceWait } else { What::Wait }
 }
@@ -136,7 +136,7 @@ pub(super) fn wait_of<R: Ring>() -> What {
 #[repr(align(128))]
 pub struct Slot<T, U> {
     content: T,
-    /// The unit's; of an earlier one while the slot is free.
+    /// The header of the unit in the slot. While the slot is free, that of an earlier unit.
     header: Header<U>,
 }
 
@@ -154,7 +154,7 @@ impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
 
 /// The longest piece of a wait for a slot that is being filled.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// The shortest: a slot that is held is not asked for more often.
+/// The shortest piece: the wait does not look at a held slot more often.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {

@@ -2,11 +2,11 @@
 //!
 //! There are two locks. The **turn** holds the producer of the ring and the order of units. A worker holds it while it
 //! waits for the next free slot, takes the next unit and reserves the slot; it fills without it. The caller never waits
-//! for the turn. The **mailbox** holds what the caller wants: a few instructions long, with no foreign code under it. A
-//! worker that needs both takes the turn first.
+//! for the turn. The **mailbox** holds what the caller wants. It is locked for a few instructions, and no foreign code runs
+//! under it. A worker that needs both takes the turn first.
 //!
-//! One worker waits for a slot while the others wait for the turn. The slot comes before the unit: a unit counts as
-//! started only when nothing but the source is in its way.
+//! One worker waits for a slot while the others wait for the turn. It takes the unit after the slot is free: a started unit
+//! waits for nothing but its source.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -77,9 +77,9 @@ pub(super) struct Shared<R: Ring> {
     /// `None` once the last worker has left.
     turn: Mutex<Option<Turn<R>>>,
     mail: Mutex<Mailbox<R::Unit>>,
-    /// For the worker that holds the turn, and for the clock: the caller wants something.
+    /// Wakes the worker that holds the turn, and the clock's thread, after the caller has changed the mailbox.
     posted: Condvar,
-    /// For the caller: a worker has left.
+    /// Wakes the caller after a worker has left.
     left: Condvar,
     /// What each worker is doing. A caller that fills a slot has no place here, as it cannot ask meanwhile.
     progress: Box<[Progress]>,
@@ -102,7 +102,7 @@ struct Mailbox<U> {
     /// Units of this call that were started, and that may be.
     started: u64,
     granted: u64,
-    /// When the caller last asked for units. Before that the workers did not wait, they rested.
+    /// When the caller last asked for units. Time before that does not count as a wait of the workers.
     resumed: Instant,
     closed: bool,
     /// Workers that fill slots, and those that have not left.
@@ -136,18 +136,18 @@ pub(super) enum Patience {
     Idle,
 }
 
-/// What came of it. A worker leaves if a call that waits returns no unit.
+/// What [`Shared::take`] returns. A worker leaves if a call that waits returns no unit.
 pub(super) enum Take<R: Ring> {
     /// A slot to be filled. Its header names the unit.
     Unit(R::Reserved),
     /// No slot: the next one is in use, another thread has the turn, or the other side of the ring is gone.
     InUse,
-    /// No unit may be started, or none any more.
+    /// No unit may be started, or the pipe is closed.
     Idle,
 }
 
 impl<U> Mailbox<U> {
-    /// The order of the call has ended: the last unit is none.
+    /// The order of the call has ended: takes back the start of a unit that does not exist.
     fn not_started(&mut self, call: u64) {
         if self.call == call {
             (self.started, self.loads) = (self.started - 1, self.loads - 1);
@@ -225,7 +225,7 @@ impl<R: Ring> Shared<R> {
                 // The slot that was found free above still is, because only the holder of the turn takes slots.
                 let Some(mut reserved) = R::reserve(producer) else { return Take::InUse };
                 let (_, header) = R::parts(&mut reserved);
-                // Each move of a unit takes time: it may have hundreds of bytes. It stays in the slot from here on.
+                // A unit may have hundreds of bytes, and a move takes time: from here on the unit stays in the slot.
                 *header = Header::new(resumed, header.load.freed);
                 let place = match next {
                     Ok(Some((place, unit))) => {
@@ -283,7 +283,7 @@ impl<R: Ring> Shared<R> {
         mail.clock = false;
     }
 
-    /// The task has no more to wait for.
+    /// Forgets the task: the slot that it waited for is no longer held.
     pub(super) fn forget_task(&self) {
         let old = lock(&self.mail).held.take();
         drop(old);
@@ -310,14 +310,14 @@ impl<R: Ring> Shared<R> {
         self.posted.notify_all();
     }
 
-    /// Takes back the leave for what was not started. Returns how many units of the call were.
+    /// Lets no further units of the call start. Returns how many were started.
     pub(super) fn retract(&self) -> u64 {
         let mut mail = lock(&self.mail);
         mail.granted = mail.granted.min(mail.started);
         mail.started
     }
 
-    /// Nothing more of this call is started: a unit failed, or is the end.
+    /// Lets no further units of this call start: one failed, or was the end.
     fn stop(&self, call: u64) {
         let mut mail = lock(&self.mail);
         if mail.call == call {
@@ -331,7 +331,7 @@ impl<R: Ring> Shared<R> {
         self.posted.notify_all();
     }
 
-    /// Waits until no more than `most` workers are there, up to `until`. Returns whether that is so.
+    /// Waits until no more than `most` workers are left, up to `until`. Returns whether that is so.
     pub(super) fn wait_for_workers(&self, most: usize, until: Option<Instant>) -> bool {
         let mut mail = lock(&self.mail);
         while mail.alive > most {
@@ -349,7 +349,7 @@ impl<R: Ring> Shared<R> {
         true
     }
 
-    /// Workers of these that could not be started.
+    /// Counts out workers whose threads could not be started.
     pub(super) fn never_came(&self, workers: usize) {
         let mut mail = lock(&self.mail);
         (mail.running, mail.alive) = (mail.running - workers, mail.alive - workers);
@@ -360,7 +360,7 @@ impl<R: Ring> Shared<R> {
         lock(&self.mail).loads
     }
 
-    /// What the workers are doing: the fill of the unit that is needed first.
+    /// Of the fills that the workers are doing, the one whose unit is needed first.
     pub(super) fn first_fill(&self) -> Option<Doing> {
         let doing = self.progress.iter().filter_map(Progress::get);
         doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
@@ -374,7 +374,7 @@ pub(super) struct Worker<R: Ring> {
     source: AnySource<R>,
     /// The place of its progress in [`Shared::progress`]. The caller's worker has none there.
     index: usize,
-    /// Whether the other workers and a caller that helps have all processors: then it rests after each short fill.
+    /// Whether it rests after each short fill: the other workers and a caller that helps use all processors already.
     rests: bool,
     /// When it was ready for another unit.
     ready: Instant,
