@@ -63,7 +63,7 @@ thread_local! {
 /// until the next call that fails on this thread. A call that succeeds does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_last_error() -> *const twinbuf_error {
-    // A thread that ends has none any more.
+    // A thread that is ending has lost its last error.
     LAST.try_with(|last| last.borrow().as_ref().map_or(ptr::null(), |(error, _)| ptr::from_ref(error)))
         .unwrap_or(ptr::null())
 }
@@ -91,7 +91,7 @@ impl Failure {
     fn store(self) -> i32 {
         let (code, message, offset) = (self.code, self.message.as_ptr(), self.offset);
         let path = self.path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
-        // The texts stay where they are when their owner moves.
+        // The pointers stay valid: moving the owner of the texts does not move the texts.
         let last = (twinbuf_error { code, message, path, offset }, self);
         let _ = LAST.try_with(|cell| cell.replace(Some(last)));
         code
@@ -126,7 +126,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The way into the library: a failure becomes the last error of the thread, and so does a panic.
+/// Runs the body of each exported function. A failure or a panic becomes the last error of the thread.
 pub(crate) fn door<T: From<i32>>(body: impl FnOnce() -> Result<T, Failure>) -> T {
     catch_unwind(AssertUnwindSafe(body))
         .unwrap_or_else(|_| Err(Failure::new(TWINBUF_ERROR_PANIC, "the library panicked: see stderr")))

@@ -136,7 +136,7 @@ enum Entry {
 
 static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table { all: Vec::new(), free: Vec::new() });
 
-/// No panic leaves the table in parts.
+/// Locks the table. A panic cannot leave it invalid.
 fn handles() -> MutexGuard<'static, Table<Entry>> {
     HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -144,11 +144,11 @@ fn handles() -> MutexGuard<'static, Table<Entry>> {
 /// The loader of a handle.
 struct Shared {
     plan: Plan,
-    /// `None` if it is closed, while a call has the loader, and after a panic of it.
+    /// `None` if the loader is closed, while a call has taken it, and after that call has panicked.
     epochs: Mutex<Option<Epochs<'static>>>,
 }
 
-/// The loader, if no other thread uses it. One that panicked is in use for ever.
+/// Locks the loader, if no other thread uses it. After a panic under the lock, it counts as in use for ever.
 fn lock(loader: &Shared) -> Result<MutexGuard<'_, Option<Epochs<'static>>>, Failure> {
     let busy = "loader: another thread is inside one of its functions";
     loader.epochs.try_lock().map_err(|_| Failure::new(TWINBUF_ERROR_BUSY, busy))
@@ -307,7 +307,7 @@ pub extern "C" fn twinbuf_load(
         if options.environment {
             builder = builder.from_env()?;
         }
-        // Until epochs are begun there are none.
+        // No epochs, until `twinbuf_epochs` or `twinbuf_resume` begins some.
         let epochs = Mutex::new(Some(builder.build()?.into_epochs(0..0)));
         // SAFETY: the caller's pointer is valid.
         unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, epochs }))) }

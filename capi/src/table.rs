@@ -9,7 +9,7 @@ const PLACES: usize = (1 << PLACE_BITS) - 1;
 
 /// What handles stand for.
 pub(crate) struct Table<E> {
-    /// With how often the place was used before.
+    /// The places, each with the number of its earlier uses.
     pub(crate) all: Vec<(usize, Option<E>)>,
     pub(crate) free: Vec<usize>,
 }
@@ -26,7 +26,8 @@ impl<E> Table<E> {
         (self.all[at].0 << PLACE_BITS) | (at + 1)
     }
 
-    /// Returns what `look` finds in the entry of a handle, `None` for an error. If it takes the entry, the handle ends.
+    /// Returns what `look` returns for the entry of a handle. `None` becomes an error. If `look` takes the entry out, the
+    /// handle ends.
     pub(crate) fn with<T>(
         &mut self,
         id: usize,

@@ -148,7 +148,7 @@ impl Layout {
         let Self { records, record_bytes, dtype, shape, bytes, bytes_left } = self;
         let mut line = text::count(*records, "record");
         let _ = match shape[..] {
-            // The bytes below say it all.
+            // For plain bytes, the length alone is enough.
             [_] if dtype == "u8" => write!(line, " of {record_bytes} B"),
             [] => write!(line, " of one {dtype}, {record_bytes} B"),
             _ => write!(line, " of {dtype} {shape:?}, {record_bytes} B"),

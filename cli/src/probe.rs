@@ -100,8 +100,8 @@ struct Figures {
     steps: u64,
     epoch_steps: u64,
     rounds: u64,
-    /// Of the bytes to read, in the page cache before the first epoch: the most; unknown if the system does not tell, or
-    /// if they are read past it.
+    /// How many percent of the bytes to read were in the page cache before the first epoch: the highest of all rounds.
+    /// `None` if the system does not tell, or if the files are read past the page cache.
     cached_percent: Option<f64>,
     compute_s: f64,
     first: Epoch,
@@ -112,17 +112,17 @@ struct Figures {
     lines: Vec<String>,
 }
 
-/// The batches read for the first time, or again; of several rounds the medians.
+/// The first reading of the batches, or the second one. Medians over all rounds.
 #[derive(Serialize)]
 struct Epoch {
-    /// Loading a batch on average.
+    /// The average time to load a batch.
     load_s: f64,
     /// Bytes a second at `load_s`.
     load_rate: f64,
     wall_s: f64,
-    /// The rounds' least and most.
+    /// The shortest and the longest `wall_s` of all rounds.
     wall_range: [f64; 2],
-    /// Without overlap, replayed.
+    /// The time without overlap, from a replay.
     serial_s: f64,
     verdict: String,
 }
@@ -132,7 +132,7 @@ struct Epoch {
 struct Tried {
     calls: String,
     predicted_s: f64,
-    /// Of later epochs: the rounds' least and most, with the defaults and with the options.
+    /// The shortest and the longest later epoch of all rounds, with the defaults (here) and with the options (`range`).
     defaults_range: [f64; 2],
     range: [f64; 2],
     /// Whether every round was faster than all with the defaults, and the first epoch was not slower.
@@ -151,12 +151,12 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let mode = if options.direct { ReadMode::Direct } else { ReadMode::Auto };
     let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
-    // What is in the cache does not count for reads past it.
+    // For reads past the page cache, it does not matter what the cache has.
     let past = options.direct || reader.memory() > 0;
     drop(reader);
     let steps = options.steps.min(plan.steps(0));
     let told = !past && options.files.iter().all(|path| tells(path));
-    // Files that are cold are made so again before each round, because the one before has filled the cache.
+    // If the files are not in the cache now, drop them from it before each round: each round fills it.
     let evict = options.cold || past || cached(&records, &plan, steps, told).is_some_and(|part| part <= COLD);
     let probe = Probe {
         records: &records,
@@ -249,7 +249,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
             .into());
         }
         (Format::Raw, None) if shape.record_bytes.is_some() => {
-            // Its header is not a record.
+            // The header of such a file would be read as records.
             if let found @ (Format::Npy | Format::Npz | Format::Safetensors | Format::LlmC) =
                 Format::of(&files[0])?
             {
@@ -280,7 +280,7 @@ struct Probe<'a> {
     mode: ReadMode,
     steps: u64,
     compute: Duration,
-    /// Before each round.
+    /// Whether to drop the files from the page cache before each round.
     evict: bool,
     /// Whether the system tells what is in the page cache.
     told: bool,
@@ -311,7 +311,7 @@ impl Probe<'_> {
         let mut loader = builder.build()?;
         let mut pass = || -> Result<Report, BoxError> {
             let mut batches = 0;
-            // The same batches twice: in a later epoch of a part of the files, others would be cold again.
+            // Read epoch 0 both times. Another epoch would begin with other batches, which are not in the cache yet.
             for batch in loader.epoch(0).take(usize::try_from(self.steps)?) {
                 let _batch = batch?;
                 let end = Instant::now() + self.compute;
@@ -384,7 +384,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
             let settings = Settings { overlap: false, ..report.settings };
             report.predict(settings).map(|found| seconds(found.wall))
         };
-        // That of the round with the median time.
+        // The verdict is that of the round with the median time.
         let mut by_wall = reports.clone();
         by_wall.sort_by(|a, b| wall(a).total_cmp(&wall(b)));
         Epoch {
@@ -419,7 +419,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
     }
 }
 
-/// What the batches of the report took.
+/// The seconds that the last batches of the report took.
 fn wall(report: &Report) -> f64 {
     report.predict(report.settings).map_or(0.0, |found| seconds(found.measured))
 }

@@ -33,7 +33,7 @@ pub(crate) fn path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S
     serializer.collect_str(&path.display())
 }
 
-/// Several of them.
+/// Paths as JSON, each as [`path`] writes it.
 pub(crate) fn paths<S: Serializer>(paths: &[PathBuf], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(paths.iter().map(|path| path.to_string_lossy()))
 }

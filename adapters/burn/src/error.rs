@@ -11,7 +11,7 @@ use twinbuf::mmap::PlanError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The loader's own: of an option, of a file (with path and offset), of a transform.
+    /// An error of the loader: an option, a file (with path and offset), or a transform.
     Loader(Arc<twinbuf::Error>),
     /// The function that makes items of batches refused one.
     Make {

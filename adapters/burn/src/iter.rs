@@ -11,7 +11,7 @@ use crate::{Error, Part};
 
 enum State {
     Running(Epochs<'static>),
-    /// It could not begin.
+    /// The epoch could not begin.
     Failed(Error),
     Ended,
 }
@@ -60,7 +60,7 @@ impl<D, O> Iterator for Iter<'_, D, O> {
                 self.state = State::Running(running);
                 Some(Ok(item))
             }
-            // The loader goes too: what broke it may last.
+            // This drops the loader too: the cause of the error may last.
             Some(Err(error)) => Some(Err(DatasetError::new::<Error>(error))),
             None => {
                 running.into_front().into_iter().for_each(|loader| self.part.keep(loader));

@@ -20,7 +20,7 @@ pub use error::Error;
 /// Converts a batch to the training's input: tensors on the device.
 type Make<O> = dyn Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
-/// Sets what a [`LoaderBuilder`] has options for.
+/// Sets options of a [`LoaderBuilder`].
 type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 
 /// A [`DataLoader`] whose batches are read ahead by a [`Loader`].
@@ -68,7 +68,7 @@ struct Part<D, O> {
     records: Range<u64>,
     /// `None` if there are no records.
     plan: Result<Option<Plan>, Error>,
-    /// The loader that no iterator has at the moment.
+    /// A loader that no iterator uses at the moment.
     idle: Mutex<Option<Loader>>,
 }
 
@@ -162,7 +162,7 @@ impl<D, O> BurnLoader<D, O> {
 }
 
 impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
-    /// A loader, and that no other iterator has it.
+    /// Takes the idle loader, or builds one. `None` if there are no records.
     fn take(&self) -> Result<Option<Loader>, Error> {
         let Some(plan) = self.plan.clone()? else { return Ok(None) };
         let idle = self.idle().take();
@@ -194,7 +194,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
         let record = |item: usize| (self.records.start + item as u64).min(self.records.end);
         Ok(match end {
             _ if start == end => record(0)..record(0),
-            // With what the plan drops.
+            // The last slice also has the records that the plan drops.
             end if end == items => record(start)..self.records.end,
             end => record(start)..record(end),
         })
@@ -209,14 +209,14 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
 
 impl<D, O> Part<D, O> {
     fn idle(&self) -> std::sync::MutexGuard<'_, Option<Loader>> {
-        // It is only ever taken or replaced whole.
+        // A panic cannot leave it invalid: it is only taken or replaced.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a loader that is no longer iterated for the next iterator.
     fn keep(&self, loader: Loader) {
         let other = self.idle().replace(loader);
-        // Without the lock: its thread may be in the middle of a batch, and this waits for it.
+        // Drop it without the lock: this waits for the loader's thread, which may be reading a batch.
         drop(other);
     }
 

@@ -283,7 +283,7 @@ fn a_loader_that_is_one_too_many_still_reads_and_nobody_waits_for_it() {
             let second = loader.iter();
             made.send(()).unwrap();
             one.recv().unwrap();
-            // Takes the place of the first, whose thread is in the midst of a batch.
+            // Its loader replaces the idle one of `first`, whose thread is reading a batch.
             drop(second);
         });
         both.recv().unwrap();
@@ -381,7 +381,7 @@ fn a_slice_is_the_plan_over_its_records() {
             assert_eq!(epoch(&*slice), wanted);
         }
     }
-    // One that begins at the front needs no other data set.
+    // A slice that begins at record 0.
     assert_eq!(epoch(&*whole.slice(0, 30)), planned(&shuffled(30, 4, LastBatch::Keep), 0));
 }
 
@@ -406,7 +406,7 @@ fn slices_of_files() -> Result<(), BoxError> {
     }
     let data = Arc::new(Records::open(&paths, 2)?);
     let plan = shuffled(30, 4, LastBatch::Keep);
-    // With all that a loader can ask of a data set.
+    // With a transform and a hint window.
     let loader = BurnLoader::builder(data, plan.clone(), numbers)
         .options(|loader| loader.transform(Convert::U16ToU32).hint_window(1 << 20))
         .build(&Device::flex())?;
@@ -429,7 +429,7 @@ fn slices_that_are_not_there() {
     for (start, end) in [(0, 9), (8, 9), (3, 2), (0, usize::MAX)] {
         let (error, text) = refused(&*whole.slice(start, end));
         assert!(matches!(error, Error::Slice { items: 8, ranks: 1, .. }), "{text}");
-        // A slice of it says the same.
+        // A slice of that slice has the same error.
         assert_eq!(refused(&*whole.slice(start, end).slice(0, 0)).1, text);
     }
     // Fewer records than a batch, and the tail is dropped: not an empty epoch.
@@ -499,7 +499,7 @@ fn a_tensor_that_is_kept_keeps_its_slot() -> Result<(), BoxError> {
     let mut items: Vec<_> = loader.iter().collect();
     let error = items.pop().unwrap().unwrap_err();
     assert!(causes(&error).concat().contains("depth"), "{error}");
-    // What was received stays what it was.
+    // Items that were received do not change.
     for (step, item) in (0..).zip(items) {
         let found = item?.0.into_data().try_to_vec::<i32>()?;
         assert_eq!(found, (4 * step..4 * step + 4).collect::<Vec<_>>());

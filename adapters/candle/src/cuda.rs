@@ -40,7 +40,7 @@ pub fn device_tensor(batch: DeviceBatch, device: &Device) -> Result<Tensor, Tens
         To::BF16 => owned::<bf16>(batch, whole, device),
         To::F32 => owned::<f32>(batch, whole, device),
         To::F64 => owned::<f64>(batch, whole, device),
-        // `candle_dtype` gives no other.
+        // `candle_dtype` returns only the types above.
         _ => unreachable!("{to:?} is not made of a record's type"),
     }
 }

@@ -54,7 +54,7 @@ fn shape_of(of: &RecordType, records: u64) -> Result<(candle_core::DType, Vec<us
     Ok((to, std::iter::once(records).chain(of.shape().iter().copied()).collect()))
 }
 
-/// candle's name of a type, where it has the same one.
+/// candle's name of the same type. `None` if candle has no such type.
 fn candle_dtype(dtype: DType) -> Option<candle_core::DType> {
     use candle_core::DType as To;
     Some(match dtype {
@@ -125,7 +125,7 @@ impl fmt::Display for TensorError {
 impl std::error::Error for TensorError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its line is this one's.
+            // `fmt` has printed this error already, so its cause comes next.
             Self::Batch(error) => error.source(),
             Self::Candle(source) => Some(source),
             #[cfg(feature = "cuda")]

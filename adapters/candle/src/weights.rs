@@ -14,10 +14,11 @@ use twinbuf::stream::{Group, Tensors, View};
 
 use crate::{TensorError, candle_dtype};
 
-/// Bytes of one read: the disk writes as many by one call.
+/// Bytes of one read: the fewest that [`Reader::read_bytes`] lets the disk write straight to the caller's memory.
 const PIECE: usize = 4 << 20;
 
-/// As far as a read begins into a block of the file, it does so in memory. The largest block of a disk.
+/// The largest block of a disk. A read begins as far into a block of memory as into a block of the file, so that the disk
+/// can write to its place.
 const BLOCK: u64 = 4096;
 
 /// Reads in flight.
@@ -91,7 +92,7 @@ pub fn load(model: &Tensors, device: &Device) -> Result<HashMap<String, Tensor>,
     made.collect()
 }
 
-/// The same, one tensor at a time.
+/// Loads a checkpoint as [`load`] does, but through the slots of a stream, one tensor at a time.
 fn load_through_slots(model: &Tensors, device: &Device) -> Result<HashMap<String, Tensor>, TensorError> {
     let mut sorted: Vec<_> = model.all().iter().collect();
     sorted.sort_by_key(|tensor| (tensor.range().file, tensor.range().bytes.start));
@@ -272,7 +273,7 @@ macro_rules! memory {
         }
 
         impl Memory {
-            /// Zeros: pages that are not there before something is read into them.
+            /// Allocates zeroed memory. The system provides its pages when something is read into them.
             fn new(tensor: &mmap::Tensor) -> Result<Self, TensorError> {
                 let to = to_dtype(tensor)?;
                 let bytes = usize::try_from(tensor.len()).unwrap_or(usize::MAX);
@@ -338,7 +339,7 @@ fn no_weight(tensor: &mmap::Tensor) -> TensorError {
 mod tests {
     use super::*;
 
-    /// What a device would get.
+    /// The way of tensors to another device, tested on the CPU.
     #[test]
     fn the_same_tensors_through_slots() -> Result<(), Box<dyn std::error::Error>> {
         let folder = tempfile::tempdir()?;

@@ -88,8 +88,8 @@ fn samples() -> TempDir {
     folder
 }
 
-/// What `run` returns, and the pages of the file that were in memory before and after that. Again if that changed:
-/// whoever drops the whole page cache during the run drops these pages too.
+/// Returns what `run` returns, and the file's pages in memory, which were the same before and after it. Runs again if they
+/// were not: another program may have dropped the whole page cache meanwhile.
 fn with_pages<T>(path: &Path, run: impl Fn() -> T) -> (T, Residency) {
     let pages = || Records::open([path], 1).unwrap().residency().unwrap();
     let looks = (0..100).map(|_| (pages(), run(), pages()));
@@ -191,7 +191,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     }
 }
 
-/// Names in files are what others wrote.
+/// Names in files may contain line ends and control characters. The output escapes them.
 #[test]
 fn names_in_files_break_no_line() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

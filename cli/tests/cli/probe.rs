@@ -53,7 +53,7 @@ fn probe_measures_and_says_what_it_measured() {
             assert_eq!(found["second"]["verdict"], "ComputeBound", "{found}");
         }
     }
-    // Formats that say themselves what their records are.
+    // Other formats and other records.
     for arguments in [
         &["images.npy", "--batch", "2"][..],
         &["tokens.bin", "--sequence", "9", "--batch", "2"],
@@ -120,7 +120,7 @@ fn probe_evicts_if_it_is_told_to() {
     let folder = samples();
     let arguments =
         ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--cold"];
-    // File systems that live in memory keep everything; then it says so.
+    // A file system in memory keeps every page, and `probe` then prints a warning.
     let file = folder.path().join("data.bin");
     let records = Records::open([&file], 100).unwrap();
     records.evict().unwrap();
@@ -139,7 +139,7 @@ fn probe_reads_past_the_page_cache_if_it_is_told_to() {
     let folder = samples();
     let arguments =
         ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--direct"];
-    // Not every file system can; then it says so.
+    // Not every file system has direct I/O. `probe` then prints an error.
     let Output { status, stdout, stderr } = twinbuf(folder.path(), &arguments);
     if status.success() {
         has(&String::from_utf8(stdout).unwrap(), &["past the page cache\n", "\nlater  "]);
