@@ -49,7 +49,7 @@ pub(crate) struct Cause {
     pub(crate) waited_s: f64,
 }
 
-/// A stall.
+/// One of the longest waits of a caller.
 #[derive(Serialize)]
 pub(crate) struct Wait {
     pub(crate) process: String,

@@ -59,7 +59,7 @@ pub(crate) struct Shared<M: 'static> {
     pub(crate) device_depth: usize,
     /// `None` if copies are not timed.
     pub(crate) clock: Option<Arc<Clock>>,
-    /// The legacy default stream, for [`View`]s: see `DeviceSlice::stream` of [`View`].
+    /// The legacy default stream. The method `DeviceSlice::stream` of [`View`] returns it and has the reason.
     elsewhere: Owner<Arc<CudaStream>>,
     /// Slots of leases that were dropped while a stream that used them was being captured.
     captured: Mutex<Vec<Slot<M>>>,
@@ -73,8 +73,8 @@ impl<M: 'static> Shared<M> {
         Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
 
-    /// Releases the slots held by captures that have ended. Returns whether one still holds the slot of batch `seq`, or
-    /// any slot.
+    /// Releases the slots held by captures that have ended. Returns whether another capture still holds the slot of batch
+    /// `seq`; without a number, whether one holds any slot.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
         let mut captured = lock(&self.captured);
         let ended: Vec<_> = captured.extract_if(.., |slot| slot.end_uses()).collect();

@@ -22,7 +22,7 @@ pub(crate) struct HostBuf<M> {
 }
 
 impl<M> HostBuf<M> {
-    /// Sets what is committed.
+    /// Sets the length and the value of the batch to commit. Fails if the batch does not fit.
     pub(crate) fn put(&mut self, len: usize, meta: M) -> Result<(), Error> {
         if len > self.memory.len() {
             let wanted = format!("at most the slot's {} bytes", self.memory.len());

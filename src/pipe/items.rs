@@ -35,7 +35,7 @@ pub trait Front {
     /// Decides what comes next. It is called again for the same item after a call that returned no item.
     fn next(&mut self) -> Next<Self::Item>;
 
-    /// Makes an item of a filled slot: the next one.
+    /// Makes the next item from a filled slot.
     fn item(&mut self, slot: <Self::Ring as Ring>::Item) -> Self::Item;
 
     /// The iteration is over.

@@ -91,7 +91,7 @@ macro_rules! common {
 }
 pub(crate) use common;
 
-/// The methods of a front end that are those of its pipe.
+/// The methods that a front end passes on to its pipe.
 macro_rules! calls_of_pipe {
     () => {
         /// Returns a report of where the time went so far. A round or a group counts as a batch, and a pass as an epoch.

@@ -19,7 +19,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A ticket for the log that has the name alone.
+    /// The ticket of the unit, with its name alone.
     pub(super) fn ticket(self) -> Ticket {
         let Self { ordinal, epoch, step } = self;
         Ticket { ordinal, epoch, step, ..Ticket::default() }
@@ -35,7 +35,7 @@ pub enum Content {
     End,
 }
 
-/// What a pipe knows about the unit in a slot. It travels with the slot, from the worker to the caller.
+/// What a pipe keeps about the unit in a slot. It travels with the slot, from the worker to the caller.
 #[derive(Debug)]
 pub struct Header<U> {
     pub(crate) ticket: Ticket,

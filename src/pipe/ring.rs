@@ -80,7 +80,7 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Takes the next slot out of the side that hands them out, if it is free.
     fn reserve(producer: &mut Self::Producer) -> Option<Self::Reserved>;
 
-    /// Returns the memory of the slot, and what the pipe knows about the unit in it.
+    /// Returns the memory of the slot, and the header of the unit in it.
     fn parts(reserved: &mut Self::Reserved) -> (&mut S, &mut Header<U>);
 
     /// Hands the slot over, with `bytes` of it filled.
@@ -94,10 +94,10 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
         held_timeout: Duration,
     ) -> Received<I>;
 
-    /// Returns what the pipe knows about the unit in an item.
+    /// Returns the header of the unit in an item.
     fn header(item: &I) -> &Header<U>;
 
-    /// Returns what the pipe knows about the unit in an item.
+    /// Returns the header of the unit in an item.
     fn header_mut(item: &mut I) -> &mut Header<U>;
 
     /// Returns the number of an item: 0 for the first of the ring.
@@ -257,7 +257,7 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
         unit
     }
 
-    /// What the pipe knows about the unit.
+    /// The header of the unit.
     pub(crate) fn header(&self) -> &Header<U> {
         &self.0.header
     }

@@ -185,7 +185,7 @@ fn bad_options_are_refused_when_it_is_built() {
     assert!(records.build(&Device::flex()).unwrap_err().to_string().contains("plan"));
 }
 
-/// How many loaders were built.
+/// A loader, and the number of loaders that it has built so far.
 fn counted(plan: Plan) -> (BurnLoader<Source, Vec<u32>>, Arc<AtomicUsize>) {
     let built = Arc::new(AtomicUsize::new(0));
     let count = built.clone();
@@ -231,7 +231,7 @@ struct Gated(Source, Arc<Gate>);
 
 #[derive(Default)]
 struct Gate {
-    /// Whether a read waits, and whether it is open.
+    /// Whether a read waits at the gate, and whether the gate is open.
     state: Mutex<(bool, bool)>,
     changed: Condvar,
 }

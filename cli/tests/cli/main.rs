@@ -18,7 +18,7 @@ fn twinbuf(folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
 }
 
-/// What it prints when all is well.
+/// Runs the program, which must succeed, and returns what it prints.
 fn text(folder: &Path, arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = twinbuf(folder, arguments);
     let stderr = String::from_utf8(stderr).unwrap();
@@ -230,7 +230,7 @@ fn help_and_version_are_no_errors() {
     has(&text(here, &["probe", "--help"]), &["--compute-ms <C>", "--cold", "chunks:N"]);
 }
 
-/// Whoever reads may stop reading: no message, no panic.
+/// If the reader of its output stops, the program prints no message and does not panic.
 #[test]
 fn a_broken_pipe_is_no_error() {
     let folder = samples();

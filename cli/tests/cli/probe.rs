@@ -8,8 +8,8 @@ use twinbuf::Records;
 
 use super::{has, json, samples, text, twinbuf, with_pages};
 
-/// The first of several runs with loads that are all short compared with 5 ms of compute. They are, unless something
-/// else runs at the same time.
+/// Returns the first run, of several, whose loads were all short compared with 5 ms of compute. Other programs on the
+/// machine may make them longer.
 fn quiet<T>(run: impl Fn() -> T, longest_load_ms: impl Fn(&T) -> f64) -> Option<T> {
     let found = (0..20).map(|_| run()).find(|found| longest_load_ms(found) < 1.0);
     if found.is_none() {
@@ -53,7 +53,7 @@ fn probe_measures_and_says_what_it_measured() {
             assert_eq!(found["second"]["verdict"], "ComputeBound", "{found}");
         }
     }
-    // Other formats and other records.
+    // Files whose header describes the records, and sequences of tokens.
     for arguments in [
         &["images.npy", "--batch", "2"][..],
         &["tokens.bin", "--sequence", "9", "--batch", "2"],

@@ -26,5 +26,5 @@ pub use tool::{Outcome, install, run};
 
 /// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.
 pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
-/// The same source.
+/// The prime of FNV-1a, from the same source.
 pub(crate) const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;

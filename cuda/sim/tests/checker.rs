@@ -356,7 +356,7 @@ fn kernels(writes: bool) {
     unsafe { result::module::unload(module) }.unwrap();
 }
 
-/// Managed memory is the program's while no stream uses it.
+/// The program may use managed memory while no stream uses it.
 fn managed(wait: bool) {
     let (_context, stream) = stream();
     let global = cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;

@@ -107,7 +107,7 @@ fn kernels_read_and_write_what_they_are_told() {
 #[test]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "calls that are safe for one reason")]
 fn copies_between_host_and_device_arrive() {
-    // All of cudarc's code paths, with its event tracking.
+    // Use cudarc's safe calls, with its event tracking on.
     let _sim = Sim::start(Options::default());
     let context = cudarc::driver::CudaContext::new(0).unwrap();
     let bytes: Vec<u8> = (0..=255).collect();

@@ -133,7 +133,7 @@ pub(super) type Orders<'s, 'env> = Mutex<Option<Consumer<'s, Order<'s, 'env>>>>;
 
 /// The body of a fill thread.
 pub(super) fn run<'s, 'env: 's>(orders: &Orders<'s, 'env>, copies: &Stream, fate: &Fate) {
-    /// Ends the ring, also by a panic: the caller must not wait for a slot.
+    /// Ends the ring when a fill thread ends, also by a panic. Otherwise the caller would wait for a slot forever.
     struct End<'o, 's, 'env>(&'o Orders<'s, 'env>);
     impl Drop for End<'_, '_, '_> {
         fn drop(&mut self) {

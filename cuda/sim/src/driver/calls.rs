@@ -547,7 +547,7 @@ mod tests {
             ("cuCtxCreate", 12040, Some("cuCtxCreate_v3")),
             ("cuCtxCreate", 12050, Some("cuCtxCreate_v4")),
             ("cuCtxSynchronize", 12090, Some("cuCtxSynchronize")),
-            // Its second version is not here, and the first has another signature.
+            // This driver lacks the second version, and the first has another signature.
             ("cuCtxSynchronize", 13000, None),
             ("cuEventElapsedTime", 12000, Some("cuEventElapsedTime")),
             ("cuMemcpyHtoDAsync", 3020, Some("cuMemcpyHtoDAsync_v2")),

@@ -333,7 +333,7 @@ impl State {
         Ok(())
     }
 
-    /// A further context of a device, current on this thread. It shares the default streams of the primary one.
+    /// Creates a context of a device and makes it current on this thread. It shares the primary context's default streams.
     pub(super) fn create_context(&mut self, device: usize) -> usize {
         let context = self.handle();
         self.created.insert(context, device);

@@ -48,7 +48,7 @@ impl Space {
     }
 }
 
-/// New memory that the program sees.
+/// Allocates memory that the program sees.
 fn seen(bytes: usize) -> Result<Mapping, Code> {
     let mapping = Mapping::new(bytes as u64).ok_or(OUT_OF_MEMORY)?;
     // SAFETY: just mapped, with at least this size.

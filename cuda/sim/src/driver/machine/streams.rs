@@ -193,13 +193,13 @@ impl State {
         self.mark(stream)
     }
 
-    /// Marks at the ends of all streams.
+    /// Enqueues a mark at the end of each stream.
     pub(in crate::driver) fn record_all(&mut self) -> Vec<Arc<Mark>> {
         let all: Vec<u64> = self.streams.keys().copied().collect();
         all.into_iter().map(|stream| self.mark(stream)).collect()
     }
 
-    /// Marks at the ends of the current context's streams.
+    /// Enqueues a mark at the end of each stream of the current context.
     pub(in crate::driver) fn record_current(&mut self) -> Vec<Arc<Mark>> {
         let device = self.device();
         let streams = self.streams.iter().filter(|(_, stream)| Some(stream.device) == device);
