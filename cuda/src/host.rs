@@ -37,8 +37,8 @@ pub struct HostSlots<M: 'static> {
     pub(crate) _thread: Option<ThreadShare>,
 }
 
-/// Keeps the copies going after each commit. With a copy thread, nothing is to do: the ring wakes it. Without one, the
-/// filling side issues the copies itself, after a commit and when it is dropped.
+/// Keeps the copies going after each commit. A copy thread needs nothing: the ring wakes it. Without one, the filling side
+/// issues the copies itself, after a commit and when it is dropped.
 pub(crate) struct Copying<M: 'static> {
     pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.

@@ -1,4 +1,5 @@
-//! A violation: its sentence, and the call stacks of what it names; and the report of a program that is no test.
+//! A violation: its sentence, and the call stacks of the accesses that it names. Also the report of a program that is not a
+//! test.
 
 use std::fmt::Write as _;
 use std::fs::File;

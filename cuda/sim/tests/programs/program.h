@@ -7,7 +7,7 @@
 
 enum { BYTES = 1 << 16, BATCHES = 7 };
 
-// Ends the program if a call fails: what is wrong here are missing edges, never calls.
+// Ends the program if a call fails. The faults of these programs are missing edges, never wrong calls.
 #define CK(call) check((call), #call)
 static inline void check(CUresult result, const char *call) {
     if (result == CUDA_SUCCESS) return;
@@ -31,7 +31,7 @@ static inline int end(void) {
     return 0;
 }
 #define MAKE(TYPE, NAME, CALL) static inline TYPE NAME(void) { TYPE new; CK(CALL); return new; }
-// Of frameworks' kind: not ordered with the default stream.
+// A stream as frameworks make it: not ordered with the default stream.
 MAKE(CUstream, stream, cuStreamCreate(&new, CU_STREAM_NON_BLOCKING))
 MAKE(CUevent, event, cuEventCreate(&new, CU_EVENT_DISABLE_TIMING))
 MAKE(char *, pinned, cuMemAllocHost((void **)&new, BYTES))
