@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use common::{files, open, plan};
@@ -604,4 +605,41 @@ fn waits_of_every_kind_may_be_mixed() {
     assert_eq!(*pollster::block_on(items.next_async()).unwrap().unwrap(), 1);
     assert_eq!(items.size_hint(), (1, Some(2)));
     assert_eq!(items.map(|item| *item.unwrap()).collect::<Vec<_>>(), [2, 3]);
+}
+
+/// Counts itself when it is dropped, on the thread of the test.
+struct Counted(Arc<AtomicU64>, ThreadId);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        assert_eq!(std::thread::current().id(), self.1, "dropped by a worker");
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Nothing;
+
+impl Source<()> for Nothing {
+    type Unit = Counted;
+
+    fn fill(&mut self, _: &mut Counted, (): &mut (), _: &mut Filling<'_>) -> Result<Content, Error> {
+        Ok(Content::Bytes(0))
+    }
+}
+
+#[test]
+fn a_unit_is_dropped_with_its_item() {
+    for (workers, depth, overlap) in MODES {
+        let builder = pipe::builder(vec![(); depth]).overlap(overlap);
+        let mut pipe = (0..workers).fold(builder, |builder, _| builder.worker(Nothing)).build().unwrap();
+        let dropped = Arc::new(AtomicU64::new(0));
+        let (of, here) = (dropped.clone(), std::thread::current().id());
+        // More units than slots, so that workers fill each slot again.
+        let items = pipe.items((0..20).map(move |_| Counted(of.clone(), here)));
+        for (number, item) in (1..).zip(items) {
+            drop(item.unwrap());
+            assert_eq!(dropped.load(Ordering::Relaxed), number, "{workers} workers");
+        }
+        assert_eq!(dropped.load(Ordering::Relaxed), 20);
+    }
 }

@@ -136,7 +136,7 @@ pub(super) fn wait_of<R: Ring>() -> What {
 #[repr(align(128))]
 pub struct Slot<T, U> {
     content: T,
-    /// The header of the unit in the slot. While the slot is free, that of an earlier unit.
+    /// The header of the unit in the slot. While the slot is free, that of an earlier unit, without the unit itself.
     header: Header<U>,
 }
 
@@ -245,7 +245,8 @@ fn received<T: Send + 'static, U: Send + 'static>(
     }
 }
 
-/// A filled host slot. It dereferences to its value. Dropping it frees the slot, on any thread; it may outlive its pipe.
+/// A filled host slot. It dereferences to its value. Dropping it drops its unit and frees the slot, on any thread; it may
+/// outlive its pipe.
 pub struct Filled<T: Send + 'static, U: Send + 'static>(KeptSlot<'static, Slot<T, U>>);
 
 impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
@@ -263,9 +264,11 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
     }
 }
 
-/// Notes when the slot was released: the report tells how long items hold their slots.
+/// Drops the unit, which is foreign code, here: a worker that takes the slot next holds the turn. Then notes when the slot
+/// was released: the report tells how long items hold their slots.
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
+        self.0.header.unit = None;
         let (number, at, thread) = (self.0.seq(), Instant::now(), this_thread());
         self.0.header.load.freed = Some(Freed { number, at, thread });
     }
