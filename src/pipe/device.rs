@@ -15,8 +15,7 @@ use twinbuf_cuda::{
 use twinbuf_mmap::Buffer;
 
 use super::memory::{Backend, Make, Memory};
-use super::record::Header;
-use super::ring::{BothSides, Received, Ring, Sides, Waiting};
+use super::ring::{BothSides, Header, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, Ticket, What};
 use crate::observe::trace::Track;

@@ -9,8 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::Pipe;
-use super::record::Place;
-use super::ring::{Ring, Waiting};
+use super::ring::{Place, Ring, Waiting};
 use crate::error::{Error, Reading};
 use crate::observe::report::Report;
 

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::items::{Ended, Front, Items, Next};
 use super::options::{Options, common};
-use super::record::Place;
-use super::ring::{Ring, Slots};
+use super::ring::{Place, Ring, Slots};
 use super::turn::{AnySource, Source};
 use super::{Pipe, Setup};
 use crate::error::Error;

@@ -1,7 +1,8 @@
 //! The ring under a pipe: where units are filled and received.
 //!
 //! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
-//! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device.
+//! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device. With each
+//! unit travels its [`Header`]: what a worker knows when it commits the slot, and when the item was released.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -10,11 +11,64 @@ use std::time::{Duration, Instant};
 
 use twinbuf_core::TryRecvError;
 
-use super::record::Header;
-use crate::error::BoxError;
-use crate::observe::log::{Freed, What};
+use crate::error::{BoxError, Error};
+use crate::observe::log::{Freed, LoadTimes, Ticket, What};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
 use crate::thread::this_thread;
+
+/// The name of a unit in errors, reports and traces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Epochs, rounds or passes that the caller began before this one: decides whether a trace records it.
+    pub ordinal: u64,
+    /// The epoch; the round of a generator, the pass of a stream.
+    pub epoch: u64,
+    /// The step in the epoch.
+    pub step: u64,
+}
+
+impl Place {
+    /// The ticket of the unit, with its name alone.
+    pub(super) fn ticket(self) -> Ticket {
+        let Self { ordinal, epoch, step } = self;
+        Ticket { ordinal, epoch, step, ..Ticket::default() }
+    }
+}
+
+/// What filled a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// This many bytes.
+    Bytes(usize),
+    /// Nothing: the source has no more, and the iteration ends here.
+    End,
+}
+
+/// What a pipe keeps about the unit in a slot. It travels with the slot, from the worker to the caller.
+#[derive(Debug)]
+pub struct Header<U> {
+    pub(crate) ticket: Ticket,
+    /// `None` at the end, or after an error of the order.
+    pub(crate) unit: Option<U>,
+    pub(crate) result: Result<Content, Box<Error>>,
+    pub(crate) load: LoadTimes,
+}
+
+impl<U> Header<U> {
+    /// The header of a slot that is not filled yet. The caller has asked for units since `resumed`. `freed` is when the
+    /// slot was released.
+    pub(super) fn new(resumed: Instant, freed: Option<Freed>) -> Self {
+        let load = LoadTimes { freed, ..LoadTimes::new(resumed) };
+        Self { ticket: Ticket::default(), unit: None, result: Ok(Content::End), load }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self.result {
+            Ok(Content::Bytes(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+}
 
 /// How a caller waits for its next item.
 #[derive(Debug)]

@@ -10,13 +10,13 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::record::{Content, Doing, Filling, Header, Place, Progress};
-use super::ring::Ring;
-use crate::error::Error;
+use super::ring::{Content, Header, Place, Ring};
+use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::observe::recorder::LoadRecorder;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
@@ -50,6 +50,47 @@ pub trait Source<S: ?Sized>: Send + 'static {
     /// thread starts. Default: `None`.
     fn around(&mut self) -> Option<Around> {
         None
+    }
+}
+
+/// One fill of a slot. A [`Source`] tells it what it is doing.
+#[derive(Debug)]
+pub struct Filling<'f> {
+    pub(crate) ticket: Ticket,
+    naming: &'f Naming,
+    pub(crate) times: &'f mut LoadTimes,
+    /// Whose code runs: an error names it after a panic.
+    who: &'f mut &'static str,
+    progress: Option<&'f Progress>,
+}
+
+impl Filling<'_> {
+    /// Returns the name of the unit, for errors.
+    #[must_use]
+    pub fn at(&self) -> At {
+        self.naming.at(self.ticket)
+    }
+
+    /// Makes the error of a fill that failed for this reason.
+    #[must_use]
+    pub fn failed(&self, source: impl Into<BoxError>) -> Error {
+        Error::Load { at: self.at(), source: source.into() }
+    }
+
+    /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
+    /// [`Pipe::reading`](super::Pipe::reading) returns it while the read lasts.
+    pub fn reads(&mut self, part: usize, offset: u64) {
+        self.progress.iter().for_each(|progress| progress.reads(part, offset));
+    }
+
+    /// Notes that this many bytes were read for the unit, before they were transformed: for the report.
+    pub fn read_bytes(&mut self, bytes: usize) {
+        self.times.bytes += bytes;
+    }
+
+    /// Names whose code runs from now on, such as `"data set"`: [`Error::Panicked`] repeats it. Default: `"source"`.
+    pub fn runs(&mut self, who: &'static str) {
+        *self.who = who;
     }
 }
 
@@ -502,5 +543,53 @@ impl<R: Ring> Drop for Left<'_, R> {
         }
         lock(&self.0.mail).alive -= 1;
         self.0.left.notify_all();
+    }
+}
+
+/// What one worker is doing. Callers read it after a timeout.
+#[derive(Debug, Default)]
+struct Progress(Mutex<Option<Doing>>);
+
+/// Finds the file and the offset of what a source is reading.
+pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send + Sync>;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doing {
+    ticket: Ticket,
+    since: Instant,
+    /// What is being read: a part of the data, and an offset in it.
+    place: Option<(usize, u64)>,
+}
+
+impl Doing {
+    pub(super) fn reading(self, naming: &Naming, locate: &Locate) -> Reading {
+        let Self { ticket, since, place } = self;
+        let file = place.and_then(|(part, offset)| locate(part, offset));
+        Reading {
+            at: naming.at(ticket),
+            time: since.elapsed(),
+            record: place.map(|(_, offset)| offset),
+            file,
+        }
+    }
+}
+
+impl Progress {
+    fn began(&self, ticket: Ticket, since: Instant) {
+        *lock(&self.0) = Some(Doing { ticket, since, place: None });
+    }
+
+    fn reads(&self, part: usize, offset: u64) {
+        if let Some(doing) = &mut *lock(&self.0) {
+            doing.place = Some((part, offset));
+        }
+    }
+
+    fn ended(&self) {
+        *lock(&self.0) = None;
+    }
+
+    fn get(&self) -> Option<Doing> {
+        *lock(&self.0)
     }
 }
