@@ -27,10 +27,13 @@ pack=$target/gpu
 rm -rf "$pack"
 mkdir -p "$pack/tests"
 
-cargo build --quiet --release --package twinbuf-cuda --example gpu_report
-cargo build --quiet --release --package twinbuf --features cuda --example train_cuda
-strip -o "$pack/gpu_report" "$target/release/examples/gpu_report"
-strip -o "$pack/train_cuda" "$target/release/examples/train_cuda"
+# No figure of a rehearsal means anything, so it builds what the tests have mostly built already.
+profile=(--release) folder=release
+[ "$mode" != rehearse ] || profile=() folder=debug
+cargo build --quiet "${profile[@]}" --package twinbuf-cuda --example gpu_report
+cargo build --quiet "${profile[@]}" --package twinbuf --features cuda --example train_cuda
+strip -o "$pack/gpu_report" "$target/$folder/examples/gpu_report"
+strip -o "$pack/train_cuda" "$target/$folder/examples/train_cuda"
 
 # Of each test program cargo says where it has put it. Two commands: the packages want different features.
 for tests in "twinbuf-cuda --lib --tests" "twinbuf --test upload"; do

@@ -36,15 +36,15 @@ stub=$home/usr/lib/x86_64-linux-gnu/stubs
 [ "${1-}" != stub ] || [ -e "$stub/libcuda.so" ] || unpack nvidia-cuda-dev '*/stubs/libcuda.so'
 
 target=${CARGO_TARGET_DIR:-target}/abort
-export CARGO_PROFILE_RELEASE_PANIC=abort CARGO_TARGET_DIR=$target
-cargo build --quiet --release --package twinbuf-cuda --examples
-cargo build --quiet --release --package twinbuf --features cuda --example train_cuda
+export CARGO_PROFILE_DEV_PANIC=abort CARGO_TARGET_DIR=$target
+cargo build --quiet --package twinbuf-cuda --examples
+cargo build --quiet --package twinbuf --features cuda --example train_cuda
 
 # says FOLDER SENTENCE: every program says it in one line, with these libraries, and exits with 2.
 says() {
   for program in upload gpu_report train_cuda; do
     local said status=0
-    said=$(LD_LIBRARY_PATH=$1 "$target/release/examples/$program" 2>&1) || status=$?
+    said=$(LD_LIBRARY_PATH=$1 "$target/debug/examples/$program" 2>&1) || status=$?
     if [ "$status" != 2 ] || [ "$(wc -l <<<"$said")" != 1 ] || [[ $said != *"$2"* ]]; then
       printf '%s with [%s]: wanted "%s" and 2, found %s:\n%s\n' "$program" "$1" "$2" "$status" "$said" >&2
       exit 1
