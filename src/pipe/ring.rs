@@ -1,8 +1,8 @@
 //! The ring under a pipe: where units are filled and received.
 //!
 //! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
-//! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device. With each
-//! unit travels its [`Header`]: what a worker knows when it commits the slot, and when the item was released.
+//! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device. A
+//! [`Header`] travels with each unit: its name, the result and the times of its fill, and when its slot was released.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
