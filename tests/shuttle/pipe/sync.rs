@@ -86,6 +86,7 @@ impl WaitUntil for Auto {
 }
 
 /// A lock that waits on a condition with a timeout. No one asks whether it is poisoned.
+#[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 pub(crate) struct MutexGuard<'m, T> {
