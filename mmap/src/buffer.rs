@@ -1,4 +1,4 @@
-//! Memory for one batch, suitable for direct I/O; and its pages.
+//! Memory for one batch, aligned for direct I/O, and functions for pages of memory.
 
 use std::any::Any;
 use std::fmt;
@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// Bytes in a huge page where pages have 4 KiB; on other systems the advice only has less effect.
+/// Bytes in a huge page, on systems whose pages have 4 KiB. On other systems, the advice for huge pages only has less
+/// effect.
 pub(crate) const HUGE: usize = 2 << 20;
 
-/// Small buffers of this many bytes together share a huge page: it costs what they do not use of it.
+/// Small buffers share a huge page if they have at least this many bytes together. With fewer, the unused rest of the
+/// huge page would waste too much memory.
 const SHARED: usize = 256 << 10;
 
 /// Memory of a fixed size at a fixed address. [`new`](Self::new) allocates it, starting at a page boundary.
@@ -58,7 +60,8 @@ impl Buffer {
     #[must_use]
     pub fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
-        // Map more than `len`, to begin at a multiple of `align`. The rest is never touched and takes no memory.
+        // Map more than `len` bytes, so that the buffer can start at a multiple of `align`. The other bytes are never
+        // touched and take no memory.
         let map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
         let start = map.as_ptr().align_offset(align);
         let end = start.checked_add(len).filter(|&end| end <= map.len())?;
@@ -106,10 +109,10 @@ impl Buffer {
         Some(starts.into_iter().zip(lens).map(buffer).collect())
     }
 
-    /// Memory that is not touched yet, for reads that may be in flight during a `fork`: the child finds zeros in it.
+    /// Allocates untouched memory for reads that may be in flight during a `fork`. The child finds zeros in it.
     ///
-    /// Without that the two share its pages, and the one that writes first gets a copy: a disk that still writes would
-    /// write to the page that the other keeps (NOTES in `open(2)`).
+    /// Otherwise parent and child would share the pages, and the process that writes to a page first would get a copy
+    /// of it. A disk that is still writing would then write to the page of the other process (NOTES in `open(2)`).
     pub(crate) fn for_direct_reads(len: usize) -> Option<Self> {
         let buffer = Self::untouched(len)?;
         #[cfg(target_os = "linux")]
@@ -145,7 +148,7 @@ impl Buffer {
         unsafe { Self::shared(start, len, lender) }
     }
 
-    /// The same for a part of memory that several buffers keep.
+    /// Uses memory as [`lent`](Self::lent) does. Several buffers may share a lender: the last one drops it.
     ///
     /// # Safety
     ///
@@ -200,9 +203,9 @@ pub(crate) fn page_size() -> usize {
     }
 }
 
-/// The bytes of the whole pages that hold `bytes`, cut at `len`.
+/// Extends `bytes` to whole pages, and cuts them at `len`.
 ///
-/// A range wholly past the end gives an empty range.
+/// The result is empty if `bytes` is empty or starts at `len` or later.
 pub(crate) fn around(bytes: &Range<u64>, len: u64, page: u64) -> Range<u64> {
     let (start, end) = (bytes.start.min(len), bytes.end.min(len));
     if start >= end {
@@ -211,8 +214,8 @@ pub(crate) fn around(bytes: &Range<u64>, len: u64, page: u64) -> Range<u64> {
     start / page * page..end.checked_next_multiple_of(page).map_or(len, |end| end.min(len))
 }
 
-/// Brings the front of some bytes into the cache of the processor. It reads nothing that the program could see, so the address
-/// may be any.
+/// Loads the `len` bytes from `first` on into the processor's cache. The program cannot observe a prefetch, so any
+/// address is allowed.
 pub(crate) fn prefetch(first: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in (0..len).step_by(64) {

@@ -211,12 +211,12 @@ impl Error {
         }
     }
 
-    /// Whether a file could not be opened because too many are open.
+    /// Whether the file could not be opened because too many files are open.
     pub(crate) fn is_too_many(&self) -> bool {
         matches!(self, Self::Open { source, .. } if too_many(source))
     }
 
-    /// Sorts the system's errors on opening `path`.
+    /// Converts the system's error on opening `path` to a variant.
     pub(crate) fn opening(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -227,13 +227,13 @@ impl Error {
     }
 }
 
-/// More for the message of a path that is not there.
+/// The end of the message of [`Error::NotFound`]: advice for a path that looks like a pattern.
 fn pattern(path: &Path) -> &'static str {
     let is_pattern = path.to_string_lossy().contains(['*', '?', '[']);
     if is_pattern { ": if it is a pattern, expand it with `files()`" } else { "" }
 }
 
-/// Whether this process or the system has no descriptor left.
+/// Whether `error` means that this process or the system has no file descriptor left.
 fn too_many(error: &io::Error) -> bool {
     #[cfg(unix)]
     return matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
@@ -244,7 +244,7 @@ fn too_many(error: &io::Error) -> bool {
     }
 }
 
-/// The name of a variant, out of these.
+/// Returns the name of the error's variant. The list has all variants.
 macro_rules! name {
     ($error:expr, $($variant:ident)*) => {
         match $error { $(Self::$variant { .. } => stringify!($variant),)* }
@@ -470,7 +470,7 @@ impl FormatError {
     }
 }
 
-/// The first of a list of names: a model may have thousands.
+/// Formats the first 16 names, and the number of the others: a model may have thousands.
 #[cfg(any(feature = "safetensors", feature = "npz"))]
 fn few(names: &[impl fmt::Debug]) -> String {
     let (shown, more) = names.split_at(names.len().min(16));

@@ -1,4 +1,4 @@
-//! One regular file, opened without waiting and read by position.
+//! One regular file. It is opened without blocking and read at explicit offsets.
 
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
@@ -11,28 +11,29 @@ use std::time::SystemTime;
 use crate::{Error, FormatError};
 
 thread_local! {
-    /// Reads that this thread has asked the system for.
+    /// The number of read requests that this thread has made.
     pub(crate) static READ_CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A regular file. While it is kept open it stays the same, also when its name is deleted or given to another file.
+/// A regular file of a data set. While it is kept open, reads return this file, even if its name was deleted or given
+/// to another file.
 #[derive(Debug)]
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
-    /// The open file. If there is none, it is opened for each use, by the path `again`.
+    /// The open file. `None`: each use opens the file again, by the path `again`.
     kept: Option<Arc<File>>,
     again: PathBuf,
-    /// Device and inode: no other file has both.
+    /// Device and inode. No other file has the same pair.
     id: [u64; 2],
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
-    /// When it had last been changed by then, if the file system tells.
+    /// The time of the last change before the file was opened. `None` if the file system does not record it.
     modified: Option<SystemTime>,
-    /// From the start of the file to the end of its records. Only the kernel touches its bytes. An error if the system
-    /// refused this mapping, or had no room for those of all files.
+    /// A mapping from the start of the file to the end of its records. Only the kernel reads through it. An error if
+    /// the system refused the mapping, or if the address space had no room for the mappings of all files.
     #[cfg(unix)]
     pub(crate) map: io::Result<memmap2::MmapRaw>,
-    /// Hints for it could wait for its file system, and are left out.
+    /// Whether a prefetch hint for this file could block in its file system. Such a file gets no hints.
     pub(crate) hints_wait: bool,
 }
 
@@ -51,7 +52,8 @@ impl DataFile {
             kept: Some(Arc::new(file)),
             again: PathBuf::new(),
         };
-        // Git LFS leaves a pointer, shorter than 1024 bytes, where a file was not downloaded (git-lfs: `docs/spec.md`).
+        // If a file was not downloaded, Git LFS leaves a pointer in its place, shorter than 1024 bytes (git-lfs:
+        // `docs/spec.md`).
         const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
         if (POINTER.len() as u64..1024).contains(&file.len) && file.header(0, POINTER.len())? == POINTER {
             return Err(FormatError::LfsPointer { path: file.path }.into());
@@ -59,7 +61,7 @@ impl DataFile {
         Ok(file)
     }
 
-    /// Maps the first `bytes` bytes without touching them. Returns `false` if the system has no room for them.
+    /// Maps the first `bytes` bytes without touching them. Returns `false` if the address space has no room for them.
     #[cfg(unix)]
     pub(crate) fn map(&mut self, bytes: u64) -> bool {
         self.map = self.mapped(bytes);
@@ -77,7 +79,7 @@ impl DataFile {
         Ok(map)
     }
 
-    /// The mapping, or why there is none.
+    /// Returns the mapping, or the reason why there is none.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
         self.map.as_ref().map_err(|error| Error::System {
@@ -95,8 +97,8 @@ impl DataFile {
         self.modified.is_some() && self.kept().is_some_and(|file| file.metadata().is_ok_and(same))
     }
 
-    /// Fails if the file was written to since it was opened: its header may be another one. A file that is not kept open is
-    /// checked whenever it is opened.
+    /// Fails if the file was written to since it was opened, because its header may have changed. Does nothing for a
+    /// file that is not kept open: [`file`](Self::file) checks such a file at each use.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         self.kept().map_or(Ok(()), |file| match file.metadata() {
             Ok(metadata) => self.check(&metadata),
@@ -104,7 +106,8 @@ impl DataFile {
         })
     }
 
-    /// Closes the file until it is used, if files can be told apart then.
+    /// Closes the file; each later use opens it again. Does nothing on systems where the crate cannot check that it
+    /// opens the same file again.
     pub(crate) fn give_back(&mut self) {
         // Keep an absolute path: the program may change its working directory.
         if let (true, Ok(path)) = (cfg!(unix), std::path::absolute(&self.path)) {
@@ -122,7 +125,7 @@ impl DataFile {
         self.kept.as_ref()
     }
 
-    /// The file, opened again if it was given back.
+    /// Returns the open file. Opens it again if [`give_back`](Self::give_back) has closed it.
     pub(crate) fn file(&self) -> Result<Arc<File>, Error> {
         if let Some(file) = &self.kept {
             return Ok(file.clone());
@@ -136,7 +139,8 @@ impl DataFile {
         self.id
     }
 
-    /// Fails unless this is the file that was opened, as it was then. One that is shorter fails when it is read.
+    /// Fails if `found` belongs to another file, or to this file after it was written to. A file that is only shorter
+    /// passes: reading it returns [`Error::Truncated`].
     fn check(&self, found: &Metadata) -> Result<(), Error> {
         let written = found.len() >= self.len && found.modified().ok() != self.modified;
         if id(found) == self.id && !written {
@@ -146,7 +150,7 @@ impl DataFile {
         }
     }
 
-    /// The same file, opened a second time by its path.
+    /// Opens the same file a second time, by its path.
     #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
     pub(crate) fn open_again(&self, flags: libc::c_int) -> Result<File, Error> {
         use std::os::unix::fs::OpenOptionsExt;
@@ -164,7 +168,7 @@ impl DataFile {
         self.read_exact_by(out, start, |out, offset| read_at(&file, out, offset))
     }
 
-    /// The same, one read after the other by `read_at`.
+    /// Fills `out` as [`read_exact`](Self::read_exact) does, with calls of `read_at`.
     pub(crate) fn read_exact_by(
         &self,
         out: &mut [u8],
@@ -189,9 +193,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// The bytes `start..start + len` of the header.
-    ///
-    /// Fails if a header that has `found` bytes ends before `wanted`.
+    /// Fails if a header needs `wanted` bytes of the file and there are only `found`.
     pub(crate) fn check_end(&self, wanted: u64, found: u64) -> Result<(), Error> {
         if wanted <= found {
             return Ok(());
@@ -199,12 +201,13 @@ impl DataFile {
         Err(FormatError::HeaderCutOff { path: self.path.clone(), wanted, found }.into())
     }
 
-    /// Memory is taken only after the file is known to be that long.
+    /// Reads the bytes `start..start + len` of the header. Checks that the file has these bytes before it allocates
+    /// memory.
     pub(crate) fn header(&self, start: usize, len: usize) -> Result<Vec<u8>, Error> {
         self.header_within(&(0..self.len), start as u64, len)
     }
 
-    /// The bytes `start..start + len` of the header of a part of the file.
+    /// Reads the bytes `start..start + len` of a header that is in the part `part` of the file.
     pub(crate) fn header_within(&self, part: &Range<u64>, start: u64, len: usize) -> Result<Vec<u8>, Error> {
         let start = part.start.saturating_add(start);
         self.check_end(start.saturating_add(len as u64), part.end)?;
@@ -224,7 +227,7 @@ fn id(metadata: &Metadata) -> [u64; 2] {
     }
 }
 
-/// Opens a regular file and looks at it; anything else is refused without being opened.
+/// Opens a regular file and returns its metadata. Refuses anything else without opening it.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
     let regular = |metadata: Metadata| match special(&metadata) {
         Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
@@ -235,9 +238,9 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     regular(std::fs::metadata(path).map_err(failed)?)?;
     let mut options = OpenOptions::new();
     options.read(true);
-    // If a FIFO has taken the file's place since, this flag keeps the open from waiting for a writer. On a regular file
-    // it matters only if a file server holds a lease: the open fails at once (open(2), fcntl(2)), and is repeated below
-    // without the flag, to wait for the lease. A FIFO never fails this way.
+    // This flag keeps the open from blocking if a FIFO has replaced the file since the check. On a regular file, the
+    // flag matters only if a file server holds a lease: the open then fails at once (open(2), fcntl(2)). The code below
+    // repeats it without the flag, to wait for the lease. The open of a FIFO never fails with this error.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = match options.open(path) {
@@ -253,7 +256,7 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     Ok((file, metadata))
 }
 
-/// What this is, if it is no regular file.
+/// Returns what the path names if it is not a regular file.
 fn special(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     if kind.is_file() {

@@ -78,14 +78,15 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// A file, or what cannot be looked at: that is an error when it is opened, and not a shard that is silently left out.
+/// Returns `true` for a file, and for a path that cannot be queried, such as a broken link. The open of such a path
+/// fails later, so no shard is left out silently.
 fn belongs(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |found| found.is_file())
 }
 
-/// Compares names part by part: digits as numbers, all else as it is.
+/// Compares names part by part: runs of digits as numbers, all other text as it is.
 fn natural(a: &str, b: &str) -> Ordering {
-    /// Splits off the digits, or what is before the next digit.
+    /// Splits off the first run of digits, or the text before the first digit.
     fn part(text: &str) -> (&str, &str) {
         let digits = text.starts_with(|c: char| c.is_ascii_digit());
         let end = text.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(text.len());

@@ -3,7 +3,7 @@
 use crate::ranges::Places;
 use crate::{Error, Ranges, Shard};
 
-/// Bytes that are read at each end of a file's records.
+/// Bytes that are read at the start and at the end of each file's records.
 const SAMPLE: usize = 8192;
 
 /// The most threads that read samples, and the fewest files for each. The samples of 1030 files in the page cache take
@@ -48,7 +48,7 @@ impl Ranges {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fingerprint(&self) -> Result<u64, Error> {
-        // The words before a part tell its length, so different values never give the same sequence of words.
+        // The length of each part comes before the part, so different values never give the same sequence of words.
         let mut words = vec![word(format!("{:<8}", self.dtype()).as_bytes()), self.kind.shape.len() as u64];
         words.extend(self.kind.shape.iter().map(|&axis| axis as u64));
         words.extend([self.kind.stride, self.shards().len() as u64]);
@@ -74,7 +74,7 @@ impl Ranges {
     }
 }
 
-/// The hash of a shard's records: where they are, and the bytes at both ends of them.
+/// Hashes the records of a shard: their positions, and the bytes at the start and at the end.
 fn of_shard(shard: &Shard) -> Result<u64, Error> {
     let all = &shard.bytes;
     let mut hash = Lanes::new();
@@ -82,7 +82,7 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
     if let Places::Offsets(offsets) = &shard.at {
         hash.words(offsets);
     }
-    // The first and the last `SAMPLE` bytes; of a short file all bytes, and none twice.
+    // The first and the last `SAMPLE` bytes. If the file has fewer than both together, all of its bytes, each once.
     let front = all.start..all.end.min(all.start + SAMPLE as u64);
     let back = front.end.max(all.end.saturating_sub(SAMPLE as u64))..all.end;
     let mut bytes = [0; SAMPLE];
@@ -95,15 +95,15 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
     Ok(hash.end())
 }
 
-/// At most 8 bytes as a number, little-endian.
+/// Converts at most 8 bytes to a number, little-endian.
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(word)
 }
 
-/// The hash of words: every step is a bijection of its lane, so two inputs of the same length that differ in one word
-/// never have the same lanes. No lane waits for another.
+/// A hash of words. Each step is a bijection of its lane, so two inputs of the same length that differ in one word
+/// never have the same lanes. The lanes do not depend on each other, so the processor computes several at a time.
 struct Lanes([u64; 8]);
 
 impl Lanes {
@@ -120,13 +120,13 @@ impl Lanes {
         self.bytes(&bytes);
     }
 
-    /// Begins at lane 0 in each call.
+    /// Adds bytes to the hash. Each call starts at lane 0.
     fn bytes(&mut self, bytes: &[u8]) {
         let blocks = bytes.chunks_exact(64);
         let rest = blocks.remainder();
         for block in blocks {
             for (number, lane) in self.0.iter_mut().enumerate() {
-                // An array of fixed length, so that the compiler calls no function to copy the bytes.
+                // Copy to an array of fixed length: the compiler then emits no call of a copy function.
                 let word = std::array::from_fn(|byte| block[8 * number + byte]);
                 *lane = Self::step(*lane, u64::from_le_bytes(word));
             }

@@ -8,14 +8,15 @@ use std::sync::Arc;
 use crate::ranges::Extent;
 use crate::{Error, Tensor, Tensors};
 
-/// Extents begin at as far into a block of memory as they do into a block of the file: then a disk writes each byte to its
-/// place. The largest block of a disk.
+/// The block size for which extents are aligned: an extent starts as far into a block of memory as into a block of the
+/// file. A disk with blocks of this size or less can then write each byte to its final place.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Where a tensor begins that is not at a multiple of its element's size in the file.
+/// The alignment in memory of a tensor whose offset in the file is not a multiple of its element size.
 const ALIGN: usize = 64;
 
-/// Bytes between two tensors in a file that are read with them: a block, because a disk reads whole blocks.
+/// The largest gap between two tensors in a file that is read together with them: one block, because a disk reads whole
+/// blocks.
 const GAP: u64 = BLOCK as u64;
 
 /// Groups of tensors that are read and used together, in the order of use, for example the layers of a model.
@@ -31,12 +32,12 @@ pub struct Groups {
     groups: Arc<[Group]>,
 }
 
-/// One group.
+/// The tensors of one group, and their places in memory.
 struct Group {
-    /// Each tensor, and where it begins in the group's memory. In the caller's order.
+    /// The index of each tensor in the model, and its offset in the group's memory. In the caller's order.
     tensors: Vec<(usize, usize)>,
     extents: Vec<Extent>,
-    /// Bytes of memory.
+    /// The size of the group in memory, in bytes.
     bytes: usize,
 }
 
@@ -84,7 +85,7 @@ impl Tensors {
         Groups::new(self, lists)
     }
 
-    /// Sorts tensors by their places in the files.
+    /// Sorts indices of tensors by the positions of the tensors in the files.
     fn sort(&self, tensors: &mut [usize]) {
         tensors.sort_by_key(|&index| {
             let range = self.all()[index].range();
@@ -130,17 +131,17 @@ impl Groups {
         })
     }
 
-    /// The files.
+    /// The model whose tensors are grouped.
     pub(crate) const fn model(&self) -> &Tensors {
         &self.tensors
     }
 
-    /// What is read for a group; `None` if there is no such group.
+    /// Returns the extents to read for a group. `None` if there is no such group.
     pub(crate) fn extents_of(&self, group: usize) -> Option<&[Extent]> {
         self.groups.get(group).map(|group| &*group.extents)
     }
 
-    /// Bytes of files in all groups.
+    /// The number of bytes that are read for all groups together.
     pub(crate) fn data(&self) -> u64 {
         let extents = self.groups.iter().flat_map(|group| &group.extents);
         extents.fold(0, |sum, extent| sum.saturating_add(extent.len()))

@@ -1,13 +1,14 @@
 //! How many files may stay open, and how much memory is left.
 
-/// How many of `files` files to keep open; the others are opened for each use.
+/// Returns how many of `files` files to keep open. The caller opens the others for each use.
 ///
-/// A quarter of the descriptors that the process may have. The others are for direct reads (a second descriptor for
-/// each file) and for the rest of the program. The soft limit is raised up to the hard one.
+/// The result is a quarter of the process's limit of descriptors. The others are for direct reads (a second descriptor
+/// for each file) and for the rest of the program. If the soft limit is too low for `files`, the call raises it, at
+/// most to the hard limit.
 #[cfg(unix)]
 pub(crate) fn kept(files: usize) -> usize {
     const SHARE: libc::rlim_t = 4;
-    /// For the rest of the program, in addition to the files.
+    /// Descriptors for the rest of the program, in addition to those for the files.
     const OTHERS: libc::rlim_t = 256;
     let wanted =
         libc::rlim_t::try_from(files).unwrap_or(libc::rlim_t::MAX / 8).saturating_mul(SHARE) + OTHERS;
@@ -26,20 +27,20 @@ pub(crate) fn kept(files: usize) -> usize {
     usize::try_from(limit.rlim_cur / SHARE).unwrap_or(usize::MAX)
 }
 
-/// All of them: there is no such limit.
+/// Keeps all files open: this system has no such limit.
 #[cfg(not(unix))]
 pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
 }
 
-/// Bytes of memory that this process can still use, including memory that the page cache would give up: the machine's,
-/// or what a control group has left if that is less. `None` if unknown.
+/// Returns how many bytes of memory this process can still use: those of the machine, or those left in its control
+/// group if that is less. Memory that the page cache would give up counts as usable. `None` if unknown.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;
 
-    /// The files of a group in each version: what it has, its limits, and the lines of `memory.stat` that count its pages
-    /// of files.
+    /// The names for one version of control groups: the root folder, the file with the memory in use, the files with
+    /// the limits, and the lines of `memory.stat` that count pages of files.
     type Names = (&'static str, &'static str, &'static [&'static str], [&'static str; 2]);
     const ROOT: &str = "/sys/fs/cgroup";
     const V2: Names =
@@ -57,7 +58,7 @@ pub(crate) fn memory_left() -> Option<u64> {
     fn number(path: impl AsRef<Path>) -> Option<u64> {
         text(path).trim().parse().ok()
     }
-    /// The number behind a name, in a file of such lines.
+    /// Finds the line that starts with the word `name`, and returns the number after it.
     fn line(text: &str, name: &str) -> Option<u64> {
         let mut lines = text.lines().map(str::split_whitespace);
         lines.find_map(|mut words| if words.next()? == name { words.next()?.parse().ok() } else { None })
@@ -70,8 +71,8 @@ pub(crate) fn memory_left() -> Option<u64> {
     }
 
     let machine = line(&text("/proc/meminfo"), "MemAvailable:")?.saturating_mul(1024);
-    // A line of a control group is "0::/path" in version 2, "4:memory:/path" in version 1. A container may see its own
-    // group at the root of the mount.
+    // The line of a control group is "0::/path" in version 2 and "4:memory:/path" in version 1. A container may see its
+    // own group at the root of the mount.
     let groups = text("/proc/self/cgroup");
     let of_groups = groups.lines().flat_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -92,8 +93,8 @@ pub(crate) const fn memory_left() -> Option<u64> {
     None
 }
 
-/// Processes of this job on this machine that read like this one, as launchers tell: torchrun, Open MPI, MPICH, Slurm. 1 if
-/// none does.
+/// Returns how many ranks of this job run on this machine, from the variables of torchrun, Open MPI, MPICH or Slurm.
+/// Returns 1 if none of them is set.
 pub(crate) fn ranks_here() -> u64 {
     const NAMES: [&str; 4] =
         ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];

@@ -7,27 +7,27 @@ use std::sync::Arc;
 use crate::file::DataFile;
 use crate::{BatchIndices, DType, Error, limit};
 
-/// What the records are: the same in all files of a data set.
+/// The type, shape and size of the records. All files of a data set have the same `Kind`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) dtype: DType,
-    /// Whether the format or the caller named the type.
+    /// Whether the format or the caller set the type. `false` for untyped bytes.
     pub(crate) typed: bool,
     /// The shape of one record; empty for records of varying length.
     pub(crate) shape: Vec<usize>,
-    /// Bytes in a record, at least 1: the product of the shape and the size of an element. Those of an element for records of
-    /// varying length.
+    /// Bytes in a record, at least 1: the product of the shape and the size of an element. For records of varying
+    /// length: bytes in an element.
     pub(crate) bytes: usize,
-    /// Bytes from the start of a record to the start of the next, at least 1. Meaningless, and perhaps larger
-    /// than the file, if there is no next one.
+    /// Bytes from the start of a record to the start of the next, at least 1. If every file has only one record, this
+    /// may exceed the size of the files.
     pub(crate) stride: u64,
 }
 
-/// Where the records of one file are. All of them are within the file.
+/// The positions of the records of one file. All records are within the file.
 pub(crate) struct Layout {
     pub(crate) kind: Kind,
     pub(crate) at: Places,
-    /// At least 1.
+    /// The number of records, at least 1.
     pub(crate) records: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct Location {
 #[derive(Debug)]
 #[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
 pub struct Ranges {
-    /// At least one, in the order of their records.
+    /// At least one file. The files are in the order of their record indices.
     shards: Vec<Shard>,
     pub(crate) kind: Kind,
     records: u64,
@@ -60,16 +60,17 @@ pub struct Ranges {
     longest: usize,
 }
 
-/// Consecutive bytes of a file, and their place in a slot: what a unit (a batch or a group of tensors) is made of, and
-/// what is hinted, requested and copied.
+/// A byte range of a file, and the offset in the slot where it goes. A unit (a batch or a group of tensors) consists of
+/// extents. The reader hints, requests and copies extents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The index of the file.
     pub(crate) file: usize,
     pub(crate) bytes: Range<u64>,
-    /// Where the bytes end that no later extent of the unit has too: windows may overlap.
+    /// The end of the bytes that only this extent has. If windows of records overlap, later extents of the unit may
+    /// also contain the bytes from here to the end.
     pub(crate) own_end: u64,
-    /// Where the first byte goes, counted from the start of the slot.
+    /// The offset in the slot where the first byte goes.
     pub(crate) to: usize,
 }
 
@@ -87,13 +88,14 @@ impl Extent {
 struct Span {
     extent: Extent,
     records: u64,
-    /// Bytes of its records in a slot, where each has its own: at least those of the extent.
+    /// Bytes of the records in a slot. Records that overlap in the file are separate in the slot, so this is at least
+    /// the length of the extent.
     len: u64,
 }
 
 impl Ranges {
-    /// Opens `paths` with the layout that `layout` finds in each. All layouts must be of one kind. Files that are too
-    /// short go to `skipped`, if there is such a list.
+    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. If there is a
+    /// list `skipped`, files that are too short are added to it and are no error.
     pub(crate) fn assemble<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         mut skipped: Option<&mut Vec<PathBuf>>,
@@ -111,8 +113,8 @@ impl Ranges {
             let path = path.as_ref();
             let mut file = DataFile::open(path);
             if file.as_ref().is_err_and(Error::is_too_many) && kept > 0 {
-                // Too many files are open, because the program has opened others. Close ours until they are used, so
-                // that the program has descriptors left.
+                // The process has too many open files, because the program has opened other files. Close the files of
+                // this data set, and open each again for each use, so that the program has descriptors left.
                 kept = 0;
                 shards.iter_mut().for_each(|shard| shard.file.give_back());
                 file = DataFile::open(path);
@@ -148,7 +150,8 @@ impl Ranges {
                     (start, end, Some(end - start))
                 }
             };
-            // The sum of bytes overflows first: files have no more records than bytes or offsets.
+            // It suffices to check the sum of bytes. It overflows before the number of records does, because files have
+            // no more records than bytes or offsets.
             bytes = match more.and_then(|more| bytes.checked_add(more)) {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),
@@ -161,7 +164,7 @@ impl Ranges {
                     .iter_mut()
                     .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
-            // Ask the system once for consecutive files of one file system.
+            // Consecutive files of one file system have the same answer: ask the system only once.
             file.hints_wait = match shards.last().filter(|last| last.file.id()[0] == file.id()[0]) {
                 Some(last) => last.file.hints_wait,
                 None => crate::system::hints_wait(&*file.file()?),
@@ -175,7 +178,7 @@ impl Ranges {
         }
         // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
-        // The longest record fits a usize, as was checked for every file.
+        // The longest record fits a usize: the loop has checked it for every file.
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
         Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
     }
@@ -246,17 +249,17 @@ impl Ranges {
         once.saturating_mul(records.div_ceil(self.records).max(1))
     }
 
-    /// Whether the lengths of records differ.
+    /// Whether the records have varying length.
     pub(crate) fn is_ragged(&self) -> bool {
         matches!(self.shards[0].at, Places::Offsets(_))
     }
 
-    /// Bytes from the start of a record to the start of the next; the mean of them, if they differ.
+    /// Bytes from the start of a record to the start of the next. For records of varying length: their mean length.
     pub(crate) fn stride(&self) -> u64 {
         if self.is_ragged() { self.mean_len() } else { self.kind.stride }
     }
 
-    /// Bytes in a record, at least 1; the mean of them, if they differ.
+    /// The mean length of the records in bytes, at least 1.
     pub(crate) const fn mean_len(&self) -> u64 {
         let mean = self.bytes / self.records;
         if mean == 0 { 1 } else { mean }
@@ -269,7 +272,7 @@ impl Ranges {
         batch.pieces().flatten().map(move |record| len(record).unwrap_or(0))
     }
 
-    /// Bytes of a batch; `u64::MAX` for more.
+    /// The size of a batch in bytes. Returns `u64::MAX` on overflow.
     pub(crate) fn size(&self, batch: &BatchIndices) -> u64 {
         if !self.is_ragged() {
             return batch.len().saturating_mul(self.kind.bytes as u64);
@@ -279,7 +282,8 @@ impl Ranges {
         spans.map_while(Result::ok).fold(0, |sum: u64, span| sum.saturating_add(span.len))
     }
 
-    /// The first span of these consecutive records, placed at `to`: at least one of them. `None` if there is no such one.
+    /// Returns the first span of `records`: as many of them, from the first on, as one file has without a gap. `to` is
+    /// the offset of the span in the slot. Returns `None` if the first record does not exist.
     fn span(&self, records: &Range<u64>, to: u64) -> Option<Span> {
         let start = records.start;
         if start >= self.records {
@@ -309,14 +313,14 @@ impl Ranges {
                 (at..end, end, count, end - at)
             }
         };
-        // Overlapping records have fewer bytes in the file than in the slot: read them to the end of their place, from
-        // where `spread` moves each to its own. The sum fits a usize, because a batch fits its slot.
+        // Overlapping records have fewer bytes in the file than in the slot. Read them to the end of their part of the
+        // slot; `spread` then moves each record to its own place. The sum fits a usize, because a batch fits its slot.
         let to = usize::try_from(to + len - (bytes.end - bytes.start)).unwrap_or(usize::MAX);
         Some(Span { extent: Extent { file: index, bytes, own_end, to }, records, len })
     }
 
-    /// Cuts runs of records where one file ends and the next begins, and at gaps between records, and places their bytes one
-    /// after the other. Empty records are left out.
+    /// Cuts runs of records into spans: at the end of each file, and at gaps between records. The spans follow each
+    /// other in the slot. Spans without bytes are left out.
     fn spans(&self, mut runs: impl Iterator<Item = Range<u64>>) -> impl Iterator<Item = Result<Span, Error>> {
         let (mut run, mut to) = (0..0, 0);
         std::iter::from_fn(move || {
@@ -341,7 +345,7 @@ impl Ranges {
         })
     }
 
-    /// The extents of runs of records.
+    /// Returns the extents that contain the records of `runs`.
     pub(crate) fn extents(
         &self,
         runs: impl Iterator<Item = Range<u64>>,
@@ -349,7 +353,8 @@ impl Ranges {
         self.spans(runs).map(|span| Ok(span?.extent))
     }
 
-    /// Brings the records of a batch that overlap in their files to their places in `out`, after all its extents were read.
+    /// Moves records that overlap in their file to separate places in `out`. Call it after all extents of the batch
+    /// were read.
     pub(crate) fn spread(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<(), Error> {
         if self.kind.stride >= self.kind.bytes as u64 {
             return Ok(());
@@ -367,21 +372,22 @@ impl Ranges {
     }
 }
 
-/// Bytes from the start of the first to the end of the last of `records` records of one file, at least one.
+/// Bytes from the start of the first to the end of the last of `records` consecutive records of one file. `records` is
+/// at least 1.
 fn covered(records: u64, kind: &Kind) -> u64 {
     (records - 1) * kind.stride + kind.bytes as u64
 }
 
-/// Spreads overlapping records, of `record` bytes each, out of the end of `out`, where they begin at byte
-/// `shared`, over all of `out`.
+/// Moves overlapping records to separate places. Before the call, the records are at the end of `out`, from byte
+/// `shared` on, as they are in the file. After the call, they fill `out`, with `record` bytes each.
 fn expand(out: &mut [u8], record: usize, shared: usize) {
     if shared == 0 {
         return;
     }
     // With n records and the stride s, `shared` is n * record - ((n - 1) * s + record), that is (n - 1) * (record - s).
-    // Record i starts at shared + i * s and goes to its place at i * record. The start is (n - 1 - i) * (record - s) bytes
-    // after the place, never before it. What has been written once record i is in its place ends at (i + 1) * record: at
-    // or before the start of record i + 1. So no record is overwritten before it has been copied.
+    // Record i starts at shared + i * s and goes to i * record. So it starts (n - 1 - i) * (record - s) bytes after its
+    // place, never before it. When record i is in its place, only bytes before (i + 1) * record have been written.
+    // Record i + 1 starts there or later, so no record is overwritten before it was copied.
     let overlap = shared / (out.len() / record - 1);
     for (to, from) in (0..out.len()).step_by(record).zip((shared..).step_by(record - overlap)) {
         out.copy_within(from..from + record, to);
@@ -412,11 +418,11 @@ mod expanding {
 pub struct Shard {
     pub(crate) file: DataFile,
     pub(crate) at: Places,
-    /// From the first byte of the first record to the last byte of the last.
+    /// The byte range from the start of the first record to the end of the last.
     pub(crate) bytes: Range<u64>,
     pub(crate) first: u64,
     pub(crate) records: u64,
-    /// Bytes of the files before this one, up to where their records end.
+    /// The number of bytes in the files before this one. Each of these files counts up to the end of its last record.
     pub(crate) before: u64,
 }
 
@@ -434,11 +440,11 @@ impl Shard {
     }
 }
 
-/// Where the records of one file are.
+/// The positions of the records in one file.
 #[derive(Debug)]
 pub(crate) enum Places {
-    /// The first byte of the first record: the others follow at each stride.
+    /// The offset of the first record. Each further record starts one stride later.
     Strided(u64),
-    /// Where each record begins, and last where the last one ends. They never decrease.
+    /// The offset of each record, and then the end of the last record. The offsets never decrease.
     Offsets(Vec<u64>),
 }

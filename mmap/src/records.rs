@@ -163,7 +163,7 @@ impl Records {
         Options { header: 0, partial: false, skip_short: false }
     }
 
-    /// Opens `paths` with the layout that `layout` finds in each. All layouts must be of one kind.
+    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`].
     pub(crate) fn assemble<P: AsRef<Path>>(
         options: Options,
         paths: impl IntoIterator<Item = P>,
@@ -209,7 +209,7 @@ impl Deref for Records {
     }
 }
 
-/// Whole records in a file behind its header.
+/// Returns the number of whole records in a file after its header.
 fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Result<u64, Error> {
     let (len, path) = (behind(file, header)?, || file.path.clone());
     let (count, found) = (len / record_bytes, len % record_bytes);
@@ -222,7 +222,7 @@ fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Resu
     }
 }
 
-/// Bytes of a file behind its header.
+/// Returns the number of bytes in a file after its header.
 pub(crate) fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
     file.check_end(header, file.len).map(|()| file.len - header)
 }

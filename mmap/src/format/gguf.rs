@@ -1,7 +1,7 @@
 //! The header of GGUF files, of versions 2 and 3 (`docs/gguf.md` of ggml): which tensors a file has, and where.
 //!
-//! Metadata are skipped but for the alignment and the parts of a model in several files. No crate was found that checks what it reads, keeps nothing else and has few
-//! dependencies.
+//! Metadata is skipped, except for the alignment and the numbers of a model in several files. The parser is written
+//! here, because no crate was found that checks what it reads, keeps only what is needed, and has few dependencies.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,17 +15,17 @@ pub(super) const MAGIC: &[u8] = b"GGUF";
 
 /// The most axes of a tensor (`GGML_MAX_DIMS`).
 const AXES: u32 = 4;
-/// Longest name of a tensor or key. ggml has 64 bytes for tensors, and the format 65 535 for keys.
+/// The longest name of a tensor or a key, in bytes. ggml allows 64 for tensors, and the format 65 535 for keys.
 const NAME: u64 = 65_535;
-/// Longest header: that of a `safetensors` file. Vocabularies take some tens of megabytes.
+/// The longest header in bytes, as for a `safetensors` file. A vocabulary takes some tens of megabytes.
 const LONGEST: u64 = 100_000_000;
-/// Arrays of arrays, one inside the other. Writers write none.
+/// How deep arrays may be inside arrays. Known programs write none.
 const NESTED: u32 = 8;
-/// Bytes that are read at once.
+/// Bytes in one read of the file.
 const READ: usize = 256 << 10;
 
-/// Each type: its number, its name, elements in a block and bytes in a block (`GGML_QUANT_SIZES` of the package `gguf`), and
-/// what it is in Rust. `Q8_1` is left out: it is never in a file.
+/// The types. Each has its number, its name, the elements and the bytes of a block (`GGML_QUANT_SIZES` of the package
+/// `gguf`), and the [`DType`], if there is one. `Q8_1` is left out, because it is never in a file.
 type Row = (u32, &'static str, u64, u64, Option<DType>);
 const TYPES: [Row; 33] = [
     (0, "F32", 1, 4, Some(DType::F32)),
@@ -69,7 +69,8 @@ pub(super) struct Part {
     pub(super) of: u64,
 }
 
-/// The tensors of file number `index` of the model, and which part of it the file is.
+/// Reads the tensors of a file, and which part of a model the file is. `index` is the index of the file among those of
+/// the model.
 pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Part), Error> {
     let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
     let version = header.u32()?;
@@ -127,13 +128,14 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
     Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), part))
 }
 
-/// A header as far as it has been parsed.
+/// A header that is being parsed.
 struct Header<'f> {
     file: &'f DataFile,
-    /// Where in the file the parsing is.
+    /// The offset in the file of the next byte to parse.
     at: u64,
-    /// Bytes that have been read, from this offset on.
+    /// Bytes that were read from the file.
     read: Vec<u8>,
+    /// The offset in the file of the first of these bytes.
     from: u64,
 }
 
@@ -145,7 +147,7 @@ impl Header<'_> {
         self.file.header_len(0, LONGEST, end).map(|_| end)
     }
 
-    /// The next `len` bytes.
+    /// Returns the next `len` bytes.
     fn take(&mut self, len: u64) -> Result<&[u8], Error> {
         let end = self.end(Some(len))?;
         // `len` fits a usize: callers take a number, or a name whose length was checked.
@@ -185,7 +187,7 @@ impl Header<'_> {
         Ok(())
     }
 
-    /// Skips a value of a type that is given by its number.
+    /// Skips a value of the type with the number `kind`. `nested` is how deep arrays may be inside it.
     fn skip_value(&mut self, kind: u32, nested: u32) -> Result<(), Error> {
         let at = self.at;
         match (kind, size(kind)) {
@@ -208,7 +210,8 @@ impl Header<'_> {
         }
     }
 
-    /// One tensor, with its bytes counted from the start of the data, and where that is.
+    /// Reads the description of a tensor. Its bytes are counted from the start of the data. Also returns the offset of
+    /// its first byte.
     fn tensor(&mut self, file: usize) -> Result<(Tensor, u64), Error> {
         let start = self.at;
         let name = self.name()?;
@@ -246,7 +249,7 @@ impl Header<'_> {
     }
 }
 
-/// Bytes of a value of a type that has a size.
+/// The bytes of a value, for types whose values all have the same size.
 const fn size(kind: u32) -> Option<u64> {
     Some(match kind {
         0 | 1 | 7 => 1,

@@ -1,5 +1,5 @@
-//! Numbers one after the other without a header, as `numpy.ndarray.tofile` and nanoGPT write them, and the formats that
-//! are mistaken for them.
+//! Files of numbers without a header, as `numpy.ndarray.tofile` and nanoGPT write them; and how to recognize other
+//! formats that could be mistaken for them.
 
 use std::path::Path;
 
@@ -63,10 +63,10 @@ impl Options {
     }
 }
 
-/// Bytes that are looked at: past tar's magic, and enough to tell text from numbers.
+/// Bytes at the start of a file that are checked: enough to include tar's magic, and to tell text from numbers.
 const FRONT: usize = 512;
 
-/// The least text that is told from numbers.
+/// Text of fewer bytes than this could also be numbers.
 const TEXT: usize = 64;
 
 const DECOMPRESS: &str = "decompress it first";
@@ -81,8 +81,8 @@ const MEMBERS: &str = "open an array of it with `Records::open_npz`, or save its
 const NOTHING: &str = "it has no records";
 const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
 
-/// What a file of a format has at a place, the format, and what to do with such a file. Fewer than four bytes may well be
-/// tokens, so short magics are joined by more of the header.
+/// Known formats: the offset and the bytes of the magic, the name of the format, and what to do with such a file. Fewer
+/// than four bytes could also be tokens, so the entry of a short magic includes more of the header.
 const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x93NUMPY", "numpy's .npy", "open it with `Records::open_npy`"),
     // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`: magic and version.
@@ -123,8 +123,8 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x7fELF\x02\x01\x01", "ELF", NOTHING),
 ];
 
-/// Formats that more than a magic tells. `len` is the length of the file, and `skipped` that of a header that the caller
-/// skips.
+/// Recognizes formats that have no sufficient magic. `len` is the length of the file, and `skipped` that of a header
+/// that the caller skips.
 fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'static str)> {
     let bytes = |at: usize, count: usize| front.get(at..at.checked_add(count)?);
     let little = |at, count| bytes(at, count).map(little);
@@ -172,7 +172,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
     (length < len && little(8, 4)? == u64::from(masked)).then_some(("TFRecord", PARSE))
 }
 
-/// Text in UTF-8 without control characters.
+/// Recognizes text in UTF-8 without control characters.
 fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
     let text = match std::str::from_utf8(front) {
         // `front` may end within a character: look at the text before it.
@@ -189,7 +189,8 @@ fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
     Some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
 }
 
-/// Refuses a file that begins as another format does. Text may be meant as elements of one byte.
+/// Fails if a file starts as a file of another format does. Text is allowed for elements of one byte, because it may be
+/// meant.
 fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
     let front = file.header(0, usize::try_from(file.len).map_or(FRONT, |len| len.min(FRONT)))?;
     let magic =

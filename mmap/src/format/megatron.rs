@@ -9,7 +9,8 @@ const VERSION: u64 = 1;
 /// Magic, version, type, number of sequences, number of entries of the document index.
 const HEADER: usize = 9 + 8 + 1 + 8 + 8;
 
-/// The type of a token, and the offsets of the sequences in the data file: one more than there are sequences.
+/// Reads the type of a token, and the offsets of the sequences in the data file: the start of each, and then the end of
+/// the last one.
 pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     let header = file.header(0, HEADER)?;
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
@@ -30,8 +31,8 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if sequences == 0 {
         return Err(file.bad_header(18, "at least one sequence", "0"));
     }
-    // Of each sequence a length (4 bytes) and a pointer (8), of each document 8 bytes; with several modalities, also a
-    // mode of each sequence (1 byte).
+    // The index has a length (4 bytes) and a pointer (8 bytes) for each sequence, and 8 bytes for each document. With
+    // several modalities, it also has a mode (1 byte) for each sequence.
     let bytes = |each: u64| {
         sequences.checked_mul(each)?.checked_add(documents.checked_mul(8)?)?.checked_add(HEADER as u64)
     };

@@ -1,4 +1,4 @@
-//! File formats: where in a file an array in C order is, and how it is cut into records.
+//! File formats: where an array in C order is in a file, and how it is cut into records.
 
 #[cfg(feature = "safetensors")]
 mod gguf;
@@ -78,7 +78,7 @@ impl Cut {
 
 /// An array in C order in a file, as its header describes it.
 struct Array {
-    /// Its first byte.
+    /// The offset of its first byte.
     offset: u64,
     dtype: DType,
     shape: Vec<u64>,
@@ -118,7 +118,7 @@ fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
     }
 }
 
-/// Where the records of an array are. The array is already known to be within the file.
+/// Returns the layout of an array's records. The caller has checked that the array is within the file.
 fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
     let Some((&rows, row)) = array.shape.split_first() else {
         return Err(file.bad_shape("at least one axis", array.shape));
@@ -160,7 +160,7 @@ fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// What can be wrong with a file's header, with its path.
+/// Errors about a file's header, with the file's path.
 impl DataFile {
     fn bad_magic(&self, offset: u64, wanted: &'static str, found: String) -> Error {
         FormatError::BadMagic { path: self.path.clone(), offset, wanted, found }.into()
@@ -188,7 +188,7 @@ impl DataFile {
         FormatError::UnsupportedType { path: self.path.clone(), offset, found, advice }.into()
     }
 
-    /// A length that the header has at `offset`, if it is at most `wanted`.
+    /// Returns the length `found`, which the header has at `offset`, if it is at most `wanted`.
     fn header_len(&self, offset: u64, wanted: u64, found: u64) -> Result<usize, Error> {
         let fits = usize::try_from(found).ok().filter(|_| found <= wanted);
         let path = || self.path.clone();
@@ -196,7 +196,7 @@ impl DataFile {
     }
 }
 
-/// Words from a file, made fit for one line of a message: escaped except for quotes, and cut after 100 characters.
+/// Text from a file for a message of one line: escaped except for quotes, and cut after 100 characters.
 fn excerpt(text: &[u8]) -> String {
     const MOST: usize = 100;
     // A character has at most four bytes, so the cut text still has `MOST` characters.
@@ -211,7 +211,8 @@ fn excerpt(text: &[u8]) -> String {
     line
 }
 
-/// Hands `count` numbers of `N` bytes from `offset` on to `use_one`, each with its offset. The file is that long.
+/// Calls `use_one` for `count` numbers of `N` bytes from `offset` on, each with its offset. The caller has checked that
+/// the file is long enough.
 pub(super) fn numbers<const N: usize>(
     file: &DataFile,
     offset: u64,

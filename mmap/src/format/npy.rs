@@ -1,6 +1,7 @@
 //! numpy's `.npy`: a magic string, a version, and a Python dictionary that describes the array.
 //!
-//! Read here and not by a crate: those that do (npyz, ndarray-npy) need about 30 more for the dictionary.
+//! The parser is written here, because the crates that have one (npyz, ndarray-npy) need about 30 more crates for the
+//! dictionary.
 
 use std::ops::Range;
 use std::path::Path;
@@ -9,9 +10,9 @@ use super::{Array, check_length, excerpt, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 
-/// What a file begins with; the version, major and minor, follows.
+/// The first bytes of a file. The version follows: major, minor.
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Longest dictionary: numpy itself reads no longer one by default (`_MAX_HEADER_SIZE` in its
+/// The longest dictionary in bytes. numpy reads no longer one by default (`_MAX_HEADER_SIZE` in its
 /// `numpy/lib/_format_impl.py`). A plain array needs about 100 bytes.
 const LONGEST: u64 = 10_000;
 
@@ -81,7 +82,7 @@ impl Options {
     }
 }
 
-/// Reads the header of an array that is a part of the file.
+/// Reads the header of an array that is in the part `part` of the file.
 pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> {
     let header = |start: usize, len| file.header_within(part, start as u64, len);
     let start = header(0, MAGIC.len() + 2)?;
@@ -109,18 +110,18 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
     Ok(array)
 }
 
-/// Reads the dictionary from front to back; every error has the place in the file.
+/// Parses the dictionary from front to back. Every error has the offset in the file.
 struct Parser<'a> {
     file: &'a DataFile,
     /// Offset of the first byte of `text` in the file.
     start: u64,
     text: &'a [u8],
-    /// Bytes of `text` that have been read.
+    /// The index in `text` of the next byte to parse.
     at: usize,
 }
 
 impl<'a> Parser<'a> {
-    /// The three entries, each once and in any order, and nothing else.
+    /// Parses the three entries, each once and in any order, and nothing else.
     fn dictionary(&mut self) -> Result<(DType, Vec<u64>), Error> {
         let (mut dtype, mut fortran, mut shape) = (None, None, None);
         self.expect(b'{', "a dictionary")?;
@@ -158,7 +159,7 @@ impl<'a> Parser<'a> {
         Ok((dtype, shape))
     }
 
-    /// The colon and what `read` makes of the value behind it, with where that begins.
+    /// Parses the colon, and then the value with `read`. Also returns the index of the value in `text`.
     fn value<T>(&mut self, read: fn(&mut Self) -> Result<T, Error>) -> Result<(T, usize), Error> {
         self.expect(b':', "`:`")?;
         self.space();
@@ -166,7 +167,7 @@ impl<'a> Parser<'a> {
         Ok((read(self)?, at))
     }
 
-    /// numpy's name of the type: byte order, kind and bytes.
+    /// Parses numpy's name of the type: byte order, kind and bytes.
     fn dtype(&mut self) -> Result<&'a [u8], Error> {
         match self.text.get(self.at) {
             // A list stands for a structure, a tuple for a type with a shape of its own: neither is supported.
@@ -175,7 +176,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The list or tuple that begins here, to the bracket that closes it.
+    /// Returns the list or tuple that starts here, up to its closing bracket.
     fn structure(&self) -> &'a [u8] {
         let mut open = 0_usize;
         let rest = &self.text[self.at..];
@@ -190,7 +191,7 @@ impl<'a> Parser<'a> {
         &rest[..end.map_or(rest.len(), |end| end + 1)]
     }
 
-    /// The type by that name, found at `at`.
+    /// Converts numpy's name of a type. `at` is the index of the name in `text`.
     fn little_endian(&self, (name, at): (&[u8], usize)) -> Result<DType, Error> {
         let known = |dtype: &DType| {
             let letter = format!("{dtype}").as_bytes()[0];
@@ -222,7 +223,7 @@ impl<'a> Parser<'a> {
         Err(self.bad("`True` or `False`"))
     }
 
-    /// A tuple of numbers; as in Python, one alone needs a comma behind it.
+    /// Parses a tuple of numbers. As in Python, a single number needs a comma after it.
     fn shape(&mut self) -> Result<Vec<u64>, Error> {
         let mut shape = Vec::new();
         self.expect(b'(', "a tuple")?;
@@ -254,8 +255,8 @@ impl<'a> Parser<'a> {
         Ok(number)
     }
 
-    /// The text between two quotes. Nothing that numpy writes here needs an escape; a backslash is an
-    /// unknown key or type.
+    /// Parses the text between two quotes. Escapes are not needed: numpy writes none here, and text with a backslash is
+    /// an unknown key or type.
     fn string(&mut self) -> Result<&'a [u8], Error> {
         let rest = &self.text[self.at..];
         let found = match rest.split_first() {
@@ -277,7 +278,7 @@ impl<'a> Parser<'a> {
         self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\n' | b'\t' | b'\r')).count();
     }
 
-    /// Steps over `byte` and the space before it, if it comes next.
+    /// Skips space, and then `byte` if it comes next. Returns whether it did.
     fn accept(&mut self, byte: u8) -> bool {
         self.space();
         let next = self.text.get(self.at) == Some(&byte);
@@ -289,6 +290,7 @@ impl<'a> Parser<'a> {
         if self.accept(byte) { Ok(()) } else { Err(self.bad(wanted)) }
     }
 
+    /// Converts an index in `text` to an offset in the file.
     fn offset(&self, at: usize) -> u64 {
         self.start + at as u64
     }
@@ -302,7 +304,8 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// What to do with an array `x` of a type that is not supported, by numpy's name of it: byte order, kind and bytes.
+/// Returns what to do with an array `x` of a type that is not supported. `name` is numpy's name of the type: byte
+/// order, kind and bytes.
 const fn advice(name: &[u8]) -> &'static str {
     match name {
         [_, b'V', b'2'] => "if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",

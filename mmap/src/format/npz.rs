@@ -1,4 +1,4 @@
-//! Arrays of numpy's `.npz`: a zip archive of `.npy` files. The crate `rawzip` finds them, and no more is read.
+//! Arrays of numpy's `.npz`, a zip archive of `.npy` files. The crate `rawzip` is used only to find them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -112,12 +112,12 @@ fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
 /// The directory of an archive, read as a whole.
 struct Archive<'a> {
     file: &'a DataFile,
-    zip: rawzip::ZipArchive<Source<'a>>,
-    /// By name; of two with one name the later, as Python takes it.
+    zip: rawzip::ZipArchive<Opened<'a>>,
+    /// The arrays by name. If two have the same name, the later one is taken, as in Python.
     arrays: BTreeMap<String, Member>,
 }
 
-/// Where an array begins, and how it was stored.
+/// Where an array is in the archive, and how it was stored.
 struct Member {
     place: ZipArchiveEntryWayfinder,
     method: CompressionMethod,
@@ -130,7 +130,7 @@ impl<'a> Archive<'a> {
         const END: &str = ".npy";
         let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
         let zip = ZipLocator::new()
-            .locate_in_reader(Source(opened), &mut buffer, file.len)
+            .locate_in_reader(Opened(opened), &mut buffer, file.len)
             .map_err(|(_, error)| broken(file, &error))?;
         let mut arrays = BTreeMap::new();
         let mut entries = zip.entries(&mut buffer);
@@ -145,7 +145,7 @@ impl<'a> Archive<'a> {
         Ok(Self { file, zip, arrays })
     }
 
-    /// Where the bytes of an array are in the file.
+    /// Returns the range of an array's bytes in the file.
     fn bytes(&self, name: &str, member: &Member) -> Result<Range<u64>, Error> {
         let Self { file, .. } = self;
         let Member { place, method, encrypted } = *member;
@@ -161,16 +161,16 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// The bytes, if the file has them.
+/// Returns `bytes` if the file has them.
 fn within(file: &DataFile, bytes: Range<u64>) -> Result<Range<u64>, Error> {
     let end = if bytes.start > bytes.end { u64::MAX } else { bytes.end };
     file.check_end(end, file.len).map(|()| bytes)
 }
 
-/// The archive cannot be understood, or could not be read.
+/// Converts an error of `rawzip`: the archive is malformed, or it could not be read.
 fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
     match error.kind() {
-        // The source can be neither moved out of rawzip's error nor cloned, so make a new one of its parts.
+        // The system's error can be neither moved out of rawzip's error nor cloned, so make a new one of its parts.
         rawzip::ErrorKind::IO(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
             let other = || io::Error::new(source.kind(), source.to_string());
             let source = source.raw_os_error().map_or_else(other, io::Error::from_raw_os_error);
@@ -181,10 +181,10 @@ fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
     }
 }
 
-/// The file, as the library reads it.
-struct Source<'a>(&'a File);
+/// The file, as `rawzip` reads it.
+struct Opened<'a>(&'a File);
 
-impl ReaderAt for Source<'_> {
+impl ReaderAt for Opened<'_> {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
         loop {
             match read_at(self.0, out, offset) {

@@ -108,7 +108,7 @@ impl RaggedRecords {
         Self::assemble(data, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
     }
 
-    /// Opens data files with the offsets that `index` finds for each.
+    /// Opens data files. `index` reads the offsets of the records in each file.
     fn assemble<P: AsRef<Path>>(
         paths: impl IntoIterator<Item = P>,
         mut index: impl FnMut(&DataFile) -> Result<(DType, Vec<u64>), Error>,
@@ -156,7 +156,7 @@ impl RaggedRecords {
     }
 }
 
-/// The offsets of an index.
+/// Reads the offsets in an index.
 fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
     let Array { offset, dtype, shape } = npy::parse(file, &(0..file.len))?;
     if !matches!(dtype, DType::I64 | DType::U64) {

@@ -1,4 +1,4 @@
-//! The tensors of `safetensors` files: the crate of that name reads the header, and no more is read.
+//! The tensors of `safetensors` files. The crate of that name parses the header, and only the header is read.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use super::{Array, ByteRange, Tensor, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, FormatError, Options, Records};
 
-/// The header's length comes first, 64 bits.
+/// Bytes before the header. They are its length, as a number of 64 bits.
 const PREFIX: usize = 8;
-/// Longest header, by the format's own rule (`MAX_HEADER_SIZE` in the crate's `src/tensor.rs`).
+/// The longest header in bytes, by the format's own rule (`MAX_HEADER_SIZE` in the crate's `src/tensor.rs`).
 const LONGEST: u64 = 100_000_000;
 
 impl Records {
@@ -116,9 +116,9 @@ impl Options {
     }
 }
 
-/// The header; it precedes the tensors.
+/// The header, which is before the tensors in the file.
 pub(super) struct Header {
-    /// The first byte after it.
+    /// The offset of the first byte after the header.
     end: u64,
     tensors: Metadata,
 }
@@ -154,7 +154,8 @@ impl Header {
         names
     }
 
-    /// Where a tensor is in `file`. The file may have been opened after the header was read.
+    /// Returns the place, type and shape of a tensor in `file`. Checks the length of the file again, because the file
+    /// may have been opened after the header was read.
     fn array(&self, file: &DataFile, tensor: &str) -> Result<Array, Error> {
         self.check_length(file)?;
         let Some(info) = self.tensors.info(tensor) else {
@@ -169,7 +170,7 @@ impl Header {
         Ok(Array { offset: self.end + info.data_offsets.0 as u64, dtype, shape })
     }
 
-    /// All tensors: the name, what it is, and where it is in the file.
+    /// Returns the descriptions of all tensors. `file` is the index of the file in the model.
     pub(super) fn all(&self, file: usize) -> Vec<Tensor> {
         let tensors = self.tensors.tensors().into_iter();
         tensors
@@ -187,9 +188,10 @@ impl Header {
     }
 }
 
-/// The type in Rust's words. `None`: floats of 4 and 6 bits, and floats of 8 bits that [`DType`] does not have.
+/// Converts the type of the crate `safetensors`. `None`: floats of 4 and 6 bits, and floats of 8 bits that [`DType`]
+/// does not have.
 fn dtype(of: Dtype) -> Option<DType> {
-    // Compare without `_` and case: `F8_E4M3` is our `F8E4M3`, and `BF16` is our `Bf16`.
+    // Compare the names without `_` and without case: `F8_E4M3` is `F8E4M3`, and `BF16` is `Bf16`.
     let name = of.to_string().replace('_', "").to_lowercase();
     DType::ALL.into_iter().find(|dtype| dtype.to_string() == name)
 }

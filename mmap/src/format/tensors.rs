@@ -173,7 +173,7 @@ impl fmt::Debug for Tensors {
     }
 }
 
-/// Checks that all parts of each model in several files are there.
+/// Checks that all parts of a model in several files were given.
 fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
     let Some((path, &gguf::Part { number, of })) =
         parts.iter().map(|(path, part)| (path, part)).find(|(_, part)| part.of > 1)
@@ -195,7 +195,7 @@ fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
     Err(FormatError::MissingParts { path: path.clone(), wanted: of, missing }.into())
 }
 
-/// Those of a file's tensors that an index lists for it.
+/// Returns the tensors of a file that an index lists for it. Fails if the file does not have all of them.
 fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Result<Vec<Tensor>, Error> {
     let (listed, others): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|tensor| names.remove(&*tensor.name));
@@ -206,7 +206,7 @@ fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Re
     Err(FormatError::NoTensor { path: file.path.clone(), wanted, found }.into())
 }
 
-/// Reads an index: the files that it names, each with its tensors.
+/// Reads an index. Returns the files that it names, each with the names of its tensors.
 fn index(path: &Path) -> Result<Vec<(PathBuf, HashSet<String>)>, Error> {
     let file = DataFile::open(path)?;
     let len = file.header_len(0, LONGEST, file.len)?;

@@ -16,7 +16,7 @@ use super::window::{self, Shares, Window};
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
     pub(super) list: RecordList,
-    /// Positions in the epoch's order.
+    /// The number of positions in the epoch's order.
     pub(super) records: u64,
     pub(super) seed: u64,
     pub(super) shuffle: Shuffle,
@@ -24,19 +24,19 @@ pub struct BatchIndices {
     pub(super) step: u64,
     /// Ranks that share the epoch.
     pub(super) world: u64,
-    /// Positions in the epoch's order, `start < end`. Past the last record they start again at the first. With seams,
-    /// positions within the remaining ones.
+    /// The positions of the batch in the epoch's order, `start < end`. Positions past the last record start again at
+    /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// The positions, from the first to the second, of all batches that follow each other at this rank.
+    /// The start and the end of the share: the positions of all batches that follow each other at this rank.
     pub(super) share: (u64, u64),
-    /// Into what the order of a windowed shuffle is divided.
+    /// How the order of a windowed shuffle is divided among the ranks.
     pub(super) shares: Shares,
-    /// Where the parts before this one left off, if what is left is not all at the end of the order.
+    /// Where the earlier parts of the epoch ended. `None` if all records that are left are at the end of the order.
     pub(super) seams: Option<Arc<[Seam]>>,
 }
 
-/// Chunks are requested this part of a window before their use, to give the disk time to read them.
+/// Chunks are requested an eighth of a window before their use, to give the disk time to read them.
 const LEAD: u64 = 8;
 
 impl BatchIndices {
@@ -98,7 +98,7 @@ impl BatchIndices {
         self.pieces()
     }
 
-    /// The same as a type that can be named.
+    /// Returns what [`runs`](Self::runs) returns, as a type that has a name.
     pub(crate) fn pieces(&self) -> Runs {
         let &Self { records, seed, shuffle, epoch, start, end, .. } = self;
         let (list, seams) = (self.list.clone(), self.seams.clone());
@@ -118,8 +118,9 @@ impl BatchIndices {
         window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
 
-    /// The chunks that hold the records of a batch of a windowed shuffle. `None` with any other shuffle, for the one
-    /// batch of a share (it visits too few records of each chunk), and for a batch with seams in it.
+    /// Returns the chunks that hold the records of a batch of a windowed shuffle. `None` with any other shuffle; for a
+    /// batch that is the only one of its share, because it visits too few records of each chunk; and for a batch with a
+    /// seam in it.
     pub(crate) fn window(&self) -> Option<Window> {
         let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
             return None;
@@ -137,8 +138,9 @@ impl BatchIndices {
         self.windows(chunk, chunks).window(positions)
     }
 
-    /// The chunks that this batch is to ask for: those of its window and the next ones, or those of them that the batches
-    /// before it have not asked for, if it `follows` them. `None` where [`window`](Self::window) is.
+    /// Returns the records of the chunks to request for this batch: the chunks of its window, and the next ones. If the
+    /// batch `follows` another one, leaves out the chunks that were requested for that batch and earlier ones. `None`
+    /// if [`window`](Self::window) is.
     pub(crate) fn chunks(&self, follows: bool) -> Option<Vec<Range<u64>>> {
         let window = self.window()?;
         let visited = self.visited(&window);
@@ -150,7 +152,7 @@ impl BatchIndices {
         Some(self.ranges(&window, first..asked(end - 1)))
     }
 
-    /// Whether it comes after another batch of the same epoch at this rank.
+    /// Whether this batch comes directly after `other`, in the same epoch and at the same rank.
     pub(crate) fn is_behind(&self, other: &Self) -> bool {
         (self.seed, self.epoch, self.start) == (other.seed, other.epoch, other.end)
     }
@@ -167,7 +169,7 @@ impl BatchIndices {
         share.start.max(at.saturating_sub(back))..share.end.min(at.saturating_add(ahead))
     }
 
-    /// Chunks as ranges of records.
+    /// Returns the records of `chunks` as ranges.
     pub(super) fn ranges(&self, window: &Window, chunks: Range<u64>) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();
         for mut positions in chunks.flat_map(|chunk| window.records(chunk)) {
@@ -180,7 +182,7 @@ impl BatchIndices {
         ranges
     }
 
-    /// Records in a whole window; 0 with any other shuffle.
+    /// The number of records in a whole window. 0 with any other shuffle.
     pub(crate) const fn window_records(&self) -> u64 {
         match self.shuffle {
             Shuffle::Window { chunk_records: records, window_chunks: chunks } => {
@@ -191,7 +193,7 @@ impl BatchIndices {
     }
 }
 
-/// Where the record of a position is found.
+/// How to find the record of a position.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -209,18 +211,20 @@ enum Order {
 pub(crate) struct Runs {
     order: Order,
     list: RecordList,
-    /// Positions in the epoch's order.
+    /// The number of positions in the epoch's order.
     records: u64,
     seams: Option<Arc<[Seam]>>,
-    /// The position of the next record, and where positions end.
+    /// The position of the next record.
     at: u64,
+    /// The end of the batch's positions.
     end: u64,
-    /// A range that does not touch the one before it, and so is the next.
+    /// The next range, if it is already known. It does not touch the one before it.
     next: Option<Range<u64>>,
 }
 
 impl Runs {
-    /// The records from position `at` to the end of its chunk or of the batch.
+    /// Returns the records from position `at` on, at most to the end of the chunk or of the batch, and moves `at`
+    /// behind them.
     fn piece(&mut self) -> Option<Range<u64>> {
         if self.at == self.end {
             return None;
@@ -322,7 +326,7 @@ pub enum Shuffle {
     Full,
 }
 
-/// All chunks in random order; inside a chunk the order stays.
+/// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in file order.
 #[derive(Clone, Debug)]
 struct ShuffledChunks {
     records: u64,
@@ -331,7 +335,7 @@ struct ShuffledChunks {
     order: Permutation,
     /// The place of the last chunk of the data set. That chunk may be shorter than the others.
     last: u64,
-    /// The chunk that `order` has there. It takes the place that `order` has for the last chunk.
+    /// The chunk that `order` has at `last`. It goes to the place where `order` has the last chunk.
     displaced: u64,
 }
 
@@ -360,6 +364,7 @@ impl ShuffledChunks {
         start + within..records.min(start.saturating_add(chunk))
     }
 
+    /// Returns the chunk at a place.
     fn at(&self, place: u64) -> u64 {
         let end = (self.records - 1) / self.chunk;
         if place == self.last {
@@ -387,18 +392,19 @@ pub struct PartialEpoch {
 /// Where a part of an epoch ended at each rank, for an order that gives each rank a separate share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Seam {
-    /// Shares that the part visited.
+    /// The number of shares in the part, one for each rank.
     pub(super) world: u64,
-    /// Positions in a share, and those of them that it visited.
+    /// The number of positions in a share.
     pub(super) share: u64,
+    /// How many positions of each share the part visited.
     pub(super) done: u64,
-    /// Positions that were left.
+    /// The number of positions that were left after the part.
     pub(super) left: u64,
 }
 
 impl Seam {
-    /// Returns the position, before the part, of the position `at` of those that were left; and how many positions before
-    /// `at` and from it on were neighbors then, too.
+    /// Converts `at`, a position among those that were left after the part, to a position among those before the part.
+    /// Also returns how many positions before `at`, and from `at` on, were neighbors before the part, too.
     fn before(&self, at: u64) -> (u64, u64, u64) {
         let Self { world, share, done, left } = *self;
         let each = share - done;
@@ -411,16 +417,18 @@ impl Seam {
     }
 }
 
-/// Positions that follow each other in the epoch's order.
+/// A position, and how many of its neighbors follow each other in the epoch's order.
 struct Stretch {
-    /// Where `at` is in the epoch's order.
+    /// The position in the epoch's order.
     position: u64,
-    /// Positions of the stretch before that one, and from it on.
+    /// The number of neighbors before the position.
     back: u64,
+    /// The number of neighbors from the position on, including it.
     ahead: u64,
 }
 
-/// Finds a position of those that are left after all seams, or `None` past them.
+/// Converts `at`, a position among those that are left after all seams, to a position in the epoch's order. Returns
+/// `None` if fewer positions are left.
 fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
     if at >= seams.last()?.left {
         return None;
@@ -433,7 +441,7 @@ fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
     Some(found)
 }
 
-/// Positions that are left after all seams.
+/// The number of positions that are left after all seams.
 fn left(seams: &[Seam]) -> Option<u64> {
     seams.last().map(|seam| seam.left)
 }

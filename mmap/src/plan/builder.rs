@@ -14,17 +14,17 @@ pub struct PlanBuilder {
     pub(super) plan: Plan,
     /// Whether a seed was given.
     pub(super) seeded: bool,
-    /// How many batch sizes were given.
+    /// The number of batch sizes that were given.
     pub(super) sizes: usize,
     pub(super) origin: Origin,
 }
 
-/// Where a builder has its rank from.
+/// Where the rank of a builder comes from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
     /// The program set it, or left the default.
     Program,
-    /// A launcher and its two variables, if there was one.
+    /// The environment: a launcher and its two variables, or `None` if there was no launcher.
     Environment(Option<[&'static str; 3]>),
 }
 

@@ -24,20 +24,24 @@ const LAUNCHERS: [Launcher; 8] = [
 
 const TORCHRUN: Launcher = ["torchrun", "RANK", "WORLD_SIZE"];
 
-/// Slurm starts processes itself (`srun`), or the launchers above, once a node: then its own numbers are theirs.
+/// Slurm starts the processes itself (`srun`), or starts one of the launchers above once per node. In the second case,
+/// Slurm's numbers are those of the launchers, not of the processes.
 ///
-/// Only the processes of a step have its number of tasks: it is in the manual of `srun` ("Output environment
-/// variables") and not in that of `sbatch`, and Slurm's `src/common/env.c` sets it in `env_array_for_step`, not in
-/// `env_array_for_batch_job`. A batch script has a `SLURM_PROCID` too, 0, and `SLURM_NTASKS` if its job was given any.
+/// Only the processes of a job step have its number of tasks, `SLURM_STEP_NUM_TASKS`. The manual of `srun` lists the
+/// variable ("Output environment variables"), and that of `sbatch` does not. Slurm's `src/common/env.c` sets it in
+/// `env_array_for_step`, not in `env_array_for_batch_job`. A batch script also has `SLURM_PROCID`, which is 0, and
+/// `SLURM_NTASKS` if its job was given a number of tasks.
 const SLURM: Launcher = ["Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
 
-/// Set by torchrun for its workers: it is then the launcher closest to the process, if it set the pair too.
+/// A variable that torchrun sets for its workers. If torchrun's pair is set too, torchrun is the launcher closest to
+/// the process.
 const ELASTIC: &str = "TORCHELASTIC_RUN_ID";
 
-/// The place on its node of a process that Slurm started; 0 in a batch script, too.
+/// The rank within its node of a process that Slurm started. It is also set in a batch script, to 0.
 const SLURM_LOCAL: &str = "SLURM_LOCALID";
 
-/// Global ranks without the number of ranks: `PMIx` (Open MPI, `srun --mpi=pmix`), PALS (HPE Cray) and ALPS (Cray).
+/// Variables with the rank among all processes, but without the number of ranks: `PMIx` (Open MPI, `srun --mpi=pmix`),
+/// PALS (HPE Cray) and ALPS (Cray).
 const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
 
 /// Other variables that only a launcher or a cluster sets. None has the rank among all processes: they count nodes, pods
@@ -107,15 +111,18 @@ impl Plan {
     }
 }
 
+/// A launcher that has set its variables, and their values.
 struct Found {
     launcher: Launcher,
     rank: u64,
     world: u64,
 }
 
+/// Reads a variable of the environment.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The launcher closest to the process, and its numbers.
+/// Returns the launcher closest to the process, and its numbers. Fails if launchers disagree, or if other variables
+/// show that there is a launcher.
 fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     if [ELASTIC, TORCHRUN[1], TORCHRUN[2]].into_iter().all(|name| read(name).is_some()) {
         return pair(TORCHRUN, read);
@@ -163,7 +170,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     Ok(found)
 }
 
-/// The numbers of one launcher, if both of its variables are set; an error if one is.
+/// Returns the numbers of one launcher, if both of its variables are set. Fails if only one is set.
 fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
     let [_, rank, world] = launcher;
     match (read(rank), read(world)) {
@@ -323,7 +330,7 @@ mod tests {
         );
     }
 
-    /// Inherited from a torchrun further up, without its numbers.
+    /// The process may inherit this variable from a torchrun that started its launcher, without torchrun's numbers.
     #[test]
     fn torchruns_mark_alone_hides_no_other_launcher() {
         let mpi =

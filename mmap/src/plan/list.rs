@@ -1,4 +1,4 @@
-//! Which record each position of a plan is.
+//! Lists of record numbers. A list has the record for each position of a plan.
 
 use std::fmt;
 use std::ops::Range;
@@ -33,9 +33,10 @@ pub struct RecordList(List);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum List {
-    /// `first + position * step`; the end of the last record does not overflow.
+    /// Numbers with equal steps: a position has the record `first + position * step`. The last record plus 1 fits a
+    /// u64.
     Even { first: u64, step: u64, len: u64 },
-    /// Steps that differ; the smallest and the largest number, and a hash of all.
+    /// Any numbers. The other fields are the smallest and the largest number, and a hash of all numbers.
     Any(Arc<[u64]>, (u64, u64), u64),
 }
 
@@ -68,7 +69,7 @@ impl RecordList {
         if self.is_empty() { least..least } else { least..most.saturating_add(1) }
     }
 
-    /// The smallest and the largest record, if there is one.
+    /// Returns the smallest and the largest record, for a list that is not empty.
     pub(super) fn ends(&self) -> (u64, u64) {
         match self.0 {
             List::Even { first, step, len } => (first, first + len.saturating_sub(1) * step),
@@ -95,7 +96,8 @@ impl RecordList {
         }
     }
 
-    /// The records at the front of some positions, at least one, as far as each is the one after the other.
+    /// Returns the records at the front of `positions`, as far as each record is the one after the record before it.
+    /// There is at least one position.
     pub(super) fn run(&self, positions: Range<u64>) -> Range<u64> {
         let Range { start, end } = positions;
         match &self.0 {
@@ -159,10 +161,10 @@ impl fmt::Debug for RecordList {
     }
 }
 
-/// For a saved plan: every number, and equal steps.
+/// What a saved plan needs: a list from equal steps, and the numbers of any other list.
 #[cfg(feature = "serde")]
 impl RecordList {
-    /// `None` if the last record does not end below 2^64.
+    /// Returns `None` if the last record plus 1 does not fit a u64.
     pub(super) fn even(first: u64, step: u64, len: u64) -> Option<Self> {
         len.checked_mul(step.max(1)).and_then(|all| first.checked_add(all))?;
         Some(Self(List::Even { first, step: step.max(1), len }))

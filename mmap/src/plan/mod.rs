@@ -84,12 +84,13 @@ use window::Shares;
 )]
 pub struct Plan {
     list: RecordList,
-    /// Positions of an epoch: all of the list, or those that are left.
+    /// The number of positions in an epoch: all positions of the list, or those that are left of an epoch.
     records: u64,
-    /// Records in a batch after the steps of `early`: the steps of each earlier size, and its records in a batch.
+    /// The number of records in a batch, after the steps of `early`.
     batch: u64,
+    /// The earlier batch sizes of a schedule: for each, its number of steps, and the number of records in a batch.
     early: Vec<(u64, u64)>,
-    /// The most steps of an epoch.
+    /// The maximum number of steps in an epoch.
     steps: Option<u64>,
     seed: u64,
     shuffle: Shuffle,
@@ -245,7 +246,7 @@ impl Plan {
     pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
         let (mut epoch, mut sum) = (epochs.start, 0_u64);
         while epoch < epochs.end {
-            // Each round counts all next epochs that have one batch size, or one epoch with several sizes.
+            // Each iteration counts all next epochs that have one batch size, or one epoch with several sizes.
             let (batch, more) = self.size_at(trained);
             let same = self.with_size(batch);
             let (mut count, mut own, mut longest) = (1, same.own_steps(), same.longest());
@@ -273,19 +274,19 @@ impl Plan {
         self.epoch(epoch).batch(epoch, step)
     }
 
-    /// An epoch of a training that had no other plan.
+    /// Returns an epoch of a training that had no other plan than this one.
     fn epoch(&self, epoch: u64) -> RemainingEpoch {
         let constant = self.early.is_empty();
         let all = Self { rank: 0, ..self.clone() };
         self.epoch_after(if constant { 0 } else { all.steps_between(0..epoch, 0) })
     }
 
-    /// This plan with one batch size.
+    /// Returns this plan with a single batch size.
     fn with_size(&self, batch: u64) -> Self {
         Self { batch, early: Vec::new(), ..self.clone() }
     }
 
-    /// The batch size after that many steps of the training, and for how many steps it stays.
+    /// Returns the batch size at `step` of the training, and for how many steps from there on it stays.
     fn size_at(&self, step: u64) -> (u64, u64) {
         let mut end = 0_u64;
         let size = self.early.iter().find(|(steps, _)| {
@@ -295,7 +296,7 @@ impl Plan {
         size.map_or((self.batch, u64::MAX), |&(_, batch)| (batch, end - step))
     }
 
-    /// Steps of this rank in an epoch of one batch size.
+    /// The number of steps of this rank in an epoch, for a plan with a single batch size.
     fn own_steps(&self) -> u64 {
         let (full, limit) = (self.full_steps(), self.steps.unwrap_or(u64::MAX));
         match self.last_batch {
@@ -305,22 +306,22 @@ impl Plan {
         }
     }
 
-    /// Records that fill no whole step of all ranks.
+    /// The number of records that do not fill a whole step of all ranks.
     fn left_out(&self) -> u64 {
         self.records - self.full_steps() * self.batch.saturating_mul(self.world)
     }
 
-    /// Whether an epoch of this size ends with records that a smaller size could take.
+    /// Whether an epoch with this batch size drops records that a smaller size could use.
     fn leaves_out(&self) -> bool {
         self.last_batch == LastBatch::Drop && self.left_out() > 0 && self.steps != Some(self.full_steps())
     }
 
-    /// Steps of the rank with the most.
+    /// The number of steps of the rank that has the most.
     fn longest(&self) -> u64 {
         Self { rank: 0, ..self.clone() }.own_steps()
     }
 
-    /// The batch of these positions. They are part of a share.
+    /// Returns the batch of `positions`. `share` has the positions of all batches that follow each other at this rank.
     fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
         BatchIndices {
             list: self.list.clone(),
@@ -338,7 +339,7 @@ impl Plan {
         }
     }
 
-    /// The positions of a step, and those of all batches that follow each other at this rank.
+    /// Returns the positions of a step, and those of all batches that follow each other at this rank.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.own_steps() {
             None
@@ -356,13 +357,13 @@ impl Plan {
         Shares { len: self.full_steps() * self.batch, count: self.world }
     }
 
-    /// The plan, if its numbers fit each other.
+    /// Returns the plan if its options are valid together.
     fn checked(self) -> Result<Self, PlanError> {
         self.batches().try_for_each(|(_, batch)| self.with_size(batch).check())?;
         Ok(self)
     }
 
-    /// Checks a plan of one batch size.
+    /// Checks a plan with a single batch size.
     fn check(self) -> Result<(), PlanError> {
         let Self { records, batch, rank, world, last_batch, .. } = self;
         let wraps = last_batch == LastBatch::Wrap;
@@ -394,14 +395,14 @@ impl Plan {
         }
     }
 
-    /// Steps with a whole batch at every rank, none of whose records were in the epoch before.
+    /// The number of steps in which every rank has a whole batch and no record is repeated.
     fn full_steps(&self) -> u64 {
         // A step of 2^64 records or more is larger than any data set: there is no whole step.
         let whole = self.batch.checked_mul(self.world).map_or(0, |step| self.records / step);
         whole.min(self.steps.unwrap_or(u64::MAX))
     }
 
-    /// The positions of a batch that is not the smaller one at the end.
+    /// The positions of a whole batch.
     fn whole_batch(&self, step: u64) -> Range<u64> {
         // No overflow: a full step ends within the records. Where one more step can be asked for (`LastBatch::Wrap`),
         // the builder has checked its end.
@@ -415,7 +416,8 @@ impl Plan {
         start..start + self.batch
     }
 
-    /// The positions of this rank's whole batches, or of those of all ranks if they take turns.
+    /// The positions of this rank's whole batches. If the ranks alternate, the positions of the whole batches of all
+    /// ranks.
     fn share(&self) -> Range<u64> {
         let Shares { len, count } = self.shares();
         match self.shuffle {
@@ -424,7 +426,8 @@ impl Plan {
         }
     }
 
-    /// The positions of this rank's part of the records that fill no whole step; none, if there are fewer than ranks.
+    /// The positions of this rank's smaller last batch: its part of the records that do not fill a whole step. Empty if
+    /// there are too few of them.
     fn smaller_batch(&self) -> Range<u64> {
         let remaining = self.left_out();
         let (each, extra) = (remaining / self.world, remaining % self.world);
@@ -458,7 +461,7 @@ pub enum LastBatch {
     Wrap,
 }
 
-/// The fields of a saved plan. It is checked like a new one.
+/// The fields of a saved plan. A plan that is loaded is checked like a new one.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Plan", deny_unknown_fields)]

@@ -1,16 +1,16 @@
 //! A keyed permutation of `0..n` in O(1) memory.
 //!
 //! It permutes the words of b bits, the fewest that hold `n`, by rounds of three steps. Each step is a bijection:
-//! multiply by a random odd number, add a random number, and xor the upper half into the lower half. For an `n` that is
-//! no power of two it walks along the cycle until the value is below `n`: Black and Rogaway, "Ciphers with Arbitrary
-//! Finite Domains" (CT-RSA 2002). Less than two steps are expected from any start.
+//! multiply by a random odd number, add a random number, and xor the upper half into the lower half. If `n` is no power
+//! of two, the permutation is repeated until the value is below `n`, which is called cycle walking: Black and Rogaway,
+//! "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). Less than two steps are expected from any start.
 //!
-//! The tests compare it with a fair shuffle: all orders of a few items, pairs of items, and differences between
-//! neighbors. Six rounds fail them and ten pass; it uses twelve. It is no cipher.
+//! The tests compare the permutation with a fair shuffle: all orders of a few items, pairs of items, and differences
+//! between neighbors. Six rounds fail the tests, ten pass, and the permutation uses twelve. It is no cipher.
 //!
 //! Keys are outputs of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All of it is integer arithmetic with fixed
-//! widths, so the numbers are the same on every machine. A job that is resumed must see the order that it began with,
-//! so golden values in the tests pin them.
+//! widths, so the numbers are the same on every machine. Golden values in the tests pin them, because a job that is
+//! resumed must see the order that it began with.
 
 /// The rounds of a permutation.
 const ROUNDS: usize = 12;
@@ -18,7 +18,8 @@ const ROUNDS: usize = 12;
 /// The increment of `SplitMix64`: 2^64 divided by the golden ratio, made odd.
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The narrowest word. Halves of one bit mix badly, and a walk visits 16 words at most.
+/// The fewest bits of a word. Words with halves of one bit mix badly. With this many bits, a walk visits 16 words at
+/// most.
 const FEWEST_BITS: u32 = 4;
 
 /// The output function of `SplitMix64`.
@@ -59,7 +60,7 @@ pub(super) struct Permutation {
     n: u64,
     mask: u64,
     half: u32,
-    /// What each round multiplies by, and what it adds.
+    /// The factor and the term of each round.
     rounds: [(u64, u64); ROUNDS],
 }
 
@@ -76,7 +77,7 @@ impl Permutation {
         Self { n, mask: u64::MAX >> (u64::BITS - bits), half: bits.div_ceil(2), rounds }
     }
 
-    /// Where `position` goes; both are below `n`.
+    /// Returns the value for `position`. Both are below `n`.
     pub(super) fn at(&self, position: u64) -> u64 {
         debug_assert!(position < self.n);
         let mut words = [position];
@@ -88,7 +89,8 @@ impl Permutation {
         }
     }
 
-    /// One step of the walk for each word. Several take little longer than one, since none waits for another.
+    /// Does one step of the walk for each word. Several words take little longer than one, because no word depends on
+    /// another.
     #[inline]
     fn step<const N: usize>(&self, mut words: [u64; N]) -> [u64; N] {
         for (factor, term) in self.rounds {
@@ -101,17 +103,20 @@ impl Permutation {
     }
 }
 
-/// A permutation that is asked for positions in order, and looks up several at a time.
+/// A permutation for positions in order. It looks up several positions at a time.
 #[derive(Clone, Debug)]
 pub(super) struct InOrder {
     permutation: Permutation,
-    /// Where the positions from `from` on go.
+    /// The position of the first value.
     from: u64,
+    /// The values for the positions from `from` on.
     values: [u64; LANES],
+    /// How many of the values were looked up.
     found: usize,
 }
 
-/// Positions that are looked up together. With second steps one by one a record takes 41 ns in place of 37.
+/// The number of positions that are looked up together. If only their first steps were done together, and the later
+/// ones one by one, a record would take 41 ns instead of 37.
 const LANES: usize = 16;
 
 impl InOrder {
@@ -119,7 +124,7 @@ impl InOrder {
         Self { permutation, from: 0, values: [0; LANES], found: 0 }
     }
 
-    /// Where `position` goes; both are below `n`.
+    /// Returns the value for `position`. Both are below `n`.
     pub(super) fn at(&mut self, position: u64) -> u64 {
         match usize::try_from(position.wrapping_sub(self.from)) {
             Ok(ahead) if ahead < self.found => self.values[ahead],
@@ -130,6 +135,7 @@ impl InOrder {
         }
     }
 
+    /// Looks up the positions from `from` on.
     fn look_up(&mut self, from: u64) {
         let n = self.permutation.n;
         debug_assert!(from < n);
@@ -157,15 +163,15 @@ impl InOrder {
     }
 }
 
-/// A permutation that is asked for positions in any order. The first few are looked up together, when it is made: batches of
-/// 256 records of windows then take 14 us in place of 19 (`cargo bench --bench plan`).
+/// A permutation for positions in any order. A small one is looked up as a whole when it is made: batches of 256
+/// records of windows then take 14 µs instead of 19 (`cargo bench --bench plan`).
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     order: InOrder,
     values: [u8; TABLE],
 }
 
-/// The largest permutation that is looked up whole: its numbers fit a byte.
+/// The largest permutation that is looked up as a whole. Its values fit a byte.
 const TABLE: usize = 128;
 
 impl Table {
@@ -182,7 +188,7 @@ impl Table {
         Self { order, values }
     }
 
-    /// Where `position` goes; both are below `n`.
+    /// Returns the value for `position`. Both are below `n`.
     pub(super) fn at(&self, position: u64) -> u64 {
         let Self { order: InOrder { permutation, .. }, values } = self;
         match usize::try_from(position) {

@@ -1,4 +1,4 @@
-//! The batches of an epoch, whose batch size or number of ranks may change in the middle of it.
+//! The batches of an epoch whose batch size or number of ranks may change in the middle.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,50 +13,54 @@ use super::{BatchIndices, LastBatch, PartialEpoch, Plan, PlanError, Shuffle};
 /// Step numbers continue: the number of the first remaining step equals the number of completed steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
-    /// Records in the whole epoch.
+    /// The number of records in the whole epoch.
     records: u64,
-    /// One for each batch size; `last` is the last one.
+    /// The legs before the last one. There is one leg for each batch size.
     earlier: Vec<Leg>,
     last: Leg,
 }
 
-/// Steps of one batch size.
+/// The steps of an epoch that have one batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Leg {
-    /// The plan over the positions that are left before it.
+    /// The plan over the positions that are left at the start of the leg.
     left: Plan,
-    /// Steps before it.
+    /// The number of steps before the leg.
     base: u64,
-    /// Positions before those that are left. With seams they are not all at the front, and this is 0.
+    /// The number of positions before those that are left. 0 with seams, because positions are then left in several
+    /// places.
     front: u64,
-    /// Where the parts before it ended at each rank, and the shares of the first part. These shares decide the order of
-    /// the epoch.
+    /// Where the earlier parts ended at each rank, and the shares of the first part. These shares determine the order
+    /// of the epoch.
     seams: Option<(Arc<[Seam]>, Shares)>,
 }
 
-/// The parts of an epoch that were done.
+/// The parts of an epoch that were completed.
 struct Past {
-    /// Positions of the epoch, and those that were done. Past the end of the order it starts again at its front.
+    /// The number of positions in the epoch.
     records: u64,
+    /// The number of positions that were completed. If the order has started again at its front, counted from there.
     done: u64,
-    /// Positions that are left, up to the end of the order.
+    /// The number of positions that are left up to the end of the order.
     left: u64,
-    /// Steps that were done, and those that the epoch has, if that does not depend on the positions.
+    /// The number of steps that were completed.
     base: u64,
+    /// The number of steps in the epoch, if the plan sets it.
     steps: Option<u64>,
+    /// Whether the steps may continue past the end of the order.
     wraps: bool,
     seams: Vec<Seam>,
 }
 
 impl Past {
-    /// The start of an epoch.
+    /// Creates the past of an epoch that has just started.
     fn new(plan: &Plan) -> Self {
         let wraps = plan.last_batch == LastBatch::Wrap && plan.steps.is_some();
         let &Plan { records, steps, .. } = plan;
         Self { records, done: 0, left: records, base: 0, steps, wraps, seams: Vec::new() }
     }
 
-    /// Adds a part. If it has more steps than there were, it is returned.
+    /// Adds a completed part. Fails if the part has more steps than were left.
     fn push(&mut self, part: PartialEpoch) -> Result<(), PlanError> {
         let PartialEpoch { batch, world, steps } = part;
         let left = self.left;
@@ -79,7 +83,7 @@ impl Past {
         Ok(())
     }
 
-    /// What is left, as this plan has it.
+    /// Returns what is left, as a leg with this plan's batches and ranks.
     fn leg(&self, plan: Plan) -> Leg {
         let windows = matches!(plan.shuffle, Shuffle::Window { .. });
         let seams = self.seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {

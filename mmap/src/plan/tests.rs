@@ -1,4 +1,4 @@
-//! Promises of plans.
+//! Tests of what the docs of plans promise.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 #![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
@@ -21,7 +21,7 @@ impl BatchIndices {
     }
 }
 
-/// The first batch of a plan that has it in one run.
+/// Returns the only run of a plan's first batch.
 fn only_run(plan: Plan) -> Range<u64> {
     let mut runs = plan.batch(0, 0).unwrap().runs();
     let run = runs.next().unwrap();
@@ -137,7 +137,7 @@ fn the_largest_numbers() {
     assert!(records(shuffled.batch(all, all - 1).unwrap()).all(|record| record < all));
 }
 
-/// Nothing overflows, whatever the order: the first, a middle and the last step of an epoch of nearly 2^64 records.
+/// Nothing overflows in any order. Checks the first, a middle and the last step of an epoch of nearly 2^64 records.
 #[test]
 fn no_order_of_the_largest_sizes_overflows() {
     let sizes = [1, 3, u64::MAX - 1, u64::MAX];
@@ -185,7 +185,7 @@ fn a_rank_past_the_last_record_has_a_step_fewer() {
     assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
 }
 
-/// Record 9 is alone in its chunk; in the first epochs of this seed it comes at several places.
+/// Record 9 is alone in its chunk. In the first epochs with this seed, it is at several places.
 #[test]
 fn a_short_chunk_in_the_middle_shifts_what_follows() {
     let plan = Plan::builder(10).shuffle(Shuffle::Chunks { records: 3 }).seed(5).build().unwrap();
@@ -200,7 +200,7 @@ fn a_short_chunk_in_the_middle_shifts_what_follows() {
     }
 }
 
-/// Whole epochs, from a separate implementation in Python that lists tapes, blocks and sections.
+/// The numbers of these epochs come from a separate implementation in Python that lists tapes, blocks and sections.
 #[test]
 fn golden_windows() {
     let order = |n, records, chunks, seed, e| {
@@ -221,7 +221,7 @@ fn golden_windows() {
     assert_eq!(ranks[1], [21, 10, 11, 12, 2, 1, 3, 23, 24, 22, 14, 4, 15, 13]);
 }
 
-/// Starts of whole orders, from the same implementation.
+/// The first numbers of these orders come from the same implementation.
 #[test]
 fn golden_orders() {
     let order = |n, seed, e| {
@@ -238,8 +238,7 @@ fn golden_orders() {
     );
 }
 
-/// The rank's batches in a window ask for every chunk of its next window once, and give up every chunk of the one
-/// before it once, whatever the sizes. Before the first batch of a share nothing is asked for, after its last nothing.
+/// Over the batches of a rank, each chunk is requested once and given up once, for any sizes.
 #[test]
 fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     for (n, chunk, chunks, batch, world) in
@@ -260,7 +259,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
                 once.dedup();
                 assert_eq!(once.len(), asked.len(), "a chunk is asked for twice");
             }
-            // Each record of a batch was asked for by that batch or an earlier one, and not given up since.
+            // Each record of a batch was requested for this batch or an earlier one, and was not given up since.
             let mut there = std::collections::BTreeSet::<u64>::new();
             for (batch, step) in batches.iter().zip(0..) {
                 there.extend(asked((batch, step)));
@@ -279,8 +278,8 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
-/// All records of a rank's batches are in their windows. The windows slide over the rank's records and no others: each
-/// rank reads its share once, whatever the number of ranks.
+/// All records of a batch are in its window. The windows of a rank have only its own records, so each rank reads its
+/// share once, for any number of ranks.
 #[test]
 fn ranks_read_their_shares_and_nothing_else() {
     for (n, chunk, chunks, batch) in
@@ -328,8 +327,8 @@ fn ranks_read_their_shares_and_nothing_else() {
     }
 }
 
-/// Different classes in a batch and in 50 consecutive batches, on average, and pairs of neighbors in one batch, in up to
-/// 800 batches, if the records are in 1000 classes, in order.
+/// Sorts the records by 1000 classes. Returns the mean number of different classes in a batch and in 50 consecutive
+/// batches, and the number of pairs of neighbors that are in one batch, in up to 800 batches.
 fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
     let plan = Plan::builder(n).batch(256).shuffle(shuffle).seed(1).build().unwrap();
     let batches: Vec<Vec<u64>> =
@@ -366,7 +365,8 @@ fn sorted_classes_are_mixed() {
     assert!(in_one > 120.0 && in_many > 195.0 && neighbors < 750, "{in_one}, {in_many}, {neighbors}");
 }
 
-/// One chunk more than a window has does not halve it, and each larger window mixes at least as well.
+/// If there is one chunk more than a window has, the records are mixed as well as before. Each larger window mixes at
+/// least as well.
 #[test]
 fn a_larger_window_never_mixes_worse() {
     let mut last = (0.0, 0.0);
@@ -402,7 +402,7 @@ fn no_batch_comes_again_in_another_epoch() {
     assert!(batches(0).is_disjoint(&batches(1)));
 }
 
-/// FNV-1a over the ends of all runs, each taken as one unit of 64 bits; the numbers come from a
+/// A hash (FNV-1a) of the starts and ends of all runs, each as a word of 64 bits. The expected numbers come from a
 /// separate implementation in Python that lists every record.
 #[test]
 fn golden_hash_of_a_million_records() {
@@ -422,8 +422,7 @@ fn golden_hash_of_a_million_records() {
     }
 }
 
-/// Batch by batch: after the steps of all epochs so far a schedule has the size that it should have, and the epochs are
-/// whole.
+/// Checks every batch: a schedule has the right size after the steps of all epochs so far, and every epoch is complete.
 #[test]
 fn a_schedule_counts_the_steps_of_the_training() {
     for (n, world, tail) in [
@@ -498,7 +497,7 @@ fn a_schedule_of_no_sizes_or_too_many_is_refused() {
     );
 }
 
-/// A plan's builder, seeded if it shuffles.
+/// Returns a builder that has a seed only if it shuffles.
 fn shuffled(records: u64, shuffle: Shuffle, seed: u64) -> PlanBuilder {
     let builder = Plan::builder(records).shuffle(shuffle);
     if shuffle == Shuffle::None { builder } else { builder.seed(seed) }

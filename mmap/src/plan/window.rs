@@ -1,23 +1,23 @@
-//! Records mixed over the chunks that are in memory: the order behind [`Shuffle::Window`](super::Shuffle::Window).
+//! The order of [`Shuffle::Window`](super::Shuffle::Window): records are mixed over the chunks that are in memory.
 //!
 //! # The tape
 //!
-//! The records form a ring. It is cut into chunks, from a record on that differs each epoch. The chunks, laid one after
-//! the other, are the tape; what does not fill a chunk is its end. The chunk at each place is a multiple of a random
-//! stride, modulo their number. The quotients of their continued fraction are small, so any consecutive chunks of the
-//! tape are spread evenly over the files (Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods", 1992,
-//! chapter 3).
+//! The records form a ring. Each epoch cuts the ring into chunks, from another record on. The tape is all chunks, one
+//! after the other in another order; records that do not fill a chunk are at its end. The chunk at place `i` of the
+//! tape has the number `first + i * stride`, modulo the number of chunks. The stride is random, but such that the
+//! quotients of its continued fraction are small: any consecutive chunks of the tape are then spread evenly over the
+//! files (Niederreiter, "Random Number Generation and Quasi-Monte Carlo Methods", 1992, chapter 3).
 //!
 //! # The shares
 //!
-//! Each rank visits one stretch of the tape, its share. All ranks together read each byte once. A share is a part of a
-//! chunk, whole chunks, and a part of a chunk.
+//! Each rank visits one contiguous part of the tape, its share. All ranks together read each byte once. A share
+//! consists of a part of a chunk, whole chunks, and a part of a chunk.
 //!
 //! # The window
 //!
-//! A window of `W` chunks slides over the whole chunks of a share, by one chunk a block. Each block visits as many
-//! records as a chunk has, from all chunks of the window: chunk `k` gives a slice of its records to each of the blocks
-//! `k - W + 1` to `k`. With `W` = 4:
+//! A window of `W` chunks slides over the whole chunks of a share, by one chunk for each block. Each block visits as
+//! many records as a chunk has, from all chunks of the window: chunk `k` gives a slice of its records to each of the
+//! blocks `k - W + 1` to `k`. With `W` = 4:
 //!
 //! ```text
 //!            chunk  0   1   2   3   4   5
@@ -32,15 +32,16 @@
 //!  block  5                             s3
 //! ```
 //!
-//! Each section, and each block between the two, is permuted as a whole. The start holds the part of a chunk before the
-//! whole ones, the end the part after them. A share of `W` whole chunks or fewer is one section.
+//! Each section, and each block between the two sections, is permuted as a whole. The start also has the records before
+//! the first whole chunk, and the end those after the last one. If a share has `W` whole chunks or fewer, all of it is
+//! one section.
 //!
 //! # The slices
 //!
 //! The records of a chunk are numbered in their order of use. Number `x` is in slice `slice(x)`, which grows with `x`,
-//! and `slice(x) + slice(chunk - 1 - x) = W - 1`. So block `t` has exactly one record of each number `x`, that of chunk
-//! `t + W - 1 - slice(x)`. And two chunks of the start, `k` and `W - 2 - k`, give it as many records as one chunk has.
-//! This makes every position computable by itself.
+//! and `slice(x) + slice(chunk - 1 - x) = W - 1`. So block `t` has exactly one record of each number `x`: that of chunk
+//! `t + W - 1 - slice(x)`. And two chunks of the start, `k` and `W - 2 - k`, together give it as many records as one
+//! chunk has. So the record of any position can be computed without the others.
 //!
 //! Neighbors in a file are kept apart: a chunk with more records than there are slices is divided into strands of at
 //! most `W` consecutive records, and a slice takes at most one record of each strand.
@@ -49,8 +50,8 @@ use std::ops::Range;
 
 use super::permute::{InOrder, Key, Permutation, Table};
 
-/// The shares of an epoch: `count` stretches of `len` positions, and one of what is left. Share `i` is made of the
-/// positions, and of the same places of the tape, from `i * len` on.
+/// The shares of an epoch: `count` shares of `len` positions each, and one share of the positions that are left. Share
+/// `i` starts at position `i * len`, and has the records at the same places of the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shares {
     pub(super) len: u64,
@@ -58,7 +59,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// The share with this position, out of the shares of all `records`.
+    /// Returns the share that has this position. The epoch has `records` positions.
     pub(super) const fn around(self, position: u64, records: u64) -> Range<u64> {
         let Self { len, count } = self;
         if position < len * count {
@@ -75,7 +76,7 @@ impl Shares {
 pub(super) struct Order {
     tape: Tape,
     shares: Shares,
-    /// The share of the last position.
+    /// The share of the position that was looked up last.
     share: Option<Share>,
 }
 
@@ -85,7 +86,7 @@ impl Order {
         Self { tape: Tape::new(records, chunk, window, key), shares, share: None }
     }
 
-    /// The record at `position`.
+    /// Returns the record at `position`.
     pub(super) fn record(&mut self, position: u64) -> u64 {
         let Self { tape, shares, share } = self;
         match share {
@@ -97,7 +98,7 @@ impl Order {
         }
     }
 
-    /// The window at `positions`, unless they are in two shares.
+    /// Returns the window for `positions`. `None` if they are in two shares.
     pub(super) fn window(self, positions: Range<u64>) -> Option<Window> {
         let range = self.shares.around(positions.start, self.tape.records);
         let share = Share::new(&self.tape, range);
@@ -107,9 +108,9 @@ impl Order {
 
 /// The chunks that hold the records of a batch.
 ///
-/// The chunks of a share are numbered in the order of their first use. Over the batches of a share both ends of
-/// [`resident`](Self::resident) only grow. So a reader that is at a batch can drop all chunks before it, needs all in
-/// it, and reads those after it next, in order.
+/// The chunks of a share are numbered in the order of their first use. From batch to batch of a share, both ends of
+/// [`resident_at`](Self::resident_at) only grow. So a reader can drop the chunks before this range, needs those in it,
+/// and reads those after it next, in order.
 pub(crate) struct Window {
     tape: Tape,
     share: Share,
@@ -122,7 +123,8 @@ impl Window {
         self.tape.window
     }
 
-    /// The records of a chunk: one range, two where the ring is closed, or none. Numbered from 0.
+    /// Returns the records of a chunk, whose number counts from 0: one range; two if the chunk has both the last and
+    /// the first record; or none.
     pub(crate) fn records(&self, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         self.share.chunk(&self.tape, chunk)
     }
@@ -132,7 +134,7 @@ impl Window {
         self.share.range.clone()
     }
 
-    /// The chunks that are needed at another position of the share.
+    /// Returns the chunks that are needed at a position of the share.
     pub(crate) fn resident_at(&self, position: u64) -> Range<u64> {
         self.share.resident(&self.tape, position)
     }
@@ -150,17 +152,20 @@ struct Tape {
     window: u64,
     /// The first record of the ring.
     shift: u64,
-    /// The chunk at the first place, and how many chunks further the next one is.
+    /// The number of the chunk at the first place of the tape.
     first: u64,
+    /// The step from the number of a chunk to that of the next one on the tape, modulo the number of chunks.
     stride: u64,
-    /// Strands in a chunk, records in the shorter ones, and how many strands at the front have one more.
+    /// The number of strands in a chunk.
     strands: u64,
+    /// The number of records in a shorter strand.
     each: u64,
+    /// How many strands, at the front of the chunk, have one record more.
     more: u64,
-    /// The order within a strand.
+    /// The order within a longer strand, and within a shorter one.
     longer: Table,
     shorter: Table,
-    /// For the turns of strands.
+    /// The key of the random rotation of each strand.
     turns: Key,
     key: Key,
 }
@@ -188,12 +193,12 @@ impl Tape {
         }
     }
 
-    /// The record that is at `place` of the tape.
+    /// Returns the record at `place` of the tape.
     fn at(&self, place: u64) -> u64 {
         self.on_ring(place / self.chunk, place % self.chunk)
     }
 
-    /// Record `x` of a whole chunk, in the order of use.
+    /// Returns record `x`, in the order of use, of the whole chunk at a place of the tape.
     fn used(&self, chunk: u64, x: u64) -> u64 {
         let &Self { each, more, .. } = self;
         let (strand, within) = (x % self.strands, x / self.strands);
@@ -204,12 +209,12 @@ impl Tape {
         self.on_ring(chunk, start + order.at(add_modulo(within, turn, len)))
     }
 
-    /// A record of the chunk at a place of the tape.
+    /// Returns a record, in the order of the ring, of the chunk at a place of the tape.
     fn on_ring(&self, chunk: u64, within: u64) -> u64 {
         add_modulo(self.numbered(chunk) * self.chunk + within, self.shift, self.records)
     }
 
-    /// The number on the ring of the chunk at a place of the tape.
+    /// Returns the number on the ring of the chunk at a place of the tape.
     fn numbered(&self, chunk: u64) -> u64 {
         if chunk >= self.chunks {
             return chunk;
@@ -226,24 +231,27 @@ impl Tape {
     }
 }
 
-/// A stretch of the tape.
+/// A share of the tape, and how its positions are divided.
 #[derive(Clone, Debug)]
 struct Share {
     range: Range<u64>,
-    /// Records before the first whole chunk, and after the last.
+    /// The number of records before the first whole chunk.
     before: u64,
+    /// The number of records after the last whole chunk.
     after: u64,
-    /// The first whole chunk of the tape, and the number of whole chunks.
+    /// The place on the tape of the first whole chunk.
     first: u64,
+    /// The number of whole chunks.
     whole: u64,
-    /// Positions of the section before the blocks, and of the one after them. All of them are in the first if there are
-    /// no blocks.
+    /// The number of positions in the section before the blocks. Without blocks, all positions are in this section.
     start: u64,
+    /// The number of positions in the section after the blocks.
     end: u64,
+    /// The section of the position that was looked up last.
     section: Option<Section>,
 }
 
-/// Positions of a share that are permuted as a whole.
+/// Positions of a share that are permuted as a whole: a block, or one of the two sections around the blocks.
 #[derive(Clone, Debug)]
 struct Section {
     /// Counted from the start of the share.
@@ -253,6 +261,7 @@ struct Section {
 }
 
 #[derive(Clone, Copy, Debug)]
+/// Which section of a share it is.
 enum Place {
     Start,
     Block(u64),
@@ -260,20 +269,20 @@ enum Place {
 }
 
 impl Share {
-    /// For a stretch that is not empty.
+    /// Creates the share of the positions in `range`, which is not empty.
     fn new(tape: &Tape, range: Range<u64>) -> Self {
         let &Tape { chunk, window, .. } = tape;
         let len = range.end - range.start;
         let first = range.start.div_ceil(chunk);
-        // If no chunk begins in the stretch, all of it counts as `before`; the product may then saturate.
+        // If no chunk starts in the share, all of it counts as `before`; the product may then saturate.
         let before = first.saturating_mul(chunk).min(range.end) - range.start;
         let whole = (len - before) / chunk;
         let after = len - before - whole * chunk;
         let (start, end) = if whole <= window {
             (len, 0)
         } else {
-            // Of `window - 1` chunks, each pair gives the start the records of one chunk; a chunk in the middle gives
-            // half of its records.
+            // The start has records of `window - 1` chunks. Each pair of them gives it as many records as one chunk
+            // has; a chunk in the middle gives half of its records.
             let (pairs, middle) = ((window - 1) / 2, (window - 1) % 2);
             let start = pairs * chunk + middle * (chunk / 2);
             (before + start, after + (window - 1) * chunk - start)
@@ -300,7 +309,7 @@ impl Share {
         }
     }
 
-    /// The section with a position. The position is counted from the start of the share.
+    /// Returns the section that has a position. The position is counted from the start of the share.
     fn section(&self, tape: &Tape, at: u64) -> Section {
         let end = self.range.end - self.range.start - self.end;
         let (place, positions, key) = if at < self.start {
@@ -317,6 +326,7 @@ impl Share {
         Section { positions, place, order }
     }
 
+    /// Returns the record at a position of the section before the blocks.
     fn in_start(&self, tape: &Tape, at: u64) -> u64 {
         if self.whole <= tape.window || at < self.before {
             return tape.at(self.range.start + at);
@@ -325,7 +335,7 @@ impl Share {
         tape.used(self.first + chunk, x)
     }
 
-    /// The mirror image of the start.
+    /// Returns the record at a position of the section after the blocks, which is the mirror image of the first.
     fn in_end(&self, tape: &Tape, at: u64) -> u64 {
         if at < self.after {
             return tape.at(self.range.end - self.after + at);
@@ -334,7 +344,7 @@ impl Share {
         tape.used(self.first + self.whole - 1 - chunk, tape.chunk - 1 - x)
     }
 
-    /// The chunks that may be needed at a position, as numbered by [`Window`].
+    /// Returns the chunks that may be needed at a position, as numbered by [`Window`].
     fn resident(&self, tape: &Tape, position: u64) -> Range<u64> {
         let at = position - self.range.start;
         let end = self.whole + 2;
@@ -351,6 +361,7 @@ impl Share {
         }
     }
 
+    /// Returns the records of a chunk, as numbered by [`Window`].
     fn chunk(&self, tape: &Tape, number: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let (start, len) = match number {
             0 => (self.range.start, self.before),
@@ -376,10 +387,10 @@ const fn slice(tape: &Tape, x: u64) -> u64 {
     }
 }
 
-/// A chunk and a record of it, in the order of use, that are in a block below 0.
+/// Returns a chunk and the number of a record in it: those at position `at` of the blocks below 0.
 const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     let (chunk, x) = (at / tape.chunk, at % tape.chunk);
-    // A chunk gives the start less than its own number of records. Its partner, `window - 2 - chunk`, gives the rest.
+    // A chunk gives the start fewer records than it has. Its partner, `window - 2 - chunk`, gives the others.
     if slice(tape, x) < tape.window - 1 - chunk {
         (chunk, x)
     } else {
@@ -387,7 +398,7 @@ const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     }
 }
 
-/// What a key is derived for. The numbers are part of the order: it stays the same in every version.
+/// What a key is derived for. The numbers affect the order, so they stay the same in every version.
 #[derive(Clone, Copy)]
 enum Role {
     Shift = 1,
@@ -403,8 +414,8 @@ enum Role {
     Blocks = 9,
 }
 
-/// A random number coprime to `n` whose multiples modulo `n` are spread evenly: all quotients of Euclid's algorithm, those
-/// of the continued fraction, are small.
+/// Returns a random number coprime to `n` whose multiples modulo `n` are spread evenly: all quotients of Euclid's
+/// algorithm, which are those of the continued fraction, are small.
 fn stride(n: u64, key: Key) -> u64 {
     let small = |stride: u64, most: u64| {
         let (mut a, mut b) = (n, stride);

@@ -1,4 +1,4 @@
-//! Bytes read through the page cache: copied out of it, and prefetched.
+//! Reads and prefetches bytes through the page cache.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,12 +16,13 @@ use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
 use crate::system::{self, Asked, Gathered};
 
-/// The most bytes of an extent that is copied out of the mapping into small pages, of a cold cache and of a warm one. The
-/// kernel pins each page of the slot once there, and a huge page at once (`cargo bench --bench read`).
+/// The longest extent that is copied from the mapping into small pages of a slot, in bytes: if the cache is cold, and
+/// if it is warm. The kernel pins small pages one by one, and a huge page at once (`cargo bench --bench read`).
 const GATHERED: [u64; 2] = [4 << 10, 16 << 10];
 
-/// The cache is warm if this many bytes were in it without a gap. Before that a fault may read from the disk, single pages,
-/// where `pread` reads all that it needs. This is more than `pread` itself reads ahead.
+/// The cache counts as warm after this many bytes were found in it without a gap. This is more than the kernel reads
+/// ahead for `pread`. If the cache is cold, a copy from the mapping may read single pages from the disk, while `pread`
+/// reads all bytes of an extent at once.
 const WARM: u64 = 32 << 20;
 
 /// The fewest extents for which one call for all is faster than a call for each.
@@ -35,17 +36,17 @@ const TOGETHER: usize = 4;
 /// `/sys/block/*/queue/` are below 1024, increase the larger one.
 pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
 
-/// What earlier copies have found out.
+/// What earlier reads through the page cache have found out.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
-    /// Slots that the kernel does not write to for us: memory that a driver mapped may be of that kind.
+    /// Address ranges of slots to which the kernel cannot copy from a mapping, such as memory that a driver mapped.
     unreachable: Mutex<Vec<Range<usize>>>,
-    /// Bytes copied since a copy had to wait for a disk. `None`: the file system does not count its reads.
+    /// Bytes read since a read last had to wait for the disk. `None`: the file system does not count disk reads.
     warm: Option<AtomicU64>,
 }
 
 impl Copied {
-    /// `counted`: whether reads of the files are counted.
+    /// `counted`: whether the file system counts disk reads.
     pub(super) fn new(counted: bool) -> Self {
         Self { warm: counted.then(AtomicU64::default), ..Self::default() }
     }
@@ -66,13 +67,14 @@ impl Copied {
         known.push(start..start + out.len().max(1));
     }
 
-    /// Bytes copied since a copy had to wait for a disk; 0 if that is not counted. Relaxed: it decides between ways to read
-    /// the same bytes.
+    /// Bytes read since a read last had to wait for the disk, or 0 if that is not counted. Relaxed: the number only
+    /// selects between two ways to read the same bytes.
     pub(super) fn warm_bytes(&self) -> u64 {
         self.warm.as_ref().map_or(0, |warm| warm.load(Relaxed))
     }
 
-    /// Counts a copy of this many bytes. `disk`: bytes that came from a disk for it; `None` if that is not counted.
+    /// Counts a read of `bytes` bytes. `disk` is how many bytes the disk has read for it; `None` if that is not
+    /// counted.
     fn add(&self, bytes: u64, disk: Option<u64>) {
         match (&self.warm, disk) {
             (Some(warm), Some(0)) => _ = warm.fetch_add(bytes, Relaxed),
@@ -82,8 +84,9 @@ impl Copied {
     }
 }
 
-/// Copies `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts what came from disks for it. The slot has
-/// `behind` bytes more. What is in `changed` has no meaning before and after.
+/// Reads `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts the bytes that came from
+/// the disk. `behind` is the number of bytes in the slot after `out`. `changed` is a list whose memory is reused; its
+/// content has no meaning before and after the call.
 ///
 /// # Errors
 ///
@@ -104,9 +107,9 @@ pub(super) fn fill(
     filled
 }
 
-/// Small extents, and long ones of a warm cache, come out of the mapping by one call. An extent of a file that was truncated
-/// since it was opened may then be zeros, so files that have changed are read by `pread`, as everything else is: it tells
-/// what is missing.
+/// Copies small extents, and long ones if the cache is warm, from the mappings with one call. If a file was truncated
+/// since it was opened, its bytes may then be zeros. So extents of files that have changed are read with `pread`, which
+/// reports missing bytes. So are all other extents.
 fn copy(
     shards: &[Shard],
     extents: &[Extent],
@@ -115,7 +118,7 @@ fn copy(
     changed: &mut Vec<usize>,
 ) -> Result<(), Error> {
     let warm = before.warm_bytes() >= WARM;
-    // A slot consists of huge pages up to its last multiple of one; the rest has small pages.
+    // A slot has huge pages up to the last address in it that is a multiple of 2 MiB, and small pages after that.
     let start = out.as_ptr().addr();
     let end = start + out.len() + behind;
     let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
@@ -136,7 +139,7 @@ fn copy(
     changed.dedup();
     changed.retain(|&file| !shards[file].file.is_unchanged());
     if copied == Gathered::Fault && changed.is_empty() {
-        // The files have all of the bytes, so the kernel failed to write to `out`: do not try it again.
+        // No file has changed, so the kernel failed to write to `out`: do not try it again for this slot.
         before.add_unreachable(out);
     }
     let missing = |extent: &&Extent| {
@@ -145,13 +148,13 @@ fn copy(
     pread(shards, extents.iter().filter(missing), out)
 }
 
-/// Reads each extent by a separate call.
+/// Reads each extent with a separate call.
 fn pread<'e>(
     shards: &[Shard],
     extents: impl Iterator<Item = &'e Extent>,
     out: &mut [u8],
 ) -> Result<(), Error> {
-    // Keep the file of the last extent open: mostly the next extent is in the same file.
+    // Keep the file of the last extent open: usually the next extent is in the same file.
     let mut last: Option<(usize, Arc<File>)> = None;
     for extent in extents {
         let data = &shards[extent.file].file;
@@ -168,7 +171,8 @@ fn pread<'e>(
     Ok(())
 }
 
-/// Asks the kernel for the pages of these extents, each page once, and does not wait for them. It may read more.
+/// Asks the kernel to read the pages of `extents` into the page cache, each page once, and does not wait for them. The
+/// kernel may read more pages.
 pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut ReadStats) {
     let (begun, before) = (Instant::now(), system::read_from_disk());
     let page = page_size() as u64;
@@ -198,21 +202,23 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
     stats.disk += read_since(before).unwrap_or(0);
 }
 
-/// A byte of a file that is read in order, and where its batch ends in the window.
+/// A byte to touch ahead of a sequential read: the index of the file, the offset, and the position in the reader's
+/// window where the batch of the byte ends.
 pub(super) type Point = (usize, u64, u64);
 
-/// The points of these bytes: one in each [`STRETCH`].
+/// Returns the points of `bytes`: one at each multiple of [`STRETCH`]. `end` is the position where their batch ends.
 pub(super) fn points(shard: usize, bytes: &Range<u64>, end: u64) -> impl Iterator<Item = Point> + use<> {
     let stretches = bytes.start.div_ceil(STRETCH)..bytes.end.div_ceil(STRETCH);
     stretches.map(move |stretch| (shard, stretch * STRETCH, end))
 }
 
-/// Touches the points ahead of the read, without a wait. The kernel then reads ahead from there. Removes the touched points,
-/// and those of batches that end at `used` or before. Stops at a point that cannot be touched.
+/// Touches the points ahead of the read, without waiting for the disk. The kernel then reads ahead from there. Removes
+/// the touched points, and those of batches that end at `used` or before. Stops at a point that cannot be touched.
 ///
-/// The kernel reads `read_ahead_kb` ahead, in large pages. It reads more when a read reaches a page that it has marked, or
-/// the end of what it has requested. Until that read the disk is idle. The touches reach the mark early: tokens in batches of
-/// 128 KiB were read 1.25 times as fast with `read_ahead_kb` 8192, and 1.75 times with 128 (`bench/loaders`).
+/// The kernel reads `read_ahead_kb` ahead, in large pages. It reads more when a read reaches a page that it has marked,
+/// or the end of what it has requested. Until that read, the disk is idle. A touch reaches the mark earlier than the
+/// read: tokens in batches of 128 KiB were read 1.25 times as fast with `read_ahead_kb` 8192, and 1.75 times with 128
+/// (`bench/loaders`).
 pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, stats: &mut ReadStats) {
     let (begun, before) = (Instant::now(), system::read_from_disk());
     while let Some(&(shard, at, end)) = points.front() {
@@ -229,13 +235,14 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
     stats.disk += read_since(before).unwrap_or(0);
 }
 
-/// Bytes that this thread has had read from disks since `before`. `None` if that is not counted.
+/// Returns how many bytes the disk has read for this thread since `before`. `None` if that is not counted.
 fn read_since(before: Option<u64>) -> Option<u64> {
     let now = system::read_from_disk();
     now.zip(before).map(|(now, before)| now.saturating_sub(before))
 }
 
-/// Cuts `range` into pieces of whole pages; it begins at a page.
+/// Cuts `range`, which starts at a page boundary, into pieces of whole pages. A piece has at most `piece` bytes, but at
+/// least one page.
 fn cut(range: &Range<u64>, piece: NonZeroUsize, page: u64) -> impl Iterator<Item = Range<u64>> {
     let step = (piece.get() as u64 / page).max(1) * page;
     let Range { mut start, end } = *range;
@@ -246,55 +253,60 @@ fn cut(range: &Range<u64>, piece: NonZeroUsize, page: u64) -> impl Iterator<Item
     })
 }
 
-/// Bytes that are asked for together: what Linux itself reads around a page that is touched (`read_ahead_kb`, by default).
+/// Bytes in a stretch. Small records are requested in whole stretches: Linux itself reads this many bytes around a page
+/// that is touched (the default of `read_ahead_kb`).
 pub(super) const STRETCH: u64 = 128 << 10;
 
-/// Records of a stretch that an epoch has to read for it to pay to ask for all of it.
+/// Whole stretches are requested only if an epoch reads at least this many records of each.
 const WORTH: u64 = 2;
 
-/// The stretches at the front of all files that were requested in this epoch.
+/// The stretches that were requested in this epoch. They are counted from the front of all files, one file after the
+/// other.
 ///
-/// With `pays` always false, the first cold epoch of 512 MiB in full shuffle by `ReadMode::Pread` took five times as long in
-/// records of 512 B and of 4 KiB, 1.6 times in those of 16 KiB, and 0.9 times in those of 64 KiB (3 rounds, not quiet).
+/// Without requests of whole stretches (`pays` always `false`), the first cold epoch of 512 MiB in full shuffle with
+/// `ReadMode::Pread` took five times as long with records of 512 B and of 4 KiB, 1.6 times with 16 KiB, and 0.9 times
+/// with 64 KiB (3 rounds, not quiet).
 #[derive(Debug, Default)]
 pub(super) struct Around {
-    /// A bit for each stretch, when the first is asked for.
+    /// A bit for each stretch. Allocated when the first stretch is requested.
     pub(super) asked: Vec<u64>,
+    /// The length of `asked` after that.
     words: usize,
 }
 
 impl Around {
-    /// The most memory: of 4 TiB of files, more than any page cache.
+    /// The most bytes of memory. They suffice for 4 TiB of files, more than any page cache.
     const MOST: u64 = 4 << 20;
 
-    /// For the first `bytes` bytes of all files.
+    /// Covers the first `bytes` bytes of all files, or as many as [`MOST`](Self::MOST) allows.
     pub(super) fn new(bytes: u64) -> Self {
         let words = bytes.div_ceil(STRETCH).div_ceil(64).min(Self::MOST / 8);
         Self { asked: Vec::new(), words: usize::try_from(words).unwrap_or(0) }
     }
 
-    /// Bytes of memory.
+    /// The bytes of memory that it uses at most.
     pub(super) const fn memory(&self) -> u64 {
         self.words as u64 * 8
     }
 
-    /// Whether reading around pays for records at every `stride` bytes if an epoch reads one of `share` records.
+    /// Whether it pays to request whole stretches, for records that start every `stride` bytes, if an epoch reads one
+    /// of `share` records.
     pub(super) const fn pays(stride: u64, share: u64) -> bool {
         STRETCH / stride >= WORTH.saturating_mul(share)
     }
 
-    /// Another epoch begins.
+    /// Forgets all requests.
     pub(super) fn clear(&mut self) {
         self.asked.fill(0);
     }
 
-    /// Whether it has the stretches before this position.
+    /// Whether it covers all bytes before this position.
     pub(super) const fn has(&self, position: u64) -> bool {
         position.div_ceil(STRETCH) <= self.words as u64 * 64
     }
 
-    /// The stretches around `bytes` that have not been asked for, cut at `file`. All files follow each other, this one from
-    /// `before` on.
+    /// Returns the stretches around `bytes` that were not requested yet, cut at `file`, and marks them as requested.
+    /// `before` is the number of bytes in the files before this one.
     pub(super) fn missing(
         &mut self,
         before: u64,
@@ -311,7 +323,7 @@ impl Around {
         })
     }
 
-    /// Whether this one has not been asked for.
+    /// Marks a stretch as requested. Returns `true` if it was not marked before.
     fn first(&mut self, stretch: u64) -> bool {
         if self.asked.is_empty() {
             self.asked = vec![0; self.words];

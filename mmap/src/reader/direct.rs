@@ -1,9 +1,10 @@
-//! Reads past the page cache (`O_DIRECT`): the disk writes into the caller's buffer, and no CPU copies.
+//! Direct I/O (`O_DIRECT`): the disk writes to the caller's buffer, past the page cache, and the processor copies
+//! nothing.
 //!
-//! [`system`] has the calls. The kernel takes such a read only if its place in the file, its length and its place in
-//! memory are multiples of the disk's block. The parts of blocks before the first whole one and after the last are read
-//! into separate blocks outside the buffer. On Linux all of it is one call, `preadv(2)`. If alignment places the whole
-//! blocks up to a block too far back in the buffer, they are moved to their place afterwards.
+//! [`system`] has the system calls. The kernel accepts such a read only if its offset, its length and its address are
+//! multiples of the disk's block size. The incomplete blocks at both ends are therefore read into separate memory, the
+//! bounce buffer. On Linux, one call (`preadv(2)`) does all of this. If the alignment puts the whole blocks too far
+//! back in the caller's buffer, by less than a block, they are moved to their place afterwards.
 
 use std::fs::File;
 use std::io;
@@ -15,42 +16,45 @@ use crate::file::DataFile;
 use crate::ranges::Shard;
 use crate::{Error, ReadMode, system};
 
-/// The smallest and the largest block that a read needs: `queue/logical_block_size` of a disk on Linux, or a block of the
-/// file system.
+/// The smallest and the largest block size, in bytes. The block size is `queue/logical_block_size` of the disk on
+/// Linux, or that of the file system.
 const SMALLEST: usize = 512;
 pub(super) const LARGEST: usize = 64 << 10;
 
-/// A file opened for such reads.
+/// A file that is opened for direct I/O.
 pub(crate) struct Direct {
-    /// `None` if it is opened for each use.
+    /// The open file. `None`: each use opens it again.
     pub(super) file: Option<Arc<File>>,
-    /// Places and lengths must be multiples of this; a power of two. The real value may turn out to be larger: holes
-    /// need no disk and are read in blocks of any size. It guards no other data; an old one costs a call.
+    /// Offsets, lengths and addresses must be multiples of this power of two. A later read may find that the real block
+    /// size is larger: a hole in a file is read without the disk, in blocks of any size. Relaxed: no other data depends
+    /// on it, and an outdated value only costs one more call.
     pub(super) block: AtomicUsize,
 }
 
-/// Room for the blocks outside the buffer: one before, and at most two after (see [`Alignment::new`]).
+/// Memory for the blocks that are not read into the caller's buffer: one before it, and at most two after it (see
+/// [`Alignment::new`]).
 pub(crate) struct BounceBuffer {
     bytes: Vec<u8>,
 }
 
 impl BounceBuffer {
     const BLOCKS: usize = 3;
-    /// The most bytes of one read where all of it goes through this buffer.
+    /// The most bytes of a read that goes through this buffer as a whole.
     const MOST: usize = 1 << 20;
 
     pub(crate) const fn new() -> Self {
         Self { bytes: Vec::new() }
     }
 
-    /// The usual number of blocks, at a multiple of their size.
+    /// Returns [`BLOCKS`](Self::BLOCKS) blocks. Their address is a multiple of their size.
     fn blocks(&mut self, block: usize) -> &mut [u8] {
         self.aligned(Self::BLOCKS * block, block)
     }
 
-    /// `wanted` bytes, a multiple of the block, at a multiple of it.
+    /// Returns `wanted` bytes, a multiple of `block`. Their address is a multiple of `block`, too.
     fn aligned(&mut self, wanted: usize, block: usize) -> &mut [u8] {
-        // One block more than `wanted`, for the bytes before the first multiple of `block`.
+        // Allocate one block more than `wanted`, because the memory may start up to a block before a multiple of
+        // `block`.
         self.bytes.resize(wanted + block, 0);
         let start = self.bytes.as_ptr().align_offset(block);
         &mut self.bytes[start..start + wanted]
@@ -58,8 +62,9 @@ impl BounceBuffer {
 }
 
 impl Direct {
-    /// Opens the files of a data set. None of them in [`ReadMode::Auto`] if one cannot be opened so, or a hint for it could
-    /// wait for its file system: that is no error as long as it can be read through the page cache.
+    /// Opens the files of a data set for direct I/O. With [`ReadMode::Auto`], returns an empty list if that fails for a
+    /// file, if a file is not kept open, or if hints for a file can block. This is no error, because the reader can use
+    /// the page cache.
     pub(super) fn all(shards: &[Shard], mode: ReadMode) -> Result<Vec<Self>, Error> {
         let auto = mode == ReadMode::Auto;
         if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.file.hints_wait) {
@@ -72,7 +77,7 @@ impl Direct {
         if auto { Ok(files.unwrap_or_default()) } else { files }
     }
 
-    /// Opens `data` a second time. `known` has the block of each file system seen so far.
+    /// Opens `data` a second time. `known` has the block size of each file system that was found so far.
     pub(crate) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Self, Error> {
         let file = system::reopen(data)?;
         let system = system::file_system(&file).ok();
@@ -90,7 +95,7 @@ impl Direct {
         Ok(Self { file: data.is_kept().then(|| Arc::new(file)), block: block.into() })
     }
 
-    /// The file, opened for such reads.
+    /// Returns the file that is opened for direct I/O. Opens it again if it is not kept open.
     pub(crate) fn opened(&self, data: &DataFile) -> Result<Arc<File>, Error> {
         match &self.file {
             Some(file) => Ok(file.clone()),
@@ -98,7 +103,7 @@ impl Direct {
         }
     }
 
-    /// What places, lengths and memory must be multiples of.
+    /// Returns the block size: offsets, lengths and addresses must be multiples of it.
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Relaxed) as u64
     }
@@ -108,13 +113,13 @@ impl Direct {
         if let Some(larger) = larger(self.block.load(Relaxed), error) {
             self.block.fetch_max(larger, Relaxed);
         }
-        // `true` too if another read has made the block larger since.
+        // Also `true` if another read has made the block larger since.
         system::too_small(error)
     }
 
-    /// One read, like `pread`: returns the number of bytes, 0 only at the end of the file.
+    /// Does one read, like `pread`. Returns the number of bytes, which is 0 only at the end of the file.
     ///
-    /// If the kernel cannot pin the pages of `out` (`EFAULT`), it reads into memory of this crate and copies.
+    /// If the kernel cannot pin the pages of `out` (`EFAULT`), this function reads into the bounce buffer and copies.
     /// Page-locked memory that a device's driver allocated can be of that kind: the driver chooses how it maps such
     /// memory.
     pub(crate) fn read_at(
@@ -127,7 +132,8 @@ impl Direct {
         self.read_with(out, start, bounce, |start, pieces| system::read(file, start, pieces))
     }
 
-    /// The same by `read`. Its arguments are a place in the file and the memory to fill.
+    /// Reads as [`read_at`](Self::read_at) does, with `read` as the system call. `read` takes an offset in the file and
+    /// the memory to fill.
     fn read_with(
         &self,
         out: &mut [u8],
@@ -135,7 +141,7 @@ impl Direct {
         bounce: &mut BounceBuffer,
         mut read: impl FnMut(u64, [&mut [u8]; 3]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        /// Below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
+        /// The most bytes of one read, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
         const MOST: usize = 1 << 30;
         let len = out.len().min(MOST);
         let out = &mut out[..len];
@@ -166,8 +172,8 @@ impl Direct {
     }
 }
 
-/// Fills `out` with bytes of a file by `read_at`. One bad block may fail all of a read: then it is read block by block, and
-/// the error has the place of the block.
+/// Fills `out` with the bytes of a file from `start` on, by calls of `read_at`. One bad block of the disk may fail the
+/// whole read. If so, the bytes are read again block by block, so that the error has the offset of the bad block.
 pub(super) fn read_exact(
     data: &DataFile,
     out: &mut [u8],
@@ -189,25 +195,26 @@ pub(super) fn read_exact(
     Ok(())
 }
 
-/// How a read is cut at the blocks of the disk.
+/// How a read is divided at the block boundaries of the disk.
 #[derive(Debug, PartialEq, Eq)]
 struct Alignment {
-    /// Where in the file it begins, a multiple of the block.
+    /// The offset in the file where the read starts, a multiple of the block size.
     file: u64,
-    /// Bytes there that precede the wanted ones.
+    /// The number of bytes from `file` to the first wanted byte.
     skip: usize,
-    /// Bytes that are read in front of `whole`: a block or none.
+    /// Bytes that are read into the bounce buffer before `whole`: a block or none.
     before: usize,
-    /// The part of the buffer that is read into directly: whole blocks at a multiple of the block.
+    /// The part of the caller's buffer that the disk writes to: whole blocks, at an address that is a multiple of the
+    /// block size.
     whole: Range<usize>,
-    /// Where its bytes belong: there, or less than a block further to the front.
+    /// The index in the caller's buffer where the bytes of `whole` belong: its start, or less than a block before it.
     place: usize,
-    /// Bytes that are read behind `whole`: up to two blocks.
+    /// Bytes that are read into the bounce buffer after `whole`: at most two blocks.
     after: usize,
 }
 
 impl Alignment {
-    /// For the bytes of a file from `start` on, to `len` bytes of memory, at least one, at `address`.
+    /// Divides a read of `len` bytes, at least one, from offset `start` of the file into memory at `address`.
     fn new(address: usize, len: usize, start: u64, block: usize) -> Self {
         // Blocks are powers of two, so the low bits of `start` suffice, even where a usize has 32 bits.
         #[expect(clippy::cast_possible_truncation, reason = "only the low bits count")]
@@ -224,7 +231,7 @@ impl Alignment {
         Self { file: start - skip as u64, skip, before, whole: first..first + whole, place, after }
     }
 
-    /// Brings everything to its place in `out`.
+    /// Moves the whole blocks to their place in `out`, and copies the other bytes from the bounce buffer.
     fn settle(&self, out: &mut [u8], before: &[u8], after: &[u8]) {
         out.copy_within(self.whole.clone(), self.place.min(self.whole.start));
         let (front, rest) = out.split_at_mut(self.place.min(out.len()));
@@ -263,7 +270,7 @@ fn larger(block: usize, error: &io::Error) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// What a disk would do that has blocks of 8 bytes: `file` from the place on, whole blocks to whole blocks.
+    /// Reads `file` as a disk with blocks of 8 bytes would: from whole blocks to whole blocks of memory.
     fn read(file: &[u8], cut: &Alignment, out: &mut [u8], address: usize) -> usize {
         assert_eq!(cut.file % 8, 0);
         assert!(cut.before % 8 == 0 && cut.after % 8 == 0 && cut.whole.len() % 8 == 0, "{cut:?}");
@@ -283,7 +290,7 @@ mod tests {
         read.saturating_sub(cut.skip).min(out.len())
     }
 
-    /// Every place in the file, length and place in memory, before and across the end of the file.
+    /// Tries every offset, length and address, also across the end of the file.
     #[test]
     fn every_byte_comes_to_its_place() {
         let file: Vec<u8> = (1..=61).collect();
@@ -295,14 +302,14 @@ mod tests {
                     let read = read(&file, &cut, &mut out, address);
                     let expected = &file[start..file.len().min(start + len)];
                     assert_eq!(out[..read], *expected, "{address} {start} {len}: {cut:?}");
-                    // All but less than three blocks is read straight into the buffer.
+                    // Fewer bytes than three blocks are not read directly into the buffer.
                     assert!(cut.whole.len() + 3 * 8 > len, "{cut:?}");
                 }
             }
         }
     }
 
-    /// Found in a hole, a block can be too small for the data. 128 bytes are, on every disk.
+    /// A block size that was found in a hole can be too small for data. 128 bytes are too small on every disk.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_block_that_is_too_small_grows() {
@@ -326,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Memory that a device's driver has mapped can be like this.
+    /// Memory that a device's driver has mapped can refuse direct I/O in this way.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_buffer_that_cannot_be_pinned_is_filled_by_a_copy() {
@@ -358,7 +365,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
-    /// Another file has taken its name between the two times.
+    /// Another file takes the name of the first one between the two opens.
     #[cfg(target_os = "linux")]
     #[test]
     fn the_same_file_is_opened_a_second_time() {
@@ -397,7 +404,7 @@ mod tests {
         assert_eq!(probe(|_| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap(), 512);
     }
 
-    /// Some file systems fail all of a read that has a bad block, others return what is before it.
+    /// Some file systems fail the whole read if one block is bad. Others return the bytes before the bad block.
     #[cfg(unix)]
     #[test]
     fn a_bad_block_has_its_place() {

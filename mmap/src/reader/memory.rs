@@ -1,8 +1,9 @@
-//! How much of a data set stays in the page cache, and how much memory the rest goes through: decided once for all
-//! readers of a process.
+//! Decides how much of a data set is read through the page cache, and how much memory the direct reads of the rest get.
+//! All readers of a process share the memory.
 //!
-//! Each reader that decides leaves a [`Claim`]: the bytes that it counts on. The next one gets what is left. Bytes that
-//! two readers share count once, as they do for the ranks of one machine.
+//! Each reader that reads by such a decision has a [`Claim`]: the memory that it counts on. A later reader gets what
+//! the claims leave. Bytes that two readers of a process have in the page cache count once. So do the bytes that the
+//! ranks of one machine have there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,61 +13,63 @@ use super::direct::Direct;
 use crate::ranges::Shard;
 use crate::{Error, ReadMode, limit};
 
-/// The least memory for reads past the page cache. A process that has less left reads through it.
+/// The least memory for direct reads of bytes that are needed now. If there is less, everything is read through the
+/// page cache.
 const LEAST: u64 = 1 << 20;
 
-/// What a reader is for.
+/// What a new reader would read, and the memory that it would use.
 pub(super) struct Wish<'a> {
     pub(super) mode: ReadMode,
     pub(super) shards: &'a [Shard],
-    /// The bytes of the files that may be read, counted from the front of all files, and how many of them are.
-    pub(super) extent: Range<u64>,
+    /// The range that contains all bytes to read, counted from the front of all files, one file after the other.
+    pub(super) part: Range<u64>,
+    /// How many bytes of this range are read.
     pub(super) data: u64,
-    /// Bytes of a window of a shuffle.
+    /// Bytes in a window of the shuffle, or 0.
     pub(super) window: u64,
     /// Bytes of memory that the caller needs.
     pub(super) own: u64,
-    /// Memory for reads ahead past the page cache, and for what is needed now and was not asked for.
+    /// Bytes of memory for direct reads: for prefetched data, and for data that is needed now but was not prefetched.
     pub(super) lanes: [u64; 2],
 }
 
-/// How a data set and the memory are divided.
+/// The decision for a reader.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
-    /// The part of the data that is read through the page cache, in bytes, and where it ends, counted from the front of all
-    /// files.
+    /// How many bytes of the data are read through the page cache.
     pub(super) cached: u64,
+    /// The position where these bytes end, counted from the front of all files.
     pub(super) until: u64,
-    /// Bytes of memory for reads ahead past it, and for those that are needed now.
+    /// Bytes of memory for direct reads: for prefetched data, and for data that is needed now.
     pub(super) room: [u64; 2],
-    /// Whether whole windows fit.
+    /// Whether the memory for prefetched data has room for whole windows of the shuffle.
     pub(super) windows: bool,
-    /// The memory that was left, if that decided.
+    /// The memory that was left in bytes, if the decision depends on it.
     pub(super) left: Option<u64>,
-    /// What this reader counts on, as long as it exists.
+    /// The claim of the reader. It counts until the reader is dropped.
     claim: Arc<Claim>,
 }
 
-/// Files are the same if both numbers are: device and inode.
+/// Device and inode. Two files with the same pair are the same file.
 type Id = [u64; 2];
 
-/// What a reader counts on: bytes of files in the page cache, and other memory.
+/// The memory that a reader counts on: ranges of files in the page cache, and bytes of its buffers.
 #[derive(Debug, Default)]
 struct Claim {
     kept: Vec<(Id, Range<u64>)>,
     memory: u64,
 }
 
-/// The readers of a process.
+/// The claims of the readers of a process.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<Vec<Weak<Claim>>>);
 
-/// Those of this process.
+/// The claims of the readers of this process.
 pub(super) static READERS: Readers = Readers(Mutex::new(Vec::new()));
 
 impl Readers {
-    /// Decides how `wish` is read with `left` bytes of memory for all readers, and opens the files for it where some are
-    /// read past the page cache.
+    /// Decides how a reader reads. `left` is the memory that is left to all readers, in bytes; `None` if unknown. If
+    /// some data is read with direct I/O, also opens the files for it.
     pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<(Share, Vec<Direct>), Error> {
         let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         readers.retain(|reader| reader.strong_count() > 0);
@@ -87,7 +90,7 @@ impl Readers {
                 (Share { left: Some(left), ..share }, files)
             }
         };
-        let end = share.until.min(wish.extent.end);
+        let end = share.until.min(wish.part.end);
         let claim = Claim { kept: wish.files(end).collect(), memory: share.room.iter().sum() };
         share.claim = Arc::new(claim);
         readers.push(Arc::downgrade(&share.claim));
@@ -95,7 +98,7 @@ impl Readers {
     }
 }
 
-/// What other readers count on, each byte of a file once.
+/// The memory that other readers count on. A byte of a file that several of them keep counts once.
 #[derive(Debug, Default)]
 struct Others {
     kept: HashMap<Id, Vec<Range<u64>>>,
@@ -123,7 +126,7 @@ impl Others {
         others
     }
 
-    /// The parts of these bytes that are kept for another reader.
+    /// Returns the parts of `bytes` that another reader keeps in the page cache.
     fn shared(&self, id: Id, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let kept = self.kept.get(&id).into_iter().flatten();
         let parts = kept.map(|kept| kept.start.max(bytes.start)..kept.end.min(bytes.end));
@@ -132,7 +135,7 @@ impl Others {
 }
 
 impl Share {
-    /// All of it through the page cache.
+    /// Reads all data through the page cache.
     fn all(data: u64) -> Self {
         let claim = Arc::default();
         Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, claim }
@@ -140,21 +143,21 @@ impl Share {
 }
 
 impl Wish<'_> {
-    /// All of it past the page cache.
+    /// Reads all data with direct I/O.
     fn past(&self) -> Share {
         let [ahead, now] = self.lanes;
         let room = [room(self.window).saturating_add(ahead), now];
         Share { cached: 0, until: 0, room, ..Share::all(0) }
     }
 
-    /// As much as fits through the page cache, if `left` bytes of memory are left to this many ranks, beside those that the
-    /// `others` count on.
+    /// Reads as much through the page cache as fits. `left` is the memory that is left to the ranks of this machine,
+    /// and `taken` what the `others` count on, both in bytes.
     fn fitting(&self, left: u64, taken: u64, others: &Others, ranks: u64) -> Share {
-        // Leave a sixteenth of the memory free, whoever takes the rest.
+        // Leave a sixteenth of the memory free, counting what other readers take.
         let most = left.saturating_sub((left + taken) / 16).saturating_sub(self.own.saturating_mul(ranks));
         let lanes = self.lanes.map(|lane| lane.min((most + taken) / 16 / ranks));
         let len = |bytes: Range<u64>| bytes.end - bytes.start;
-        let files = self.files(self.extent.end);
+        let files = self.files(self.part.end);
         let shared = files.map(|(id, bytes)| others.shared(id, &bytes).map(len).sum::<u64>()).sum();
         let new = self.data.saturating_sub(shared);
         if new <= most || lanes[1] < LEAST {
@@ -162,8 +165,8 @@ impl Wish<'_> {
         }
         let most = most.saturating_sub(lanes[0].saturating_add(lanes[1]).saturating_mul(ranks));
         let windows = room(self.window).saturating_mul(ranks);
-        // Chunks in the page cache need no room in the memory for windows. With c of n bytes cached, both together take
-        // c + windows * (n - c) / n bytes: choose c so that this is `most`.
+        // Chunks in the page cache need no room in the memory for windows. If c of n bytes are cached, cache and
+        // windows together take c + windows * (n - c) / n bytes: choose c so that this is `most`.
         let (kept, windows) = match most.checked_sub(windows) {
             Some(rest) if windows < new => (scale(new, rest, new - windows), windows),
             _ => (most, 0),
@@ -173,16 +176,16 @@ impl Wish<'_> {
         let ahead = scale(windows / ranks, self.data - cached, self.data).saturating_add(lanes[0]);
         Share {
             cached,
-            until: self.extent.start.saturating_add(front),
+            until: self.part.start.saturating_add(front),
             room: [ahead, lanes[1]],
             windows: windows > 0,
             ..Share::all(0)
         }
     }
 
-    /// The files, as far as they are read before position `end`.
+    /// Returns each file with the range of its bytes that are read and are before position `end`.
     fn files(&self, end: u64) -> impl Iterator<Item = (Id, Range<u64>)> {
-        let start = self.extent.start;
+        let start = self.part.start;
         self.shards.iter().filter_map(move |shard| {
             let bytes =
                 start.saturating_sub(shard.before)..end.saturating_sub(shard.before).min(shard.bytes.end);
@@ -190,10 +193,11 @@ impl Wish<'_> {
         })
     }
 
-    /// How many bytes from the first on contain `kept` that are not kept for another reader.
+    /// Returns how many bytes to keep from the first on, so that `kept` of them are not already kept for another
+    /// reader.
     fn front(&self, mut kept: u64, others: &Others) -> u64 {
         let mut front = 0;
-        for (id, bytes) in self.files(self.extent.end) {
+        for (id, bytes) in self.files(self.part.end) {
             let mut at = bytes.start;
             for shared in others.shared(id, &bytes).chain(std::iter::once(bytes.end..bytes.end)) {
                 let new = shared.start - at;
@@ -209,8 +213,8 @@ impl Wish<'_> {
     }
 }
 
-/// Memory for windows of this many bytes: chunks are requested an eighth of a window before they are needed, and given
-/// back in order when all of their records are taken.
+/// The memory for a window of this many bytes. Chunks are requested an eighth of a window before their use, and their
+/// memory is given back, in order, when all of their records were taken.
 const fn room(window: u64) -> u64 {
     window.saturating_add(window / 8)
 }

@@ -1,8 +1,10 @@
-//! Reads units ahead of use: the only read path, for batches of records and for groups of tensors.
+//! Reads units (batches of records, or groups of tensors) and prefetches the next ones. All reads of units go through
+//! this module.
 //!
-//! A [`Reader`] gets the list of coming units and reads each unit on request. A unit ([`units`]) is a list of extents in
-//! the order of use. [`source`] fills a slot with them: those at the front of the files come through the page cache
-//! ([`cached`]), those behind past it ([`stream`]). How much is at the front is decided once a process ([`memory`]).
+//! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`]) is a list of
+//! extents in the order of use. [`source`] fills a slot with the extents. The front of the data set is read through the
+//! page cache ([`cached`]), and the rest with direct I/O ([`stream`]). [`memory`] decides how large the front is, for
+//! all readers of the process together.
 
 pub(crate) mod cached;
 pub(crate) mod direct;
@@ -40,17 +42,17 @@ pub struct ReadOptions {
     prefetch: Option<u64>,
 }
 
-/// Bytes of batches to come that are asked for, by default. With batches of 4 MiB in shuffled chunks every page was in memory
-/// when it was read; with one batch half of them were (`bench/disk`, section `resident`).
+/// The default prefetch window, in bytes. With batches of 4 MiB in shuffled chunks, every page was then in memory when
+/// it was read. With a window of one batch, only half of the pages were (`bench/disk`, section `resident`).
 const PREFETCH: u64 = 32 << 20;
 
-/// After this many bytes that were there when they were read, the files are taken to be in memory: more than the kernel
-/// reads ahead at a time, 8 MiB on some disks. After as many bytes of hints that found everything there, hints stop until
-/// something is missing.
+/// The reader takes the files to be in memory after it found this many bytes in the page cache without a gap. This is
+/// more than the kernel reads ahead at a time, which is 8 MiB on some disks. The reader also stops its hints after this
+/// many bytes of hints that caused no disk read. It resumes them when a read has to wait for the disk.
 const IN_MEMORY: u64 = 16 << 20;
 
-/// Longer batches in order are left to the kernel: it asks for all that a read wants in requests as large as the disk
-/// takes, and the time between two reads is short in comparison.
+/// The reader does not touch points ahead of sequential extents longer than this. The kernel reads a long extent in
+/// requests as large as the disk takes, and the time between two reads is short in comparison.
 const FOLLOWED: u64 = 1 << 20;
 
 impl ReadOptions {
@@ -121,8 +123,8 @@ pub enum ReadMode {
     Direct,
 }
 
-/// Memory for reads ahead past the page cache and, as much, for what is needed now and was not asked for: what the disk has in
-/// flight, twice.
+/// Bytes of memory for direct I/O: for prefetched data, and for data that is needed now but was not prefetched. Each is
+/// twice what the disk has in flight.
 const LANES: [u64; 2] = [16 << 20; 2];
 
 /// Reads the batches of a plan, or groups of tensors, and prefetches the next ones.
@@ -162,40 +164,47 @@ pub struct Reader<D: Units = Arc<Ranges>> {
     source: Source,
     share: Share,
     choice: ReadChoice,
-    /// Bytes of the prefetch window, and what one read asks for at most, if that is more than twice its own bytes.
+    /// The prefetch window, in bytes.
     prefetch: u64,
+    /// One read requests at most this many bytes of the next units, or twice its own size if that is more.
     burst: u64,
-    /// Bytes from a record to the next. An epoch reads one of `world` records.
+    /// Bytes from the start of a record to the start of the next.
     stride: u64,
+    /// The number of ranks. In an epoch, this reader reads one of `world` records.
     world: u64,
     window: Mutex<Window<D::Unit>>,
 }
 
-/// The units to come, as far as they have been asked for. Positions are bytes of units since [`Reader::begin`].
+/// The next units, and how much of them was requested. A position is a number of bytes of units since
+/// [`Reader::begin`].
 struct Window<U> {
-    /// `None`: nothing is asked for.
+    /// The units that were not requested yet. `None`: there is no list, and nothing is prefetched.
     units: Option<Box<dyn Iterator<Item = U> + Send>>,
-    /// What has not been requested of a unit.
+    /// The rest of a unit of which only the front was requested.
     rest: Option<U>,
-    /// Where the window ends, and where the reading is.
+    /// The position up to which units were requested.
     told: u64,
+    /// The position up to which units were read, including the unit that is being read.
     used: u64,
-    /// Only the first unit has been asked for.
+    /// `true` until the first read after [`Reader::begin`] has ended. Until then, only the first unit is requested.
     fresh: bool,
-    /// What was asked for last, and whether that was whole chunks.
+    /// The last unit that was requested.
     last: Option<U>,
+    /// Whether whole chunks were requested for `last`, and not only its own records.
     windowed: bool,
+    /// The stretches around records that were requested in this epoch.
     around: Around,
-    /// Points of batches in order that were not touched yet.
+    /// Points of sequential extents that were not touched yet.
     ahead: VecDeque<Point>,
-    /// What the stream has no room for yet.
+    /// Extents for which the stream has no room yet. Each has the position at which it is not needed any more.
     pending: VecDeque<(Extent, u64)>,
-    /// What the kernel is asked for.
+    /// Extents for the next hint. The list is empty between calls, and is kept to reuse its memory.
     hints: Vec<Extent>,
-    /// Bytes of hints since something came from a disk, and whether something did.
+    /// Bytes of hints since the last disk read.
     quiet: u64,
+    /// Whether hints caused a disk read. It becomes `false` after [`IN_MEMORY`] bytes of hints that caused none.
     missing: bool,
-    /// The last epoch in which the files were looked at, and one that had changed by then.
+    /// The last epoch in which all files were checked, and the index of a file that had changed by then.
     checked: Option<(u64, Option<usize>)>,
 }
 
@@ -214,7 +223,8 @@ impl Reader {
         Self::with_memory(ranges, plan, options, (&READERS, limit::memory_left()))
     }
 
-    /// The same with so many bytes of memory left to these readers.
+    /// Creates a reader. `memory` has the readers that share memory with it, and the bytes that are left to all of
+    /// them.
     fn with_memory(
         ranges: Arc<Ranges>,
         plan: &Plan,
@@ -228,8 +238,8 @@ impl Reader {
         };
         let range = plan.range();
         let first = place(range.start).unwrap_or_default();
-        let extent = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
-        let data = extent.end - extent.start;
+        let part = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
+        let data = part.end - part.start;
         let window = match plan.shuffle() {
             Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
                 chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data)
@@ -237,7 +247,7 @@ impl Reader {
             _ => 0,
         };
         let mode = options.mode;
-        let wish = Wish { mode, shards: ranges.shards(), extent, data, window, own: 0, lanes: LANES };
+        let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         Ok(Self {
@@ -257,8 +267,8 @@ impl Reader {
 
 #[cfg(feature = "safetensors")]
 impl Reader<crate::Groups> {
-    /// Memory for short reads past the page cache, ahead and now. Long ones go straight to their place: the caller's slots are
-    /// what is read ahead.
+    /// Bytes of memory for short direct reads: for prefetched data, and for data that is needed now but was not
+    /// prefetched. Long reads need none, because they go directly to the caller's memory.
     const LANES: [u64; 2] = [8 << 20, 2 << 20];
 
     /// The maximum memory of a reader of groups in bytes: its buffers for direct I/O.
@@ -291,7 +301,8 @@ impl Reader<crate::Groups> {
         Self::of_groups_with(groups, mode, own, (&READERS, limit::memory_left()))
     }
 
-    /// The same with so many bytes of memory left to these readers.
+    /// Creates a reader. `memory` has the readers that share memory with it, and the bytes that are left to all of
+    /// them.
     fn of_groups_with(
         groups: crate::Groups,
         mode: ReadMode,
@@ -300,8 +311,8 @@ impl Reader<crate::Groups> {
     ) -> Result<Self, Error> {
         let shards = groups.model().shards();
         let end = shards.last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
-        let (extent, data, lanes) = (0..end, groups.data(), Self::LANES);
-        let wish = Wish { mode, shards, extent, data, window: 0, own, lanes };
+        let (part, data, lanes) = (0..end, groups.data(), Self::LANES);
+        let wish = Wish { mode, shards, part, data, window: 0, own, lanes };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let burst = lanes[0];
         Ok(Self { prefetch: burst, burst, ..Self::with_share(groups, data, share, files, true) })
@@ -336,11 +347,12 @@ impl Reader<crate::Groups> {
 }
 
 impl<D: Units> Reader<D> {
-    /// Reads `bytes` of data. `straight`: whether the disk may write to the caller's memory.
+    /// Creates a reader for `data`, of which it reads `bytes` bytes. `share` and `files` are what [`Readers::decide`]
+    /// returned. `straight`: whether direct I/O may write to the caller's memory.
     fn with_share(data: D, bytes: u64, share: Share, files: Vec<Direct>, straight: bool) -> Self {
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
-        // Look at the first file only: mostly all files are on one file system.
+        // Check only the first file: usually all files are on one file system.
         let copied = Copied::new(data.shards().first().is_some_and(counts));
         Self {
             data,
@@ -432,13 +444,13 @@ impl<D: Units> Reader<D> {
         !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
-    /// A panic leaves a window that is still one.
+    /// Locks the window. The lock may be poisoned: a panic leaves the window in a valid state.
     fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails if a file was written to since it was opened. Looks once an epoch; where there are none, at the files of each
-    /// unit.
+    /// Fails if a file was written to since it was opened. For batches, it checks all files once per epoch. Groups have
+    /// no epochs, so it checks the files of each group when the group is read.
     fn check(&self, unit: &D::Unit) -> Result<(), Error> {
         let shards = self.data.shards();
         let Some(epoch) = D::epoch(unit) else {
@@ -454,7 +466,7 @@ impl<D: Units> Reader<D> {
         changed.map_or(Ok(()), |file| shards[file].file.check_unchanged())
     }
 
-    /// Whether it pays to ask for what is around the records.
+    /// Whether hints cover whole stretches around the records, and not only the records.
     fn pays(&self) -> bool {
         Around::pays(self.stride, self.world) && self.source.cached > 0
     }
@@ -465,10 +477,10 @@ impl<D: Units> Reader<D> {
         Around::new(if self.source.stream.is_some() { bytes.min(self.source.cached) } else { bytes })
     }
 
-    /// Asks for units to come, before a read of that many bytes and after it.
+    /// Requests the next units. [`read`](Self::read) calls it before each read of `bytes` bytes and after it.
     ///
-    /// The first unit is asked for alone, so it does not wait for those after it, and not even that if it is one run, because
-    /// it is read at once. The others follow after it.
+    /// Before the first read, it requests only the first unit, so that this unit does not wait for later ones. The
+    /// later ones are requested after the first read.
     fn advance(&self, bytes: u64, before: bool, stats: &mut ReadStats) {
         let mut window = self.lock();
         let window = &mut *window;
@@ -482,7 +494,7 @@ impl<D: Units> Reader<D> {
             return;
         }
         if self.is_quiet(window) {
-            // The data are in memory: only count the units, and ask for none.
+            // All data is in memory: only count the units, and request nothing.
             while window.told < window.used && window.pull(window.used, &self.data).is_some() {}
             return;
         }
@@ -507,12 +519,14 @@ impl<D: Units> Reader<D> {
         }
     }
 
-    /// Whether hints are superfluous: everything comes through the page cache, and the last ones found all of it there.
+    /// Whether hints are useless at present: all data is read through the page cache, and the last hints caused no disk
+    /// read.
     fn is_quiet(&self, window: &Window<D::Unit>) -> bool {
         self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= IN_MEMORY
     }
 
-    /// Asks for the bytes of a unit or of a part of it. With windows: for the chunks that it brings in.
+    /// Requests the bytes of a unit or of a part of it. For a windowed shuffle, requests the chunks that it adds to the
+    /// window.
     fn ask(&self, window: &mut Window<D::Unit>, unit: D::Unit, stats: &mut ReadStats) {
         let last = window.last.take();
         if last.as_ref().is_none_or(|last| D::epoch(last) != D::epoch(&unit)) {
@@ -533,15 +547,16 @@ impl<D: Units> Reader<D> {
         }
     }
 
-    /// Notes which of these bytes are hinted, and which are streamed.
+    /// Divides an extent into the bytes to hint or to touch, which it adds to `hints` or `ahead`, and the bytes to
+    /// stream, which it adds to `pending`.
     fn ask_for(&self, window: &mut Window<D::Unit>, extent: &Extent, how: Use) {
         let shards = self.data.shards();
         let (file, shard) = (extent.file, &shards[extent.file]);
         let until = self.source.cached_until(shard);
         let front = extent.bytes.start..extent.bytes.end.min(until);
         let len = front.end.saturating_sub(front.start);
-        // Records in order are not hinted: the kernel's own read-ahead makes larger requests, into larger pages of the
-        // cache. Points to touch keep it going.
+        // Sequential extents get no hints: the kernel's own read-ahead makes larger requests, into larger pages of the
+        // cache. To keep the read-ahead going, points ahead of the read are touched.
         if how == Use::InOrder {
             if len <= FOLLOWED && self.source.copied.is_counted() {
                 let room = PIECES.saturating_sub(window.ahead.len());
@@ -562,7 +577,7 @@ impl<D: Units> Reader<D> {
         let bytes = extent.bytes.start.max(until)..extent.bytes.end;
         if let Some(stream) = self.source.stream.as_ref().filter(|_| !bytes.is_empty()) {
             let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. A large extent of a unit is left out: it is read straight to its place.
+            // Stream all chunks of a window. Otherwise, leave out large extents: each is read directly into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || self.source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room());
@@ -573,27 +588,28 @@ impl<D: Units> Reader<D> {
 }
 
 impl<U: Clone> Window<U> {
-    /// The next unit, or as much of it as ends at `until`.
+    /// Takes the next unit, or about as much of it as ends at position `until`.
     fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
         let unit = match self.rest.take() {
             Some(rest) => rest,
             None => self.units.as_mut()?.next()?,
         };
         let (part, rest) = data.split(unit, until.saturating_sub(self.told));
-        // Count at least 1 byte, or units without bytes would be pulled without end.
+        // Count at least 1 byte. Otherwise an endless list of units without bytes would be taken without end.
         self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
         self.rest = rest;
         Some(part)
     }
 
-    /// Something was asked for between the two.
+    /// Updates the state after a hint or a touch. `before` and `after` are the statistics before and after it.
     fn asked(&mut self, before: &ReadStats, after: &ReadStats) {
         let missing = after.disk > before.disk;
         self.quiet = if missing { 0 } else { self.quiet + after.hinted - before.hinted };
         self.missing = missing || self.missing && self.quiet < IN_MEMORY;
     }
 
-    /// Something had to be waited for: what was asked for before may be gone.
+    /// Resumes hints after a read had to wait for the disk. If hints had stopped, requested pages may have left the
+    /// cache since, so all stretches may be requested again.
     fn missed(&mut self) {
         if self.quiet >= IN_MEMORY {
             self.around.clear();
@@ -670,7 +686,7 @@ impl Records {
     }
 }
 
-/// Reads extents of `wanted` bytes to the front of a slot, and returns it.
+/// Reads `extents` to the front of the slot `out`, and returns this front. It has `wanted` bytes.
 fn read_slot<'o>(
     source: &Source,
     shards: &[Shard],

@@ -1,30 +1,33 @@
-//! Memory that is handed out in order and given back in order: one piece after the other, of any length.
+//! A ring of memory: pieces of any length are handed out in order and given back in the same order.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::Buffer;
 
-/// Pieces begin at multiples of it: the smallest block of a disk.
-pub(super) const UNIT: u64 = 512;
-/// Longer pieces begin at pages, or the disk would get one more piece of memory for each.
+/// Short pieces start at a multiple of this: the smallest block size of a disk.
+pub(super) const SECTOR: u64 = 512;
+/// Pieces of at least this many bytes start at a page. Otherwise they would cover one page more, and the disk would get
+/// one memory segment more.
 const LONG: u64 = 64 << 10;
 const PAGE: u64 = 4096;
-/// The largest block of a disk: the memory begins at a multiple of it.
+/// The largest block size of a disk. The ring's memory starts at a multiple of it.
 const BLOCK: u64 = super::direct::LARGEST as u64;
 
-/// A ring of bytes. Places count up and never wrap; the memory behind them does.
+/// A ring of bytes. A place is a byte count that only grows; the place modulo `len` is the index in the memory.
 pub(super) struct Ring {
-    /// Allocated with the first piece.
+    /// Allocated when the first piece is taken.
     memory: Option<Arc<Memory>>,
     /// Bytes in the ring, a multiple of [`BLOCK`].
     len: u64,
-    /// Where the next piece begins, and where the oldest does.
+    /// The place where the next piece starts.
     head: u64,
+    /// The place where the oldest piece starts. The pieces in use are between `tail` and `head`.
     tail: u64,
 }
 
-/// Keeps the memory until the ring and the last piece are gone. Nothing reads through it.
+/// The memory, and its first aligned byte. It is freed when the ring and the last piece are dropped. Nothing reads
+/// through the pointer.
 struct Memory(#[expect(dead_code, reason = "dropped with the last piece")] Buffer, NonNull<u8>);
 
 // SAFETY: the pointer points into the buffer, which is `Send`, and nothing is read through it here.
@@ -37,11 +40,11 @@ impl Ring {
         Self { memory: None, len: len / BLOCK * BLOCK, head: 0, tail: 0 }
     }
 
-    /// Memory for `len` bytes at a multiple of the disk's block, and the place to give back when it is not needed any more.
-    /// `None` if there is no room.
+    /// Takes a piece of at least `len` bytes, at a multiple of the disk's block size. Also returns the place to pass to
+    /// [`give_back`](Self::give_back) when the piece is not needed any more. Returns `None` if there is no room.
     pub(super) fn take(&mut self, len: u64, block: u64) -> Option<(Buffer, u64)> {
-        let len = len.max(1).next_multiple_of(UNIT);
-        let align = if len < LONG { UNIT } else { PAGE }.max(block);
+        let len = len.max(1).next_multiple_of(SECTOR);
+        let align = if len < LONG { SECTOR } else { PAGE }.max(block);
         let mut start = self.head.next_multiple_of(align);
         if start % self.len.max(1) + len > self.len {
             // The piece does not fit before the end of the memory: skip the rest and begin at the front.
@@ -67,11 +70,11 @@ impl Ring {
         Some((piece, self.head))
     }
 
-    /// All memory before this place is free again.
+    /// Frees all memory before the place `until`.
     ///
     /// # Safety
     ///
-    /// The pieces before it are dropped.
+    /// Nothing may access the pieces before `until` any more.
     pub(super) unsafe fn give_back(&mut self, until: u64) {
         self.tail = until;
     }

@@ -1,4 +1,4 @@
-//! Fills a slot with the extents of a unit: from the page cache, or past it.
+//! Fills a slot with the extents of a unit, through the page cache or with direct I/O.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,29 +11,32 @@ use crate::buffer::prefetch;
 use crate::ranges::{Extent, Shard};
 use crate::system::PIECES;
 
-/// An extent of at least this many bytes is read straight to its place, where that is allowed: the disk is busy with one for
-/// long enough.
+/// An extent of at least this many bytes is read directly into the slot, if the reader allows that. One such read keeps
+/// the disk busy for long enough.
 const STRAIGHT: u64 = 4 << 20;
 
-/// If an extent was missing, this many are requested again: enough to keep a disk busy.
+/// If the stream does not have an extent, this many extents are requested again. That is enough to keep a disk busy.
 const AGAIN: usize = 128;
 
-/// Where the bytes of some files come from.
+/// How the bytes of a data set are read.
 pub(super) struct Source {
-    /// Bytes at the front of all files, one behind the other, that come through the page cache.
+    /// How many bytes are read through the page cache. They are counted from the front of all files, one file after the
+    /// other.
     pub(super) cached: u64,
-    /// What the others come through. `None`: there are none.
+    /// Reads the other bytes with direct I/O. `None`: there are no other bytes.
     pub(super) stream: Option<Stream>,
-    /// Whether the disk may write to the caller's memory.
+    /// Whether direct I/O may write to the caller's memory.
     pub(super) straight: bool,
+    /// What copies from the page cache have found out.
     pub(super) copied: Copied,
-    /// What was read so far, except the requests of the stream.
+    /// Statistics of the reads so far, without the disk reads of the stream.
     pub(super) stats: Mutex<ReadStats>,
-    /// Lists of earlier reads, one for each thread that has read at the same time: a read allocates none.
+    /// Lists of earlier reads, to reuse their memory: so a read allocates nothing. There are as many as threads that
+    /// have read at the same time.
     pub(super) scratch: Mutex<Vec<Scratch>>,
 }
 
-/// The lists of one read.
+/// The lists that one read uses.
 #[derive(Default)]
 pub(super) struct Scratch {
     groups: [Group; 2],
@@ -49,7 +52,7 @@ struct Group {
 }
 
 impl Source {
-    /// All of it through the page cache.
+    /// Creates a source that reads all bytes through the page cache.
     pub(super) fn cached() -> Self {
         Self {
             cached: u64::MAX,
@@ -61,19 +64,19 @@ impl Source {
         }
     }
 
-    /// Returns what was read so far.
+    /// Returns the statistics of the reads so far.
     pub(super) fn stats(&self) -> ReadStats {
         let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         stats.disk += self.stream.as_ref().map_or(0, Stream::bytes);
         stats
     }
 
-    /// How many of a file's bytes come through the page cache: those before the returned offset.
+    /// Returns the offset in a file up to which its bytes are read through the page cache.
     pub(super) fn cached_until(&self, shard: &Shard) -> u64 {
         if self.stream.is_none() { u64::MAX } else { self.cached.saturating_sub(shard.before) }
     }
 
-    /// Fills `out` with `extents`. The slot has `behind` bytes more.
+    /// Fills `out`, the front of a slot, with `extents`. `behind` is the number of bytes in the slot after `out`.
     pub(super) fn fill(
         &self,
         shards: &[Shard],
@@ -89,7 +92,7 @@ impl Source {
             self.group(shards, &mut extents, &mut rest, next)?;
             while !(next.cached.is_empty() && next.streamed.is_empty()) {
                 std::mem::swap(group, next);
-                // Ask for the next group now: the disk reads it while this group is copied.
+                // Request the next group now, so that the disk reads it while this group is copied.
                 self.group(shards, &mut extents, &mut rest, next)?;
                 if !group.cached.is_empty() {
                     cached::fill(shards, &group.cached, (&mut *out, behind), &self.copied, changed, stats)?;
@@ -100,13 +103,14 @@ impl Source {
             }
             Ok(())
         })();
-        // Let go of the stream's memory that was copied from.
+        // Release the memory of the stream from which bytes were copied.
         copies.clear();
         lock().push(scratch);
         filled
     }
 
-    /// Makes `group` the next extents, as many as are read together, and asks for those that are streamed.
+    /// Fills `group` with the next extents, as many as are read together, and requests those that are streamed. `rest`
+    /// is the rest of an extent of which an earlier call or step took only the front.
     fn group(
         &self,
         shards: &[Shard],
@@ -127,7 +131,8 @@ impl Source {
             }
             let straight = self.straight && next.len() >= STRAIGHT;
             if next.len() > most / 2 && !straight {
-                // Cut an extent that is longer than half of what is read at a time. Its rest comes next.
+                // This extent is longer than half of what the stream reads at a time: cut it. Its rest is the next
+                // extent.
                 let mut later = next.clone();
                 next.bytes.end = next.bytes.start + most / 2;
                 later.bytes.start = next.bytes.end;
@@ -143,12 +148,12 @@ impl Source {
         Ok(())
     }
 
-    /// Whether an extent is read into memory of the stream.
+    /// Whether an extent is read into memory of the stream, and not directly into the slot.
     pub(super) fn is_streamed(&self, stream: &Stream, shards: &[Shard], extent: &Extent) -> bool {
         stream.takes(shards, extent.file) && !(self.straight && extent.len() >= STRAIGHT)
     }
 
-    /// Takes extents from the stream; reads straight to its place what it does not have.
+    /// Copies extents from the stream to `out`. An extent that the stream does not have is read directly to its place.
     fn take(
         &self,
         stream: &Stream,
@@ -197,7 +202,8 @@ impl Source {
         Ok(())
     }
 
-    /// Fills `out` with bytes of a file: straight past the page cache, or through it.
+    /// Reads an extent into `out` without the stream: with direct I/O if `straight` is set, otherwise through the page
+    /// cache.
     fn read_straight(
         &self,
         stream: &Stream,

@@ -1,9 +1,9 @@
-//! Bytes read past the page cache, ahead of use: many requests in flight, into memory that is used again in turn.
+//! Reads bytes with direct I/O ahead of their use: many requests in flight, into memory that is used again and again.
 //!
-//! There are two lanes of memory. One is for reads ahead. The other is for bytes that are needed now and were not
-//! requested; it is always free soon. Each is a [`Ring`]: requests get memory in the order of use, and give it back when
-//! all of their bytes have been taken. If a part of a request is never taken, its memory is given back when the reading
-//! is past it.
+//! The memory has two lanes. One is for prefetched bytes. The other is for bytes that are needed now but were not
+//! prefetched; its memory is soon free again. Each lane is a [`Ring`]: requests get memory in the order of use, and
+//! give it back when all of their bytes have been taken. If some bytes of a request are never taken, the request gives
+//! its memory back when the reader has passed it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -13,87 +13,94 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::direct::Direct;
 use super::queue::{Done, Queue, Read};
-use super::ring::{Ring, UNIT};
+use super::ring::{Ring, SECTOR};
 use crate::Buffer;
 use crate::file::READ_CALLS;
 use crate::ranges::{Extent, Shard};
 
-/// The most bytes of one request. Disks are at their full speed with a few of these.
+/// The most bytes of one request. A few requests of this size in flight suffice for the full speed of a disk.
 const REQUEST: u64 = 2 << 20;
 
-/// Bytes that are copied between two looks at what the disk has finished.
+/// Bytes that are copied between two checks for finished requests.
 const AT_ONCE: u64 = 256 << 10;
 
-/// What is read past the page cache for one reader.
+/// The direct reads of one reader.
 pub(super) struct Stream {
-    /// The process that made it. A fork's child has neither its threads nor its requests.
+    /// The process that created the stream. A forked child has neither its threads nor its requests.
     process: u32,
     pub(super) files: Vec<Direct>,
-    /// Bytes of each lane, and of the longest request.
+    /// Bytes of memory in each lane.
     room: [u64; 2],
+    /// Bytes of the longest request, without a block more at each end.
     request: u64,
+    /// What changes during reads.
     pub(super) state: Mutex<State>,
 }
 
 pub(super) struct State {
     pub(super) queue: Queue,
     lanes: [Lane; 2],
-    places: Places,
-    /// What requests get their memory in: those that have ended.
+    places: Index,
+    /// The `Arc`s of requests that were removed. Later requests put their memory into them, so that a request allocates
+    /// nothing.
     spare: Vec<Arc<Buffer>>,
-    /// How far the reading has come, in bytes of units.
+    /// The position of the reader, in bytes of units.
     used: u64,
-    /// Bytes of all requests.
+    /// Bytes that were requested since the stream was created.
     bytes: u64,
 }
 
-/// The requests of a lane, the oldest first.
+/// A lane of memory, and its requests, the oldest first.
 struct Lane {
     ring: Ring,
     requests: VecDeque<Request>,
-    /// The number of the first of them.
+    /// The number of the oldest request.
     first: u64,
 }
 
-/// A request: its lane, and its number there.
+/// Identifies a request: its lane, and its number in this lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tag(usize, u64);
 
+/// The lane of prefetched bytes.
 const AHEAD: usize = 0;
+/// The lane of bytes that are needed now.
 const NOW: usize = 1;
 
+/// A read of some bytes of a file, from its start until its memory is given back.
 struct Request {
     file: usize,
     bytes: Range<u64>,
-    /// Bytes that were asked for and not taken yet.
+    /// Wanted bytes that were not taken yet.
     left: u64,
-    /// When the reading is past it.
+    /// The position of the reader after which the request is not needed any more.
     until: u64,
     content: Content,
-    /// What its memory is given back with.
+    /// The place in the ring up to which its memory reaches.
     place: u64,
 }
 
+/// The result of a request.
 enum Content {
     Coming,
-    /// The number of bytes: fewer than requested at the end of the file.
+    /// The memory, and the number of bytes that were read: fewer than requested at the end of the file.
     There(Arc<Buffer>, usize),
     Failed(io::Error),
 }
 
-/// Where requests begin, by file and offset. No two of them overlap. Lists are used again, so that a batch allocates
-/// nothing.
+/// Finds requests by file and offset. No two requests overlap. Lists are used again, so that a batch allocates nothing.
 #[derive(Debug, Default)]
-struct Places {
-    /// The requests that begin in each [`BUCKET`] of a file, sorted.
+struct Index {
+    /// For each [`BUCKET`] of a file, the requests that start in it, sorted by offset.
     buckets: HashMap<(usize, u64), Vec<(u64, Tag)>>,
     spare: Vec<Vec<(u64, Tag)>>,
 }
 
-/// More than the longest request: what has a byte begins in the byte's bucket or in the one before.
+/// Bytes in a bucket. The longest request is shorter, so the request that has a byte starts in the byte's bucket or in
+/// the one before.
 const BUCKET: u64 = 2 * REQUEST;
 
-impl Places {
+impl Index {
     fn insert(&mut self, file: usize, start: u64, tag: Tag) {
         let list = self.buckets.entry((file, start / BUCKET));
         let list = list.or_insert_with(|| self.spare.pop().unwrap_or_default());
@@ -109,7 +116,7 @@ impl Places {
         }
     }
 
-    /// The last request that begins at `at` or before it.
+    /// Returns the last request that starts at `at` or before it.
     fn last(&self, file: usize, at: u64) -> Option<Tag> {
         let bucket = at / BUCKET;
         (bucket.saturating_sub(1)..=bucket).rev().find_map(|bucket| {
@@ -119,7 +126,7 @@ impl Places {
         })
     }
 
-    /// Where the first request behind `at` begins.
+    /// Returns the offset of the first request that starts after `at`, if one starts soon after it.
     fn next(&self, file: usize, at: u64) -> Option<u64> {
         let bucket = at / BUCKET;
         (bucket..=bucket + 1).find_map(|bucket| {
@@ -129,7 +136,7 @@ impl Places {
     }
 }
 
-/// Bytes of a request, and where they belong in the slot.
+/// Bytes of a request, and their offset in the slot.
 pub(super) struct Copy {
     from: Arc<Buffer>,
     bytes: Range<usize>,
@@ -142,27 +149,28 @@ impl Copy {
     }
 }
 
-/// What came of taking an extent.
+/// The result of taking an extent.
 enum Taken {
-    /// All of it is in the copies.
+    /// All bytes of the extent are in the copies.
     Whole,
-    /// Something was not asked for, or not found where it was expected.
+    /// Some bytes were not requested, the file ended before them, or their request must be repeated with a larger
+    /// block.
     Not,
-    /// A request failed that had some of it, and perhaps bytes of other extents.
+    /// A request with bytes of the extent failed. It may also have bytes of other extents.
     Failed,
 }
 
 impl Stream {
-    /// Reads `files`. The memory sizes are for reads ahead and for bytes needed now.
+    /// Creates a stream that reads `files`. `room` is the size of each lane in bytes.
     pub(super) fn new(files: Vec<Direct>, room: [u64; 2]) -> Self {
-        let block = files.iter().map(Direct::block).max().unwrap_or(UNIT);
-        // Two requests, with one block more at each end, fit a lane: one is read while the other is copied.
+        let block = files.iter().map(Direct::block).max().unwrap_or(SECTOR);
+        // Two requests, each with one block more at both ends, fit a lane: one is read while the other is copied.
         let request = REQUEST.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
         let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0 };
         let state = State {
             queue: Queue::new(),
             lanes: room.map(lane),
-            places: Places::default(),
+            places: Index::default(),
             spare: Vec::new(),
             used: 0,
             bytes: 0,
@@ -170,33 +178,34 @@ impl Stream {
         Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
     }
 
-    /// Bytes of memory.
+    /// The size of the memory in bytes.
     pub(super) const fn memory(&self) -> u64 {
         self.room[AHEAD] + self.room[NOW]
     }
 
-    /// Bytes that may be prefetched.
+    /// How many bytes may be prefetched.
     pub(super) const fn room(&self) -> u64 {
         self.room[AHEAD]
     }
 
-    /// Bytes that are needed now and asked for together: what the disk has in flight, and as much that waits for its turn.
+    /// How many bytes that are needed now are requested together: half of their lane, so that the disk reads the next
+    /// bytes while these are copied.
     pub(super) const fn at_a_time(&self) -> u64 {
         self.room[NOW] / 2
     }
 
-    /// Bytes of all requests so far.
+    /// The number of bytes of all requests so far.
     pub(super) fn bytes(&self) -> u64 {
         self.state().map_or(0, |state| state.bytes)
     }
 
-    /// Whether bytes of this file can be asked for: not where a request could wait for its file system, nor of a file that is
-    /// opened for each use, or too many would be open at a time.
+    /// Whether this file can be read through the stream. It cannot if a request could block in its file system, or if
+    /// each use opens the file again, because the requests could keep too many files open.
     pub(super) fn takes(&self, shards: &[Shard], file: usize) -> bool {
         !shards[file].file.hints_wait && self.files[file].file.is_some() && self.request > 0
     }
 
-    /// `None` in a fork's child and after a panic: then everything is read by the usual way.
+    /// Locks the state. Returns `None` in a forked child and after a panic: bytes are then read without the stream.
     fn state(&self) -> Option<MutexGuard<'_, State>> {
         if self.process != std::process::id() {
             return None;
@@ -204,7 +213,7 @@ impl Stream {
         self.state.lock().ok()
     }
 
-    /// Forgets all that was asked for: the order of reading has changed.
+    /// Forgets all requests, because the order of the reads has changed.
     pub(super) fn forget(&self) {
         let Some(mut state) = self.state() else { return };
         let state = &mut *state;
@@ -221,8 +230,8 @@ impl Stream {
         state.used = 0;
     }
 
-    /// Begins to read as many of these extents as there is room for, in their order, and removes them. They are no
-    /// longer needed when the reading is past `until`; it is now at `used`.
+    /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
+    /// extent has the position after which it is not needed any more. The reader is at position `used`.
     pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
@@ -236,7 +245,7 @@ impl Stream {
         state.queue.start();
     }
 
-    /// Begins to read the missing parts of these extents, as far as there is room. They are needed now.
+    /// Starts to read the parts of `extents` that were not requested yet, as far as there is room. They are needed now.
     pub(super) fn ask_now<'a>(&self, extents: impl Iterator<Item = &'a Extent>) {
         let Some(mut state) = self.state() else { return };
         state.settle_ended();
@@ -248,8 +257,8 @@ impl Stream {
         state.queue.start();
     }
 
-    /// Begins to read the parts of an extent that no request has. Whether there was room for all of them; what was begun is
-    /// cut off the extent.
+    /// Starts to read the parts of an extent that no request has, and cuts them off `extent`. Returns `false` if there
+    /// was no room for all of them.
     fn read(&self, state: &mut State, extent: &mut Extent, lane: usize, until: u64) -> bool {
         let direct = &self.files[extent.file];
         let (Some(kept), block) = (&direct.file, direct.block()) else { return true };
@@ -271,7 +280,7 @@ impl Stream {
                 extent.bytes.start = at;
                 continue;
             }
-            // Request whole blocks, from the end of the request before to the start of the request behind.
+            // Request whole blocks, but no bytes that an earlier or a later request has.
             let start = ended.max(at / block * block);
             let end = extent.bytes.end.next_multiple_of(block);
             let end = state.places.next(file, at).map_or(end, |next| end.min(next));
@@ -287,10 +296,11 @@ impl Stream {
         true
     }
 
-    /// Takes as many of `extents` as have been asked for, up to a moderate number of bytes, and waits for them. Returns how
-    /// many it has taken, and whether a request for the next one has failed.
+    /// Takes the first of `extents`, as far as they were requested, and waits for their bytes. It stops after
+    /// [`AT_ONCE`] bytes. Returns how many extents it has taken, and whether a request for the next one has failed.
     ///
-    /// The bytes are copied by the caller, while others may take theirs.
+    /// The caller copies the bytes after this call, when the state is not locked any more: other threads can take
+    /// extents at the same time.
     pub(super) fn take<'a>(
         &self,
         extents: impl Iterator<Item = &'a Extent>,
@@ -321,7 +331,7 @@ impl Stream {
 }
 
 impl Tag {
-    /// As the queue carries it.
+    /// Returns the tag as one number, for the queue.
     const fn number(self) -> u64 {
         self.1 * 2 + self.0 as u64
     }
@@ -339,7 +349,7 @@ fn request(lanes: &mut [Lane; 2], Tag(lane, number): Tag) -> Option<&mut Request
 }
 
 impl State {
-    /// Begins one request, if there is memory for it.
+    /// Starts one request. Returns `false` if there is no memory for it.
     fn begin(
         &mut self,
         lane: usize,
@@ -362,7 +372,8 @@ impl State {
         true
     }
 
-    /// Memory from the oldest requests that are not needed any more.
+    /// Returns memory of a lane for a request, and its place in the ring. If the ring is full, first removes the oldest
+    /// requests, as long as they are not needed any more.
     fn memory(&mut self, lane: usize, len: u64, block: u64) -> Option<(Buffer, u64)> {
         loop {
             if let Some(memory) = self.lanes[lane].ring.take(len, block) {
@@ -392,13 +403,13 @@ impl State {
         }
     }
 
-    /// The end of the request that has this byte.
+    /// Returns the end of the request that has the byte at `at`.
     fn end(&mut self, file: usize, at: u64) -> Option<u64> {
         let request = request(&mut self.lanes, self.places.last(file, at)?)?;
         (at < request.bytes.end).then_some(request.bytes.end)
     }
 
-    /// Whether one request or two that follow each other have all of it.
+    /// Whether one request, or two that follow each other, have all bytes of `extent`.
     fn has(&mut self, extent: &Extent) -> bool {
         let Extent { file, ref bytes, .. } = *extent;
         let first = self.end(file, bytes.start);
@@ -407,7 +418,8 @@ impl State {
         })
     }
 
-    /// Takes one extent. The copies of one that cannot be taken whole are the caller's to remove.
+    /// Adds the bytes of one extent to `copies`, and waits for them. If the result is not [`Taken::Whole`], the caller
+    /// must remove the copies that were added.
     fn take(&mut self, extent: &Extent, direct: &Direct, copies: &mut Vec<Copy>) -> Taken {
         let Extent { file, ref bytes, own_end, to } = *extent;
         let mut at = bytes.start;
@@ -456,7 +468,7 @@ impl State {
         end
     }
 
-    /// Notes what has ended, without waiting.
+    /// Stores the results of the requests that have ended, without waiting.
     fn settle_ended(&mut self) {
         while let Some(done) = self.queue.poll() {
             self.settle(done);

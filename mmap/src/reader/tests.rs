@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
 
-/// Files of these lengths in bytes; the bytes depend on their place.
+/// Creates files of these lengths in bytes. Their bytes depend on the file and the offset.
 fn files(folder: &tempfile::TempDir, lens: &[usize]) -> Vec<PathBuf> {
     let file = |(len, number): (&usize, u32)| {
         let path = folder.path().join(number.to_string());
@@ -25,14 +25,14 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 
-/// `None`, said aloud, where the file system has no reads past the page cache.
+/// Creates a reader with direct I/O. If the file system has none, prints that and returns `None`.
 fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Reader> {
     Reader::new(records.clone(), plan, options.mode(ReadMode::Direct))
         .inspect_err(|error| eprintln!("not checked: {error}"))
         .ok()
 }
 
-/// With `left` bytes of memory left.
+/// Creates a reader for which `left` bytes of memory are left.
 fn limited(records: &Arc<Ranges>, plan: &Plan, left: u64) -> Reader {
     let memory = (&Readers::default(), Some(left));
     Reader::with_memory(records.clone(), plan, ReadOptions::new(), memory).unwrap()
@@ -60,7 +60,7 @@ fn plain(records: &Ranges, batch: &BatchIndices) -> Vec<u8> {
     out
 }
 
-/// The files as records of varying length, some of them empty, some longer than a piece of a disk's request.
+/// Opens the files as records of varying length. Some are empty, and some are longer than a direct read.
 fn ragged(folder: &tempfile::TempDir, paths: &[PathBuf]) -> Arc<Ranges> {
     let lens = |(number, path): (u64, &PathBuf)| {
         let len = std::fs::metadata(path).unwrap().len();
@@ -87,12 +87,12 @@ fn ragged(folder: &tempfile::TempDir, paths: &[PathBuf]) -> Arc<Ranges> {
     RaggedRecords::open_indexed(paths.iter().zip(indexes)).unwrap().ranges()
 }
 
-/// The batches of an epoch.
+/// Reads the batches of an epoch without a reader.
 fn plain_epoch(records: &Ranges, plan: Plan, number: u64) -> Vec<Vec<u8>> {
     epoch(plan, number).map(|batch| plain(records, &batch)).collect()
 }
 
-/// Reads an epoch, and fails unless it has these batches.
+/// Reads an epoch, and checks its batches.
 fn check_against(expected: &[Vec<u8>], reader: &Reader, plan: Plan, number: u64) {
     reader.begin(epoch(plan.clone(), number));
     for (batch, expected) in epoch(plan.clone(), number).zip(expected) {
@@ -100,13 +100,14 @@ fn check_against(expected: &[Vec<u8>], reader: &Reader, plan: Plan, number: u64)
     }
 }
 
-/// Reads an epoch, and fails unless every byte is right.
+/// Reads an epoch, and checks every byte.
 fn check(reader: &Reader, plan: Plan, number: u64) {
     check_against(&plain_epoch(reader.ranges(), plan.clone(), number), reader, plan, number);
 }
 
-/// Rows, windows that overlap, windows with gaps, and rows that no block fits, in two files; in every order; all of it
-/// through the page cache, all past it, and some of each; prefetched as far as possible, or not at all.
+/// Checks rows, overlapping windows, windows with gaps, and rows that do not fit the blocks of a disk, in two files and
+/// in every order. All data is read through the page cache, or all with direct I/O, or some of each; with as much
+/// prefetch as possible, or none.
 #[test]
 fn every_way_to_read_delivers_the_same_bytes() {
     let folder = folder();
@@ -169,7 +170,7 @@ fn direct_stream(records: &Ranges, room: [u64; 2]) -> Option<Stream> {
     Some(Stream::new(files.collect(), room))
 }
 
-/// A window's chunks are read once, whole, whatever the chunk's length.
+/// The chunks of a window are read once and as a whole, for chunks of any length.
 #[test]
 fn a_window_is_read_once() {
     let folder = folder();
@@ -193,13 +194,13 @@ fn a_window_is_read_once() {
     assert!(calls.iter().all(|&other| other <= calls[0] * 11 / 10), "{calls:?}");
 }
 
-/// Reads an epoch.
+/// Reads an epoch, and does not check its bytes.
 fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
     reader.begin(epoch(plan.clone(), number));
     epoch(plan, number).for_each(|batch| drop(read(reader, &batch)));
 }
 
-/// The reader asks for more than there is room for. What was asked for is not given up before its batch is read.
+/// The reader requests more than there is room for. Requested bytes are not given up before their batch is read.
 #[test]
 fn what_is_asked_for_far_ahead_is_read_once() {
     let folder = folder();
@@ -210,7 +211,7 @@ fn what_is_asked_for_far_ahead_is_read_once() {
     assert_eq!(reader.stats().disk, 96 << 20);
 }
 
-/// Unfinished epochs leave nothing behind that takes memory from later ones.
+/// An epoch that is not finished keeps no memory that later epochs need.
 #[test]
 fn epochs_that_are_left_make_room() {
     let folder = folder();
@@ -231,7 +232,7 @@ fn epochs_that_are_left_make_room() {
     }
 }
 
-/// Two ranks share windows at their border, and each reads a part of their chunks alone.
+/// The chunks at the border of two ranks belong to both: each rank reads only a part of their records.
 #[test]
 fn chunks_that_are_not_read_whole_make_room() {
     let folder = folder();
@@ -299,7 +300,7 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
     }
 }
 
-/// What a file of that many bytes is when it is not there.
+/// Creates files of these lengths without data: they take no space on the disk.
 fn sparse(folder: &tempfile::TempDir, lens: &[u64]) -> Vec<PathBuf> {
     let file = |(number, len): (usize, &u64)| {
         let path = folder.path().join(format!("sparse-{number}"));
@@ -424,7 +425,8 @@ fn a_readers_memory_does_not_grow_with_the_data() {
     }
 }
 
-/// As `numpy.save` does over a file that is open: the old header would be taken for the new numbers.
+/// Writes to a file that is open, as `numpy.save` can. Without a check, the new numbers would be read by the old
+/// header.
 #[test]
 fn a_file_that_is_written_again_in_place_is_an_error() {
     let folder = folder();
@@ -447,7 +449,8 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     }
 }
 
-/// A disk whose blocks have 16 KiB, and one whose blocks have 64: places, lengths and memory are multiples of them.
+/// Simulates a disk with blocks of 16 KiB, and one with blocks of 64 KiB. Offsets, lengths and addresses must be
+/// multiples of the block.
 #[test]
 fn blocks_of_any_size_are_read() {
     let folder = folder();
@@ -462,7 +465,7 @@ fn blocks_of_any_size_are_read() {
             stream.files[0].block = block.into();
             let wanted = block;
             assert_eq!(stream.files[0].block(), wanted as u64);
-            // The disk takes only places, lengths and memory that are multiples of its block.
+            // The disk accepts only offsets, lengths and addresses that are multiples of its block.
             let queue = match block >> 10 {
                 8 => queue::Queue::by(aligned::<{ 8 << 10 }>),
                 16 => queue::Queue::by(aligned::<{ 16 << 10 }>),
@@ -481,7 +484,7 @@ fn aligned<const BLOCK: u64>(file: &File, out: &mut [u8], at: u64) -> std::io::R
     crate::file::read_at(file, out, at)
 }
 
-/// A read that fails is an error with its place; it is not tried again in silence.
+/// A read that fails is an error with its offset. It is not tried again without an error.
 #[test]
 fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     let folder = folder();
@@ -507,7 +510,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     assert!(out == plain(&records, &batch));
 }
 
-/// Its parent's reads are in flight when the child begins to use the same reader.
+/// A forked child uses the reader while reads of its parent are in flight.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_forks_child_reads_alone() {
@@ -539,7 +542,8 @@ fn a_forks_child_reads_alone() {
     assert_eq!(status, 0);
 }
 
-/// Disks with blocks of 4096 bytes read a hole at the front of a file in smaller ones.
+/// A disk with blocks of 4096 bytes reads a hole at the front of a file in smaller blocks, so a larger block is found
+/// only later.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_block_that_is_too_small_grows() {
@@ -596,16 +600,15 @@ fn the_share_follows_from_the_memory() {
     assert_eq!(reader.choice().data, 512 * MIB);
     let cached = reader.source.cached_until(&records.shards()[0]);
     assert_eq!(cached - 512 * MIB, reader.choice().cached);
-    // The mode is asked for, so the memory that is left does not matter.
+    // The options set the mode, so the memory that is left does not matter.
     let pread = Reader::new(records.clone(), &all, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
     assert_eq!((pread.choice().cached, pread.memory()), (1024 * MIB, 0));
     let direct = direct(&records, &windows(64), ReadOptions::new()).unwrap();
     assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 8));
 }
 
-/// Data that fits in memory is requested once an epoch, and not at all once it is resident.
-#[cfg(target_os = "linux")]
-/// Guards against faults that read single pages from the disk, and against wrong bytes of the way that replaces `pread`.
+/// Checks that no fault reads single pages from the disk, and that copies from the mapping have the same bytes as
+/// `pread`.
 #[test]
 #[cfg(target_os = "linux")]
 fn long_records_are_copied_together_while_the_cache_is_warm() {
@@ -642,7 +645,8 @@ fn long_records_are_copied_together_while_the_cache_is_warm() {
     assert!(matches!(error, Error::Truncated { .. }), "{error}");
 }
 
-/// What was asked for by the end of a first epoch, of three that find all of it in memory, and of one after an eviction.
+/// Returns the statistics after a first epoch, after three more that find all data in memory, and after one that
+/// follows an eviction.
 fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
     let mut epochs = 0..;
     let mut run = |count| {
@@ -655,6 +659,7 @@ fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
 }
 
 #[test]
+/// Data that fits in memory is hinted once in an epoch, and not any more once it is in memory.
 fn hints_end_when_everything_is_in_memory() {
     let folder = folder();
     let records = open(&files(&folder, &[64 << 20]), 4096);
@@ -672,7 +677,7 @@ fn hints_end_when_everything_is_in_memory() {
     assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
 }
 
-/// Guards against a disk that idles between the kernel's own requests, and against pages that come twice.
+/// Checks that the disk does not idle between the kernel's own requests, and that no page is read twice.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_is_read_in_order_is_asked_for_ahead() {
@@ -694,7 +699,7 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
 }
 
-/// Guards against a hint of which the kernel reads only the front, and against reading far more than was asked for.
+/// Checks that the kernel reads all bytes of a hint, and not many more.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_long_hint_brings_all_of_its_bytes() {
@@ -721,8 +726,8 @@ fn a_long_hint_brings_all_of_its_bytes() {
     }
 }
 
-/// Each batch is asked for once, in order, at most two more at a time and no further ahead than the window: the first alone
-/// before it is read.
+/// Each batch is requested once, in order. One read requests at most two further batches, and none outside the window.
+/// The first batch alone is requested before it is read.
 #[test]
 fn the_window_keeps_its_length() {
     let folder = folder();
@@ -743,7 +748,7 @@ fn the_window_keeps_its_length() {
             for batch in batches() {
                 let bytes = batch.len() * 100;
                 read(&reader, &batch);
-                // The reader asks for later batches after the first read, and before each of the others.
+                // The reader requests later batches after the first read, and before each of the other reads.
                 let first = if used == 0 { bytes } else { told };
                 used += bytes;
                 told = used.max(used.saturating_add(window).min(first + 2 * bytes)).min(all).max(told);

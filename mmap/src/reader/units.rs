@@ -1,4 +1,4 @@
-//! What a reader reads: the batches of a data set, or groups of tensors. Each is a list of extents.
+//! The units that a reader reads: batches of a data set, or groups of tensors. Each is a list of extents.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,33 +12,35 @@ pub trait Units: Sealed {}
 
 impl<D: Sealed> Units for D {}
 
-/// The methods of [`Units`].
+/// The methods of [`Units`]. Code outside this crate cannot call or implement them.
 pub trait Sealed: Debug + Send + Sync {
     /// A batch, or the index of a group.
     type Unit: Clone + Send + 'static;
 
-    /// The files.
+    /// The files of the data.
     fn shards(&self) -> &[Shard];
 
-    /// Bytes of a unit in a slot.
+    /// The size of a unit in a slot, in bytes.
     fn size(&self, unit: &Self::Unit) -> Result<u64, Error>;
 
-    /// What is read for a unit, in the order of the slot.
+    /// The extents of a unit, in the order of the slot.
     fn extents(&self, unit: &Self::Unit) -> impl Iterator<Item = Result<Extent, Error>>;
 
-    /// Brings bytes that records of a unit share to all their places, after the extents were read.
+    /// Copies bytes that several records of a unit share to each place where they belong. Call it after the extents
+    /// were read.
     fn spread(&self, _: &Self::Unit, _: &mut [u8]) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Cuts about so many bytes, or more, off the front of a unit. Returns them, and what is left.
+    /// Cuts a unit in two: a front of about `bytes` bytes, or more, and the rest, if there is one.
     fn split(&self, unit: Self::Unit, bytes: u64) -> (Self::Unit, Option<Self::Unit>);
 
-    /// Units of one epoch have one number. `None`: there are no epochs.
+    /// The number of the unit's epoch. `None`: these units have no epochs.
     fn epoch(unit: &Self::Unit) -> Option<u64>;
 
-    /// Gives the extents to ask for before a unit is read that comes after `last`. `windows`: whether whole windows of a
-    /// shuffle are asked for, and whether those of `last` were.
+    /// Calls `ask` for each extent to request before `unit` is read. `last` is the unit that was requested before it.
+    /// `windows` has two flags: whether to request whole chunks of a windowed shuffle, and whether that was done for
+    /// `last`. The call sets the second flag for `unit`.
     fn ahead(
         &self,
         unit: &Self::Unit,
@@ -48,14 +50,14 @@ pub trait Sealed: Debug + Send + Sync {
     ) -> Result<(), Error>;
 }
 
-/// How an extent that is asked for will be read.
+/// How an extent that is requested ahead will be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// With its unit, which goes on where the last one ended.
+    /// With its unit, which starts where the last unit ended in the file.
     InOrder,
-    /// With its unit.
+    /// With its unit, which starts elsewhere.
     Next,
-    /// With the next units, of so many bytes.
+    /// With several units, which are all within the next so many bytes of units.
     Window(u64),
 }
 
@@ -104,8 +106,8 @@ impl Sealed for Arc<Ranges> {
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
         }
-        // Look only at the first run of this batch and the last run of the batch before. The read itself goes through all
-        // runs, and to do so here too would double that work.
+        // Compare only the first run of this batch with the last run of the batch before. The read itself goes through
+        // all runs. Doing that here too would double the work.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();

@@ -21,13 +21,14 @@ use crate::buffer::{around, page_size, prefetch};
 use crate::file::{DataFile, READ_CALLS};
 
 thread_local! {
-    /// Ranges of memory for one call. Kept, so that a batch allocates nothing.
+    /// Lists of memory ranges for one system call. They are kept, so that a batch allocates nothing.
     static RANGES: RefCell<[Vec<libc::iovec>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// All pieces in one call, if the kernel has it for us; otherwise one call each. A piece begins at a page.
+/// Hints pieces of files: with one call for all of them if the kernel permits that, otherwise with one call for each. A
+/// piece starts at a page.
 pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, asked: &mut Asked) {
-    /// Bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
+    /// The most bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
     const BYTES: usize = 1 << 30;
     RANGES.with_borrow_mut(|[ranges, _]| {
         ranges.clear();
@@ -49,7 +50,7 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
     });
 }
 
-/// Hints ranges of mappings that are alive, and removes them.
+/// Hints `ranges`, and empties the list. The ranges are in mappings that exist.
 fn hint(ranges: &mut Vec<libc::iovec>, asked: &mut Asked) {
     let done = at_once(ranges, asked);
     for range in &ranges[done..] {
@@ -63,15 +64,17 @@ fn hint(ranges: &mut Vec<libc::iovec>, asked: &mut Asked) {
     ranges.clear();
 }
 
-/// Reads the byte before `at` too: the mark may be in its page. The kernel would take a read behind pages that are not in
-/// the cache for a single one.
+/// Reads the byte at `at` without waiting, and the byte before it, because the mark of the kernel's read-ahead may be
+/// in its page. If that page is not in the cache, nothing is read: the kernel would take the read for a random one and
+/// would not read ahead.
 pub(crate) fn touch(file: &File, at: u64) -> bool {
     let Some(before) = at.checked_sub(1) else { return false };
     matches!(cached(file, before..at), Ok(1..)) && [before, at].iter().all(|&at| read_now(file, at))
 }
 
-/// Reads a byte if its page is complete; if not, the call says so at once (`filemap_get_pages` in the kernel's
-/// `mm/filemap.c`). Returns whether there is such a call. By number, because old versions of libc have no name for it.
+/// Reads a byte without waiting: if its page is not complete, the call fails at once (`filemap_get_pages` in the
+/// kernel's `mm/filemap.c`). Returns whether the kernel has such a call. The call is made by its number, because old
+/// versions of libc have no name for it.
 fn read_now(file: &File, at: u64) -> bool {
     let mut byte = 0_u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -89,7 +92,7 @@ fn read_now(file: &File, at: u64) -> bool {
 /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
 const FUSE: u64 = 0x6573_5546;
 
-/// Whether hints for this file can wait for its file system.
+/// Whether hints for this file can block in its file system.
 ///
 /// FUSE has at most `max_background` such requests in flight, 12 by default. Further requests wait until one is
 /// answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
@@ -115,9 +118,9 @@ fn file_system_kind(file: &File) -> Option<u64> {
     kind
 }
 
-/// Hints all of these ranges by one call, counts it, and returns how many were hinted.
+/// Hints `ranges` with one call, counts it, and returns how many ranges were hinted.
 fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
-    /// The kernel has no such call for us, so it is not tried again. It guards no other data.
+    /// Whether the kernel has refused this call: it is not tried again then. Relaxed: no other data depends on it.
     static REFUSED: AtomicBool = AtomicBool::new(false);
     if ranges.len() < 2 || REFUSED.load(Relaxed) {
         return 0;
@@ -170,19 +173,19 @@ fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
     usize::try_from(taken).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies pieces of mapped files to their places in `out`, which do not overlap, by one call.
+/// Copies pieces of mapped files to their places in `out`, which do not overlap, with one call.
 ///
-/// `process_vm_writev` on this process: the pieces are the local side, and the kernel copies from them as from any
-/// argument. A fault that would be SIGBUS ends the call. It pins the pages of `out` once for each stretch of it, and
+/// It calls `process_vm_writev` on this process. The kernel reads the pieces as it reads any argument, so a missing
+/// page ends the call and raises no SIGBUS. The call pins the pages of `out` once for each contiguous part of it, and
 /// enters no file system.
 pub(crate) fn gather<'f>(
     pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     out: &mut [u8],
 ) -> Gathered {
-    /// The kernel has no such call for us, so it is not tried again. It guards no other data.
+    /// Whether the kernel has refused this call: it is not tried again then. Relaxed: no other data depends on it.
     static REFUSED: AtomicBool = AtomicBool::new(false);
-    /// Bytes of each piece that are brought near beforehand: with them a batch of 2 KiB records took 0.40 of the time of
-    /// `pread`, without 0.57, with all of their bytes 0.44.
+    /// Bytes at the front of each piece that are loaded into the processor's cache first. A batch of 2 KiB records then
+    /// took 0.40 of the time of `pread`; without it 0.57, and with all bytes of the pieces 0.44.
     const FRONT: usize = 256;
     if REFUSED.load(Relaxed) {
         return Gathered::Unavailable;
@@ -239,9 +242,9 @@ pub(crate) fn gather<'f>(
     })
 }
 
-/// Bytes that this thread has had read from disks so far. `None` if the system does not count them.
+/// Returns how many bytes the disks have read for this thread so far. `None` if the system does not count them.
 pub(crate) fn read_from_disk() -> Option<u64> {
-    /// `CONFIG_TASK_IO_ACCOUNTING`.
+    /// Whether the kernel was built to count them (`CONFIG_TASK_IO_ACCOUNTING`).
     static COUNTED: OnceLock<bool> = OnceLock::new();
     /// By number, because `libc` has no name for it on Android: `include/uapi/linux/resource.h`.
     const RUSAGE_THREAD: libc::c_int = 1;
@@ -259,25 +262,26 @@ pub(crate) fn read_from_disk() -> Option<u64> {
     u64::try_from(usage.ru_inblock).ok().map(|blocks| blocks * 512)
 }
 
-/// Whether [`read_from_disk`] counts reads of this file: file systems on disks of the machine do, others may not.
+/// Whether [`read_from_disk`] counts reads of this file. File systems on local disks count them; others may not.
 pub(crate) fn counts_reads(file: &File) -> bool {
     /// ext4, XFS, btrfs and tmpfs, in the kernel's `include/uapi/linux/magic.h`.
     const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
     file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
 }
 
-/// Pages of one call of `mincore`, one byte each. The limit keeps memory independent of the file's size.
+/// The most pages in one call of `mincore`, which returns one byte for each. The limit keeps memory independent of the
+/// file's size.
 pub(crate) const STRETCH: usize = 4096;
 
-/// Whether the pages of its files may be those of another file system, as of overlayfs and of FUSE's passthrough:
-/// `mincore` finds them, `cachestat` does not.
+/// Whether the cached pages of this file may belong to a file of another file system, as with overlayfs and with FUSE's
+/// passthrough. `mincore` finds such pages, and `cachestat` does not.
 fn is_stacked(file: &File) -> bool {
     /// `OVERLAYFS_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`.
     const OVERLAYFS: u64 = 0x794C_7630;
     file_system_kind(file).is_none_or(|kind| [OVERLAYFS, FUSE].contains(&kind))
 }
 
-/// `mincore`, a stretch of pages at a time; `cachestat` finds the stretches that it can skip.
+/// Counts pages with `mincore`, a stretch at a time. Skips stretches in which `cachestat` finds no page.
 pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Error> {
     let map = data.mapping()?;
     let [mut found, mut resident] = [0; 2];
@@ -310,11 +314,12 @@ pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Err
     Ok([found, resident])
 }
 
-/// Pages of the cache that hold these bytes, at least one, of a file, in a time that grows with their number alone.
+/// Returns how many pages of the cache hold these bytes of a file. There is at least one byte. The time depends only on
+/// the number of pages found.
 ///
-/// 0 agrees with `mincore`, unless tmpfs has them in the swap cache. More is too many: it has those on their way
-/// from the disk, whose bytes cannot be read yet (`filemap_cachestat` in the kernel's `mm/filemap.c`,
-/// `mincore_page` in `mm/mincore.c`).
+/// If the result is 0, `mincore` finds none either, unless tmpfs has the pages in the swap cache. A larger result may
+/// be too large: it includes pages that are still being read from the disk (`filemap_cachestat` in the kernel's
+/// `mm/filemap.c`, `mincore_page` in `mm/mincore.c`).
 pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
     const CACHESTAT: libc::c_long = 451;
@@ -328,7 +333,8 @@ pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     if status == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The cache forgets a whole file, after it is clean and this mapping of it lets go.
+/// Drops a whole file from the page cache. Releases this mapping's pages and writes out the file first, because the
+/// kernel keeps pages that are in use or dirty.
 pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
     if let Ok(map) = &data.map {
         // SAFETY: no reference to the mapping's bytes exists, and what is read through it later comes from the file.
@@ -362,7 +368,7 @@ fn fadvise(file: &File, bytes: Range<u64>, advice: libc::c_int) -> io::Result<()
     }
 }
 
-/// Opens the same file again, for reads past the cache.
+/// Opens the same file again, for direct I/O.
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let file = data.file()?;
     // Open by the descriptor, not by the path: the path may name another file by now. `O_DIRECT` belongs to an open
@@ -374,12 +380,12 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
         .map_err(|source| Error::System { path: data.path.clone(), call: "open(O_DIRECT)", source })
 }
 
-/// The blocks are the same for all files of a file system.
+/// Returns the number of the file system. All of its files have the same block size.
 pub(crate) fn file_system(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.dev())
 }
 
-/// Not a multiple of the block: open(2).
+/// Whether `error` means that a read was not aligned to the file's blocks (open(2)).
 pub(crate) fn too_small(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }
@@ -395,7 +401,7 @@ pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Resul
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// The kernel cannot pin the caller's pages.
+/// Whether `error` means that the kernel cannot pin the caller's pages.
 pub(crate) fn cannot_be_pinned(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }

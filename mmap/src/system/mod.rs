@@ -1,43 +1,50 @@
-//! What differs between operating systems: page hints, what is in the cache, and reads past it.
+//! System calls that differ between operating systems: prefetch hints, queries of the page cache, and direct I/O.
 //!
-//! Both files have the same functions. What a system lacks is [`Error::Unsupported`](crate::Error::Unsupported), but for
-//! hints: without them records are read all the same.
+//! Both files have the same functions. If a system lacks a call, the function returns
+//! [`Error::Unsupported`](crate::Error::Unsupported). Hints are the exception, because reads work without them.
 
 #[cfg_attr(any(target_os = "linux", target_os = "android"), path = "linux.rs")]
 #[cfg_attr(not(any(target_os = "linux", target_os = "android")), path = "others.rs")]
 mod this;
 
-// Hints: `will_need(pieces, asked)` hints pieces of files, and counts them; `hints_wait(file)`: whether hints for this file
-// can wait for its file system; `touch(file, at)` reads this byte without a wait, so that the kernel reads ahead from
-// there: it returns `false`, and reads nothing, if the byte before it has not been requested, or if there is no such call.
+// Hints:
+// - `will_need(pieces, asked)` hints pieces of files, and counts the hints.
+// - `hints_wait(file)`: whether a hint for this file can block in its file system.
+// - `touch(file, at)` reads the byte at `at` without waiting, so that the kernel reads ahead from there. Returns
+//   `false`, and reads nothing, if the byte before it was not requested, or if the system has no such call.
 pub(crate) use this::{hints_wait, touch, will_need};
-// The cache: `count(file, bytes)` returns the pages that hold these bytes, and how many of them are in the cache, without
-// pages past the end; `evict(file)` writes a file out and drops all of it from the cache; `gather(pieces, out)` copies pieces
-// of mappings to places in `out`, and raises no signal, whatever happens to the files; `read_from_disk()` returns how many
-// bytes the system has read from disks for this thread, if it counts them; `counts_reads(file)`: whether it does for this
-// file.
+// The page cache:
+// - `count(file, bytes)` returns the number of pages that hold these bytes, and how many of them are in the cache.
+//   Pages past the end of the file do not count.
+// - `evict(file)` writes a file out, and drops all of it from the cache.
+// - `gather(pieces, out)` copies pieces of mappings to places in `out`. It raises no signal, whatever happens to the
+//   files.
+// - `read_from_disk()` returns how many bytes the disks have read for this thread, if the system counts them.
+// - `counts_reads(file)`: whether it counts the reads of this file.
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
-// Past the cache: `reopen(data)` opens the file once more, for such reads; `read(file, start, pieces)` fills the pieces one
-// after the other; `file_system(file)` is a number that all files of one file system have in common, as they have the
-// size of their blocks in common; `too_small(error)`: whether the file's blocks are larger than those that were asked
-// for; `cannot_be_pinned(error)`: whether the caller's memory is of a kind that takes no such reads.
+// Direct I/O:
+// - `reopen(data)` opens the file a second time, for direct I/O.
+// - `read(file, start, pieces)` fills the pieces one after the other.
+// - `file_system(file)` returns a number that all files of one file system share. They also share the block size.
+// - `too_small(error)`: whether the file's blocks are larger than the block size of the read.
+// - `cannot_be_pinned(error)`: whether the caller's memory is of a kind that cannot be used for direct I/O.
 pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use this::{STRETCH, cached};
 
-/// What became of copying out of mappings.
+/// The result of `gather`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gathered {
     /// All bytes are in their places.
     All,
-    /// Some bytes are not in their file any more, or the kernel cannot write to their places.
+    /// Some bytes are no longer in their file, or the kernel cannot write to their places.
     Fault,
-    /// Nothing can be copied so.
+    /// Nothing was copied: the system has no such call, or it cannot be used for these files.
     Unavailable,
 }
 
-/// What became of hints: calls made, bytes that were accepted, pieces that were refused.
+/// The results of hints: the number of calls, of bytes that were accepted, and of pieces that were refused.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) calls: u64,
@@ -45,6 +52,5 @@ pub(crate) struct Asked {
     pub(crate) failed: u64,
 }
 
-/// Most pieces of one call: as many as Linux takes (`UIO_MAXIOV` in the kernel's
-/// `include/uapi/linux/uio.h`).
+/// The most pieces in one call, which is the limit of Linux (`UIO_MAXIOV` in the kernel's `include/uapi/linux/uio.h`).
 pub(crate) const PIECES: usize = 1024;

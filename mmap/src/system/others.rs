@@ -1,9 +1,9 @@
-//! The systems that this crate is compiled for but not run on: hints and reads past the cache, where a system has them.
+//! Systems that this crate is compiled for but not run on: hints and direct I/O, where a system has them.
 //!
-//! - macOS and its kin: `F_RDADVISE` for hints, `F_NOCACHE` for reads past the cache.
+//! - macOS and related systems: `F_RDADVISE` for hints, `F_NOCACHE` for direct I/O.
 //! - FreeBSD: `posix_fadvise` for hints and for dropping pages, `O_DIRECT`.
 //! - Windows: `PrefetchVirtualMemory`, `FILE_FLAG_NO_BUFFERING`.
-//! - Other Unixes: `madvise` for hints, and no more.
+//! - Other Unixes: `madvise` for hints, and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use super::{Asked, Gathered};
 use crate::Error;
 use crate::file::{DataFile, read_at};
 
-/// One call each.
+/// Hints each piece with one call.
 pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, asked: &mut Asked) {
     for (file, bytes) in pieces {
         asked.calls += 1;
@@ -24,7 +24,7 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
     }
 }
 
-/// `F_RDADVISE` does not wait (fcntl(2)).
+/// Hints with `F_RDADVISE`, which does not wait (fcntl(2)).
 #[cfg(target_vendor = "apple")]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     use std::os::fd::AsRawFd;
@@ -42,7 +42,7 @@ fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     }
 }
 
-/// File systems without a method for it (UFS) do nothing (`vop_stdadvise`).
+/// Hints with `posix_fadvise`. A file system that does not support it (UFS) does nothing (`vop_stdadvise`).
 #[cfg(target_os = "freebsd")]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     fadvise(file, bytes, libc::POSIX_FADV_WILLNEED)
@@ -64,7 +64,8 @@ fn fadvise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<(
     }
 }
 
-/// The file is mapped only during the call: a file that stays mapped can be neither truncated nor replaced.
+/// Hints with `PrefetchVirtualMemory`. The file is mapped only during the call, because a file that stays mapped can be
+/// neither truncated nor replaced.
 #[cfg(windows)]
 fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
@@ -100,7 +101,8 @@ fn failed(data: &DataFile, call: &'static str, source: io::Error) -> Error {
     Error::System { path: data.path.clone(), call, source }
 }
 
-/// By its path: `F_NOCACHE` and `O_DIRECT` belong to the opening, and `/dev/fd` would only give the same one.
+/// Opens the file again, by its path. `F_NOCACHE` and `O_DIRECT` apply to an open file, and `/dev/fd` would only give
+/// the one that is already open.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     #[cfg(target_os = "freebsd")]
@@ -117,7 +119,7 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     }
 }
 
-/// By the handle, not by the path: the path may name another file by now.
+/// Opens the file again, by its handle and not by its path: the path may name another file by now.
 #[cfg(windows)]
 pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     use std::os::windows::io::{AsRawHandle, FromRawHandle};
@@ -142,7 +144,7 @@ pub(crate) fn reopen(_: &DataFile) -> Result<File, Error> {
     Err(Error::Unsupported { call: "open(O_DIRECT)" })
 }
 
-/// Windows: each file is asked.
+/// Returns the number of the file system. Fails on Windows, so the block size is found anew for each file there.
 pub(crate) fn file_system(file: &File) -> io::Result<u64> {
     #[cfg(unix)]
     return Ok(std::os::unix::fs::MetadataExt::dev(&file.metadata()?));
@@ -150,8 +152,8 @@ pub(crate) fn file_system(file: &File) -> io::Result<u64> {
     Err(file.metadata().err().unwrap_or(io::ErrorKind::Unsupported.into()))
 }
 
-/// FreeBSD: some file systems refuse a read that does not fit the blocks, others send it through the cache. macOS takes
-/// any.
+/// Whether `error` means that a read was not aligned to the file's blocks. On FreeBSD, some file systems refuse such a
+/// read, and others read through the cache. macOS accepts any read.
 pub(crate) fn too_small(error: &io::Error) -> bool {
     #[cfg(target_os = "freebsd")]
     return error.raw_os_error() == Some(libc::EINVAL);
@@ -166,30 +168,31 @@ pub(crate) fn too_small(error: &io::Error) -> bool {
     }
 }
 
-/// Written out first: dirty pages stay. A length of 0 is to the end of the file.
+/// Drops a file from the cache. Writes it out first, because dirty pages stay. A length of 0 means up to the end of the
+/// file.
 #[cfg(target_os = "freebsd")]
 pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
     data.file()?.sync_all().map_err(|source| failed(data, "fsync", source))?;
     fadvise(data, &(0..0), libc::POSIX_FADV_DONTNEED)
 }
 
-/// There is no such call, it has no effect, or it also drops what was not written yet.
+/// Fails: these systems have no such call, or it has no effect, or it also drops what was not written out yet.
 #[cfg(not(target_os = "freebsd"))]
 pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
 
-/// No file system is known whose hints wait.
+/// Returns `false`: on these systems, no file system is known whose hints block.
 pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
-/// There is no read that does not wait for the disk.
+/// Returns `false`: these systems have no read that does not wait for the disk.
 pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
 }
 
-/// No call copies without a signal.
+/// Copies nothing: these systems have no call that copies from a mapping and raises no signal.
 pub(crate) fn gather<'f>(
     _: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     _: &mut [u8],
@@ -197,28 +200,28 @@ pub(crate) fn gather<'f>(
     Gathered::Unavailable
 }
 
-/// Not counted for a thread.
+/// Returns `None`: these systems do not count the disk reads of a thread.
 pub(crate) const fn read_from_disk() -> Option<u64> {
     None
 }
 
-/// Same as [`read_from_disk`].
+/// Returns `false`, as [`read_from_disk`] counts nothing.
 pub(crate) const fn counts_reads(_: &File) -> bool {
     false
 }
 
-/// Where there is a `mincore`, it does not count the pages of the file but those of a mapping (macOS), or means
-/// something else (the BSDs).
+/// Fails: if these systems have a `mincore`, it counts the pages of a mapping and not those of the file (macOS), or has
+/// another meaning (the BSDs).
 pub(crate) fn count(_: &DataFile, _: &Range<u64>) -> Result<[u64; 2], Error> {
     Err(Error::Unsupported { call: "mincore" })
 }
 
-/// No error is known that means it.
+/// Returns `false`: no error with this meaning is known.
 pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
     false
 }
 
-/// Reads as `preadv` does: one call for each piece, up to the first that is not filled.
+/// Reads as `preadv` does, with one call for each piece. Stops after a piece that it cannot fill.
 pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
     let mut done = 0;
     for piece in pieces {

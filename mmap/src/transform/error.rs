@@ -1,4 +1,4 @@
-//! What can be wrong with a transform or its slices.
+//! The errors of transforms.
 
 use crate::DType;
 

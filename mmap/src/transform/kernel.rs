@@ -2,14 +2,14 @@
 
 use std::marker::PhantomData;
 
-/// Numbers for which scales and shifts are repeated: few enough that they stay in the first-level cache.
+/// Scales and shifts are repeated to about this many numbers, which fit the first-level cache.
 const BLOCK: usize = 1024;
 
 /// A source number in little-endian bytes.
 pub(super) trait Raw: Copy + Default {
     const BYTES: usize;
 
-    /// Reads it from exactly [`BYTES`](Self::BYTES) bytes.
+    /// Reads the number from exactly [`BYTES`](Self::BYTES) bytes.
     fn read(bytes: &[u8]) -> Self;
 }
 
@@ -29,7 +29,7 @@ macro_rules! raw {
 
 raw!(u8 u16 u32);
 
-/// From one number to another.
+/// A conversion from one type of number to another.
 pub(super) trait Convert {
     type Raw: Raw;
     type Out;
@@ -123,14 +123,14 @@ const fn low_half(bits: u32) -> u16 {
 /// A scale and a shift for each channel, repeated for long loops.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Affine {
-    /// A multiple of the channels long.
+    /// The scales. The length is a multiple of the number of channels.
     scale: Box<[f32]>,
-    /// As long as `scale`.
+    /// The shifts, as many as scales.
     shift: Box<[f32]>,
 }
 
 impl Affine {
-    /// For as many channels as both slices are long, at least 1.
+    /// Each slice has one value for each channel. There is at least one channel.
     pub(super) fn new(scale: &[f32], shift: &[f32]) -> Self {
         let times = match BLOCK / scale.len() {
             0 => 1,
@@ -147,12 +147,12 @@ impl Affine {
     }
 }
 
-/// Work on slices.
+/// A loop over slices.
 pub(super) trait Job {
     fn run(self);
 }
 
-/// Does the job with the best instructions that this processor has.
+/// Runs the job with the best instructions that this processor has.
 pub(super) fn run<J: Job>(job: J) {
     #[cfg(test)]
     if super::tests::BASELINE.get() {
@@ -161,16 +161,16 @@ pub(super) fn run<J: Job>(job: J) {
     dispatch(job);
 }
 
-/// One copy of this, and of all that is inlined into it, is made for each instruction set.
+/// Compiled once for each instruction set, with all that is inlined into it.
 ///
-/// Only the integer half of AVX2 matters: it widens numbers and separates pixels. FMA is left out on purpose:
-/// results must not depend on it.
+/// Only the integer half of AVX2 matters: it widens numbers and separates pixels. FMA is left out on purpose: results
+/// must not depend on it.
 #[cfg_attr(feature = "simd", multiversion::multiversion(targets("x86_64+avx2")))]
 fn dispatch<J: Job>(job: J) {
     job.run();
 }
 
-/// Converts numbers one by one, and does `finish` to each.
+/// Converts numbers one by one, and applies `finish` to each result.
 pub(super) struct Each<'a, C: Convert, F> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
@@ -210,7 +210,7 @@ impl<C: Convert<Out = f32>> Job for Interleaved<'_, C> {
     }
 }
 
-/// Takes the channels of whole pictures apart, and converts them.
+/// Separates the channels of whole pictures, and converts them.
 pub(super) struct Planes<'a, C> {
     pub(super) src: &'a [u8],
     /// As many numbers as `src` has.
@@ -226,7 +226,8 @@ pub(super) struct Planes<'a, C> {
 /// With this many channels or fewer, compilers separate them well.
 const FEW: usize = 4;
 
-/// Pixels that are taken apart before they are written: long stretches in every plane, from a first-level cache.
+/// The number of pixels whose channels are separated before they are written. It is large, so that long pieces of every
+/// plane are written, and small enough for the first-level cache.
 const WINDOW: usize = 512;
 
 impl<C: Convert<Out = f32>> Job for Planes<'_, C> {
@@ -281,7 +282,7 @@ impl<C: Convert<Out = f32>> Planes<'_, C> {
     }
 }
 
-/// Takes a window apart, or what there is of it; `src` has pixels of `N` channels.
+/// Separates the channels of the next [`WINDOW`] pixels, or of those that are left. `src` has pixels of `N` channels.
 #[inline(always)]
 fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
     for (i, pixel) in src.chunks_exact(N * R::BYTES).enumerate().take(WINDOW) {
@@ -291,16 +292,16 @@ fn few<R: Raw, const N: usize>(src: &[u8], apart: &mut [[R; WINDOW]]) {
     }
 }
 
-/// The same for the first `N` channels of pixels of `pixel` bytes. Where they have less, what is left in `apart` for
-/// the others has no meaning.
+/// Does the same for the first `N` channels of pixels of `pixel` bytes. If the pixels have fewer channels, the rest of
+/// `apart` has no meaning.
 #[inline(always)]
 fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDOW]; N]) {
     let mut rows = [[0; ROW]; N];
     for at in (0..WINDOW).step_by(N) {
         let Some(src) = src.get(at * pixel..) else { return };
         if src.len() < (N - 1) * pixel + ROW {
-            // The last pixels of the picture, where whole rows of bytes would read past the end. If pixels are shorter
-            // than a row, they may be more than `N`.
+            // These are the last pixels of the picture. To read whole rows of bytes would go past its end. If pixels
+            // are shorter than a row, more than `N` of them may be left.
             for (i, pixel) in src.chunks(pixel).enumerate().take(WINDOW - at) {
                 for (plane, raw) in apart.iter_mut().zip(pixel.chunks_exact(R::BYTES)) {
                     plane[at + i] = R::read(raw);
@@ -319,15 +320,15 @@ fn many<R: Raw, const N: usize>(src: &[u8], pixel: usize, apart: &mut [[R; WINDO
     }
 }
 
-/// Bytes of a row: those of the least vector register.
+/// Bytes in a row: those of the smallest vector register.
 const ROW: usize = 16;
 
 /// Transposes a square of `N` rows, each of `N` numbers of type `R`: number `j` of row `i` becomes number `i` of row
 /// `j`. `N` is `ROW / R::BYTES`.
 ///
-/// Each round shuffles all numbers as cards are: one from the first half, one from the second, and so on. The number
-/// at index `i` goes where the bits of `i`, rotated by one, say; after as many rounds as the index of a row has bits,
-/// the two halves of the index, row and column, have changed places.
+/// Each round merges the two halves of all numbers like cards: one from the first half, one from the second, and so on.
+/// This rotates the bits of each number's index by one. After as many rounds as the index of a row has bits, row and
+/// column have changed places.
 #[inline(always)]
 fn transpose<R: Raw, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N] {
     assert_eq!(N * R::BYTES, ROW, "numbers in a row");
@@ -341,11 +342,11 @@ fn transpose<R: Raw, const N: usize>(mut rows: [[u8; ROW]; N]) -> [[u8; ROW]; N]
     rows
 }
 
-/// The first number of `a`, the first of `b`, the second of `a`, and so on.
+/// Returns the first number of `a`, the first of `b`, the second of `a`, and so on.
 ///
-/// By name, since compilers do not always see this instruction in a loop. Measured with 13 channels in the
-/// second-level cache, Zen 3: the loop below has 0.97 (u8) and 0.28 (u16) of this speed with AVX2, 0.68 and 0.34 with
-/// SSE2.
+/// It calls the instruction by name, because compilers do not always find it for a loop. Measured with 13 channels in
+/// the second-level cache, Zen 3: the loop below has 0.97 (u8) and 0.28 (u16) of this speed with AVX2, 0.68 and 0.34
+/// with SSE2.
 #[cfg(target_arch = "x86_64")]
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "all are of SSE2")]
 #[inline(always)]

@@ -67,7 +67,7 @@ use kernel::{
 pub struct Transform {
     dtype: DType,
     channels: usize,
-    /// Pixels of a picture, for planes.
+    /// The number of pixels in a picture, if the result has planes.
     pixels: Option<usize>,
     affine: Option<Affine>,
 }
@@ -330,7 +330,7 @@ fn each<C: Convert>(src: &[u8], dst: &mut [C::Out]) -> Result<usize, TransformEr
     Ok(len)
 }
 
-/// The first `wanted` numbers of `dst`.
+/// Returns the first `wanted` numbers of `dst`.
 fn front<T>(wanted: usize, dst: &mut [T]) -> Result<&mut [T], TransformError> {
     let found = dst.len();
     dst.get_mut(..wanted).ok_or(TransformError::BufferTooSmall { wanted, found })

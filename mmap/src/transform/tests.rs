@@ -1,4 +1,4 @@
-//! Every way through the loops, for every instruction set and to every kind of destination, against the reference.
+//! Compares every path through the loops with a reference, for every instruction set and every kind of destination.
 
 use std::cell::Cell;
 
@@ -11,11 +11,11 @@ use crate::DType;
 mod reference;
 
 thread_local! {
-    /// Whether this thread uses the loops as they are compiled for the least processor.
+    /// Whether this thread uses the loops that are compiled for every processor of the target.
     pub(super) static BASELINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does it in both ways.
+/// Runs a check with both versions of the loops.
 fn each_way(mut check: impl FnMut()) {
     for baseline in [false, true] {
         BASELINE.set(baseline);
@@ -23,10 +23,10 @@ fn each_way(mut check: impl FnMut()) {
     }
 }
 
-/// Past what the result takes: must stay as it was.
+/// Numbers in the destination after the result. They must not change.
 const GUARD: usize = 5;
 
-/// A destination whose first number is `offset` numbers from the start of a cache line.
+/// Returns a destination that starts `offset` numbers after the start of a cache line.
 fn destination<T: Copy>(room: &mut Vec<T>, fill: T, offset: usize, len: usize) -> &mut [T] {
     let line = 64 / size_of::<T>();
     *room = vec![fill; 2 * line + len + GUARD];
@@ -46,7 +46,7 @@ fn widen(dtype: DType, src: &[u8], i: usize) -> f32 {
     }
 }
 
-/// Bit for bit, except that arithmetic may give any NaN for a NaN.
+/// Compares the bits of all numbers. If there was arithmetic, any NaN equals any other.
 fn assert_same(found: &[f32], wanted: &[f32], arithmetic: bool) {
     assert_eq!(found.len(), wanted.len());
     for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
@@ -85,7 +85,7 @@ fn check_transform(
     });
 }
 
-/// The same for the functions that convert one by one.
+/// Checks a function that converts numbers one by one.
 fn check_each<T: Copy + PartialEq + std::fmt::Debug>(
     apply: impl Fn(&[u8], &mut [T]) -> Result<usize, super::TransformError>,
     fill: T,
@@ -125,7 +125,7 @@ fn every_number_of_two_bytes_is_normalised_and_taken_apart() {
     }
 }
 
-/// Pictures that end anywhere in a square of pixels, and rows of pixels shorter and longer than a register.
+/// Checks pictures that end at any place of a square of pixels, with rows of pixels shorter and longer than a register.
 #[test]
 fn every_number_of_channels_and_of_last_pixels_is_taken_apart() {
     let src: Vec<u8> =
@@ -216,7 +216,7 @@ fn channels() -> impl Strategy<Value = usize> {
     prop_oneof![1..=9_usize, 13..=18_usize, Just(33), 1000..1100_usize]
 }
 
-/// Lengths around the sizes of blocks and vectors.
+/// Checks lengths near the sizes of blocks and vectors.
 fn len() -> impl Strategy<Value = usize> {
     prop_oneof![0..70_usize, 480..560_usize, 1000..1060_usize, 0..5000_usize]
 }

@@ -1,10 +1,10 @@
-//! Many reads of files in flight. Each read owns its memory until it has ended.
+//! Keeps many reads of files in flight. Each read owns its memory until it has ended.
 //!
-//! A read is queued, then in flight, then ended. [`Queue`] keeps those that are queued or have ended and bounds what
-//! is in flight; an [`Engine`] owns those in flight. There are two: [`uring`] where the kernel has `io_uring` and permits
-//! it, otherwise [`threads`], as in Docker by default. Threads are as fast, but take more of a processor for a read: 15 in
-//! place of 5 µs for 4 KiB, 16 in place of 9 for 64 KiB, and as much for 1 MiB (2 vCPUs, AMD EPYC, Linux 6.18,
-//! ext4, 2026-11-25; medians of 7 rounds in turn, on a busy machine).
+//! A read is queued, then in flight, then ended. [`Queue`] owns the reads that are queued or have ended, and limits how
+//! many are in flight. An [`Engine`] owns the reads in flight. There are two engines: [`uring`] if the kernel has
+//! `io_uring` and permits it; otherwise [`threads`], for example in Docker by default. Threads are as fast, but take
+//! more processor time for a read: 15 µs instead of 5 for 4 KiB, 16 instead of 9 for 64 KiB, and as much for 1 MiB (2
+//! vCPUs, AMD EPYC, Linux 6.18, ext4, 2026-11-25; medians of 7 rounds in turn, on a busy machine).
 
 mod threads;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -23,15 +23,15 @@ use crate::Buffer;
 use crate::file::read_at;
 use threads::Threads;
 
-/// Most reads in flight. A cloud machine's disk answered a tenth fewer random reads of 4 KiB with 64, and no more with
-/// 128.
+/// The most reads in flight. With 64, a cloud machine's disk answered a tenth fewer random reads of 4 KiB; with 128, no
+/// more.
 const READS: usize = 96;
 
-/// Most bytes in flight, of more than one read. It answered no more reads of 64 KiB or 1 MiB with twice as many, and
-/// what is not in flight can be taken back.
+/// The most bytes in flight, except for a single longer read. With twice as many, that disk answered no more reads of
+/// 64 KiB or 1 MiB. A small number is better, because only reads that are not in flight can be taken back.
 const BYTES: usize = 8 << 20;
 
-/// Reads that are pushed between two looks at what the disk has finished.
+/// Reads that are pushed between two checks for finished reads.
 const TOGETHER: usize = 16;
 
 /// One read, with the memory it fills.
@@ -40,13 +40,13 @@ pub(crate) struct Read {
     pub(crate) file: Arc<File>,
     pub(crate) offset: u64,
     pub(crate) into: Buffer,
-    /// Bytes wanted, at most those of `into`.
+    /// The number of bytes to read, at most the length of `into`.
     pub(crate) len: usize,
-    /// What [`Done`] carries, for the caller to tell the reads apart.
+    /// A number that [`Done`] returns, so that the caller can tell its reads apart.
     pub(crate) tag: u64,
 }
 
-/// A read that has ended: the memory comes back in any case.
+/// A read that has ended. It returns the memory, also after an error.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) tag: u64,
@@ -54,10 +54,10 @@ pub(crate) struct Done {
     pub(crate) read: io::Result<usize>,
 }
 
-/// Reads in push order; they end in any order.
+/// A queue of reads. They start in the order of [`push`](Self::push) and end in any order.
 ///
-/// Dropping it waits for the reads in flight. After a `fork` the child may do nothing with its copy but drop it. That
-/// touches nothing that the parent uses, and the memory of the reads in flight leaks.
+/// Dropping the queue waits for the reads in flight. After a `fork`, the child may do nothing with its copy but drop
+/// it. That changes nothing that the parent uses, and leaks the memory of the reads in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     reads: Reads,
@@ -65,13 +65,14 @@ pub(crate) struct Queue {
 }
 
 #[derive(Debug)]
+/// The engine of a queue, once there is one.
 struct Running {
     engine: Box<dyn Engine>,
-    /// The process that has set it up.
+    /// The process that created the engine.
     process: u32,
 }
 
-/// The reads outside an engine, and how much is inside.
+/// The reads that are queued or have ended, and the number and the bytes of those in flight.
 #[derive(Debug, Default)]
 struct Reads {
     queued: VecDeque<Read>,
@@ -80,46 +81,49 @@ struct Reads {
     bytes: usize,
 }
 
-/// Owns the reads in flight: none is dropped before the system is done with its memory, also if the engine is.
+/// Owns the reads in flight. No read is dropped before the system is done with its memory, not even if the engine is
+/// dropped.
 trait Engine: Debug + Send {
-    /// Takes one more read, of at most [`READS`].
+    /// Takes one more read. The engine has at most [`READS`] at a time.
     fn begin(&mut self, read: Read, reads: &mut Reads);
 
-    /// Hands over what has begun, without waiting.
+    /// Hands the reads taken since the last call to the system, without waiting.
     fn submit(&mut self, reads: &mut Reads);
 
-    /// Ends the reads that the system is done with, without waiting.
+    /// Moves the reads that the system has finished to the ended ones, without waiting.
     fn reap(&mut self, reads: &mut Reads);
 
-    /// Hands over what has begun and waits until a read has ended or come back. At least one is in flight.
+    /// Hands the reads taken since the last call to the system, and waits until a read has ended or was requeued. At
+    /// least one read is in flight.
     fn wait(&mut self, reads: &mut Reads);
 
-    /// Whether it takes reads.
+    /// Whether the engine can take reads.
     fn works(&self) -> bool {
         true
     }
 }
 
 impl Reads {
-    /// A read in flight has ended.
+    /// Moves a read in flight to the ended ones.
     fn end(&mut self, read: Read, result: io::Result<usize>) {
         self.leave(&read);
         self.ended.push_back(Done { tag: read.tag, into: read.into, read: result });
     }
 
-    /// A read in flight could not be handed over, and has not begun after all.
+    /// Moves a read in flight back to the front of the queue, because the system has not started it.
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn requeue(&mut self, read: Read) {
         self.leave(&read);
         self.queued.push_front(read);
     }
 
+    /// Stops counting a read as in flight.
     fn leave(&mut self, read: &Read) {
         self.in_flight -= 1;
         self.bytes -= read.len;
     }
 
-    /// The next read to begin, if the limits allow it.
+    /// Takes the next read from the queue and counts it as in flight, if the limits allow it.
     fn next(&mut self) -> Option<Read> {
         let len = self.queued.front()?.len;
         let fits = self.in_flight < READS && self.bytes.saturating_add(len) <= BYTES;
@@ -131,25 +135,25 @@ impl Reads {
         self.queued.pop_front()
     }
 
-    /// Whether enough has ended to make beginning more worth a system call.
+    /// Whether so few reads are in flight that it is worth a system call to start more.
     const fn is_low(&self) -> bool {
         self.in_flight <= READS / 4 * 3 && self.bytes <= BYTES / 4 * 3
     }
 }
 
 impl Queue {
-    /// An empty queue; it sets up its engine at the first push.
+    /// Creates an empty queue. The first `push` creates the engine.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Queues a read. It begins at the next call of another kind, or with later ones that are pushed.
+    /// Queues a read. It starts at the next call of `start`, `poll` or `wait`, or after some more calls of `push`.
     pub(crate) fn push(&mut self, mut read: Read) {
         read.len = read.len.min(read.into.len());
         let Self { reads, running } = self;
         let running = running.get_or_insert_with(|| Running::new(engine()));
         reads.queued.push_back(read);
-        // Hand reads over in groups of `TOGETHER`: while a long list is prepared, the disk would be idle.
+        // Hand reads over in groups of `TOGETHER`. Otherwise the disk would be idle while a long list is prepared.
         if reads.queued.len() % TOGETHER == 0 {
             running.engine.reap(reads);
             if reads.is_low() {
@@ -159,7 +163,7 @@ impl Queue {
         }
     }
 
-    /// Begins the reads that the limits allow, without waiting for any.
+    /// Starts the reads that the limits allow, without waiting.
     pub(crate) fn start(&mut self) {
         let Self { reads, running: Some(running) } = self else { return };
         running.engine.reap(reads);
@@ -167,7 +171,7 @@ impl Queue {
         running.engine.submit(reads);
     }
 
-    /// Returns a read that has ended, without waiting for one, and begins more.
+    /// Returns a read that has ended, if there is one, and starts more. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Done> {
         let Self { reads, running: Some(running) } = self else { return None };
         let done = running.ended(reads);
@@ -178,12 +182,12 @@ impl Queue {
         done
     }
 
-    /// Returns a read that has ended, and waits for one if need be. `None` if none is queued or in flight.
+    /// Returns a read that has ended. Waits for one if there is none. Returns `None` if no read is queued or in flight.
     pub(crate) fn wait(&mut self) -> Option<Done> {
         let Self { reads, running: Some(running) } = self else { return None };
         loop {
             let done = running.ended(reads);
-            // If this call has to wait, its system call hands over new reads too: begin even a few of them.
+            // If this call has to wait, the system call that waits also hands over new reads: start even a few.
             if done.is_none() || reads.is_low() {
                 running.begin(reads);
             }
@@ -200,7 +204,7 @@ impl Queue {
         }
     }
 
-    /// Takes back the queued reads, as tag and memory. Those in flight stay.
+    /// Removes the queued reads, and returns their tags and memory. The reads in flight stay.
     pub(crate) fn forget_queued(&mut self) -> Vec<(u64, Buffer)> {
         self.reads.queued.drain(..).map(|read| (read.tag, read.into)).collect()
     }
@@ -220,6 +224,7 @@ impl Running {
         Self { engine, process: std::process::id() }
     }
 
+    /// Returns a read that has ended, if there is one.
     fn ended(&mut self, reads: &mut Reads) -> Option<Done> {
         if reads.ended.is_empty() {
             self.engine.reap(reads);
@@ -227,7 +232,8 @@ impl Running {
         reads.ended.pop_front()
     }
 
-    /// Gives the engine the reads that the limits allow.
+    /// Gives the engine the reads that the limits allow. Replaces an engine that no longer works by threads, once it
+    /// has no read.
     fn begin(&mut self, reads: &mut Reads) {
         if !self.engine.works() {
             if reads.in_flight > 0 {
@@ -241,7 +247,7 @@ impl Running {
     }
 }
 
-/// The best engine that the system permits.
+/// Creates the fastest engine that the system permits.
 fn engine() -> Box<dyn Engine> {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     if let Ok(uring) = uring::Uring::new() {

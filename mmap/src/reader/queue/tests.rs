@@ -1,10 +1,10 @@
-//! Both engines: the bytes of every read, errors, limits, and what is done with reads in flight.
+//! Tests of both engines: the bytes of every read, errors, limits, and what happens to reads in flight.
 
 use std::fs::{self, OpenOptions};
 
 use super::*;
 
-/// Runs a test on each engine that this system has. `read_at` is what threads do.
+/// Runs a test on each engine that this system has. Threads read with `read_at`.
 fn each(read_at: threads::ReadAt, test: impl Fn(Queue)) {
     test(Queue::on(Box::new(Threads::new(read_at))));
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -15,7 +15,7 @@ fn each(read_at: threads::ReadAt, test: impl Fn(Queue)) {
 }
 
 impl Queue {
-    /// Whose threads read by `read_at`.
+    /// Creates a queue with an engine of threads, which read with `read_at`.
     pub(in crate::reader) fn by(read_at: threads::ReadAt) -> Self {
         Self::on(Box::new(Threads::new(read_at)))
     }
@@ -31,7 +31,7 @@ fn read(file: &Arc<File>, offset: u64, len: usize, tag: u64) -> Read {
     Read { file: Arc::clone(file), offset, into, len, tag }
 }
 
-/// A file of as many bytes. Each byte differs from those a power of two away.
+/// Creates a file of `len` bytes. Each byte differs from those a power of two away.
 fn data(len: usize) -> (tempfile::TempDir, Arc<File>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let bytes: Vec<u8> = (0..251).cycle().take(len).collect();
@@ -40,7 +40,7 @@ fn data(len: usize) -> (tempfile::TempDir, Arc<File>, Vec<u8>) {
     (folder, Arc::new(File::open(path).unwrap()), bytes)
 }
 
-/// Fails unless the read has brought what `bytes` have there.
+/// Checks that the read has returned the bytes of `bytes` at `offset`.
 fn check(done: &Done, bytes: &[u8], offset: u64, len: usize) {
     let wanted = bytes.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
     let wanted = &wanted[..len.min(wanted.len())];
@@ -49,7 +49,8 @@ fn check(done: &Done, bytes: &[u8], offset: u64, len: usize) {
     assert!(done.into[wanted.len()..].iter().all(|&byte| byte == 0xEE), "{len} bytes at {offset}");
 }
 
-/// A thousand reads of a file, many more than may be in flight, some of them large, some across its end or behind it.
+/// Does a thousand reads of a file, many more than may be in flight. Some are large, and some reach past the end of the
+/// file or start there.
 fn reads_a_file(mut queue: Queue) {
     let (_folder, file, bytes) = data((3 << 20) + 77);
     let mut state = 1_u64;
@@ -91,7 +92,7 @@ fn every_byte_is_the_files() {
     each(read_at, reads_a_file);
 }
 
-/// Whoever prepares many reads does not keep the disk waiting for the last of them.
+/// Reads start before the last one of a long list is pushed.
 #[test]
 fn reads_begin_while_others_are_pushed() {
     let (_folder, file, bytes) = data(1000);
@@ -156,7 +157,7 @@ fn no_more_is_read_than_the_memory_holds() {
     });
 }
 
-/// Reads of a socket: the test decides when they end.
+/// Reads of a socket. The test decides when they end, because it writes to the socket.
 #[cfg(unix)]
 mod gated {
     use std::io::Read as _;
@@ -177,7 +178,7 @@ mod gated {
         (writer, Arc::new(File::from(OwnedFd::from(reader))))
     }
 
-    /// A socket has no places.
+    /// Reads the next bytes of a socket, which has no offsets.
     fn read_next(mut file: &File, out: &mut [u8], _: u64) -> io::Result<usize> {
         file.read(out)
     }
@@ -260,7 +261,7 @@ mod gated {
             BEGUN.fetch_add(1, SeqCst);
             read_next(file, out, offset)
         }
-        /// Fails if it is dropped before the read can have ended.
+        /// Panics if it is dropped before the read can have ended.
         struct Lender(#[expect(dead_code, reason = "owns the memory")] Vec<u8>, Arc<AtomicBool>);
         impl Drop for Lender {
             fn drop(&mut self) {
@@ -305,7 +306,7 @@ mod gated {
             writer.write_all(&[1; 10_000]).unwrap();
             drop(writer);
             drops.join().unwrap();
-            // No read keeps the file any more.
+            // All reads have dropped the file.
             assert_eq!(Arc::strong_count(&file), 1);
         });
     }
@@ -344,7 +345,7 @@ mod gated {
         });
     }
 
-    /// Threads do not see them.
+    /// Only `io_uring` needs this test: the engine of threads does not notice signals.
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     #[test]
     fn signals_neither_end_a_wait_nor_lose_a_read() {
@@ -384,14 +385,15 @@ mod gated {
         });
     }
 
-    /// Calls that the system refuses to a thread, as containers do.
+    /// Tests with system calls that are refused, as in containers.
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     mod refused {
         use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
         use super::*;
 
-        /// From now on and for this thread and those that it starts. `false` where there are no filters, as in QEMU.
+        /// Refuses system calls from now on, for this thread and those that it starts. Returns `false` if the system
+        /// has no filters, as in QEMU.
         #[must_use]
         fn refuse(calls: &[libc::c_long], errno: libc::c_int) -> bool {
             let action = SeccompAction::Errno(errno.try_into().unwrap());
@@ -413,7 +415,7 @@ mod gated {
             }
         }
 
-        /// In a separate thread, because filters cannot be removed.
+        /// Runs a test in a separate thread, because filters cannot be removed.
         fn alone(test: impl FnOnce() + Send + 'static) {
             thread::spawn(test).join().unwrap();
         }
@@ -462,7 +464,7 @@ mod gated {
                 assert_eq!(tags, (1..100).collect::<Vec<_>>());
                 assert!(format!("{queue:?}").contains("Threads"), "{queue:?}");
 
-                // A drop of the queue also lets go of a read that was only pushed.
+                // Dropping the queue also drops a read that was only pushed.
                 queue.push(read(&file, 0, 10, 0));
                 drop(queue);
                 assert_eq!(Arc::strong_count(&file), 1);

@@ -1,4 +1,4 @@
-//! Threads. Each does one read after the other.
+//! An engine of threads. Each thread does one read after the other.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -9,14 +9,15 @@ use std::thread::{Builder, JoinHandle};
 
 use super::{Engine, Read, Reads};
 
-/// Most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB; large reads need 8.
+/// The most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB. Large reads need
+/// only 8.
 const THREADS: usize = 32;
 
 /// Bytes of a thread's stack. One system call uses little of it, but the stack also holds the program's thread-local
 /// memory.
 const STACK: usize = 256 << 10;
 
-/// Reads once at a place in the file.
+/// A function that reads once at an offset of a file.
 pub(super) type ReadAt = fn(&File, &mut [u8], u64) -> io::Result<usize>;
 
 #[derive(Debug)]
@@ -40,20 +41,20 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Work {
     reads: VecDeque<Read>,
-    /// Threads that will look for a read next.
+    /// Threads that do no read: they wait for one, or will look for one next.
     idle: usize,
     closed: bool,
 }
 
 impl Threads {
-    /// No threads yet; those to come read by `read_at`.
+    /// Creates an engine that has no threads yet. Its threads will read with `read_at`.
     pub(super) fn new(read_at: ReadAt) -> Self {
         let shared = Shared { work: Mutex::default(), changed: Condvar::new(), read_at };
         let (sender, ended) = channel();
         Self { shared: Arc::new(shared), threads: Vec::new(), sender, ended, begun: Vec::new() }
     }
 
-    /// Starts as many threads as reads wait for one.
+    /// Starts `wanted` threads, or as many as [`THREADS`] and the system allow.
     fn grow(&mut self, mut wanted: usize) {
         while wanted > 0 && self.threads.len() < THREADS {
             let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
@@ -62,7 +63,7 @@ impl Threads {
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
-                // The system refuses a thread: the existing ones do the reads later.
+                // The system refuses a thread: the existing threads do the reads later.
                 self.shared.lock().idle -= 1;
                 return;
             }
@@ -70,7 +71,7 @@ impl Threads {
         }
     }
 
-    /// Does a read here, if there is no thread that would.
+    /// Does a read on the calling thread if the engine has no threads.
     fn read_here(&self, reads: &mut Reads) {
         if self.threads.is_empty() {
             let read = self.shared.lock().reads.pop_front();
@@ -137,7 +138,7 @@ impl Drop for Threads {
 }
 
 impl Shared {
-    /// A thread's life.
+    /// What each thread does: takes reads, does them and sends the results, until the engine is dropped.
     fn run(&self, ended: &Sender<Ended>) {
         let mut work = self.lock();
         while !work.closed {
@@ -160,7 +161,7 @@ impl Shared {
         (read, result)
     }
 
-    /// Nothing that runs under the lock panics halfway.
+    /// Locks the work. The lock may be poisoned: no code panics in the middle of a change.
     fn lock(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
