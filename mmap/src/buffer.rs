@@ -190,7 +190,7 @@ impl DerefMut for Buffer {
 
 /// Bytes in a page of memory.
 pub(crate) fn page_size() -> usize {
-    /// The smallest page of any system, and Windows's on all processors.
+    /// The page size of Windows, and the smallest page size of any system.
     const SMALLEST: usize = 4096;
     #[cfg(not(unix))]
     return SMALLEST;
@@ -198,7 +198,7 @@ pub(crate) fn page_size() -> usize {
     {
         // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        // POSIX requires every system to answer. A failure would be -1, which is no usize.
+        // POSIX requires every system to answer. A failure would be -1, which does not fit a usize.
         usize::try_from(bytes).unwrap_or(SMALLEST)
     }
 }

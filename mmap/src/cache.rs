@@ -105,7 +105,7 @@ mod tests {
     use crate::buffer::page_size;
     use crate::system::STRETCH;
 
-    /// Three stretches and a half with a page here and there: counted at once, and page by page.
+    /// Counts a sparse file of three and a half stretches in large ranges, and page by page: the numbers are equal.
     #[test]
     fn stretches_are_counted_like_their_pages() {
         let page = page_size();

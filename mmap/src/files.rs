@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
     }
 
-    /// As in a download cache that was partly deleted.
+    /// The folder has a link to a file that is gone, as in a download cache that was partly deleted.
     #[cfg(unix)]
     #[test]
     fn a_link_to_a_file_that_is_gone_is_not_left_out() {

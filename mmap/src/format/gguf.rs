@@ -63,7 +63,7 @@ const TYPES: [Row; 33] = [
     (41, "Q1_0", 128, 18, None),
 ];
 
-/// Which part of a model in several files a file is, from 0, and of how many.
+/// The number of a file among the files of its model, from 0, and the number of these files.
 pub(super) struct Part {
     pub(super) number: u64,
     pub(super) of: u64,

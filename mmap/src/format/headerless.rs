@@ -103,8 +103,8 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
     (0, b"PAR1", "Parquet", TABLE),
     (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
-    // Pickles of protocol 4 and 5 with the frame that every pickler writes; of protocol 2 and 3 those of a dict, a
-    // list, and torch.save.
+    // Pickles of protocol 4 and 5, if they start with a frame, which every pickler writes. Of protocol 2 and 3, only
+    // pickles of a dict and of a list, and those of torch.save.
     (0, b"\x80\x04\x95", "a Python pickle", PARSE),
     (0, b"\x80\x05\x95", "a Python pickle", PARSE),
     (0, b"\x80\x02}q\0", "a Python pickle", PARSE),

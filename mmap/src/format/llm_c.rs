@@ -6,9 +6,10 @@ use super::{Array, check_length, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
-/// 256 int32: magic, version, number of tokens; the rest is not used.
+/// Bytes in the header: 256 int32. The first are the magic, the version and the number of tokens; the rest is not used.
 const HEADER: usize = 256 * 4;
-/// The two headers there are, by `HEADERS_INFO` in llm.c's `dev/data/data_common.py`.
+/// The magic, the version and the type of the tokens in each of the two kinds of header (`HEADERS_INFO` in llm.c's
+/// `dev/data/data_common.py`).
 const GPT_2: (i32, i32, DType) = (20_240_520, 1, DType::U16);
 const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
 

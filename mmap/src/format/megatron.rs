@@ -6,7 +6,7 @@ use crate::{DType, Error};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
-/// Magic, version, type, number of sequences, number of entries of the document index.
+/// Bytes in the header: magic, version, type, number of sequences, number of entries of the document index.
 const HEADER: usize = 9 + 8 + 1 + 8 + 8;
 
 /// Reads the type of a token, and the offsets of the sequences in the data file: the start of each, and then the end of
@@ -20,7 +20,7 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if number(9) != VERSION {
         return Err(file.bad_version(9, VERSION, number(9)));
     }
-    // The types by their code, from code 1 on.
+    // The types in the order of their codes. The first code is 1.
     let known =
         [DType::U8, DType::I8, DType::I16, DType::I32, DType::I64, DType::F64, DType::F32, DType::U16];
     let Some(&dtype) = usize::from(header[17]).checked_sub(1).and_then(|code| known.get(code)) else {

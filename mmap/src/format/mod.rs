@@ -84,7 +84,7 @@ struct Array {
     shape: Vec<u64>,
 }
 
-/// Opens files of one format, whose headers `parse` reads.
+/// Opens files of one format. `parse` reads the header of each.
 fn open<P: AsRef<Path>>(
     options: Options,
     paths: impl IntoIterator<Item = P>,
@@ -132,8 +132,8 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         Cut::Rows => (1, 1),
         Cut::Windows { rows, stride } => (rows as u64, stride as u64),
     };
-    // The products may saturate. A window of 2^64 bytes or more fits no file. A stride of that size matters only for a
-    // second window, and where there is one, both fit the file.
+    // The products may saturate. A window of 2^64 bytes or more fits no file. The stride is used only if there is a
+    // second window; if there is one, the stride fits the file and has not saturated.
     let bytes = row_bytes.saturating_mul(window);
     let stride_bytes = row_bytes.saturating_mul(stride);
     let Some(spare) = rows.checked_sub(window) else {

@@ -150,8 +150,8 @@ impl<'a> Parser<'a> {
             return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
         };
         let dtype = self.little_endian(dtype)?;
-        // If at most one axis is longer than 1, both orders have the same bytes. numpy then writes `False`; libraries
-        // that write `True` for all arrays (NPZ.jl, npy-matlab) do so here too.
+        // If at most one axis is longer than 1, both orders have the same bytes. numpy then writes `False`. Libraries
+        // that write `True` for every array (NPZ.jl, npy-matlab) also write it for such an array.
         if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
             let offset = self.offset(fortran_at);
             return Err(FormatError::FortranOrder { path: self.file.path.clone(), offset }.into());
@@ -248,7 +248,7 @@ impl<'a> Parser<'a> {
             return Err(self.bad("a number from 0 to 2^64 - 1"));
         };
         self.at += digits;
-        // Python 2 wrote an `L` behind long integers. numpy drops it too (`_filter_header`).
+        // Python 2 wrote an `L` after long integers. numpy drops it too (`_filter_header`).
         if self.text.get(self.at) == Some(&b'L') {
             self.at += 1;
         }

@@ -22,7 +22,7 @@ pub struct BatchIndices {
     pub(super) shuffle: Shuffle,
     pub(super) epoch: u64,
     pub(super) step: u64,
-    /// Ranks that share the epoch.
+    /// The number of ranks that share the epoch.
     pub(super) world: u64,
     /// The positions of the batch in the epoch's order, `start < end`. Positions past the last record start again at
     /// the first. With seams, these are positions among the records that are left.
@@ -234,7 +234,7 @@ impl Runs {
             None => (self.at % self.records, u64::MAX),
             Some(seams) => match find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
-                // A position behind the records that are left wraps around to the front of the order.
+                // A position after those that are left wraps around to the front of the order.
                 None => ((self.at - left(seams).unwrap_or_default()) % self.records, u64::MAX),
             },
         };
@@ -344,7 +344,8 @@ impl ShuffledChunks {
     fn new(records: u64, chunk: u64, key: Key) -> Self {
         let chunks = records.div_ceil(chunk);
         let order = Permutation::new(chunks, key);
-        // Draw the place of the last, shorter chunk instead of searching `order` for it: all positions depend on it.
+        // Draw the place of the last, shorter chunk at random, instead of searching `order` for it: the record of every
+        // position depends on this place.
         let last = key.of(0).below(chunks);
         let displaced = order.at(last);
         Self { records, chunk, order, last, displaced }

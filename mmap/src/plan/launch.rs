@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(of(&[("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "6")]), Ok(Some((5, 6))));
     }
 
-    /// The variables are those that a process had that Slurm 22.05 started in each of these ways.
+    /// The variables of processes that Slurm 22.05 started in each of these ways.
     #[test]
     fn slurms_numbers_are_those_of_srun() {
         const NAMES: [&str; 4] = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"];
@@ -362,8 +362,8 @@ mod tests {
         assert_eq!(of(&[("PMIX_RANK", "0")]), Err(RankError::NoWorld { name: "PMIX_RANK" }));
     }
 
-    /// All variables alone, and each with each other, at rank 1 of 2: the right numbers or an error, and never rank 0
-    /// of 1, which reads everything once for each rank.
+    /// Sets each variable alone, and each pair of variables, for rank 1 of 2. The result must be these numbers or an
+    /// error. It must never be rank 0 of 1: every rank would then read all data.
     #[test]
     fn no_variable_gives_a_silent_rank_0_of_1() {
         let pairs = || LAUNCHERS.into_iter().chain([SLURM]);
@@ -372,7 +372,7 @@ mod tests {
         variables.extend(RANKS.map(|name| (name, "1")));
         variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
         variables.push((SLURM_LOCAL, "1"));
-        // The value 0 too: the first process or node of several must not take itself for the only one.
+        // Also set the value 0: the first of several processes or nodes must not be taken for the only one.
         let alone = RANKS.into_iter().chain(MARKS.split_whitespace()).chain([SLURM_LOCAL]);
         variables.extend(alone.map(|name| (name, "0")));
         let mut complete = 0;

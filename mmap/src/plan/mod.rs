@@ -404,8 +404,8 @@ impl Plan {
 
     /// The positions of a whole batch.
     fn whole_batch(&self, step: u64) -> Range<u64> {
-        // No overflow: a full step ends within the records. Where one more step can be asked for (`LastBatch::Wrap`),
-        // the builder has checked its end.
+        // No overflow: a full step ends within the records. With `LastBatch::Wrap`, there can be one more step, and the
+        // builder has checked its end.
         let full = self.full_steps();
         let batch = match self.shuffle {
             // Each rank has windows of its own, so the steps of one rank follow each other in the order.

@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(Alignment::new(8192, 4096, 512, 512), expected);
     }
 
-    /// A header of 128 bytes in front of the records, and a buffer at a page.
+    /// The records start after a header of 128 bytes, and the buffer starts at a page.
     #[test]
     fn what_is_not_is_moved_by_less_than_a_block() {
         let expected =

@@ -27,7 +27,7 @@ pub(super) struct Wish<'a> {
     pub(super) data: u64,
     /// Bytes in a window of the shuffle, or 0.
     pub(super) window: u64,
-    /// Bytes of memory that the caller needs.
+    /// Bytes of memory that the caller needs for itself.
     pub(super) own: u64,
     /// Bytes of memory for direct reads: for prefetched data, and for data that is needed now but was not prefetched.
     pub(super) lanes: [u64; 2],

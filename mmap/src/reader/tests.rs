@@ -441,7 +441,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     file.set_times(std::fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH)).unwrap();
     let mut out = vec![0; 64 * 4096];
     for reader in &readers {
-        // Every batch fails, without a new call of `begin` too.
+        // Every batch fails, also without a new call of `begin`.
         for (number, step) in [(1, 0), (1, 1), (2, 3)] {
             let error = reader.read(&plan.batch(number, step).unwrap(), &mut out).unwrap_err();
             assert!(matches!(&error, Error::Replaced { path } if *path == paths[1]), "{error}");
@@ -504,7 +504,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     };
     assert_eq!((path, source.kind(), offset % 4096), (paths[0].clone(), wanted, 0));
     reader.source.stream.as_mut().unwrap().files[0].file.replace(readable);
-    // Each request that failed ahead reports its error once.
+    // Each prefetch that failed reports its error once.
     let failures = (0..20).take_while(|_| reader.read(&batch, &mut out).is_err()).count();
     assert!(failures < 16, "{failures}");
     assert!(out == plain(&records, &batch));
@@ -775,7 +775,8 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     if cfg!(not(target_os = "linux")) {
         return;
     }
-    // In order, one rank jumps only to its first batch, which is read at once. One of two ranks jumps to every batch.
+    // Without a shuffle, a single rank continues where it was, except for its first batch, which is read at once. One
+    // of two ranks starts every batch at a new place.
     assert_eq!(hinted(Shuffle::None, (0, 1)), 0);
     assert_eq!(hinted(Shuffle::None, (1, 2)), 2 * 2 * 3);
     let chunks = hinted(Shuffle::Chunks { records: 6 }, (0, 1));

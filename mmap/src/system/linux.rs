@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
 use libc::{off_t as Offset, posix_fadvise, preadv};
-/// 64 bits, also on 32-bit processors.
+/// Offsets of 64 bits, also on 32-bit processors.
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 
@@ -35,7 +35,7 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
         let mut bytes = 0;
         for (file, piece) in pieces {
             let Ok(map) = &file.map else { continue };
-            // An offset that does not fit a usize is behind the end of the mapping, whose length does.
+            // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
             let [start, end] =
                 [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
             if ranges.len() == PIECES || bytes + (end - start) > BYTES {
@@ -78,7 +78,8 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
 fn read_now(file: &File, at: u64) -> bool {
     let mut byte = 0_u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    // The kernel joins both halves to the offset, whatever the size of a `long` (`pos_from_hilo` in `fs/read_write.c`).
+    // The kernel joins the two halves to the offset, whatever the size of a `long` (`pos_from_hilo` in
+    // `fs/read_write.c`).
     #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "the low half")]
     let [low, high] = [at, at >> 32].map(|half| half as libc::c_ulong);
     // SAFETY: the descriptor is open as long as `file` lives. The kernel reads one entry and writes one byte.
@@ -198,7 +199,7 @@ pub(crate) fn gather<'f>(
         let mut wanted = 0;
         for (file, bytes, to) in pieces {
             let Ok(map) = &file.map else { return Gathered::Unavailable };
-            // An offset that does not fit a usize is behind the end of the mapping, whose length does.
+            // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
             let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(map.len());
             let (start, len) = (at(bytes.start), at(bytes.end) - at(bytes.start));
             if to.checked_add(len).is_none_or(|end| end > out.len()) {

@@ -90,7 +90,7 @@ fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
 #[cfg(not(any(target_vendor = "apple", target_os = "freebsd", windows)))]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     let Ok(map) = &file.map else { return Err(Error::Unsupported { call: "mmap" }) };
-    // An offset that does not fit a usize is behind the end of the mapping, whose length does.
+    // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
     let [start, end] =
         [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
     let advised = map.advise_range(memmap2::Advice::WillNeed, start, end - start);
