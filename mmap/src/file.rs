@@ -21,10 +21,10 @@ thread_local! {
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
     /// The open file. `None`: each use opens the file again, by the path `again`.
-    kept: Option<Arc<File>>,
+    pub(crate) kept: Option<Arc<File>>,
     again: PathBuf,
     /// Device and inode. No other file has the same pair.
-    id: [u64; 2],
+    pub(crate) id: [u64; 2],
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
     /// The time of the last change before the file was opened. `None` if the file system does not record it.
@@ -72,7 +72,7 @@ impl DataFile {
     fn mapped(&self, bytes: u64) -> io::Result<memmap2::MmapRaw> {
         // On a 32-bit system a file may be larger than the address space.
         let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
-        let file = self.kept().ok_or(io::ErrorKind::Unsupported)?;
+        let file = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let map = memmap2::MmapOptions::new().len(len).map_raw_read_only(file)?;
         // Without this advice, the kernel may read megabytes around each page that is touched before it was hinted.
         let _ = map.advise(memmap2::Advice::Random);
@@ -82,25 +82,27 @@ impl DataFile {
     /// Returns the mapping, or the reason why there is none.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     pub(crate) fn mapping(&self) -> Result<&memmap2::MmapRaw, Error> {
-        self.map.as_ref().map_err(|error| Error::System {
-            path: self.path.clone(),
-            call: "mmap",
-            // `io::Error` cannot be cloned, and this one stays with the file: return its kind and text.
-            source: io::Error::new(error.kind(), error.to_string()),
-        })
+        // `io::Error` cannot be cloned, and this one stays with the file: return its kind and text.
+        let copy = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
+        self.map.as_ref().map_err(|error| self.failed("mmap", copy(error)))
+    }
+
+    /// Returns the error of a system call on this file.
+    pub(crate) fn failed(&self, call: &'static str, source: io::Error) -> Error {
+        Error::System { path: self.path.clone(), call, source }
     }
 
     /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
     /// unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
-        self.modified.is_some() && self.kept().is_some_and(|file| file.metadata().is_ok_and(same))
+        self.modified.is_some() && self.kept.as_ref().is_some_and(|file| file.metadata().is_ok_and(same))
     }
 
     /// Fails if the file was written to since it was opened, because its header may have changed. Does nothing for a
     /// file that is not kept open: [`file`](Self::file) checks such a file at each use.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
-        self.kept().map_or(Ok(()), |file| match file.metadata() {
+        self.kept.as_ref().map_or(Ok(()), |file| match file.metadata() {
             Ok(metadata) => self.check(&metadata),
             Err(source) => Err(Error::opening(&self.path, source)),
         })
@@ -115,16 +117,6 @@ impl DataFile {
         }
     }
 
-    /// Whether the file is kept open.
-    pub(crate) const fn is_kept(&self) -> bool {
-        self.kept.is_some()
-    }
-
-    /// The file, if it is kept open.
-    pub(crate) const fn kept(&self) -> Option<&Arc<File>> {
-        self.kept.as_ref()
-    }
-
     /// Returns the open file. Opens it again if [`give_back`](Self::give_back) has closed it.
     pub(crate) fn file(&self) -> Result<Arc<File>, Error> {
         if let Some(file) = &self.kept {
@@ -132,11 +124,6 @@ impl DataFile {
         }
         let (file, metadata) = open(&self.again)?;
         self.check(&metadata).map(|()| Arc::new(file))
-    }
-
-    /// Device and inode.
-    pub(crate) const fn id(&self) -> [u64; 2] {
-        self.id
     }
 
     /// Fails if `found` belongs to another file, or to this file after it was written to. A file that is only shorter

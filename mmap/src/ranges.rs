@@ -165,7 +165,7 @@ impl Ranges {
                     .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
             }
             // Consecutive files of one file system have the same answer: ask the system only once.
-            file.hints_wait = match shards.last().filter(|last| last.file.id()[0] == file.id()[0]) {
+            file.hints_wait = match shards.last().filter(|last| last.file.id[0] == file.id[0]) {
                 Some(last) => last.file.hints_wait,
                 None => crate::system::hints_wait(&*file.file()?),
             };

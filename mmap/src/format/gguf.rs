@@ -14,7 +14,7 @@ use crate::{DType, Error};
 pub(super) const MAGIC: &[u8] = b"GGUF";
 
 /// The most axes of a tensor (`GGML_MAX_DIMS`).
-const AXES: u32 = 4;
+const AXES: u64 = 4;
 /// The longest name of a tensor or a key, in bytes. ggml allows 64 for tensors, and the format 65 535 for keys.
 const NAME: u64 = 65_535;
 /// The longest header in bytes, as for a `safetensors` file. A vocabulary takes some tens of megabytes.
@@ -26,7 +26,7 @@ const READ: usize = 256 << 10;
 
 /// The types. Each has its number, its name, the elements and the bytes of a block (`GGML_QUANT_SIZES` of the package
 /// `gguf`), and the [`DType`], if there is one. `Q8_1` is left out, because it is never in a file.
-type Row = (u32, &'static str, u64, u64, Option<DType>);
+type Row = (u64, &'static str, u64, u64, Option<DType>);
 const TYPES: [Row; 33] = [
     (0, "F32", 1, 4, Some(DType::F32)),
     (1, "F16", 1, 2, Some(DType::F16)),
@@ -73,25 +73,25 @@ pub(super) struct Part {
 /// the model.
 pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Part), Error> {
     let mut header = Header { file, at: MAGIC.len() as u64, read: Vec::new(), from: 0 };
-    let version = header.u32()?;
+    let version = header.number(4)?;
     if !(2..=3).contains(&version) {
         return Err(file.bad_version(MAGIC.len() as u64, "2 or 3, in little-endian order", version));
     }
-    let (count, keys) = (header.u64()?, header.u64()?);
+    let (count, keys) = (header.number(8)?, header.number(8)?);
     let (mut align, mut part) = (32, Part { number: 0, of: 1 });
     for _ in 0..keys {
         let key = header.name()?;
-        let kind = header.u32()?;
+        let kind = header.number(4)?;
         let at = header.at;
         if key == "general.alignment" && kind == 4 {
-            align = u64::from(header.u32()?);
+            align = header.number(4)?;
             if !align.is_power_of_two() {
                 return Err(file.bad_header(at, "a power of two as `general.alignment`", align.to_string()));
             }
         } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
             // llama.cpp writes both (`LLM_KV_SPLIT_NO`, `LLM_KV_SPLIT_COUNT`) with 16 bits; any size is accepted.
             let field = if key == "split.no" { &mut part.number } else { &mut part.of };
-            *field = little(header.take(size)?);
+            *field = header.number(size)?;
         } else {
             header.skip_value(kind, NESTED)?;
         }
@@ -164,17 +164,14 @@ impl Header<'_> {
         Ok(&self.read[start..start + len])
     }
 
-    fn u32(&mut self) -> Result<u32, Error> {
-        Ok(self.take(4)?.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte)))
-    }
-
-    fn u64(&mut self) -> Result<u64, Error> {
-        Ok(little(self.take(8)?))
+    /// Reads a little-endian number of up to 8 bytes.
+    fn number(&mut self, bytes: u64) -> Result<u64, Error> {
+        Ok(little(self.take(bytes)?))
     }
 
     fn name(&mut self) -> Result<String, Error> {
         let at = self.at;
-        let len = self.u64()?;
+        let len = self.number(8)?;
         self.file.header_len(at, NAME, len)?;
         let name = self.take(len)?.to_vec();
         String::from_utf8(name)
@@ -188,16 +185,16 @@ impl Header<'_> {
     }
 
     /// Skips a value of the type with the number `kind`. `nested` is how deep arrays may be inside it.
-    fn skip_value(&mut self, kind: u32, nested: u32) -> Result<(), Error> {
+    fn skip_value(&mut self, kind: u64, nested: u32) -> Result<(), Error> {
         let at = self.at;
         match (kind, size(kind)) {
             (_, Some(size)) => self.skip(Some(size)),
             (8, _) => {
-                let len = self.u64()?;
+                let len = self.number(8)?;
                 self.skip(Some(len))
             }
             (9, _) if nested > 0 => {
-                let (kind, count) = (self.u32()?, self.u64()?);
+                let (kind, count) = (self.number(4)?, self.number(8)?);
                 if let Some(size) = size(kind) {
                     return self.skip(count.checked_mul(size));
                 }
@@ -219,17 +216,17 @@ impl Header<'_> {
             return Err(self.file.bad_header(start, "a tensor with a name", "none"));
         }
         let at = self.at;
-        let axes = self.u32()?;
+        let axes = self.number(4)?;
         if axes > AXES {
             return Err(self.file.bad_header(at, "at most 4 axes", axes.to_string()));
         }
         let mut ne = Vec::new();
         for _ in 0..axes {
-            ne.push(self.u64()?);
+            ne.push(self.number(8)?);
         }
         let at_type = self.at;
-        let kind = self.u32()?;
-        let offset = self.u64()?;
+        let kind = self.number(4)?;
+        let offset = self.number(8)?;
         let Some(&(_, format, block, block_bytes, dtype)) = TYPES.iter().find(|row| row.0 == kind) else {
             let advice = "its size is not known: convert it to a type that llama.cpp still writes";
             return Err(self.file.unsupported(at_type, format!("GGUF type {kind}"), advice));
@@ -250,7 +247,7 @@ impl Header<'_> {
 }
 
 /// The bytes of a value, for types whose values all have the same size.
-const fn size(kind: u32) -> Option<u64> {
+const fn size(kind: u64) -> Option<u64> {
     Some(match kind {
         0 | 1 | 7 => 1,
         2 | 3 => 2,

@@ -22,8 +22,6 @@ pub struct BatchIndices {
     pub(super) shuffle: Shuffle,
     pub(super) epoch: u64,
     pub(super) step: u64,
-    /// The number of ranks that share the epoch.
-    pub(super) world: u64,
     /// The positions of the batch in the epoch's order, `start < end`. Positions past the last record start again at
     /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
@@ -235,7 +233,7 @@ impl Runs {
             Some(seams) => match find(seams, self.at) {
                 Some(Stretch { position, ahead, .. }) => (position, ahead),
                 // A position after those that are left wraps around to the front of the order.
-                None => ((self.at - left(seams).unwrap_or_default()) % self.records, u64::MAX),
+                None => ((self.at - seams.last().map_or(0, |seam| seam.left)) % self.records, u64::MAX),
             },
         };
         let wanted = (self.end - self.at).min(self.records - position).min(most);
@@ -440,9 +438,4 @@ fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
         found = Stretch { position, back: found.back.min(back), ahead: found.ahead.min(ahead) };
     }
     Some(found)
-}
-
-/// The number of positions that are left after all seams.
-fn left(seams: &[Seam]) -> Option<u64> {
-    seams.last().map(|seam| seam.left)
 }

@@ -330,7 +330,6 @@ impl Plan {
             shuffle: self.shuffle,
             epoch,
             step,
-            world: self.world,
             start: positions.start,
             end: positions.end,
             share: (share.start, share.end),

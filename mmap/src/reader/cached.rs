@@ -125,7 +125,7 @@ fn copy(
     let most = GATHERED[usize::from(warm)];
     let together = |extent: &&Extent| {
         let file = &shards[extent.file].file;
-        (extent.len() <= most || extent.to < huge) && file.is_kept() && !file.hints_wait
+        (extent.len() <= most || extent.to < huge) && file.kept.is_some() && !file.hints_wait
     };
     let gathered = || extents.iter().filter(together);
     if gathered().take(TOGETHER).count() < TOGETHER || before.cannot_reach(out) {
@@ -223,7 +223,7 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
     let (begun, before) = (Instant::now(), system::read_from_disk());
     while let Some(&(shard, at, end)) = points.front() {
         if end > used {
-            if !shards[shard].file.kept().is_some_and(|file| system::touch(file, at)) {
+            if !shards[shard].file.kept.as_ref().is_some_and(|file| system::touch(file, at)) {
                 break;
             }
             stats.hints += 1;

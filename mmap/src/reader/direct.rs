@@ -33,31 +33,21 @@ pub(crate) struct Direct {
 
 /// Memory for the blocks that are not read into the caller's buffer: one before it, and at most two after it (see
 /// [`Alignment::new`]).
-pub(crate) struct BounceBuffer {
-    bytes: Vec<u8>,
-}
+#[derive(Default)]
+pub(crate) struct BounceBuffer(Vec<u8>);
 
 impl BounceBuffer {
     const BLOCKS: usize = 3;
     /// The most bytes of a read that goes through this buffer as a whole.
     const MOST: usize = 1 << 20;
 
-    pub(crate) const fn new() -> Self {
-        Self { bytes: Vec::new() }
-    }
-
-    /// Returns [`BLOCKS`](Self::BLOCKS) blocks. Their address is a multiple of their size.
-    fn blocks(&mut self, block: usize) -> &mut [u8] {
-        self.aligned(Self::BLOCKS * block, block)
-    }
-
     /// Returns `wanted` bytes, a multiple of `block`. Their address is a multiple of `block`, too.
     fn aligned(&mut self, wanted: usize, block: usize) -> &mut [u8] {
         // Allocate one block more than `wanted`, because the memory may start up to a block before a multiple of
         // `block`.
-        self.bytes.resize(wanted + block, 0);
-        let start = self.bytes.as_ptr().align_offset(block);
-        &mut self.bytes[start..start + wanted]
+        self.0.resize(wanted + block, 0);
+        let start = self.0.as_ptr().align_offset(block);
+        &mut self.0[start..start + wanted]
     }
 }
 
@@ -67,7 +57,7 @@ impl Direct {
     /// the page cache.
     pub(super) fn all(shards: &[Shard], mode: ReadMode) -> Result<Vec<Self>, Error> {
         let auto = mode == ReadMode::Auto;
-        if auto && !shards.iter().all(|shard| shard.file.is_kept() && !shard.file.hints_wait) {
+        if auto && !shards.iter().all(|shard| shard.file.kept.is_some() && !shard.file.hints_wait) {
             return Ok(Vec::new());
         }
         // The block size of each file system, found once: it is the same for all of its files.
@@ -80,27 +70,23 @@ impl Direct {
     /// Opens `data` a second time. `known` has the block size of each file system that was found so far.
     pub(crate) fn open(data: &DataFile, known: &mut Vec<(u64, usize)>) -> Result<Self, Error> {
         let file = system::reopen(data)?;
-        let system = system::file_system(&file).ok();
+        // The number of the file system. Windows has none here, so each file is probed there.
+        let system = cfg!(unix).then_some(data.id[0]);
         let block = match known.iter().find(|(known, _)| Some(*known) == system) {
             Some(&(_, block)) => block,
             None => {
-                let block =
-                    probe(|block| system::read(&file, 0, [block, &mut [], &mut []])).map_err(|source| {
-                        Error::System { path: data.path.clone(), call: "preadv(O_DIRECT)", source }
-                    })?;
+                let block = probe(|block| system::read(&file, 0, [block, &mut [], &mut []]));
+                let block = block.map_err(|source| data.failed("preadv(O_DIRECT)", source))?;
                 known.extend(system.map(|system| (system, block)));
                 block
             }
         };
-        Ok(Self { file: data.is_kept().then(|| Arc::new(file)), block: block.into() })
+        Ok(Self { file: data.kept.is_some().then(|| Arc::new(file)), block: block.into() })
     }
 
     /// Returns the file that is opened for direct I/O. Opens it again if it is not kept open.
     pub(crate) fn opened(&self, data: &DataFile) -> Result<Arc<File>, Error> {
-        match &self.file {
-            Some(file) => Ok(file.clone()),
-            None => system::reopen(data).map(Arc::new),
-        }
+        self.file.clone().map_or_else(|| system::reopen(data).map(Arc::new), Ok)
     }
 
     /// Returns the block size: offsets, lengths and addresses must be multiples of it.
@@ -148,7 +134,8 @@ impl Direct {
         loop {
             let block = self.block.load(Relaxed);
             let cut = Alignment::new(out.as_ptr().addr(), len, start, block);
-            let (before, after) = bounce.blocks(block).split_at_mut(cut.before);
+            let blocks = bounce.aligned(BounceBuffer::BLOCKS * block, block);
+            let (before, after) = blocks.split_at_mut(cut.before);
             let after = &mut after[..cut.after];
             match read(cut.file, [&mut *before, &mut out[cut.whole.clone()], &mut *after]) {
                 Ok(read) => {
@@ -248,8 +235,8 @@ fn probe(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<usi
     let mut block = SMALLEST;
     loop {
         // Read into memory at an odd multiple of `block`, so that a disk with larger blocks refuses the read.
-        let mut bounce = BounceBuffer::new();
-        let blocks = bounce.blocks(2 * block);
+        let mut bounce = BounceBuffer::default();
+        let blocks = bounce.aligned(2 * block, 2 * block);
         match read(&mut blocks[block..2 * block]) {
             Ok(_) => return Ok(block),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -328,7 +315,7 @@ mod tests {
         let direct = Direct { file: None, block: AtomicUsize::new(128) };
         for _ in 0..2 {
             let mut out = vec![0xEE; 9000];
-            assert_eq!(direct.read_at(&file, &mut out, 130, &mut BounceBuffer::new()).unwrap(), 9000);
+            assert_eq!(direct.read_at(&file, &mut out, 130, &mut BounceBuffer::default()).unwrap(), 9000);
             assert!(out == bytes[130..9130]);
         }
     }
@@ -342,7 +329,7 @@ mod tests {
         for (start, len) in [(0, 4096), (130, 9000), (700, (1 << 20) + 5000), ((3 << 20) - 1000, 2000)] {
             let mut out = vec![0xEE; len];
             let mut refused = 0;
-            let read = direct.read_with(&mut out, start, &mut BounceBuffer::new(), |start, pieces| {
+            let read = direct.read_with(&mut out, start, &mut BounceBuffer::default(), |start, pieces| {
                 let [first, theirs, last] = pieces;
                 if !theirs.is_empty() {
                     refused += 1;
@@ -361,7 +348,7 @@ mod tests {
         }
         // If the kernel refuses this crate's own memory too, the read returns an error and does not loop.
         let refuse = |_, _: [&mut [u8]; 3]| Err(io::Error::from_raw_os_error(libc::EFAULT));
-        let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::new(), refuse).unwrap_err();
+        let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::default(), refuse).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
@@ -381,7 +368,7 @@ mod tests {
         };
         let mut out = [0xEE; 5000];
         let file = direct.opened(&data).unwrap();
-        assert_eq!(direct.read_at(&file, &mut out, 0, &mut BounceBuffer::new()).unwrap(), 5000);
+        assert_eq!(direct.read_at(&file, &mut out, 0, &mut BounceBuffer::default()).unwrap(), 5000);
         assert_eq!(out, [1; 5000]);
     }
 

@@ -27,7 +27,7 @@ use self::direct::Direct;
 use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
-use self::stream::Stream;
+use self::stream::{AHEAD, Stream};
 use self::units::{Units, Use};
 use crate::file::READ_CALLS;
 use crate::ranges::{Extent, Ranges, Shard};
@@ -356,7 +356,7 @@ impl<D: Units> Reader<D> {
         let copied = Copied::new(data.shards().first().is_some_and(counts));
         Self {
             data,
-            source: Source { cached: share.until, stream, straight, copied, ..Source::cached() },
+            source: Source { cached: share.until, stream, straight, copied, ..Source::default() },
             choice: ReadChoice { data: bytes, cached: share.cached, left: share.left },
             share,
             prefetch: 0,
@@ -421,13 +421,15 @@ impl<D: Units> Reader<D> {
     #[must_use]
     pub fn memory(&self) -> u64 {
         let around = if self.pays() { self.new_around().memory() } else { 0 };
-        around / 4096 * 4096 + self.source.stream.as_ref().map_or(0, Stream::memory)
+        around / 4096 * 4096 + self.source.stream.as_ref().map_or(0, |stream| stream.room.iter().sum::<u64>())
     }
 
     /// Returns statistics of the reads and prefetches so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        self.source.stats()
+        let mut stats = *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
+        stats
     }
 
     /// Returns how the reader reads the files, and why.
@@ -493,8 +495,10 @@ impl<D: Units> Reader<D> {
         } else if !std::mem::take(&mut window.fresh) {
             return;
         }
-        if self.is_quiet(window) {
-            // All data is in memory: only count the units, and request nothing.
+        let quiet = self.source.copied.is_counted() && self.source.stream.is_none();
+        if quiet && window.quiet >= IN_MEMORY {
+            // Hints are useless: all data is read through the page cache, and the last hints caused no disk read. Only
+            // count the units, and request nothing.
             while window.told < window.used && window.pull(window.used, &self.data).is_some() {}
             return;
         }
@@ -517,12 +521,6 @@ impl<D: Units> Reader<D> {
             cached::follow(self.data.shards(), &mut window.ahead, window.used, stats);
             window.asked(&asked, stats);
         }
-    }
-
-    /// Whether hints are useless at present: all data is read through the page cache, and the last hints caused no disk
-    /// read.
-    fn is_quiet(&self, window: &Window<D::Unit>) -> bool {
-        self.source.copied.is_counted() && self.source.stream.is_none() && window.quiet >= IN_MEMORY
     }
 
     /// Requests the bytes of a unit or of a part of it. For a windowed shuffle, requests the chunks that it adds to the
@@ -580,7 +578,7 @@ impl<D: Units> Reader<D> {
             // Stream all chunks of a window. Otherwise, leave out large extents: each is read directly into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || self.source.is_streamed(stream, shards, &back) {
-                let life = life.saturating_add(stream.room());
+                let life = life.saturating_add(stream.room[AHEAD]);
                 window.pending.push_back((back, window.told.saturating_add(life)));
             }
         }
@@ -669,7 +667,7 @@ impl Ranges {
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        let (source, extents) = (Source::cached(), self.extents(batch.pieces()));
+        let (source, extents) = (Source::default(), self.extents(batch.pieces()));
         let (wanted, stats) = (self.size(batch), &mut ReadStats::default());
         let out = read_slot(&source, self.shards(), extents, wanted, out, stats)?;
         self.spread(batch, out)?;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use super::cached::{self, Copied};
 use super::direct::{self, BounceBuffer};
 use super::stats::ReadStats;
-use super::stream::{Copy, Stream};
+use super::stream::{Copy, NOW, Stream};
 use crate::Error;
 use crate::buffer::prefetch;
 use crate::ranges::{Extent, Shard};
@@ -18,7 +18,8 @@ const STRAIGHT: u64 = 4 << 20;
 /// If the stream does not have an extent, this many extents are requested again. That is enough to keep a disk busy.
 const AGAIN: usize = 128;
 
-/// How the bytes of a data set are read.
+/// How the bytes of a data set are read. The default reads all bytes through the page cache.
+#[derive(Default)]
 pub(super) struct Source {
     /// How many bytes are read through the page cache. They are counted from the front of all files, one file after the
     /// other.
@@ -52,25 +53,6 @@ struct Group {
 }
 
 impl Source {
-    /// Creates a source that reads all bytes through the page cache.
-    pub(super) fn cached() -> Self {
-        Self {
-            cached: u64::MAX,
-            stream: None,
-            straight: false,
-            copied: Copied::default(),
-            stats: Mutex::default(),
-            scratch: Mutex::default(),
-        }
-    }
-
-    /// Returns the statistics of the reads so far.
-    pub(super) fn stats(&self) -> ReadStats {
-        let mut stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        stats.disk += self.stream.as_ref().map_or(0, Stream::bytes);
-        stats
-    }
-
     /// Returns the offset in a file up to which its bytes are read through the page cache.
     pub(super) fn cached_until(&self, shard: &Shard) -> u64 {
         if self.stream.is_none() { u64::MAX } else { self.cached.saturating_sub(shard.before) }
@@ -121,7 +103,8 @@ impl Source {
         let Group { cached, streamed } = group;
         cached.clear();
         streamed.clear();
-        let most = self.stream.as_ref().map_or(u64::MAX, Stream::at_a_time);
+        // Half of the lane of memory: the disk reads the next group while this one is copied.
+        let most = self.stream.as_ref().map_or(u64::MAX, |stream| stream.room[NOW] / 2);
         let mut bytes = 0;
         while cached.len() + streamed.len() < PIECES && bytes < most {
             let Some(mut next) = rest.take().map(Ok).or_else(|| extents.next()).transpose()? else { break };
@@ -216,7 +199,7 @@ impl Source {
         if !self.straight {
             return data.read_exact(out, start);
         }
-        let (opened, mut bounce) = (&stream.files[extent.file], BounceBuffer::new());
+        let (opened, mut bounce) = (&stream.files[extent.file], BounceBuffer::default());
         let file = opened.opened(data)?;
         direct::read_exact(data, out, start, opened.block(), |out, offset| {
             opened.read_at(&file, out, offset, &mut bounce)

@@ -30,7 +30,7 @@ pub(super) struct Stream {
     process: u32,
     pub(super) files: Vec<Direct>,
     /// Bytes of memory in each lane.
-    room: [u64; 2],
+    pub(super) room: [u64; 2],
     /// Bytes of the longest request, without a block more at each end.
     request: u64,
     /// What changes during reads.
@@ -63,9 +63,9 @@ struct Lane {
 struct Tag(usize, u64);
 
 /// The lane of prefetched bytes.
-const AHEAD: usize = 0;
+pub(super) const AHEAD: usize = 0;
 /// The lane of bytes that are needed now.
-const NOW: usize = 1;
+pub(super) const NOW: usize = 1;
 
 /// A read of some bytes of a file, from its start until its memory is given back.
 struct Request {
@@ -168,7 +168,7 @@ impl Stream {
         let request = REQUEST.min((room[NOW].min(room[AHEAD]) / 2).saturating_sub(2 * block)) / block * block;
         let lane = |room| Lane { ring: Ring::new(room), requests: VecDeque::new(), first: 0 };
         let state = State {
-            queue: Queue::new(),
+            queue: Queue::default(),
             lanes: room.map(lane),
             places: Index::default(),
             spare: Vec::new(),
@@ -176,22 +176,6 @@ impl Stream {
             bytes: 0,
         };
         Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
-    }
-
-    /// The size of the memory in bytes.
-    pub(super) const fn memory(&self) -> u64 {
-        self.room[AHEAD] + self.room[NOW]
-    }
-
-    /// How many bytes may be prefetched.
-    pub(super) const fn room(&self) -> u64 {
-        self.room[AHEAD]
-    }
-
-    /// How many bytes that are needed now are requested together: half of their lane, so that the disk reads the next
-    /// bytes while these are copied.
-    pub(super) const fn at_a_time(&self) -> u64 {
-        self.room[NOW] / 2
     }
 
     /// The number of bytes of all requests so far.

@@ -142,7 +142,7 @@ fn every_way_to_read_delivers_the_same_bytes() {
                         // The border between cached and streamed bytes is within a record of the second file.
                         cached: 910_001,
                         stream: direct_stream(records, [1 << 20; 2]),
-                        ..Source::cached()
+                        ..Source::default()
                     },
                     ..Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap()
                 };
@@ -473,7 +473,7 @@ fn blocks_of_any_size_are_read() {
             };
             stream.state.lock().unwrap().queue = queue;
             check(&reader, plan, 0);
-            assert_eq!(reader.source.stats().failed, 0);
+            assert_eq!(reader.stats().failed, 0);
         }
     }
 }

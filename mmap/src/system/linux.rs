@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -306,8 +306,7 @@ pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Err
         // byte a page, and `flags` has at least `pages` bytes. No byte of the mapping is touched.
         let status = unsafe { libc::mincore(address.cast(), pages * page, flags.as_mut_ptr().cast()) };
         if status != 0 {
-            let (path, source) = (data.path.clone(), io::Error::last_os_error());
-            return Err(Error::System { path, call: "mincore", source });
+            return Err(data.failed("mincore", io::Error::last_os_error()));
         }
         // Only the lowest bit has a meaning; see mincore(2).
         resident += flags[..pages].iter().map(|flag| u64::from(flag & 1)).sum::<u64>();
@@ -345,27 +344,16 @@ pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
         // Read-only file systems (squashfs, erofs, iso9660) refuse the call (`vfs_fsync_range` in the kernel's
         // `fs/sync.c`). They have nothing to write out.
         Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EROFS)) => {
-            return Err(Error::System { path: data.path.clone(), call: "fsync", source: error });
+            return Err(data.failed("fsync", error));
         }
         _ => {}
     }
-    // A length of 0 means up to the end of the file: posix_fadvise(2).
-    fadvise(&*data.file()?, 0..0, libc::POSIX_FADV_DONTNEED).map_err(|source| Error::System {
-        path: data.path.clone(),
-        call: "posix_fadvise",
-        source,
-    })
-}
-
-/// Tells the kernel how these bytes of a file will be used.
-fn fadvise(file: &File, bytes: Range<u64>, advice: libc::c_int) -> io::Result<()> {
-    let [Ok(start), Ok(len)] = [bytes.start, bytes.end - bytes.start].map(Offset::try_from) else {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    };
-    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-    match unsafe { posix_fadvise(file.as_raw_fd(), start, len, advice) } {
+    let file = data.file()?;
+    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer. A length of 0 means up to the end
+    // of the file: posix_fadvise(2).
+    match unsafe { posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
+        errno => Err(data.failed("posix_fadvise", io::Error::from_raw_os_error(errno))),
     }
 }
 
@@ -378,12 +366,7 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
         .read(true)
         .custom_flags(libc::O_DIRECT | libc::O_NONBLOCK)
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .map_err(|source| Error::System { path: data.path.clone(), call: "open(O_DIRECT)", source })
-}
-
-/// Returns the number of the file system. All of its files have the same block size.
-pub(crate) fn file_system(file: &File) -> io::Result<u64> {
-    Ok(file.metadata()?.dev())
+        .map_err(|source| data.failed("open(O_DIRECT)", source))
 }
 
 /// Whether `error` means that a read was not aligned to the file's blocks (open(2)).

@@ -25,10 +25,9 @@ pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
 // Direct I/O:
 // - `reopen(data)` opens the file a second time, for direct I/O.
 // - `read(file, start, pieces)` fills the pieces one after the other.
-// - `file_system(file)` returns a number that all files of one file system share. They also share the block size.
 // - `too_small(error)`: whether the file's blocks are larger than the block size of the read.
 // - `cannot_be_pinned(error)`: whether the caller's memory is of a kind that cannot be used for direct I/O.
-pub(crate) use this::{cannot_be_pinned, file_system, read, reopen, too_small};
+pub(crate) use this::{cannot_be_pinned, read, reopen, too_small};
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use this::{STRETCH, cached};

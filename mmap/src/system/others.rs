@@ -28,7 +28,7 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
 #[cfg(target_vendor = "apple")]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     use std::os::fd::AsRawFd;
-    let failed = |source| failed(file, "fcntl(F_RDADVISE)", source);
+    let failed = |source| file.failed("fcntl(F_RDADVISE)", source);
     let too_large = |_| failed(io::ErrorKind::FileTooLarge.into());
     let advice = libc::radvisory {
         ra_offset: bytes.start.try_into().map_err(too_large)?,
@@ -53,14 +53,14 @@ fn fadvise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<(
     use std::os::fd::AsRawFd;
     let offset = |at: u64| {
         libc::off_t::try_from(at)
-            .map_err(|_| failed(data, "posix_fadvise", io::ErrorKind::FileTooLarge.into()))
+            .map_err(|_| data.failed("posix_fadvise", io::ErrorKind::FileTooLarge.into()))
     };
     let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
     let file = data.file()?;
     // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, advice) } {
         0 => Ok(()),
-        errno => Err(failed(data, "posix_fadvise", io::Error::from_raw_os_error(errno))),
+        errno => Err(data.failed("posix_fadvise", io::Error::from_raw_os_error(errno))),
     }
 }
 
@@ -70,7 +70,7 @@ fn fadvise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<(
 fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     use windows_sys::Win32::System::Memory::{PrefetchVirtualMemory, WIN32_MEMORY_RANGE_ENTRY};
     use windows_sys::Win32::System::Threading::GetCurrentProcess;
-    let failed = |source| failed(data, "PrefetchVirtualMemory", source);
+    let failed = |source| data.failed("PrefetchVirtualMemory", source);
     let len =
         usize::try_from(bytes.end - bytes.start).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
     let file = data.file()?;
@@ -94,11 +94,7 @@ fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     let [start, end] =
         [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
     let advised = map.advise_range(memmap2::Advice::WillNeed, start, end - start);
-    advised.map_err(|source| failed(file, "madvise", source))
-}
-
-fn failed(data: &DataFile, call: &'static str, source: io::Error) -> Error {
-    Error::System { path: data.path.clone(), call, source }
+    advised.map_err(|source| file.failed("madvise", source))
 }
 
 /// Opens the file again, by its path. `F_NOCACHE` and `O_DIRECT` apply to an open file, and `/dev/fd` would only give
@@ -113,7 +109,7 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
         let file = data.open_again(0)?;
         // SAFETY: the descriptor is open as long as `file` lives; the call takes a number.
         match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) } {
-            -1 => Err(failed(data, "fcntl(F_NOCACHE)", io::Error::last_os_error())),
+            -1 => Err(data.failed("fcntl(F_NOCACHE)", io::Error::last_os_error())),
             _ => Ok(file),
         }
     }
@@ -133,7 +129,7 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     let handle =
         unsafe { ReOpenFile(file.as_raw_handle().cast(), GENERIC_READ, share, FILE_FLAG_NO_BUFFERING) };
     if handle == INVALID_HANDLE_VALUE {
-        return Err(failed(data, "ReOpenFile", io::Error::last_os_error()));
+        return Err(data.failed("ReOpenFile", io::Error::last_os_error()));
     }
     // SAFETY: the system has just opened this handle for us, and nothing else owns it.
     Ok(unsafe { File::from_raw_handle(handle.cast()) })
@@ -142,14 +138,6 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
 #[cfg(not(any(target_vendor = "apple", target_os = "freebsd", windows)))]
 pub(crate) fn reopen(_: &DataFile) -> Result<File, Error> {
     Err(Error::Unsupported { call: "open(O_DIRECT)" })
-}
-
-/// Returns the number of the file system. Fails on Windows, so the block size is found anew for each file there.
-pub(crate) fn file_system(file: &File) -> io::Result<u64> {
-    #[cfg(unix)]
-    return Ok(std::os::unix::fs::MetadataExt::dev(&file.metadata()?));
-    #[cfg(not(unix))]
-    Err(file.metadata().err().unwrap_or(io::ErrorKind::Unsupported.into()))
 }
 
 /// Whether `error` means that a read was not aligned to the file's blocks. On FreeBSD, some file systems refuse such a
@@ -172,7 +160,7 @@ pub(crate) fn too_small(error: &io::Error) -> bool {
 /// file.
 #[cfg(target_os = "freebsd")]
 pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
-    data.file()?.sync_all().map_err(|source| failed(data, "fsync", source))?;
+    data.file()?.sync_all().map_err(|source| data.failed("fsync", source))?;
     fadvise(data, &(0..0), libc::POSIX_FADV_DONTNEED)
 }
 

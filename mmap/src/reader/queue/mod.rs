@@ -61,6 +61,7 @@ pub(crate) struct Done {
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     reads: Reads,
+    /// Created by the first `push`.
     running: Option<Running>,
 }
 
@@ -142,11 +143,6 @@ impl Reads {
 }
 
 impl Queue {
-    /// Creates an empty queue. The first `push` creates the engine.
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
     /// Queues a read. It starts at the next call of `start`, `poll` or `wait`, or after some more calls of `push`.
     pub(crate) fn push(&mut self, mut read: Read) {
         read.len = read.len.min(read.into.len());

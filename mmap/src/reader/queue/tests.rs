@@ -111,7 +111,7 @@ fn reads_begin_while_others_are_pushed() {
 
 #[test]
 fn what_is_chosen_by_the_first_read_reads_too() {
-    let mut queue = Queue::new();
+    let mut queue = Queue::default();
     assert!(queue.running.is_none() && queue.poll().is_none() && queue.wait().is_none());
     queue.start();
     assert!(queue.forget_queued().is_empty());
@@ -428,7 +428,7 @@ mod gated {
                         return;
                     }
                     let (_folder, file, bytes) = data(100);
-                    let mut queue = Queue::new();
+                    let mut queue = Queue::default();
                     queue.push(read(&file, 1, 10, 0));
                     assert!(format!("{queue:?}").contains("Threads"), "{queue:?}");
                     check(&queue.wait().unwrap(), &bytes, 1, 10);

@@ -70,17 +70,6 @@ impl Threads {
             wanted -= 1;
         }
     }
-
-    /// Does a read on the calling thread if the engine has no threads.
-    fn read_here(&self, reads: &mut Reads) {
-        if self.threads.is_empty() {
-            let read = self.shared.lock().reads.pop_front();
-            if let Some(read) = read {
-                let (read, result) = self.shared.read(read);
-                reads.end(read, result);
-            }
-        }
-    }
 }
 
 impl Engine for Threads {
@@ -106,8 +95,12 @@ impl Engine for Threads {
         while let Ok((read, result)) = self.ended.try_recv() {
             reads.end(read, result);
         }
-        if reads.ended.is_empty() {
-            self.read_here(reads);
+        if reads.ended.is_empty() && self.threads.is_empty() {
+            // The system refuses every thread: do a read on this one.
+            let read = self.shared.lock().reads.pop_front();
+            if let Some((read, result)) = read.map(|read| self.shared.read(read)) {
+                reads.end(read, result);
+            }
         }
     }
 
