@@ -286,7 +286,6 @@ pub enum FormatError {
         path: PathBuf,
     },
     /// The file is a part of a model in several files, and not all of them were given.
-    #[cfg(feature = "safetensors")]
     #[error(
         "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
         few(missing)
@@ -417,7 +416,6 @@ pub enum FormatError {
         found: u64,
     },
     /// The array is compressed. Single rows of a compressed array cannot be read.
-    #[cfg(feature = "npz")]
     #[error(
         "{path:?}: the array {name:?} is compressed: wanted it stored, found {found}: save it with \
         `numpy.savez(path, ...)`, not `numpy.savez_compressed`"
@@ -431,7 +429,6 @@ pub enum FormatError {
         found: String,
     },
     /// The file has no tensor or array with this name.
-    #[cfg(any(feature = "safetensors", feature = "npz"))]
     #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
     NoTensor {
         /// The file.
@@ -450,14 +447,11 @@ impl FormatError {
         match self {
             Self::NotHeaderless { path, .. }
             | Self::LfsPointer { path }
+            | Self::MissingParts { path, .. }
             | Self::HeaderCutOff { path, .. }
-            | Self::BadShape { path, .. } => (path, None),
-            #[cfg(feature = "safetensors")]
-            Self::MissingParts { path, .. } => (path, None),
-            #[cfg(feature = "npz")]
-            Self::Compressed { path, .. } => (path, None),
-            #[cfg(any(feature = "safetensors", feature = "npz"))]
-            Self::NoTensor { path, .. } => (path, None),
+            | Self::BadShape { path, .. }
+            | Self::Compressed { path, .. }
+            | Self::NoTensor { path, .. } => (path, None),
             Self::BadMagic { path, offset, .. }
             | Self::BadVersion { path, offset, .. }
             | Self::HeaderTooLong { path, offset, .. }
@@ -471,7 +465,6 @@ impl FormatError {
 }
 
 /// Formats the first 16 names, and the number of the others: a model may have thousands.
-#[cfg(any(feature = "safetensors", feature = "npz"))]
 fn few(names: &[impl fmt::Debug]) -> String {
     let (shown, more) = names.split_at(names.len().min(16));
     if more.is_empty() { format!("{shown:?}") } else { format!("{shown:?} and {} more", more.len()) }

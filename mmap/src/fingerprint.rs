@@ -1,15 +1,20 @@
 //! A number that identifies a data set, to check that a saved position belongs to it.
 
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
 use crate::ranges::Places;
 use crate::{Error, Ranges, Shard};
 
 /// Bytes that are read at the start and at the end of each file's records.
 const SAMPLE: usize = 8192;
 
-/// The most threads that read samples, and the fewest files for each. The samples of 1030 files in the page cache take
-/// 6.4 ms of processor time. Of cold files, each thread keeps one more read in flight.
+/// The most threads that read samples. One thread alone reads up to [`ALONE`] files. Each thread takes [`PART`] files
+/// at a time. The samples of 1030 files in the page cache take 3.3 ms of processor time. If files are not in the cache,
+/// each thread keeps one more read in flight.
 const THREADS: usize = 4;
 const ALONE: usize = 64;
+const PART: usize = 16;
 
 impl Ranges {
     /// Returns a number that identifies the data set. Save it together with a position, and compare it before you
@@ -52,22 +57,24 @@ impl Ranges {
         let mut words = vec![word(format!("{:<8}", self.dtype()).as_bytes()), self.kind.shape.len() as u64];
         words.extend(self.kind.shape.iter().map(|&axis| axis as u64));
         words.extend([self.kind.stride, self.shards().len() as u64]);
-        let parts = self.shards().chunks(self.shards().len().div_ceil(THREADS).max(ALONE));
-        std::thread::scope(|scope| {
-            // This thread hashes the first part, and each part for which the system refuses a thread.
-            let work = |part: &[Shard]| part.iter().map(of_shard).collect::<Result<Vec<u64>, Error>>();
-            let start = |part| (part, std::thread::Builder::new().spawn_scoped(scope, move || work(part)));
-            let mut parts = parts.clone();
-            let first = parts.next().unwrap_or_default();
-            let others: Vec<_> = parts.map(start).collect();
-            words.extend(work(first)?);
-            for (part, thread) in others {
-                let own = || work(part);
-                words
-                    .extend(thread.map_or_else(|_| own(), |thread| thread.join().unwrap_or_else(|_| own()))?);
+        let mut hashes: Vec<Result<u64, Error>> = self.shards().iter().map(|_| Ok(0)).collect();
+        // Each thread takes the next files of the list. A thread that starts late or is refused leaves them to the
+        // others.
+        let parts = Mutex::new(self.shards().chunks(PART).zip(hashes.chunks_mut(PART)));
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || {
+            while let Some((shards, hashes)) = next() {
+                shards.iter().zip(hashes).for_each(|(shard, hash)| *hash = of_shard(shard));
             }
-            Ok::<(), Error>(())
-        })?;
+        };
+        thread::scope(|scope| {
+            for _ in 1..THREADS.min(self.shards().len().div_ceil(ALONE)) {
+                let _ = thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        // If several files failed, return the error of the first.
+        words.extend(hashes.into_iter().collect::<Result<Vec<u64>, Error>>()?);
         let mut hash = Lanes::new();
         hash.words(&words);
         Ok(hash.end())
@@ -97,9 +104,7 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
 
 /// Converts at most 8 bytes to a number, little-endian.
 fn word(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(word)
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
 /// A hash of words. Each step is a bijection of its lane, so two inputs of the same length that differ in one word
@@ -131,10 +136,9 @@ impl Lanes {
                 *lane = Self::step(*lane, u64::from_le_bytes(word));
             }
         }
-        self.0
-            .iter_mut()
-            .zip(rest.chunks(8))
-            .for_each(|(lane, bytes)| *lane = Self::step(*lane, word(bytes)));
+        for (lane, bytes) in self.0.iter_mut().zip(rest.chunks(8)) {
+            *lane = Self::step(*lane, word(bytes));
+        }
     }
 
     fn end(self) -> u64 {

@@ -173,10 +173,8 @@ impl Group {
                     let at = usize::try_from(start - last.bytes.start).map_err(|_| too_large())?;
                     *last = Extent::new(last.file, last.bytes.start..last.bytes.end + more, last.to);
                     places.insert(index, last.to + at);
-                    end = usize::try_from(more)
-                        .ok()
-                        .and_then(|more| end.checked_add(more))
-                        .ok_or_else(too_large)?;
+                    let more = usize::try_from(more).map_err(|_| too_large())?;
+                    end = end.checked_add(more).ok_or_else(too_large)?;
                     continue;
                 }
             }

@@ -101,11 +101,8 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         let at = header.at;
         let (tensor, offset) = header.tensor(index)?;
         if offset % align != 0 {
-            return Err(file.bad_header(
-                at,
-                "an offset that is a multiple of the alignment",
-                offset.to_string(),
-            ));
+            let wanted = "an offset that is a multiple of the alignment";
+            return Err(file.bad_header(at, wanted, offset.to_string()));
         }
         all.push((tensor, at));
     }

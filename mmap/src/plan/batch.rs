@@ -193,10 +193,7 @@ impl BatchIndices {
 
 /// How to find the record of a position.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is on the stack while a batch is read, and nothing is allocated"
-)]
+#[expect(clippy::large_enum_variant, reason = "it is on the stack during a read, and nothing is allocated")]
 enum Order {
     Same,
     Chunks(ShuffledChunks),

@@ -185,12 +185,8 @@ impl RemainingEpoch {
         let Leg { left, base, front, seams } = self.legs().rfind(|leg| leg.base <= step)?;
         let (positions, share) = left.positions(step - base)?;
         let moved = |range: Range<u64>| range.start + front..range.end + front;
-        let batch = Plan { records: self.records, ..left.clone() }.batch_of(
-            epoch,
-            step,
-            moved(positions),
-            moved(share),
-        );
+        let whole = Plan { records: self.records, ..left.clone() };
+        let batch = whole.batch_of(epoch, step, moved(positions), moved(share));
         Some(match seams.clone() {
             Some((seams, shares)) => BatchIndices { seams: Some(seams), shares, ..batch },
             None => batch,

@@ -260,8 +260,8 @@ struct Section {
     order: InOrder,
 }
 
-#[derive(Clone, Copy, Debug)]
 /// Which section of a share it is.
+#[derive(Clone, Copy, Debug)]
 enum Place {
     Start,
     Block(u64),

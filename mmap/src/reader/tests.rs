@@ -658,8 +658,8 @@ fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
     [first, warm, run(1)]
 }
 
-#[test]
 /// Data that fits in memory is hinted once in an epoch, and not any more once it is in memory.
+#[test]
 fn hints_end_when_everything_is_in_memory() {
     let folder = folder();
     let records = open(&files(&folder, &[64 << 20]), 4096);

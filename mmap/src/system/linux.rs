@@ -110,11 +110,7 @@ fn file_system_kind(file: &File) -> Option<u64> {
     }
     // SAFETY: the call succeeded, so the kernel has written `found`.
     let found = unsafe { found.assume_init() };
-    #[allow(
-        clippy::useless_conversion,
-        clippy::unnecessary_fallible_conversions,
-        reason = "its type differs"
-    )]
+    #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "types differ")]
     let kind = u64::try_from(found.f_type).ok();
     kind
 }
@@ -159,18 +155,10 @@ fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just opened this descriptor for us, and nothing else owns it.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
+    let (fd, first, count) = (process.as_raw_fd(), ranges.as_ptr(), ranges.len());
     // SAFETY: the kernel reads the array, and the given length is the array's. Its ranges are in mappings that are
     // alive, and this advice changes the contents of no memory.
-    let taken = unsafe {
-        libc::syscall(
-            libc::SYS_process_madvise,
-            process.as_raw_fd(),
-            ranges.as_ptr(),
-            ranges.len(),
-            libc::MADV_WILLNEED,
-            0,
-        )
-    };
+    let taken = unsafe { libc::syscall(libc::SYS_process_madvise, fd, first, count, libc::MADV_WILLNEED, 0) };
     usize::try_from(taken).map_err(|_| io::Error::last_os_error())
 }
 
@@ -349,8 +337,8 @@ pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
         _ => {}
     }
     let file = data.file()?;
-    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer. A length of 0 means up to the end
-    // of the file: posix_fadvise(2).
+    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer. A length of 0 means up to the
+    // end of the file: posix_fadvise(2).
     match unsafe { posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
         0 => Ok(()),
         errno => Err(data.failed("posix_fadvise", io::Error::from_raw_os_error(errno))),

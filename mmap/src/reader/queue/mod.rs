@@ -65,8 +65,8 @@ pub(crate) struct Queue {
     running: Option<Running>,
 }
 
-#[derive(Debug)]
 /// The engine of a queue, once there is one.
+#[derive(Debug)]
 struct Running {
     engine: Box<dyn Engine>,
     /// The process that created the engine.
