@@ -254,7 +254,7 @@ struct Share {
 /// Positions of a share that are permuted as a whole: a block, or one of the two sections around the blocks.
 #[derive(Clone, Debug)]
 struct Section {
-    /// Counted from the start of the share.
+    /// The positions of the section, counted from the start of the share.
     positions: Range<u64>,
     place: Place,
     order: InOrder,
@@ -387,7 +387,8 @@ const fn slice(tape: &Tape, x: u64) -> u64 {
     }
 }
 
-/// Returns a chunk and the number of a record in it: those at position `at` of the blocks below 0.
+/// Returns the chunk and the number of the record at position `at` of the start. The records before the first whole
+/// chunk do not count.
 const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     let (chunk, x) = (at / tape.chunk, at % tape.chunk);
     // A chunk gives the start fewer records than it has. Its partner, `window - 2 - chunk`, gives the others.

@@ -103,6 +103,12 @@ impl Direct {
         system::too_small(error)
     }
 
+    /// Fills `out` with the bytes of a file from `start` on.
+    pub(super) fn read_exact(&self, data: &DataFile, out: &mut [u8], start: u64) -> Result<(), Error> {
+        let (file, mut bounce) = (self.opened(data)?, BounceBuffer::default());
+        read_exact(data, out, start, self.block(), |out, at| self.read_at(&file, out, at, &mut bounce))
+    }
+
     /// Does one read, like `pread`. Returns the number of bytes, which is 0 only at the end of the file.
     ///
     /// If the kernel cannot pin the pages of `out` (`EFAULT`), this function reads into the bounce buffer and copies.
@@ -161,7 +167,7 @@ impl Direct {
 
 /// Fills `out` with the bytes of a file from `start` on, by calls of `read_at`. One bad block of the disk may fail the
 /// whole read. If so, the bytes are read again block by block, so that the error has the offset of the bad block.
-pub(super) fn read_exact(
+fn read_exact(
     data: &DataFile,
     out: &mut [u8],
     start: u64,
@@ -289,7 +295,7 @@ mod tests {
                     let read = read(&file, &cut, &mut out, address);
                     let expected = &file[start..file.len().min(start + len)];
                     assert_eq!(out[..read], *expected, "{address} {start} {len}: {cut:?}");
-                    // Fewer bytes than three blocks are not read directly into the buffer.
+                    // All bytes but fewer than three blocks are read directly into the buffer.
                     assert!(cut.whole.len() + 3 * 8 > len, "{cut:?}");
                 }
             }

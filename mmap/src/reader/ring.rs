@@ -40,8 +40,9 @@ impl Ring {
         Self { memory: None, len: len / BLOCK * BLOCK, head: 0, tail: 0 }
     }
 
-    /// Takes a piece of at least `len` bytes, at a multiple of the disk's block size. Also returns the place to pass to
-    /// [`give_back`](Self::give_back) when the piece is not needed any more. Returns `None` if there is no room.
+    /// Takes a piece of at least `len` bytes. Its address is a multiple of `block`, the disk's block size. Also returns
+    /// the place to pass to [`give_back`](Self::give_back) when the piece is not needed any more. Returns `None` if
+    /// there is no room.
     pub(super) fn take(&mut self, len: u64, block: u64) -> Option<(Buffer, u64)> {
         let len = len.max(1).next_multiple_of(SECTOR);
         let align = if len < LONG { SECTOR } else { PAGE }.max(block);

@@ -3,7 +3,6 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::cached::{self, Copied};
-use super::direct::{self, BounceBuffer};
 use super::stats::ReadStats;
 use super::stream::{Copy, NOW, Stream};
 use crate::Error;
@@ -173,36 +172,20 @@ impl Source {
             let (taken, mut rest) = extents.split_at(whole);
             if taken.is_empty() || failed {
                 // Read this extent alone: an error then concerns its bytes, not others that were in the same request.
-                let (alone, others) = rest.split_at(1);
-                for extent in alone {
-                    let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
-                    self.read_straight(stream, shards, extent, &mut out[extent.to..][..len])?;
-                    stats.disk += extent.len();
+                let Some((extent, others)) = rest.split_first() else { break };
+                let len = usize::try_from(extent.len()).unwrap_or(usize::MAX);
+                let (out, start) = (&mut out[extent.to..][..len], extent.bytes.start);
+                let data = &shards[extent.file].file;
+                if self.straight {
+                    stream.files[extent.file].read_exact(data, out, start)?;
+                } else {
+                    data.read_exact(out, start)?;
                 }
+                stats.disk += extent.len();
                 rest = others;
             }
             extents = rest;
         }
         Ok(())
-    }
-
-    /// Reads an extent into `out` without the stream: with direct I/O if `straight` is set, otherwise through the page
-    /// cache.
-    fn read_straight(
-        &self,
-        stream: &Stream,
-        shards: &[Shard],
-        extent: &Extent,
-        out: &mut [u8],
-    ) -> Result<(), Error> {
-        let (data, start) = (&shards[extent.file].file, extent.bytes.start);
-        if !self.straight {
-            return data.read_exact(out, start);
-        }
-        let (opened, mut bounce) = (&stream.files[extent.file], BounceBuffer::default());
-        let file = opened.opened(data)?;
-        direct::read_exact(data, out, start, opened.block(), |out, offset| {
-            opened.read_at(&file, out, offset, &mut bounce)
-        })
     }
 }

@@ -57,7 +57,7 @@ pub enum Use {
     InOrder,
     /// With its unit, which starts elsewhere.
     Next,
-    /// With several units, which are all within the next so many bytes of units.
+    /// By several units, which all end within the next so many bytes of units.
     Window(u64),
 }
 
