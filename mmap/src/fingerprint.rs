@@ -75,7 +75,7 @@ impl Ranges {
         });
         // If several files failed, return the error of the first.
         words.extend(hashes.into_iter().collect::<Result<Vec<u64>, Error>>()?);
-        let mut hash = Lanes::new();
+        let mut hash = Lanes(START);
         hash.words(&words);
         Ok(hash.end())
     }
@@ -84,7 +84,7 @@ impl Ranges {
 /// Hashes the records of a shard: their positions, and the bytes at the start and at the end.
 fn of_shard(shard: &Shard) -> Result<u64, Error> {
     let all = &shard.bytes;
-    let mut hash = Lanes::new();
+    let mut hash = Lanes(START);
     hash.words(&[all.start, shard.records().end - shard.records().start]);
     if let Places::Offsets(offsets) = &shard.at {
         hash.words(offsets);
@@ -111,11 +111,10 @@ fn word(bytes: &[u8]) -> u64 {
 /// never have the same lanes. The lanes do not depend on each other, so the processor computes several at a time.
 struct Lanes([u64; 8]);
 
-impl Lanes {
-    const fn new() -> Self {
-        Self([0, 1, 2, 3, 4, 5, 6, 7])
-    }
+/// The lanes before the first word.
+const START: [u64; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
+impl Lanes {
     const fn step(lane: u64, word: u64) -> u64 {
         (lane ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32)
     }

@@ -3,9 +3,6 @@
 //! Metadata is skipped, except for the alignment and the numbers of a model in several files. The parser is written
 //! here, because no crate was found that checks what it reads, keeps only what is needed, and has few dependencies.
 
-use std::borrow::Cow;
-use std::ops::Range;
-
 use super::{ByteRange, Tensor, little};
 use crate::file::DataFile;
 use crate::{DType, Error};
@@ -99,7 +96,8 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
     let mut all = Vec::new();
     for _ in 0..count {
         let at = header.at;
-        let (tensor, offset) = header.tensor(index)?;
+        let tensor = header.tensor(index)?;
+        let offset = tensor.range.bytes.start;
         if offset % align != 0 {
             let wanted = "an offset that is a multiple of the alignment";
             return Err(file.bad_header(at, wanted, offset.to_string()));
@@ -204,9 +202,8 @@ impl Header<'_> {
         }
     }
 
-    /// Reads the description of a tensor. Its bytes are counted from the start of the data. Also returns the offset of
-    /// its first byte.
-    fn tensor(&mut self, file: usize) -> Result<(Tensor, u64), Error> {
+    /// Reads the description of a tensor. Its bytes are counted from the start of the data.
+    fn tensor(&mut self, file: usize) -> Result<Tensor, Error> {
         let start = self.at;
         let name = self.name()?;
         if name.is_empty() {
@@ -217,10 +214,7 @@ impl Header<'_> {
         if axes > AXES {
             return Err(self.file.bad_header(at, "at most 4 axes", axes.to_string()));
         }
-        let mut ne = Vec::new();
-        for _ in 0..axes {
-            ne.push(self.number(8)?);
-        }
+        let ne = (0..axes).map(|_| self.number(8)).collect::<Result<Vec<u64>, Error>>()?;
         let at_type = self.at;
         let kind = self.number(4)?;
         let offset = self.number(8)?;
@@ -237,9 +231,8 @@ impl Header<'_> {
         let (Some(end), Some(shape), 0) = (end, shape, first % block) else {
             return Err(self.file.bad_shape("whole blocks, and fewer than 2^64 bytes", ne));
         };
-        let range = ByteRange { file, bytes: Range { start: offset, end } };
-        let (name, shape, format) = (name.into(), shape.into(), Cow::Borrowed(format));
-        Ok((Tensor { name, dtype, format, shape, range }, offset))
+        let range = ByteRange { file, bytes: offset..end };
+        Ok(Tensor { name: name.into(), dtype, format: format.into(), shape: shape.into(), range })
     }
 }
 
