@@ -189,7 +189,7 @@ impl Wish<'_> {
         self.shards.iter().filter_map(move |shard| {
             let bytes =
                 start.saturating_sub(shard.before)..end.saturating_sub(shard.before).min(shard.bytes.end);
-            (!bytes.is_empty()).then(|| (shard.file.id, bytes))
+            (!bytes.is_empty()).then_some((shard.file.id, bytes))
         })
     }
 
