@@ -86,6 +86,7 @@ MUTANTS = [
     (MOD, "a caller that helps loses what it finds", "            found => return Some(found),\n        }\n    }\n    None", "            found => drop(found),\n        }\n    }\n    None"),
     (MOD, "an order that panicked has no name", "=> Error::Panicked { at, who: \"order\", message },", "=> Error::Panicked { at: At { step: None, ..at }, who: \"order\", message },"),
     # The ring of host slots.
+    (RING, "a unit outlives its item", "        self.0.header.unit = None;\n", ""),
     (RING, "a blocking wait ends when the slot is empty", "                    Received::Empty => {}\n                    found => return found,", "                    found => return found,"),
     (RING, "a task takes a held slot for an empty one", "Poll::Pending if consumer.is_held() => Received::Held,", "Poll::Pending if false => Received::Held,"),
     (RING, "a release is not noted", "        self.0.header.load.freed = Some(Freed { number, at, thread });", "        let _ = (number, at, thread);"),
