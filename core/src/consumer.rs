@@ -33,7 +33,7 @@ use crate::wait::{Auto, Wait, WaitUntil};
 pub struct Consumer<'r, T, W: Wait = Auto> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
-    /// Last: frees the ring, if this is its last owner.
+    /// The last field, so that it is dropped last: it frees the ring if this is the ring's last owner.
     share: Share<'r, T, W>,
 }
 
@@ -277,7 +277,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.at = self.at.next(self.ring.len());
     }
 
-    /// Acts on the state in which the next slot was found. The slot is neither empty nor held.
+    /// Converts the state of the next slot to the result of a receive call. The slot is neither empty nor held.
     #[inline]
     fn take(&mut self, seen: State) -> Result<Option<ReadSlot<'_, 'r, T, W>>, RecvError> {
         match seen.for_consumer(self.at.lap) {
@@ -286,7 +286,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         }
     }
 
-    /// The end, or why there is no slot to read. Passes a cancelled place.
+    /// Returns `Ok` at the end of the data, or the reason why there is no slot to read. Releases a cancelled slot.
     #[cold]
     fn no_slot(&mut self, seen: State, view: ConsumerView) -> Result<(), RecvError> {
         match view {
@@ -331,7 +331,8 @@ fn ready(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Consumer<'_, T, W> {
     fn drop(&mut self) {
-        // The waker drops after the producer has been told of the end: its drop is foreign code and may panic.
+        // The waker is dropped when this function returns, after the producer has been told of the end: its drop is
+        // foreign code and may panic.
         let _waker = self.ring.unregister(Side::Consumer);
         self.ring.end(self.at, State::close, Side::Producer);
     }
@@ -483,7 +484,7 @@ pub struct KeptSlot<'r, T, W: Wait = Auto> {
     seen: State,
     lap: Lap,
     seq: u64,
-    /// Last: frees the ring, if this is its last owner.
+    /// The last field, so that it is dropped last: it frees the ring if this is the ring's last owner.
     #[allow(dead_code)] // keeps the ring alive
     share: Share<'r, T, W>,
 }

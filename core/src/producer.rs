@@ -38,7 +38,7 @@ pub struct Producer<'r, T, W: Wait = Auto> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
     finished: bool,
-    /// Last: frees the ring, if this is its last owner.
+    /// The last field, so that it is dropped last: it frees the ring if this is the ring's last owner.
     share: Share<'r, T, W>,
 }
 
@@ -383,7 +383,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.ring.slot(self.at)
     }
 
-    /// Returns the guard of the next slot. The caller found it free or closed in state `seen`.
+    /// Returns the guard of the next slot. The caller has found the slot free or closed, in state `seen`.
     #[inline]
     fn write_slot(&mut self, seen: State) -> Result<WriteSlot<'_, 'r, T, W>, Closed> {
         if seen.is_closed() { Err(Closed) } else { Ok(WriteSlot { producer: self, seen }) }
@@ -425,7 +425,8 @@ fn free_or_closed(seen: State, lap: Lap) -> bool {
 
 impl<T, W: Wait> Drop for Producer<'_, T, W> {
     fn drop(&mut self) {
-        // The waker drops after the consumer has been told of the end: its drop is foreign code and may panic.
+        // The waker is dropped when this function returns, after the consumer has been told of the end: its drop is
+        // foreign code and may panic.
         let _waker = self.ring.unregister(Side::Producer);
         self.ring.end(self.at, if self.finished { State::finish } else { State::abandon }, Side::Consumer);
     }
@@ -608,7 +609,7 @@ pub struct ReservedSlot<'r, T, W: Wait = Auto> {
     /// The state in which the slot was found free.
     seen: State,
     at: Cursor,
-    /// Last: frees the ring, if this is its last owner.
+    /// The last field, so that it is dropped last: it frees the ring if this is the ring's last owner.
     share: Share<'r, T, W>,
 }
 

@@ -99,7 +99,8 @@ pub(crate) enum Memory<T> {
     Apart(HeapWords, Box<[UnsafeCell<T>]>),
 }
 
-/// See `Ring` for the 128 bytes.
+/// The words and slots of a ring of few, small slots, on cache lines that hold nothing else. See `Ring` for the 128
+/// bytes.
 #[cfg(feature = "alloc")]
 #[repr(C, align(128))]
 pub(crate) struct Line<T> {
@@ -232,7 +233,7 @@ impl<T, W> Share<'_, T, W> {
         ours == theirs && count.load(Ordering::Relaxed) == 2
     }
 
-    /// Leaves `BORROWED` behind.
+    /// Returns this share, and leaves `BORROWED` in its place.
     pub(crate) fn take(&mut self) -> Self {
         core::mem::replace(self, Self::BORROWED)
     }
@@ -252,7 +253,7 @@ impl<T, W> Share<'_, T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> Drop for Share<'_, T, W> {
-    /// Small enough to be inlined into the drop of a guard. The guard then stays in registers.
+    /// Small, so that the compiler inlines it into the drop of a guard and keeps the guard in registers.
     #[inline]
     fn drop(&mut self) {
         #[inline(never)]
@@ -420,7 +421,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
 
-    /// The same handle one hand-off later, in a ring of `len` slots.
+    /// Returns the position one hand-off later, in a ring of `len` slots.
     #[inline]
     pub(crate) fn next(self, len: usize) -> Cursor {
         let seq = self.seq.wrapping_add(1);
@@ -581,7 +582,7 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         }
     }
 
-    /// The word's state if it is `ready`; otherwise leaves `waker` to be woken when the word changes.
+    /// Returns the word's state if it is `ready`. Otherwise registers `waker`, which is woken when the word changes.
     pub(crate) fn poll(self, side: Side, waker: &Waker, ready: impl Fn(State) -> bool) -> Poll<State> {
         let seen = self.state();
         if ready(seen) {
@@ -620,8 +621,8 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
     }
 }
 
-/// Wakes the threads that wait on `word` and the tasks of these sides. Takes two pointers instead of a [`SlotRef`],
-/// because every hand-off would write a `SlotRef` to the stack.
+/// Wakes the threads that wait on `word` and the tasks of these sides. Takes two pointers instead of a [`SlotRef`]:
+/// every hand-off would have to write a `SlotRef` to the stack for this call.
 #[cold]
 fn wake<W: Wait>(waiting: &Waiting<W>, word: Word<'_>, sides: &[Side]) {
     waiting.strategy.wake(word);
@@ -644,7 +645,7 @@ fn wake_each<W>(waiting: &Waiting<W>, sides: &[Side]) {
 
 /// How long a blocking call waits.
 pub(crate) trait Patience<W> {
-    /// The wait is over.
+    /// What the call returns if its time is over.
     type Over;
 
     /// Returns `Some` if the wait is over while the word is still `seen`.
@@ -652,7 +653,7 @@ pub(crate) trait Patience<W> {
     fn wait(&self, strategy: &W, word: Word<'_>, expected: u32);
 }
 
-/// Waits as long as it takes.
+/// Waits without a time limit.
 pub(crate) struct Forever;
 
 impl<W: Wait> Patience<W> for Forever {
@@ -667,10 +668,10 @@ impl<W: Wait> Patience<W> for Forever {
     }
 }
 
-/// Waits until a point in time.
+/// Waits until a deadline.
 pub(crate) struct Until<I>(pub(crate) I);
 
-/// The point in time of an [`Until`] has come, with the word in this state.
+/// The deadline of an [`Until`] has passed. The word was in this state.
 pub(crate) struct TimedOut(pub(crate) State);
 
 impl<W: WaitUntil> Patience<W> for Until<W::Instant> {

@@ -104,7 +104,7 @@ pub struct Ring<T, const N: usize = 2, W = Auto> {
 // wait strategy at the same time: hence `W: Sync`.
 unsafe impl<T: Send, const N: usize, W: Sync> Sync for Ring<T, N, W> {}
 
-// A panic never leaves the words half-changed: see the same line for `Share`.
+// A panic never leaves the words half-changed: see the comment at the `UnwindSafe` of `Share`.
 impl<T: UnwindSafe, const N: usize, W: RefUnwindSafe> RefUnwindSafe for Ring<T, N, W> {}
 
 impl<T, const N: usize> Ring<T, N> {

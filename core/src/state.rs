@@ -21,7 +21,8 @@
 //! A *free* slot belongs to the producer, a `FULL` one to the consumer. The owner of a slot is the only one that
 //! touches its value and the only one that moves the word along the diagram; the other side may only add bits.
 //!
-//! `LAP` is a parity: of the lap that a free slot waits for, or of the lap in which a full slot was filled.
+//! `LAP` is the parity of a lap: in a free slot, of the lap in which the producer may fill it; in a full slot, of the
+//! lap in which the producer filled it.
 //!
 //! `CANCELLED` marks a reserved slot that was dropped without a commit: there is nothing to read, and the consumer
 //! releases the slot as soon as it finds it.
@@ -176,8 +177,8 @@ impl State {
         self.0
     }
 
-    /// Returns this word with `bits` set as well: the end of a handle, in any state of the slot. The ring does this by
-    /// `fetch_or`.
+    /// Returns this word with `bits` added. The end of a handle adds its bits to every word, whatever the state of the
+    /// slot; the ring does so by `fetch_or`.
     #[allow(dead_code)] // for the oracle
     #[must_use]
     pub const fn with(self, bits: State) -> State {
@@ -210,10 +211,12 @@ impl State {
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
         } else if self.0 & (Self::TX_DONE | Self::RX_GONE) != Self::TX_DONE {
-            // No `finish` before the producer's drop, or a `DEAD` ring: `RX_GONE` is set although a consumer exists.
+            // The producer was dropped without `finish`, or the ring is `DEAD`. A `DEAD` ring has `RX_GONE` set
+            // although a consumer exists.
             ConsumerView::Abandoned
         } else if (self.0 & Self::TX_ODD != 0) == (lap.0 != 0) {
-            // The producer finished before it filled this slot again. A slot that a guard still holds is no exception.
+            // The producer finished before it filled this slot again. This is the end even if the consumer's own guard
+            // still holds the slot.
             ConsumerView::Finished
         } else {
             ConsumerView::Empty

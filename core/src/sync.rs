@@ -15,7 +15,7 @@ mod plain {
     pub use core::{hint::spin_loop, sync::atomic::Ordering};
     #[cfg(all(not(shuttle), feature = "portable-atomic"))]
     pub use portable_atomic::AtomicU32;
-    #[cfg(shuttle)] // Switches threads at these; the cells are not checked.
+    #[cfg(shuttle)] // Shuttle switches threads at calls of these. It does not check the cells.
     pub use shuttle::{
         hint::spin_loop,
         sync::atomic::{AtomicU32, Ordering},

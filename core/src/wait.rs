@@ -224,9 +224,9 @@ impl Wait for Spin {
 /// ```
 #[derive(Debug, Default)]
 pub struct Auto {
-    /// The lower half counts the waits that still sleep at once. The upper half is that count after the last look in
-    /// vain. It is a guess: any value is right, so every access is Relaxed, and two sides may overwrite each other's
-    /// value.
+    /// The lower 16 bits count how many of the next waits sleep at once. The upper 16 bits are the length of the last
+    /// such pause, from which the length of the next one is computed. Both are guesses: any value is right, so every
+    /// access is Relaxed, and the two sides may overwrite each other's value.
     #[cfg(feature = "std")]
     pause: core::sync::atomic::AtomicU32,
 }
@@ -331,36 +331,39 @@ mod with_std {
     }
 
     impl Auto {
-        /// How often a wait looks at the word before it yields: about 1 µs, as a pause of the processor takes 20 to
-        /// 50 ns. More is wasted wherever the other side needs this processor: with 100, a round trip on one processor
-        /// takes twice the CPU time of `Park`.
+        /// How many times a wait looks at the word before it yields. One look takes 20 to 50 ns (a pause instruction of
+        /// the processor), so all take about 1 µs. More looks waste time if the other side needs this processor: with
+        /// 100, a round trip on one processor takes twice the CPU time of `Park`.
         const LOOKS: u32 = 30;
-        /// How often it yields, and looks after it: about 20 µs if no other thread wants the processor, as long as a
-        /// sleep and a wake take. If the other side does, one yield is enough, and cheaper than a sleep and a wake.
+        /// How many times it then yields its processor and looks again: about 20 µs if no other thread wants the
+        /// processor, as long as a sleep and a wake take. If the other side wants it, one yield is enough, and costs
+        /// less than a sleep and a wake.
         const YIELDS: u32 = 64;
-        /// The most waits that sleep at once after a look in vain.
+        /// The longest pause: how many waits sleep at once after a look in vain.
         const LONGEST_PAUSE: u32 = 256;
-        /// A sleep that is shorter would have been ended by a look. Sleeps are not as short on a busy machine.
+        /// If a sleep takes less than this, looks would have ended the wait as well. On a busy machine, sleeps take
+        /// longer.
         const SHORT: Duration = Duration::from_micros(50);
 
-        /// A yield that is longer gave a time slice to another program. The next one would do so again, although the other
-        /// side may be ready at once. A sleep ends when the other side is ready.
+        /// A yield that takes longer gave a time slice to another program. The next yield would do so again, even if
+        /// the other side is ready soon. A sleep ends as soon as the other side is ready.
         const SLICE: Duration = Duration::from_micros(500);
 
-        /// A wait begins. Returns whether it looks before it sleeps.
+        /// Called when a wait begins. Returns whether this wait looks before it sleeps.
         fn looks(&self) -> bool {
             let pause = self.pause.load(sync::Ordering::Relaxed);
             if pause == 0 {
                 return true;
             }
             let (left, last) = (pause & 0xffff, pause >> 16);
-            // A wait that looks is taken for a success and halves the next pause; `looked_in_vain` corrects that.
+            // Assume that a look will end this wait, and halve the next pause. If none does, `looked_in_vain` corrects
+            // that.
             let next = if left > 0 { pause - 1 } else { (last / 2) << 16 };
             self.pause.store(next, sync::Ordering::Relaxed);
             left == 0
         }
 
-        /// The wait goes to sleep after it looked.
+        /// Called when a wait goes to sleep after it looked. Doubles the pause.
         fn looked_in_vain(&self) {
             let last = self.pause.load(sync::Ordering::Relaxed) >> 16;
             // `looks` has halved the pause already, so four times `last` is twice the pause before.
@@ -368,15 +371,15 @@ mod with_std {
             self.pause.store(pause << 16 | pause, sync::Ordering::Relaxed);
         }
 
-        /// Other programs want the processors. The next waits sleep at once, twice the longest pause, and in the first half
-        /// of them a short sleep changes nothing.
+        /// Called after a yield that took a time slice: other programs want the processors. Twice as many waits as in
+        /// the longest pause now sleep at once; in the first half of them, a short sleep does not end the pause.
         fn gave_a_slice(&self) {
             let pause = Self::LONGEST_PAUSE;
             self.pause.store(pause << 16 | (2 * pause), sync::Ordering::Relaxed);
         }
 
-        /// Sleeps. After a short sleep the next wait looks: otherwise two sides that sleep at once, and so let each other
-        /// wait for a wake, would do so for ever.
+        /// Runs `sleep`. After a short sleep the next wait looks. Otherwise both sides could go on to sleep at once at
+        /// every hand-off, each of them until the other wakes it.
         fn slept(&self, sleep: impl FnOnce()) {
             let start = Instant::now();
             sleep();
