@@ -1,4 +1,4 @@
-//! Data sets: a loader's source of records, and several of them in one batch, their records matched by number.
+//! Data sets: where the records of a loader come from. Several data sets together fill one batch, one field each.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -123,7 +123,8 @@ pub trait Dataset: Send {
 /// function must not block.
 pub type Locator = Box<dyn Fn(u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
-/// Files as a data set: `$element` is the type and the shape of a record, and `$lengths` those of a batch.
+/// Implements `Dataset` for files in an `Arc`. `$shape` returns the shape of a record, and `$lengths` the lengths of
+/// the records of a batch.
 macro_rules! files {
     ($($records:ident, $shape:expr, $lengths:expr;)+) => {$(
         impl Dataset for Arc<$records> {
@@ -263,7 +264,7 @@ tuple_of_data_sets!(A, B);
 tuple_of_data_sets!(A, B, C);
 tuple_of_data_sets!(A, B, C, D);
 
-/// Refuses fields that do not have as many records as the first.
+/// Returns an error if there is no field, or if a field has another number of records than the first.
 pub(crate) fn check_fields(fields: &[Box<dyn Dataset>]) -> Result<(), Error> {
     let Some((first, others)) = fields.split_first() else {
         let (wanted, found) = ("at least one data set".to_string(), "none".to_string());
@@ -285,7 +286,8 @@ pub(crate) fn check_fields(fields: &[Box<dyn Dataset>]) -> Result<(), Error> {
     }
 }
 
-/// The fingerprint of all fields together: that of the only one, or one that depends on all of them and their order.
+/// Returns the fingerprint of all fields. For a single field, it is the field's own. For several, it depends on each of
+/// them and on their order.
 pub(crate) fn fingerprint_fields(fields: &mut [Box<dyn Dataset>]) -> Result<u64, Error> {
     let mut all: Option<u64> = None;
     for field in fields {

@@ -258,7 +258,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error's own line.
+    /// Writes the message of this error, without the underlying errors.
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Option { option, wanted, found } => {

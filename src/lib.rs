@@ -78,7 +78,7 @@
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// Implements `Debug` for a type with fields that do not: prints the given values, and that there are more.
+/// Implements `Debug` for a type with fields that have none. Prints the given values, and `..` for the other fields.
 macro_rules! debug {
     ([$($generics:tt)*] $name:ident [$($arguments:tt)*], |$this:ident| $($field:ident: $value:expr),*) => {
         impl<$($generics)*> std::fmt::Debug for $name<$($arguments)*> {

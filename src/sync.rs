@@ -1,5 +1,5 @@
-//! The locks, the threads and the ring of the pipe. The only file that depends on `cfg(shuttle)`: the package
-//! `tests/shuttle/pipe` sets it, and compiles this crate a second time, for schedules drawn at random.
+//! The locks, the threads and the ring of the pipe. This is the only file that depends on `cfg(shuttle)`: the package
+//! `tests/shuttle/pipe` sets it, and compiles this crate a second time, to test random schedules of the threads.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{

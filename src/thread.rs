@@ -1,13 +1,15 @@
-//! What a loader needs around its threads: joining them, naming their panics, staying out of forked processes, and how
-//! much of its time a thread spends on a processor.
+//! Helpers for threads: values that must not be dropped in a forked process, thread names, panic messages, and how much
+//! of its time a thread spends on a processor.
 
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-/// A value that is forgotten, not dropped, in a process that was forked from the one it was made in.
+/// A value that is leaked instead of dropped in a forked process, that is, in another process than the one that created
+/// it.
 ///
-/// There the threads that it waits for are not, and a lock that one of them held at the fork is never released.
+/// A forked process does not have the threads that the drop would wait for, and a lock that one of these threads held
+/// at the fork is never released there.
 #[derive(Debug)]
 pub(crate) struct ForkGuard<T> {
     value: Option<T>,
@@ -19,12 +21,12 @@ impl<T> ForkGuard<T> {
         Self { value: Some(value), process: std::process::id() }
     }
 
-    /// Whether this is another process.
+    /// Whether this process is not the one that created the value.
     pub(crate) fn is_foreign(&self) -> bool {
         self.process != std::process::id()
     }
 
-    /// The value, unless this is another process.
+    /// Returns the value, or `None` in another process than the one that created it.
     pub(crate) fn into_inner(mut self) -> Option<T> {
         let value = self.value.take();
         if self.is_foreign() {
@@ -59,7 +61,8 @@ impl<T> Drop for ForkGuard<T> {
     }
 }
 
-/// Names a thread after its loader and its row in the trace, within the 15 bytes that Linux keeps of a name.
+/// Returns the name of a thread: the name of its loader, cut to fit the 15 bytes that Linux keeps, and its row in the
+/// trace.
 pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
     const MOST: usize = 15;
     let row = row.replace(' ', "-");
@@ -77,7 +80,7 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "(a panic without a message)".to_string())
 }
 
-/// A number of the calling thread. No other thread has it while this one is alive.
+/// Returns a number for the calling thread. No other thread has the same number while this one is alive.
 #[inline]
 pub(crate) fn this_thread() -> usize {
     thread_local! {
@@ -86,16 +89,19 @@ pub(crate) fn this_thread() -> usize {
     MARK.try_with(|mark| std::ptr::from_ref(mark).addr()).unwrap_or(0)
 }
 
-/// What became of some time of a thread, or of several pieces of it, in seconds. Each batch may have two: they are small.
+/// How a thread spent an interval of its time, or several intervals together, in seconds. The fields are small, because
+/// each recorded batch may have two of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Share {
+    /// The length of the interval.
     pub(crate) wall: f32,
-    /// On a processor.
+    /// The time on a processor.
     pub(crate) cpu: f32,
-    /// Ready to run, while others had the processors. 0 where the system does not tell.
+    /// The time in which the thread was ready to run, and other threads had the processors. 0 if the system does not
+    /// report it.
     pub(crate) delay: f32,
-    /// Threads of all programs that were running or ready to run at the end, this one included, times `wall`. 0 where
-    /// the system does not tell.
+    /// `wall` times the number of threads of all programs that were running or ready to run at the end of the interval,
+    /// including this thread. 0 if the system does not report it.
     pub(crate) running: f32,
 }
 
@@ -108,7 +114,7 @@ impl Share {
     }
 }
 
-/// What the calling thread has used so far.
+/// The time that the calling thread has spent on a processor, and ready to run without one, since it started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     cpu: Duration,
@@ -116,16 +122,16 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// `None` where the system does not tell.
+    /// Reads both times. `None` if the system does not report the CPU time.
     pub(crate) fn now() -> Option<Self> {
         // Read the delay before the CPU time: a thread is often preempted at the end of the system call that reads the
-        // CPU time. That wait is part of the span that begins here, and not of the one that ends here (`since`), whose
-        // `wall` has been measured already.
+        // CPU time. That delay then belongs to the interval that begins here. It must not belong to the interval that
+        // ends here (`since`), whose `wall` has been measured already.
         let delay = delay();
         Some(Self { cpu: cpu()?, delay })
     }
 
-    /// What the thread used since then, out of `wall`.
+    /// Returns how the thread spent the interval since then. `wall` is its length.
     pub(crate) fn since(self, wall: Duration) -> Option<Share> {
         let now = Self::now()?;
         let cpu = now.cpu.saturating_sub(self.cpu).min(wall);
@@ -149,7 +155,8 @@ fn cpu() -> Option<Duration> {
     None
 }
 
-/// The second number of `/proc/thread-self/schedstat`: proc(5), `Documentation/scheduler/sched-stats.rst`.
+/// Reads how long this thread was ready to run without a processor: the second number of `/proc/thread-self/schedstat`,
+/// see proc(5) and `Documentation/scheduler/sched-stats.rst`.
 fn delay() -> Duration {
     thread_local! {
         static STAT: Option<File> = File::open("/proc/thread-self/schedstat").ok();
@@ -158,8 +165,9 @@ fn delay() -> Duration {
     Duration::from_nanos(nanos.ok().flatten().unwrap_or(0))
 }
 
-/// The fourth word of `/proc/loadavg`, before the slash: proc(5). It counts the threads on all processors, so it means
-/// nothing for a process that may use only some of them.
+/// Reads how many threads of all programs are running or ready to run: the fourth word of `/proc/loadavg` up to the
+/// slash, see proc(5). The number counts all processors. `None` if this process may use only some of them, because the
+/// number then means nothing.
 fn running() -> Option<f32> {
     thread_local! {
         static LOAD: Option<File> = all_processors().then(|| File::open("/proc/loadavg").ok()).flatten();
@@ -167,6 +175,7 @@ fn running() -> Option<f32> {
     LOAD.try_with(|file| word(file.as_ref()?, 3)?.split('/').next()?.parse().ok()).ok().flatten()
 }
 
+/// Whether this process may use all processors of the machine.
 fn all_processors() -> bool {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     match std::thread::available_parallelism().map_or(0, std::num::NonZero::get) {
@@ -175,7 +184,7 @@ fn all_processors() -> bool {
     }
 }
 
-/// A word of a small file of the system, read again.
+/// Reads a file of the system, at most 64 bytes, and returns its word at the index `number`.
 #[cfg(unix)]
 fn word(file: &File, number: usize) -> Option<String> {
     use std::os::unix::fs::FileExt;

@@ -75,13 +75,14 @@ impl RecordType {
         &self.shape
     }
 
-    /// The same shape with elements of another type. Fails unless the elements are `wanted`, or have no type.
+    /// Returns this type with elements of type `to`. Untyped bytes become one axis of elements. Returns an error if the
+    /// elements have a type other than `wanted`.
     fn convert(&self, wanted: DType, to: DType) -> Result<Self, BoxError> {
         let converted = match self.dtype {
             Some(found) if found != wanted => Err(format!("wanted records of {wanted}, found {self}").into()),
             Some(_) => Self::new(to, self.shape.clone()),
-            // Check the length here only if all records have it. Records of varying length are checked as they are
-            // transformed.
+            // Check the length here only if all records have the same length. Records of varying length are checked
+            // when they are transformed.
             None if !self.ragged && self.bytes % wanted.size() != 0 => {
                 let (wanted, found) = (wanted.size(), self.bytes);
                 Err(kernels::TransformError::SourceLength { wanted, found }.into())
@@ -189,7 +190,7 @@ impl<'a> Context<'a> {
         Self { batch }
     }
 
-    /// The only record.
+    /// Returns the context of the first record, for a transform that gets one record at a time.
     fn one(&self) -> Result<RecordContext, BoxError> {
         self.records().next().ok_or_else(|| "wanted the context of a record, found none".into())
     }
@@ -236,8 +237,8 @@ impl RecordTransform for Transform {
     }
 }
 
-/// The shape of pictures `[.., height, width, channels]` with the channels first: `[.., channels, height, width]`. Where
-/// the shape has no such axes, the pixels of a picture are one axis.
+/// Returns the shape of pictures with the channels first: `[.., height, width, channels]` becomes `[.., channels,
+/// height, width]`. If the shape has no such axes, all pixels of a picture become one axis.
 fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
     if let Some((&last, front)) = shape.split_last() {
         let pictures = (0..=front.len()).rev().find(|&at| front[at..].iter().product::<usize>() == pixels);
@@ -267,7 +268,7 @@ pub enum Convert {
 }
 
 impl Convert {
-    /// The numbers before and after.
+    /// Returns the element types before and after the conversion.
     const fn types(self) -> (DType, DType) {
         match self {
             Self::U16ToU32 => (DType::U16, DType::U32),
@@ -303,14 +304,14 @@ impl RecordTransform for Convert {
     }
 }
 
-/// The first bytes of the room for a record.
+/// Returns the first `len` bytes of `out`, or an error if there are fewer.
 fn front(out: &mut [u8], len: usize) -> Result<&mut [u8], BoxError> {
     let found = out.len();
     out.get_mut(..len).ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}").into())
 }
 
-/// Views the place of a record in its slot as numbers. It is aligned: the slot is, and the length of a record is a whole
-/// number of values.
+/// Returns the output bytes as numbers, without a copy. They are aligned, because the slot is aligned and each record
+/// is a whole number of elements.
 fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], BoxError> {
     bytemuck::try_cast_slice_mut(out)
         .map_err(|error| format!("the slot cannot hold such numbers: {error}").into())
@@ -389,7 +390,7 @@ where
 #[derive(Clone)]
 #[must_use = "a transform does nothing until a loader has it"]
 pub struct Map<F> {
-    /// Of a record; of the longest, if they differ in length.
+    /// The bytes of a new record; of the longest, if lengths vary.
     bytes: usize,
     ragged: bool,
     elements: Option<(DType, Vec<usize>)>,
@@ -457,9 +458,9 @@ where
 
 debug!([F] Map[F], |map| bytes: map.bytes, ragged: map.ragged, elements: map.elements);
 
-/// Whether elements of this type may be taken as values of type `T`: as themselves or arrays of them, as bytes, and
-/// those of 16 bits without a type in Rust as their bits. Types that are no numbers, such as a caller's `struct`, need
-/// only have the alignment of the elements and be a whole number of them.
+/// Whether elements of type `dtype` may be read as values of type `T`. `T` may be the element type, an array of it, or
+/// `u8`, and for 16-bit floats `u16`. Any other `T`, such as a caller's `struct`, needs only the alignment of an
+/// element, and a size that is a multiple of an element's. Bytes without an element type may be read as any type.
 pub(crate) fn fits<T: AnyBitPattern>(dtype: Option<DType>) -> bool {
     const NUMBERS: [&str; 12] =
         ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "u64", "i64", "f64", "f16", "bf16"];

@@ -79,18 +79,20 @@ pub struct Generator<'h, T: Send + 'static> {
     pipe: Pipe<Slots<T, u64>>,
     before: Option<Hook<'h>>,
     after: Option<Hook<'h>>,
-    /// The first round of the pipe's call; `None` if the next call begins anew.
+    /// The first round of the pipe's current order. `None` if the pipe needs a new order.
     base: Option<u64>,
-    /// The round to receive next, and the end of the iteration.
+    /// The round that the caller receives next.
     next: u64,
+    /// The round after the last one of the current iterator.
     end: u64,
-    /// When that began.
+    /// When the current iterator was created.
     started: Instant,
-    /// Rounds below this one may be started.
+    /// Workers may start the rounds below this one.
     granted: u64,
-    /// The round that was received, if `after` has not run for it.
+    /// The round that the caller received last, if the hook `after` has not run for it yet.
     used: Option<u64>,
-    /// `before` failed for the next round when the last one was received.
+    /// The error of the hook `before` for the next round. It ran when the caller received the last round; the next call
+    /// returns its error.
     hook_failed: Option<Error>,
 }
 
@@ -265,7 +267,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     }
 }
 
-/// The closure as the source of a pipe.
+/// The source of the pipe: calls the closure.
 struct Maker<T> {
     make: Make<T>,
 }
@@ -314,8 +316,8 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         Items::lent(self)
     }
 
-    /// Gives leave to start the rounds asked for; with a hook only the next one, after the hook. Returns whether there
-    /// was any to give.
+    /// Allows the worker to start the requested rounds. With a hook `before`, runs the hook and allows only the next
+    /// round. Returns whether it allowed any more.
     fn grant(&mut self) -> Result<bool, Error> {
         let Self { pipe, before, base, next, end, granted, started, .. } = self;
         *granted = match before {
@@ -337,7 +339,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     }
 }
 
-/// Runs a hook for a round.
+/// Runs a hook, and adds the round to its error.
 fn run<T: Send + 'static>(hook: &mut Hook<'_>, pipe: &Pipe<Slots<T, u64>>, round: u64) -> Result<(), Error> {
     let at = || pipe.at(Place { epoch: round, ..Place::default() });
     hook(round).map_err(|source| Error::Hook { at: at(), source })
@@ -400,8 +402,8 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
             // This round failed: the next call makes it again, first.
             (self.base, self.granted) = (None, self.next);
         } else if let (Some(base), None) = (self.base, &self.before) {
-            // Take back the rounds that no worker has started. Not with a `before` hook, because it already ran for
-            // them.
+            // Take back the rounds that no worker has started. With a hook `before`, take none back, because the hook
+            // has already run for them.
             self.granted = base + self.pipe.retract();
         }
     }

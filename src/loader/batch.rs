@@ -96,7 +96,7 @@ impl<B: Backend> Batch<B> {
         self.records().layout.fields.len()
     }
 
-    /// The bytes of a field in the slot. `None` if there is no such field.
+    /// Returns the range of a field in the slot. `None` if there is no such field.
     fn range(&self, field: usize) -> Option<Range<usize>> {
         let Records { plan, layout, offsets, .. } = self.records();
         let Range { start, end } = layout.range(field, usize::try_from(plan.len()).ok()?)?;
@@ -230,7 +230,7 @@ impl Batch {
         })
     }
 
-    /// The bytes of a field whose elements may be taken as `T`.
+    /// Returns the range of a field in the slot, or an error if its elements cannot be read as `T`.
     fn field_range<T: AnyBitPattern>(&self, field: usize) -> Result<Range<usize>, Error> {
         let of = self.field_type(field)?;
         if !fits::<T>(of.dtype()) {
@@ -276,7 +276,7 @@ impl Batch {
         Ok(unsafe { Buffer::lent(start, len, (own, taken)) })
     }
 
-    /// Memory for the slot in place of the batch's, and its part of the limit.
+    /// Allocates new memory for the slot, and takes it from the memory limit.
     fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
         let (layout, len) = (&self.records().layout, self.slot.len());
         if layout.lent {
@@ -290,7 +290,7 @@ impl Batch {
         Error::Cast { at: self.at(), wanted: type_name::<T>(), found }
     }
 
-    /// The bytes of a record, counted from the first of the field. `None` if there is no such record.
+    /// Returns the range of a record in its field. `None` if there is no such record.
     fn place(&self, field: usize, record: usize) -> Option<Range<usize>> {
         let Records { plan, layout, offsets, .. } = self.records();
         match offsets.get(field).filter(|offsets| !offsets.is_empty()) {

@@ -28,8 +28,8 @@ use crate::transform::RecordTransform;
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
 pub const MAX_WORKERS: usize = 64;
 
-/// A single worker has a third slot only if slots are smaller than this: it absorbs what a larger batch does not have,
-/// the time of a wake-up.
+/// By default, a loader with one worker has a third slot if slots have fewer bytes than this. The third slot hides the
+/// time that a sleeping thread needs to wake up, which does not matter beside the load of a larger batch.
 const SMALL: usize = 16 << 20;
 
 /// Builds a [`Loader`]. [`Loader::builder`] returns it.
@@ -46,12 +46,12 @@ pub(super) struct Own {
     datasets: Vec<Box<dyn Dataset>>,
     pub(super) plan: Plan,
     pub(super) workers: usize,
-    /// `None`: by the number of workers.
+    /// `None`: computed from the number of workers.
     pub(super) depth: Option<usize>,
     pub(super) hints: bool,
     hint_window: Option<u64>,
     read_mode: ReadMode,
-    /// By the number of the field, in the order of application.
+    /// The transforms of each field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
@@ -318,7 +318,7 @@ impl<B: Backend> LoaderBuilder<B> {
         Ok(Loader::new(pipe, schedule, files, hints && overlap))
     }
 
-    /// Checks the options against each other and against the data sets, and finds what they need.
+    /// Checks the options against each other and against the data sets, and computes the memory that they need.
     fn sizes(&self) -> Result<(Sizes, Layout), Error> {
         let Own { datasets, plan, transforms, workers, depth, .. } = &self.own;
         let refuse = |option, wanted: String, found: String| Err(Error::Option { option, wanted, found });
@@ -353,7 +353,8 @@ impl<B: Backend> LoaderBuilder<B> {
         Ok((sizes, layout))
     }
 
-    /// Whether a caller that waits may fill slots: there are processors enough, and no code runs but ours.
+    /// Whether a waiting caller may fill slots: there are several processors, all fields are files, and no transform
+    /// runs foreign code.
     fn helps(&self) -> bool {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let mut datasets = self.own.datasets.iter();
@@ -422,7 +423,7 @@ impl LoaderBuilder<Cuda> {
     }
 }
 
-/// Whether memory that the caller gave for `wanted` slots can hold batches of `bytes` bytes.
+/// Returns an error if the caller's memory cannot be used for `wanted` slots of `bytes` bytes.
 fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<(), Error> {
     let Some(slots) = slots else { return Ok(()) };
     let refuse = |wanted, found| Err(Error::Option { option: "slots", wanted, found });
@@ -438,7 +439,7 @@ fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<
     }
 }
 
-/// `first` and as many clones as there are further workers.
+/// Returns `first` and a clone of it for each further worker.
 fn copies<T: ?Sized>(
     first: Box<T>,
     workers: usize,

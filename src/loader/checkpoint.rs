@@ -1,4 +1,4 @@
-//! A position in the data. Saved with the model, it resumes the training later.
+//! Checkpoints: positions in the data, which are saved with the model, and how a loader resumes from them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,32 +70,33 @@ use crate::error::Error;
     serde(try_from = "saved::Saved", into = "saved::Saved")
 )]
 pub struct Checkpoint {
-    /// `None` at the start of any training.
+    /// `None` in a checkpoint from [`Checkpoint::start`].
     pub(crate) identity: Option<Identity>,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
 }
 
-/// Which batches a loader delivers.
+/// The plan and the data set that a checkpoint belongs to. They determine the batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// That of rank 0: a step is a step of all ranks, and no rank has more steps than rank 0.
+    /// The plan of rank 0. A step is a step of all ranks, and no rank has more steps than rank 0.
     pub(crate) plan: Plan,
-    /// [`RecordList::fingerprint`](twinbuf_mmap::RecordList::fingerprint): the plan then has positions of the list.
+    /// [`RecordList::fingerprint`](twinbuf_mmap::RecordList::fingerprint), for a list with unequal steps. `plan` then
+    /// plans positions of the list.
     pub(crate) list: Option<u64>,
     pub(crate) record_bytes: u64,
-    /// [`Dataset::fingerprint`](crate::Dataset::fingerprint).
+    /// [`Dataset::fingerprint`](crate::Dataset::fingerprint) of all fields together.
     pub(crate) fingerprint: u64,
     /// The steps of this epoch that were done with another batch size or number of ranks.
     pub(crate) before: Vec<PartialEpoch>,
-    /// An epoch, and the steps of the training before it. For a checkpoint it is the checkpoint's epoch.
+    /// An epoch, and the number of steps of the training before it. In a checkpoint it is the checkpoint's epoch.
     pub(crate) trained: (u64, u64),
-    /// The version of the saved checkpoint that the fingerprint is from.
+    /// The version of the saved checkpoint that the fingerprint was loaded from, or [`VERSION`].
     pub(crate) version: u32,
 }
 
-/// The version of the format that is written. Version 1 had no `before`, version 2 no `trained`, and version 3 a
-/// fingerprint of at most 16 files.
+/// The version of the format that this release writes. Version 1 had no `before`, version 2 no `trained`, and version 3
+/// a fingerprint of at most 16 files.
 pub(crate) const VERSION: u32 = 4;
 
 /// Where a loader continues.
@@ -103,18 +104,20 @@ pub(crate) const VERSION: u32 = 4;
 pub(crate) struct Start {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
-    /// If the training was begun under another plan.
+    /// Set if the training began with another plan.
     pub(crate) begun: Option<Begun>,
 }
 
-/// A training that was begun under another plan.
+/// How to continue a training that began with another plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Begun {
-    /// The epoch that continues, and what is left of it.
+    /// The epoch that the training continues.
     pub(crate) epoch: u64,
+    /// The batches that are left of that epoch.
     pub(crate) rest: RemainingEpoch,
+    /// What a checkpoint in that epoch belongs to.
     pub(crate) identity: Arc<Identity>,
-    /// Of the epochs after it.
+    /// What a checkpoint in a later epoch belongs to.
     pub(crate) later: Arc<Identity>,
 }
 
@@ -267,7 +270,7 @@ impl Identity {
         Checkpoint { identity: Some(identity), epoch, step }
     }
 
-    /// Returns what was left of a checkpoint's epoch when it was continued.
+    /// Returns the part of the checkpoint's epoch that follows the steps in `before`.
     fn rest(&self) -> Result<RemainingEpoch, PlanError> {
         self.plan.resume(self.trained.1, &self.before)
     }

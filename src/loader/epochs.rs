@@ -52,19 +52,20 @@ use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
 /// ```
 pub struct Loader<B: Backend = Host> {
     pipe: Pipe<B::Ring<Records>>,
-    /// The batches of the present call.
+    /// The batches of the current call.
     schedule: Schedule,
     /// The readers of fields that are files.
     files: Vec<Arc<twinbuf_mmap::Reader>>,
     /// Whether these readers read ahead.
     hints: bool,
-    /// Epochs begun so far.
+    /// The number of epochs that have begun.
     epochs_begun: u64,
     /// The next batch; past the end of its epoch if the epoch is over.
     next: Place,
-    /// The steps of this rank in this epoch.
+    /// The number of steps of this rank in this epoch.
     steps: u64,
-    /// The steps of the rank that has most in this epoch: a checkpoint at the end of the epoch has this step.
+    /// The number of steps of the rank with the most steps in this epoch. A checkpoint at the end of the epoch has this
+    /// step.
     longest: u64,
     /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
@@ -88,7 +89,8 @@ impl<B: Backend> Loader<B> {
         Self { pipe, schedule, files, hints, epochs_begun, next, steps, longest, last, position, identity }
     }
 
-    /// Begins with the batches from `start` to the end of epoch `last`; with none if that is `None`.
+    /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None`, the call has no
+    /// batches.
     fn begin(&mut self, start: Start, last: Option<u64>) {
         let Start { epoch, step, begun } = start;
         self.schedule.begun = begun;

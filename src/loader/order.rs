@@ -1,5 +1,5 @@
-//! The order of a loader's batches: those of its plan, or, after a resumption with another batch size or number of ranks,
-//! what is left of an epoch.
+//! The order of a loader's batches: the batches of its plan. After a resumption with another batch size or number of
+//! ranks, the rest of the interrupted epoch comes first.
 
 use std::sync::Arc;
 
@@ -13,25 +13,26 @@ use crate::pipe::Place;
 #[derive(Debug)]
 pub struct Records {
     pub(crate) plan: BatchIndices,
-    /// What a checkpoint after the batch belongs to.
+    /// The plan and the data set that a checkpoint after the batch belongs to.
     pub(crate) identity: Arc<Identity>,
     pub(crate) layout: Arc<Layout>,
-    /// For each field, where its records begin, and last where they end, if they differ in length; else empty.
+    /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
+    /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
 }
 
-/// The batches of one call that asks for epochs.
+/// The batches of one call for epochs.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pub(crate) plan: Plan,
     pub(crate) identity: Arc<Identity>,
     pub(crate) layout: Arc<Layout>,
-    /// The call continues the training of another plan.
+    /// Set if the call resumes a training that began with another plan.
     pub(crate) begun: Option<Begun>,
 }
 
 impl Schedule {
-    /// Returns the batches of an epoch, and what a checkpoint in it belongs to.
+    /// Returns the batches of an epoch, and the plan and the data set that a checkpoint in this epoch belongs to.
     pub(crate) fn epoch(&self, epoch: u64) -> (RemainingEpoch, Arc<Identity>) {
         let identity = match &self.begun {
             Some(Begun { epoch: first, rest, identity, .. }) if *first == epoch => {
@@ -43,8 +44,8 @@ impl Schedule {
         (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
     }
 
-    /// Returns the batches from `first` to the end of epoch `last`. The readers of files are told of them when the first
-    /// one is taken.
+    /// Returns the batches from `first` to the end of epoch `last`. When the first batch is taken, the iterator also
+    /// gives the batches to the readers `files`, which read ahead.
     pub(crate) fn order(&self, first: Place, last: u64, files: Vec<Arc<Reader>>) -> Batches {
         let (epoch, identity) = self.epoch(first.epoch);
         Batches { schedule: self.clone(), next: first, last, epoch, identity, files }

@@ -13,7 +13,7 @@ use crate::error::{BoxError, Error};
 use crate::pipe::{Content, Filling, Source};
 use crate::transform::{Context, RecordTransform};
 
-/// Data sets as the source of a pipe.
+/// The source of a loader's pipe: reads all fields of a batch.
 pub(crate) struct Reader {
     /// At least one.
     pub(crate) fields: Vec<FieldReader>,
@@ -22,13 +22,13 @@ pub(crate) struct Reader {
 /// One data set and the transforms of its records.
 pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
-    /// Reads in its place, if it is files; all workers have the same.
+    /// Reads the records instead of `dataset` if the data set is files. All workers share this reader.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// Bytes of a record in the file; of the longest, if they differ.
+    /// The bytes of a record before the transforms; of the longest, if lengths vary.
     pub(crate) record_bytes: usize,
-    /// Whether records in the file differ in length.
+    /// Whether lengths vary before the transforms.
     pub(crate) ragged: bool,
-    /// Records that are transformed at a time.
+    /// The number of records that are transformed at a time.
     pub(crate) part: u64,
     /// In the order of application.
     pub(crate) transforms: Vec<Transforming>,
@@ -55,7 +55,7 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
         Ok(Content::Bytes(len))
     }
 
-    /// If all files are in memory, and no code runs but ours.
+    /// True if all fields are files in memory: a fill then waits for no disk, and runs no code of the caller.
     fn pays(&self) -> bool {
         let in_memory = |field: &FieldReader| field.files.as_ref().is_some_and(|files| files.is_in_memory());
         self.fields.iter().all(in_memory)
@@ -63,8 +63,8 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
 }
 
 impl FieldReader {
-    /// Reads the records to the front of `out`; with transforms, part by part. Returns where they end, and notes where each
-    /// begins and ends if they differ in length.
+    /// Reads the records of a batch to the start of `out`; with transforms, part by part. Returns where the records
+    /// end. If lengths vary, `offsets` receives the offset of each record and the end of the last one.
     fn load(
         &mut self,
         plan: &BatchIndices,
@@ -94,8 +94,8 @@ impl FieldReader {
         Ok(end)
     }
 
-    /// Reads and transforms some records to the front of `out`, and returns the bytes that they became. `lengths` becomes
-    /// the length of each, if they differ.
+    /// Reads and transforms some records to the start of `out`, and returns the bytes of the transformed records. If
+    /// lengths vary, `lengths` receives the length of each transformed record.
     fn part(
         &mut self,
         part: &BatchIndices,
@@ -137,7 +137,7 @@ impl FieldReader {
     }
 }
 
-/// Reads the `wanted` bytes of some records of field `index` to the front of `room`.
+/// Reads the `wanted` bytes of some records of field `index` to the start of `room`.
 fn read(
     dataset: &mut dyn Dataset,
     files: Option<&twinbuf_mmap::Reader>,
@@ -168,26 +168,28 @@ fn read(
     }
 }
 
-/// A number of records that fit the memory.
+/// Converts the number of records that are in memory, which therefore fits `usize`.
 pub(super) fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
 }
 
-/// The bytes of this many records. The builder has checked that a full batch fits a slot, so this does not overflow.
+/// Returns the bytes of `records` records. The builder has checked that a full batch fits a slot, so this does not
+/// overflow.
 fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
 }
 
-/// A transform and what it is applied to.
+/// A transform, and the memory for the records before it.
 pub(crate) struct Transforming {
     pub(crate) transform: Box<dyn RecordTransform>,
     pub(crate) stage: Stage,
-    /// Room for the records of a part, in front of it.
+    /// The records of a part before the transform.
     pub(crate) scratch: Buffer,
 }
 
-/// Applies the transforms in turn, the last one to the front of `out`, and returns how many bytes it made. `lengths` are those
-/// of the records, and then those of what they became; empty if they have one size all the way.
+/// Applies the transforms one after the other. The last one writes to the start of `out`. Returns how many bytes it
+/// wrote. If lengths vary, `lengths` has the length of each record, and receives the length of each transformed record.
+/// Otherwise it is empty.
 fn transform(
     transforms: &mut [Transforming],
     part: &BatchIndices,

@@ -11,45 +11,45 @@ use crate::error::{BoxError, Error};
 use crate::pipe::memory::{MemoryLimit, Taken, too_large};
 use crate::transform::{RecordTransform, RecordType};
 
-/// Bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
+/// The bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
 const PART: usize = 256 << 10;
 
 /// The memory that a loader needs.
 pub(super) struct Sizes {
     pub(super) depths: Depths,
     records: u64,
-    /// Bytes of a record in a slot, in all fields.
+    /// The bytes of a record in a slot, all fields together.
     out_bytes: usize,
-    /// Bytes of a slot.
+    /// The bytes of a slot.
     pub(super) slot: usize,
-    /// For each field.
+    /// One for each field.
     pub(super) parts: Vec<Part>,
-    /// Bytes of memory for reads past the page cache.
+    /// The bytes of memory for reads past the page cache.
     pub(super) ahead: u64,
 }
 
-/// How the transforms of a field take its records.
+/// How the records of a field are transformed.
 pub(super) struct Part {
-    /// Records that are transformed at a time.
+    /// The number of records that are transformed at a time.
     pub(super) records: u64,
     /// One for each transform.
     pub(super) stages: Vec<Stage>,
-    /// Whether the data set's records differ in length.
+    /// Whether the lengths of the data set's records vary.
     pub(super) ragged: bool,
 }
 
-/// What a transform is applied to.
+/// The records before and after one transform.
 #[derive(Clone, Copy)]
 pub(crate) struct Stage {
-    /// Bytes of a record before it and after it; of the longest, if they differ.
+    /// The bytes of a record before and after the transform; of the longest, if lengths vary.
     pub(crate) bytes: [usize; 2],
-    /// Whether records differ in length there.
+    /// Whether lengths vary before and after the transform.
     pub(crate) ragged: [bool; 2],
-    /// Bytes of all records that are transformed at a time, before it.
+    /// The bytes of the records that are transformed at a time, before the transform.
     pub(crate) scratch: usize,
 }
 
-/// How many workers and slots there are, and whether the caller has room for transforms too.
+/// The numbers of workers, of callers that fill slots while they wait (0 or 1), of host slots and of device slots.
 #[derive(Clone, Copy)]
 pub(super) struct Depths {
     pub(super) workers: usize,
@@ -59,7 +59,7 @@ pub(super) struct Depths {
 }
 
 impl Sizes {
-    /// Of these data sets, each with its transforms, and their places in a slot.
+    /// Computes the sizes for these data sets, each with its transforms, and the layout of a slot.
     pub(super) fn new<'f>(
         plan: &Plan,
         depths: Depths,
@@ -71,7 +71,7 @@ impl Sizes {
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
         let (mut parts, mut layout, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
-        // The first record, as a sample.
+        // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
         let first = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
         for (dataset, transforms) in fields {
             let bytes = dataset.record_bytes();
@@ -118,14 +118,15 @@ impl Sizes {
         }
     }
 
-    /// Bytes before the transforms, of all workers, and of the caller if it helps.
+    /// Returns the bytes of the records before the transforms, for all workers, and for the caller if it fills slots
+    /// too.
     fn scratch(&self) -> usize {
         let stages = self.parts.iter().flat_map(|part| &part.stages);
         let own = stages.fold(0, |sum: usize, stage| sum.saturating_add(stage.scratch));
         own.saturating_mul(self.depths.workers + self.depths.helpers)
     }
 
-    /// Takes the sum from the limit.
+    /// Takes the memory from the limit.
     pub(super) fn take(&self, limit: MemoryLimit) -> Result<Taken, Error> {
         let Depths { host, device, .. } = self.depths;
         let wanted = (self.slot as u64)
@@ -141,7 +142,7 @@ fn failed(source: BoxError) -> Error {
     Error::Transform { at: None, source }
 }
 
-/// Refuses a data set whose element type does not give records of its size.
+/// Returns an error if the element type and the shape of a data set do not give records of its size.
 fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<RecordType, Error> {
     let found = match record {
         Ok(record) if record.len() == dataset.record_bytes() => return Ok(record),
@@ -152,7 +153,7 @@ fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<
     Err(Error::Option { option: "dataset", wanted, found })
 }
 
-/// The sum, spelled out.
+/// Prints what the memory is for.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { depths: Depths { host, device, .. }, records, out_bytes, .. } = self;
@@ -175,21 +176,22 @@ impl fmt::Display for Sizes {
     }
 }
 
-/// Where the fields of a batch are in its slot, and who owns the slots' memory.
+/// Where the fields of a batch are in its slot, and whose memory the slots are.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) fields: Vec<RecordType>,
-    /// The room for the records of each field that differ in length; 0 where they do not.
+    /// For each field, the most bytes that its records take in a batch. Used only if their lengths vary.
     rooms: Vec<usize>,
-    /// What the slots take of a limit. Each slot has this layout, so the last of them gives it back.
+    /// What the loader takes of a memory limit. It is given back with this layout, which the loader and all its batches
+    /// share.
     pub(crate) taken: Option<Taken>,
-    /// Whether the caller gave the memory.
+    /// Whether the slots are in memory of the caller.
     pub(crate) lent: bool,
     /// The loader's name, for errors.
     pub(crate) name: Option<Arc<str>>,
 }
 
-/// Slots begin at multiples of it, and so do fields in a slot.
+/// The alignment in bytes of a slot, and of a field in a slot.
 pub(super) const ALIGN: usize = 64;
 
 impl Layout {
@@ -197,8 +199,8 @@ impl Layout {
         Self { fields, rooms, taken: None, lent: false, name: None }
     }
 
-    /// The place of a field of a batch of this many records: the full room, also if the records differ in length and
-    /// take less. `None` if it does not fit the memory.
+    /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
+    /// possible range. `None` if there is no such field, or if the range overflows.
     pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
         let mut end = 0_usize;
         let mut range = None;
@@ -211,7 +213,7 @@ impl Layout {
         range
     }
 
-    /// Bytes of a batch of this many records, with the gaps between its fields.
+    /// Returns the bytes of a batch of `records` records, with the gaps between its fields.
     pub(crate) fn len(&self, records: usize) -> Option<usize> {
         self.range(self.fields.len() - 1, records).map(|last| last.end)
     }

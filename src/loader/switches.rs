@@ -1,4 +1,4 @@
-//! Switches from the environment, for a run that cannot be recompiled.
+//! Switches: environment variables that set options of a loader, for a program that cannot be recompiled.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::observe::trace::Trace;
 use crate::pipe::Backend;
 use crate::pipe::memory::MemoryLimit;
 
-/// What every switch begins with.
+/// The start of the name of every switch.
 const PREFIX: &str = "TWINBUF_";
 const NAMES: [&str; 8] = [
     "TWINBUF_OVERLAP",
@@ -25,10 +25,10 @@ const NAMES: [&str; 8] = [
 
 /// Variables of the tests and of the software driver begin with one of these.
 const RESERVED: [&str; 4] = ["TWINBUF_CUDA_", "TWINBUF_SOAK_", "TWINBUF_STRESS_", "TWINBUF_TEST_"];
-/// Not names of other loaders: `TWINBUF_HOST_DEPTH` is a slip for `TWINBUF_DEPTH`.
+/// These are not taken for the names of loaders: `TWINBUF_HOST_DEPTH` is a mistake for `TWINBUF_DEPTH`.
 const NOT_LOADERS: [&str; 2] = ["HOST", "DEVICE"];
 
-/// Steps between two lines of a breakdown that is only switched on.
+/// The steps between two log lines of a breakdown if the value is `on` or `true`.
 const EVERY: u64 = 100;
 
 const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
@@ -41,16 +41,17 @@ struct Switches {
     workers: Option<usize>,
     depth: Option<usize>,
     hints: Option<bool>,
-    /// Bytes, and whether they are for all loaders together.
+    /// The bytes, and whether they are one limit for all loaders.
     memory: Option<(u64, bool)>,
-    /// The trace's file; empty for none.
+    /// The path of the trace. An empty path means no trace.
     trace: Option<PathBuf>,
-    /// The steps between two lines; 0 for none.
+    /// The steps between two log lines. 0 turns the breakdown off.
     breakdown: Option<u64>,
 }
 
 impl Switches {
-    /// Reads these variables for the loader of this name. Its own switches win over those of all loaders.
+    /// Reads the switches of a loader from environment variables. A variable with the loader's name has precedence over
+    /// one for all loaders.
     fn from_vars<N, V>(loader: Option<&str>, vars: impl IntoIterator<Item = (N, V)>) -> Result<Self, Error>
     where
         N: AsRef<OsStr>,
@@ -75,7 +76,7 @@ impl Switches {
         Ok(switches)
     }
 
-    /// Sets a switch: of all loaders `together`, or of this one.
+    /// Sets one switch. `together`: the variable `name` is for all loaders, not only for this one.
     fn set(&mut self, switch: &str, name: &str, value: &OsStr, together: bool) -> Result<(), Error> {
         match switch {
             "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
@@ -103,17 +104,18 @@ impl Switches {
     }
 }
 
-/// A loader's name as a part of a variable's: `valid-2` is `VALID_2`.
+/// Returns a loader's name as a part of a variable's name: `valid-2` becomes `VALID_2`.
 fn variable(loader: &str) -> String {
     loader.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect()
 }
 
-/// Whether this is what follows a prefix in the name of a switch.
+/// Whether `name` is the name of a switch without its prefix, for example `DEPTH`.
 fn is_switch(name: &str) -> bool {
     NAMES.iter().any(|known| known.strip_prefix(PREFIX) == Some(name))
 }
 
-/// Whether a variable is none of this loader's switches and no slip for one.
+/// Whether a variable that is no switch of this loader can be ignored: it belongs to the tests or to another loader, or
+/// its name does not resemble a switch.
 fn is_foreign(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return meant(name).is_none() };
     let mut loaders = NAMES.iter().filter_map(|known| rest.strip_suffix(&known[PREFIX.len() - 1..]));
@@ -121,7 +123,7 @@ fn is_foreign(name: &str) -> bool {
         || loaders.any(|loader| !loader.is_empty() && !NOT_LOADERS.contains(&loader))
 }
 
-/// The switch that `name` was probably meant to be: at most two letters left out, put in, mistaken or transposed.
+/// Returns the switch that `name` was probably meant to be: at most two letters are missing, added, wrong or swapped.
 fn meant(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_uppercase();
     let name = name.replacen("TWINBUF_HOST_", PREFIX, 1);
@@ -154,7 +156,7 @@ fn number(value: &str, most: usize) -> Option<usize> {
     value.parse().ok().filter(|number| (1..=most).contains(number))
 }
 
-/// A size such as `512mib`; values are in lower case by now.
+/// Parses a size such as `512mib`. The caller has converted the value to lower case.
 fn bytes(value: &str) -> Option<u64> {
     let units = [("kib", 1 << 10), ("mib", 1 << 20), ("gib", 1 << 30), ("", 1_u64)];
     let (number, unit) = units.iter().find_map(|(name, unit)| Some((value.strip_suffix(name)?, unit)))?;
@@ -251,7 +253,7 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 }
 
-/// `path` with the rank in the file's name, before its extension.
+/// Returns `path` with the rank in the file's name, before its extension.
 fn with_rank(path: &Path, rank: u64) -> PathBuf {
     let mut end = OsString::from(format!("rank{rank}"));
     if let Some(extension) = path.extension() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::log::{Event, What, pause};
 
-/// The first steps. All of them are logged.
+/// The number of steps at the start that are all logged.
 const FIRST: u64 = 10;
 
 /// Measures the phases of each step: the loader's phases (`load`, `transform`, `h2d`) and the caller's own phases,
@@ -52,30 +52,31 @@ const FIRST: u64 = 10;
 /// ```
 #[derive(Clone, Default)]
 pub struct Breakdown {
-    /// What logs, if anything does.
+    /// The state that all handles share. `None` if nothing is logged.
     on: Option<Arc<Mutex<Inner>>>,
-    /// Phases are measured too.
+    /// Whether phases are measured. If not, only the progress of validations is logged.
     measures: bool,
 }
 
-/// What a log line is passed to. It is called without the lock of the rest: it may use the breakdown.
+/// The function that receives the log lines. It is called while `Inner` is not locked, so it may use the breakdown.
 type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 
 struct Inner {
-    /// 0: only the first steps are logged.
+    /// Every step whose number is a multiple of this is logged. 0: only the first steps are.
     every: u64,
-    /// The same of batches of a validation.
+    /// The same for the batches of a validation. 0: none is logged.
     validation_every: u64,
     sink: Sink,
     training: Table,
     validation: Table,
     validating: Option<Validating>,
-    /// How long the validations that are over took together.
+    /// The total time of the validations that have ended.
     validated: Duration,
 }
 
+/// A validation that is running.
 struct Validating {
-    /// The batches it is said to have.
+    /// The number of batches that the caller expects.
     batches: u64,
     done: u64,
     started: Instant,
@@ -84,8 +85,9 @@ struct Validating {
 /// The start of a phase.
 struct Start {
     at: Instant,
-    /// When the validation began that it is of, if it is of one.
+    /// If the phase started in a validation: when that validation began.
     validation: Option<Instant>,
+    /// [`Inner::validated`] at the start of the phase.
     validated: Duration,
 }
 
@@ -172,7 +174,7 @@ impl Breakdown {
     fn end_phase(&self, name: &'static str, start: Option<Start>) {
         let (Some(mut inner), Some(start)) = (self.lock(), start) else { return };
         let validation = inner.validation_began();
-        // Validations since the phase started do not count: move its start by their time.
+        // The time of validations since the phase started does not count: move the start later by that time.
         let at = start.at + (inner.validated - start.validated);
         let (table, end) = match start.validation {
             None => (&mut inner.training, validation.unwrap_or_else(Instant::now)),
@@ -191,7 +193,7 @@ impl Breakdown {
         inner.table().count(name, now.checked_sub(time).unwrap_or(now), time);
     }
 
-    /// Counts an event of a loader: its phases, and the wait that its step begins with.
+    /// Counts an event of a loader. A wait begins the step; reading, transforms and copies are phases of it.
     pub(crate) fn add_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
         let name = match event.what {
@@ -288,14 +290,15 @@ impl Breakdown {
         let Some(sink) = self.lock().map(|inner| inner.sink.clone()) else { return };
         let mut sink = match sink.try_lock() {
             Ok(sink) => sink,
-            // An earlier call panicked.
+            // The sink panicked in an earlier call.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
         sink(line);
     }
 
-    /// No foreign code runs while it is locked: such code might take the lock too.
+    /// Locks the state. Do not call foreign code under this lock: it might call this breakdown, which takes the lock
+    /// again.
     fn lock(&self) -> Option<MutexGuard<'_, Inner>> {
         Some(self.on.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -364,15 +367,15 @@ impl fmt::Debug for Breakdown {
 /// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;
 
-/// The steps of training or of validation.
+/// The times of the steps of training, or of validation.
 #[derive(Default)]
 struct Table {
     steps: u64,
-    /// In the order of their first use.
+    /// In the order of their first uses.
     phases: Vec<Phase>,
-    /// When the current step began: with its first phase.
+    /// When the current step began, which is when its first phase began.
     begun: Option<Instant>,
-    /// What no phase accounts for.
+    /// The time of each step outside all phases.
     other: Times,
     total: Times,
 }
@@ -380,15 +383,16 @@ struct Table {
 #[derive(Default)]
 struct Phase {
     name: &'static str,
-    /// Of the current step.
+    /// The time in the current step. `None` if the phase has not run in it.
     now: Option<Duration>,
+    /// How often it ran in the current step.
     now_runs: u64,
-    /// How often it ran, in all steps: once for each micro-step.
+    /// How often it ran in all finished steps.
     runs: u64,
     times: Times,
 }
 
-/// The times of one phase.
+/// The times of a phase, or of a part of each step.
 #[derive(Default)]
 struct Times {
     count: u64,
@@ -398,12 +402,12 @@ struct Times {
 }
 
 impl Table {
-    /// The current step began at `start`, or before.
+    /// Moves the start of the current step to `start` if the step has not begun, or began later.
     fn begin(&mut self, start: Instant) {
         self.begun = Some(self.begun.map_or(start, |begun| begun.min(start)));
     }
 
-    /// Counts a time of the current step, or of the step that began at `start`.
+    /// Adds `time` to a phase of the current step. If the step has not begun, it began at `start`.
     fn count(&mut self, name: &'static str, start: Instant, time: Duration) {
         self.begin(start);
         let at = self.phases.iter().position(|phase| phase.name == name).unwrap_or_else(|| {
@@ -421,7 +425,7 @@ impl Table {
         self.phases.iter_mut().for_each(|phase| (phase.now, phase.now_runs) = (None, 0));
     }
 
-    /// The step is over; writes its phases to `line`.
+    /// Ends the step, and writes its phases to `line`.
     fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
         self.steps += 1;
         let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
@@ -443,7 +447,7 @@ impl Table {
         }
     }
 
-    /// The times of all phases as a table.
+    /// Returns the times of all phases as a table.
     fn summary(&self, what: &str, of: &str) -> String {
         let sum = self.total.sum;
         let mut text = format!("{what}: {} {of}, {:.3} s", self.steps, sum.as_secs_f64());

@@ -1,5 +1,5 @@
-//! Reports as text, and as a page: the text, and a timeline of the last steps. HTML with SVG inside, without scripts and
-//! without a network.
+//! Prints a report as text, or as an HTML page with a timeline of the last steps. The page contains an SVG image and no
+//! scripts, and loads nothing from a network.
 
 use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
@@ -7,20 +7,20 @@ use twinbuf_mmap::ReadStats;
 
 use super::report::{EpochTimes, Kind, Report, Verdict, rate};
 
-/// Epochs that are printed.
+/// The number of epochs that are printed.
 const ROWS: usize = 8;
 
 pub(super) fn count(many: u64, one: &str, more: &str) -> String {
     format!("{many} {}", if many == 1 { one } else { more })
 }
 
-/// A number with four digits that count.
+/// Formats a number with four digits, or with more if it has more before the decimal point.
 fn digits(value: f64) -> String {
     let decimals = [10.0, 100.0, 1000.0].iter().filter(|limit| value < **limit).count();
     format!("{value:.decimals$}")
 }
 
-/// A time in the unit that gives it digits: microseconds, milliseconds or seconds.
+/// Formats a time in microseconds, milliseconds or seconds, whichever fits its size.
 pub(super) fn time(time: Duration) -> String {
     match time.as_secs_f64() {
         0.0 => "0".to_string(),
@@ -30,8 +30,8 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
-/// A number of bytes, to read.
-#[allow(clippy::cast_precision_loss)] // not to calculate with
+/// Formats a number of bytes for a reader.
+#[allow(clippy::cast_precision_loss)] // only shown
 fn size(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.iter().find(|(shift, _)| bytes >> shift > 0) {
@@ -108,14 +108,14 @@ impl fmt::Display for Report {
     }
 }
 
-/// Steps in the timeline.
+/// The number of steps in the timeline.
 const STEPS: usize = 24;
-/// Pixels: the width of the timeline, of the names in front of it, and the height of a row.
+/// In pixels: the width of the image, the width of the row names at its left, and the height of a row.
 const WIDTH: f64 = 760.0;
 const NAMES: f64 = 84.0;
 const ROW: f64 = 26.0;
 
-/// Each colour has a contrast of 3 to 1 with the background, light and dark.
+/// Each colour has a contrast of at least 3 to 1 with the background, in light and in dark mode.
 const STYLE: &str = "\
 :root{color-scheme:light dark;--load:#2f6fb0;--copy:#8a5fb5;--train:#2c7f52;--wait:#c2473b}\
 @media(prefers-color-scheme:dark){:root{--load:#5b9bd8;--copy:#b48ddb;--train:#52b483;--wait:#e8766a}}\
@@ -147,7 +147,8 @@ impl Report {
         page + &format!("<h2>Figures</h2>\n<pre>{text}</pre>\n</body></html>\n")
     }
 
-    /// The last steps: the caller, the copies if there are any, and the loads in as few rows as hold them.
+    /// Writes the timeline of the last steps: a row for the caller, a row for the copies if there are any, and as few
+    /// rows as possible for the loads.
     fn timeline(&self, out: &mut String) -> fmt::Result {
         let units = &self.recent.units;
         let mut units: Vec<_> = units[units.len().saturating_sub(STEPS)..].iter().collect();

@@ -1,4 +1,4 @@
-//! The last batches as they were measured: the steps of the caller's loop, and what [`replay`](super::replay) needs.
+//! The measurements of the last batches: the steps of the caller's loop, and the input of a [`replay`](super::replay).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,15 +11,16 @@ use crate::thread::{Clock, Share, this_thread};
 /// The maximum number of recent steps that a loader records.
 const STEPS: usize = 1024;
 
-/// How often the clocks of the processors are read: twice for each look. A look takes about a microsecond.
+/// The least time between two measurements of a thread's CPU time. Each reads the clocks twice, which takes about a
+/// microsecond.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// When a thread last read the clocks of the processors.
+/// When a thread last began to measure its CPU time.
 #[derive(Debug, Default)]
 pub(super) struct Looks(Option<Instant>);
 
 impl Looks {
-    /// Returns the clocks at `now` if it is time to read them.
+    /// Reads the clocks if the last measurement began at least [`LOOK`] before `now`.
     #[inline]
     pub(super) fn clock(&mut self, now: Instant) -> Option<Clock> {
         if self.0.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
@@ -30,13 +31,13 @@ impl Looks {
     }
 }
 
-/// One batch.
+/// The measurements of one batch.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) ticket: Ticket,
-    /// The thread that received it.
+    /// The thread that received the batch.
     pub(super) by: usize,
-    /// When the caller began to iterate, if this is the first batch since.
+    /// When the caller began to iterate, if this is the first batch of that iteration.
     pub(super) began: Option<Instant>,
     pub(super) load: LoadTimes,
     pub(super) copied: Option<Interval>,
@@ -44,16 +45,16 @@ pub(super) struct Seen {
     pub(super) received: Instant,
     pub(super) released: Instant,
     pub(super) paused: Duration,
-    /// When its slot was free, and the thread that freed it, if that is known.
+    /// When the batch's slot was freed, and by which thread, if that is known.
     pub(super) freed: Option<(Instant, usize)>,
     /// CPU share of the use, if it was measured.
     pub(super) use_cpu: Option<Share>,
 }
 
-/// What the caller's side keeps.
+/// The measurements of the last batches that the caller received.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// The last of them may be in use.
+    /// The last one may be in use.
     units: VecDeque<Seen>,
     in_use: bool,
     began: Option<Instant>,
@@ -62,14 +63,14 @@ pub(crate) struct History {
     looks: Looks,
 }
 
-/// A copy of it.
+/// A copy of the measurements, for a report.
 #[derive(Clone, Default, PartialEq)]
 pub(super) struct Recent {
     pub(super) units: Vec<Seen>,
 }
 
 impl History {
-    /// The caller begins to iterate.
+    /// Records that the caller begins to iterate.
     pub(crate) fn began(&mut self, at: Instant) {
         self.began = Some(at);
     }
@@ -80,7 +81,7 @@ impl History {
         self.units.back().filter(|_| self.in_use)
     }
 
-    /// The caller has the batch that it asked for.
+    /// Records that the caller has received a batch.
     #[inline]
     pub(super) fn received(&mut self, ticket: Ticket, load: &LoadTimes, asked: Instant, now: Instant) {
         self.freed(load.freed);
@@ -93,7 +94,7 @@ impl History {
         self.clock = self.looks.clock(now);
     }
 
-    /// A slot is free, or its content had none.
+    /// Records when the slot of an earlier batch was freed. Does nothing for `None`.
     #[inline]
     pub(super) fn freed(&mut self, freed: Option<Freed>) {
         let Some(Freed { number, at, thread }) = freed else { return };
@@ -103,8 +104,8 @@ impl History {
         }
     }
 
-    /// The use of the batch in use ends now: its clocks are read before the time of the end, because a thread that has used
-    /// up its turn is interrupted there.
+    /// Measures the CPU time of the batch in use. To be called before the end time of the use is read: the system often
+    /// preempts a thread when it reads its CPU time, and the time of that preemption then counts as use.
     #[inline]
     pub(crate) fn ends(&mut self) {
         if let (Some(clock), Some(seen)) = (self.clock.take(), self.units.back_mut()) {
@@ -112,8 +113,8 @@ impl History {
         }
     }
 
-    /// The caller is done with the batch in use. It was copied to the device and used from then on, except during pauses
-    /// of this length.
+    /// Records the end of the use of the batch in use. `paused` is the time of pauses during the use. `copied` is when
+    /// the batch was copied to the device.
     #[inline]
     pub(super) fn released(&mut self, now: Instant, paused: Duration, copied: Option<Interval>) {
         self.in_use = false;
@@ -127,8 +128,9 @@ impl History {
         }
     }
 
-    /// A copy of the batches that were used, with the batch that the caller has been waiting for from the one time to the
-    /// other: as one that takes that long to load. Its epoch began with `first`.
+    /// Returns a copy of the measurements of the batches whose use is over. If the caller is waiting for a batch,
+    /// `waits` has the first batch of its epoch, and the interval of the wait; the copy then has one more batch, whose
+    /// load takes that long.
     pub(super) fn recent(&self, waits: Option<(Ticket, (Instant, Instant))>) -> Recent {
         let used = self.units.len() - usize::from(self.in_use);
         let mut units: Vec<_> = self.units.iter().take(used).cloned().collect();
@@ -142,7 +144,7 @@ impl History {
     }
 }
 
-/// Their number: there are too many to read.
+/// Prints the number of batches instead of the batches.
 impl fmt::Debug for Recent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Recent({} batches)", self.units.len())
@@ -166,7 +168,8 @@ impl Seen {
         }
     }
 
-    /// When the caller had it, copied to the device if there is one.
+    /// Returns when the use of the batch began: when the caller received it, or when its copy to the device was
+    /// complete.
     pub(super) fn used_from(&self) -> Instant {
         match self.copied {
             Some((_, copied)) => copied.clamp(self.received, self.released),
@@ -174,21 +177,23 @@ impl Seen {
         }
     }
 
-    /// The time from the call that asked for this unit to the call that asked for the next, without pauses.
+    /// Returns the time from the call that asked for this batch to the call that asked for the next one, without
+    /// pauses.
     pub(super) fn wall(&self) -> Duration {
         (self.released - self.asked).saturating_sub(self.paused)
     }
 }
 
 impl Recent {
-    /// With the batches of a later iteration.
+    /// Returns these batches and those of a later iteration: the last [`STEPS`] of them.
     pub(super) fn then(&self, later: &Self) -> Self {
         let mut units = [&self.units[..], &later.units].concat();
         units.drain(..units.len().saturating_sub(STEPS));
         Self { units }
     }
 
-    /// The batches of a loop, as the thread that sends them to a device received and released them.
+    /// Returns the batches of a loop, with their loads and copies as `sender` recorded them. `sender` is the thread
+    /// that receives the batches from the loader and sends them to a device.
     pub(super) fn on_device(&self, sender: &Self) -> Self {
         let unit = |seen: &Seen| {
             let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
@@ -200,8 +205,8 @@ impl Recent {
         Self { units: self.units.iter().filter_map(unit).collect() }
     }
 
-    /// How many nanoseconds pass until threads that sleep are awake: the caller after a load, and a loading thread after a
-    /// slot was freed. `None` for what never happened.
+    /// Returns how many nanoseconds a sleeping thread needs to wake up, on average: the caller after a load, and a
+    /// loading thread after a slot was freed. `None` for a thread that never slept.
     pub(super) fn wakes(&self) -> [Option<f64>; 2] {
         let [mut caller, mut loader] = [(Duration::ZERO, 0_u32); 2];
         for seen in &self.units {
@@ -214,7 +219,7 @@ impl Recent {
         [caller, loader].map(|(sum, count)| (count > 0).then(|| sum.as_nanos() as f64 / f64::from(count)))
     }
 
-    /// How much of the loads and of the uses that were looked at took a processor.
+    /// Returns the sums of the measured CPU shares, of loads and of uses.
     pub(super) fn shares(&self) -> [Share; 2] {
         let mut shares = [Share::default(); 2];
         for seen in &self.units {
@@ -225,7 +230,7 @@ impl Recent {
         shares
     }
 
-    /// How many loads went on at a time, on average, while any did.
+    /// Returns how many loads ran at the same time, on average over the time in which any ran.
     pub(super) fn side_by_side(&self) -> f64 {
         let mut loads: Vec<_> = self.units.iter().map(|seen| (seen.load.start, seen.load.end)).collect();
         loads.sort_unstable();
@@ -239,7 +244,8 @@ impl Recent {
         (all.as_secs_f64() / any.as_secs_f64().max(1e-9)).max(1.0)
     }
 
-    /// Whether loads that go on at the same time take turns at something, such as a lock. `None`: that cannot be told.
+    /// Whether loads that run at the same time wait for each other, for example for a lock. `None` if the measurements
+    /// do not tell.
     pub(super) fn takes_turns(&self, side_by_side: f64) -> Option<bool> {
         let mut ends: Vec<_> = self.units.iter().map(|seen| seen.load.end).collect();
         ends.sort_unstable();
@@ -249,7 +255,8 @@ impl Recent {
         if side_by_side < 1.5 {
             return None;
         }
-        // Loads that take turns never end close together. If a tenth of all ends are, the loads do not take turns.
+        // Loads that wait for each other never end close together. If a tenth of all ends are close, the loads do not
+        // take turns.
         let short = *gaps.get(gaps.len() / 10)?;
         if short < mean / 4 {
             return Some(false);
@@ -257,15 +264,15 @@ impl Recent {
         if short < mean / 2 {
             return None;
         }
-        // Loads that only began at a distance all take equally long. If loads take turns, the first of them does not
-        // wait and takes the least time.
+        // Even distances between the ends have two causes. Loads that began at even distances all take equally long. If
+        // loads take turns, the first of them does not wait, and takes the least time.
         let took = self.units.iter().map(|seen| seen.load.took());
         let (shortest, all) = (took.clone().min().unwrap_or_default(), took.sum::<Duration>());
         let mean = all.as_secs_f64() / self.units.len().max(1) as f64;
         (shortest.as_secs_f64() * side_by_side < 1.5 * mean).then_some(true)
     }
 
-    /// The batches for a replay.
+    /// Converts the batches to the input of a replay.
     pub(super) fn units(&self) -> Vec<Unit> {
         let nanos = |time: Duration| time.as_nanos() as f64;
         let between = |from: Instant, to: Instant| nanos(to.saturating_duration_since(from));
@@ -309,7 +316,7 @@ impl Recent {
         };
         let mut units: Vec<Unit> = self.units.iter().enumerate().map(unit).collect();
         // The slots of the last batches were not filled again, so it is not known who freed them, and when. Assume the
-        // same as for the batch before.
+        // same as for the last batch of which it is known.
         let known = self.units.iter().rposition(|seen| seen.freed.is_some());
         let (known, last) = units.split_at_mut(known.map_or(0, |known| known + 1));
         if let Some(Unit { hold: hold @ (Hold::Lent { .. } | Hold::Kept { later: 1.., .. }), .. }) =
@@ -325,7 +332,7 @@ impl Recent {
 mod tests {
     use super::*;
 
-    /// As at the end of an epoch, or of a loop that asks for nothing more.
+    /// No request follows the last use of an epoch, or of a loop that stops early.
     #[test]
     #[cfg(unix)]
     fn a_use_that_no_request_ends_has_its_clocks() {

@@ -1,9 +1,9 @@
-//! The event log: each thread appends what it did, once, and everything that is shown is made from these events.
+//! The event log: what each thread did. The report, the trace and the breakdown are made from these events.
 //!
-//! An [`Event`] is an interval of one thread's time, with the batch and its bytes. A loading thread sends those of a load
-//! along with the batch ([`LoadTimes`]), a copying thread keeps its last ones, and the caller's are made by the
-//! [`Recorder`](super::recorder::Recorder). The report adds events up, the trace writes them down, and the breakdown counts
-//! them as phases. None of these looks at the clock.
+//! An [`Event`] is an interval of one thread's time, with a batch and its bytes. A loading thread sends the times of a
+//! load along with the batch ([`LoadTimes`]). A device keeps the times of its last copies. The
+//! [`Recorder`](super::recorder::Recorder) makes the caller's events. The report adds events up, the trace writes them
+//! to a file, and the breakdown counts them as phases.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use crate::error::At;
 use crate::thread::Share;
 
-/// A unit: its call and its place in that call, and its name.
+/// Identifies a unit: its call and its place in that call, and the epoch and step that errors and traces show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// Numbers the calls. A unit that was filled for an earlier call is discarded.
+    /// The number of the call. A unit that was filled for an earlier call is discarded.
     pub(crate) generation: u64,
-    /// Units of the same call before it. In the log: its number in the ring.
+    /// The number of units before it in the same call. In the log: the number of units before it in the ring.
     pub(crate) seq: u64,
-    /// Epochs that were started before this one: decides whether the trace records it.
+    /// The number of epochs that were started before this one. It decides whether the trace records the unit.
     pub(crate) ordinal: u64,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Ticket {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Naming {
     pub(crate) loader: Option<Arc<str>>,
-    /// The epochs are the rounds of a generator, and have no steps.
+    /// Whether the epochs are rounds of a generator, which have no steps.
     pub(crate) rounds: bool,
 }
 
@@ -43,26 +43,26 @@ impl Naming {
 /// How a slot was filled: the loading thread's part of the event log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LoadTimes {
-    /// Since when the loading thread waited for the slot, or for leave to start; `start` if it did not.
+    /// When the loading thread began to wait for the slot, or for permission to start. `start` if it did not wait.
     pub(crate) since: Instant,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
-    /// The part of it that was no reading.
+    /// The time of the transforms.
     pub(crate) transform: Duration,
-    /// System calls that read files.
+    /// The number of system calls that read files.
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
     /// CPU share of the load, if it was measured.
     pub(crate) cpu: Option<Share>,
-    /// A caller that waits fills slots too.
+    /// Whether a waiting caller fills slots too.
     pub(crate) helps: bool,
-    /// When the batch that had the slot before freed it.
+    /// When the previous batch in this slot freed it.
     pub(crate) freed: Option<Freed>,
 }
 
 impl LoadTimes {
-    /// Of a load that begins now, without a wait before it.
+    /// Returns the times of a load that begins at `start`, without a wait before it.
     pub(crate) const fn new(start: Instant) -> Self {
         Self {
             since: start,
@@ -81,14 +81,15 @@ impl LoadTimes {
         self.end.saturating_duration_since(self.start)
     }
 
-    /// How long the slot was free before the loading thread, waiting for it, continued.
+    /// Returns how long the slot was free before the loading thread, which waited for it, started to load. `None` if it
+    /// did not wait for the slot.
     pub(crate) fn slept(&self) -> Option<Duration> {
         let slept = self.start.saturating_duration_since(self.freed?.at);
         (slept < self.start - self.since).then_some(slept)
     }
 
-    /// Passes the events of the loading thread to `add`. Reading and transforming alternate part by part: the log has the
-    /// time of each, one after the other.
+    /// Passes the events of this load to `add`. In fact, reading and transforming alternate, part by part. The log has
+    /// one event for all reading, followed by one for all transforms.
     pub(super) fn events(&self, read: What, batch: Ticket, mut add: impl FnMut(&Event)) {
         let Self { since, start, end, transform, bytes, .. } = *self;
         let mut event = |what, start, end| add(&Event { what, batch, start, end, bytes });
@@ -106,7 +107,7 @@ impl LoadTimes {
 /// When the slot of a batch was freed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Freed {
-    /// The number of that batch in the ring.
+    /// The number of batches before that batch in the ring.
     pub(crate) number: u64,
     pub(crate) at: Instant,
     pub(crate) thread: usize,
@@ -115,23 +116,23 @@ pub(crate) struct Freed {
 /// What a thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The caller: an epoch, with its steps.
+    /// The caller: a whole epoch.
     Epoch,
-    /// The caller: a step, with its wait and its use.
+    /// The caller: a step, from the request for a batch to the end of its use.
     Step,
     /// The caller waited for a batch.
     Wait,
-    /// The same, of a device.
+    /// The caller waited for a batch on a device.
     DeviceWait,
-    /// The caller had a batch, and its copy to the device was not done.
+    /// The caller had received a batch whose copy to the device was not complete.
     CopyWait,
     /// The caller prepared the next round.
     Prepare,
     /// The caller used a batch.
     Use,
-    /// The caller did something else during this time.
+    /// The caller did something else: it ran a validation, or iterated over another loader.
     Pause,
-    /// A loading thread waited for a slot, or for leave to start.
+    /// A loading thread waited for a slot, or for permission to start.
     SlotWait,
     /// A loading thread read a batch.
     Read,
@@ -147,7 +148,7 @@ pub(crate) enum What {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) what: What,
-    /// The batch; of an epoch its first one.
+    /// The batch. For an epoch, its first batch.
     pub(crate) batch: Ticket,
     pub(crate) start: Instant,
     pub(crate) end: Instant,
@@ -172,10 +173,10 @@ pub struct StageTimes {
     pub waiting: Duration,
 }
 
-/// From when to when.
+/// The start and the end of an interval.
 pub(crate) type Interval = (Instant, Instant);
 
-/// How many pauses a thread remembers: more than there are in one step.
+/// The number of pauses that a thread remembers: more than there are in one step.
 const LAST: usize = 1024;
 
 thread_local! {
@@ -183,8 +184,8 @@ thread_local! {
     static PAUSES: RefCell<VecDeque<Interval>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// This thread did something else from `from` to `to` (now): all loaders whose batch was in use all the time leave
-/// that out.
+/// Records that this thread did something else during `pause`, which ends now. Each loader whose batch was in use for
+/// that whole time leaves it out.
 pub(crate) fn pause(pause: Interval) {
     // Fails only while the thread ends, when no loop runs on it that could need the pause.
     let _ = PAUSES.try_with(|pauses| {
@@ -230,7 +231,7 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         pause((at(0), at(5))); // before the batch came
-        pause((at(9), at(12))); // began before it did
+        pause((at(9), at(12))); // began before the batch came
         pause((at(20), at(25)));
         pause((at(32), at(36))); // within another
         pause((at(30), at(40)));

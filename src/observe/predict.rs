@@ -1,4 +1,4 @@
-//! What replays tell: the time with other settings, the change that gains most, and the stage that decides.
+//! Conclusions from replays: the time with other settings, the change of settings that saves most, and the bottleneck.
 
 use std::time::Duration;
 
@@ -37,50 +37,52 @@ impl Prediction {
     }
 }
 
-/// A change that gains less is not worth naming: runs differ as much by themselves.
+/// A change must save at least this part of the time to be advised: repeated runs of one program differ as much.
 const WORTH_IT: f64 = 0.03;
-/// The same beside other programs.
+/// The same, while other programs want the processors.
 const BUSY_WORTH_IT: f64 = 0.1;
 
 /// Of two changes, the smaller one is advised unless the other gains at least this much more, as a part of the measured
 /// time.
 const NEAR: f64 = 0.05;
 
-/// How much faster a stage is made to see what that gains.
+/// The factor for the time of a stage, to see what a faster stage would save.
 const FASTER: f64 = 0.9;
 
-/// By how much the gain of one stage must exceed that of the others for it to decide alone.
+/// A stage is the bottleneck only if its gain is at least this many times the second largest gain.
 const ALONE: f64 = 1.25;
 
-/// Nanoseconds until a thread that sleeps is awake, where none was measured.
+/// Nanoseconds that a sleeping thread needs to wake up, if that was not measured.
 const WAKE: f64 = 30e3;
 
-/// Fewer batches, or nanoseconds of them, say nothing about the next.
+/// The least number of batches, and their least time in nanoseconds, that allow a prediction.
 const LEAST: (usize, f64) = (8, 20e6);
 
 /// How far a replay with the measured settings may be from the measured time.
 const MISFIT: f64 = 0.05;
 
-/// The average number of threads of other programs that want a processor, from which on the machine is busy.
+/// The machine is busy if at least this many threads of other programs want a processor, on average.
 const BUSY: f64 = 0.5;
 
-/// What the threads of the loader and of the caller wanted of the processors, and who else wanted them.
+/// How many processors the threads of the loader and of the caller used and wanted, and how many other programs wanted.
 pub(super) struct Demand {
     pub(super) processors: f64,
-    /// The parts of their time that loads and uses had a processor, and that they waited for one.
+    /// The part of a load, and of a use, in which its thread ran on a processor.
     cpu: [f64; 2],
+    /// The part of a load, and of a use, in which its thread was ready to run and had no processor.
     delay: [f64; 2],
     /// How many of our threads ran on a processor, on average.
     had: f64,
-    /// The same, with the threads that waited for a processor.
+    /// How many of our threads ran on a processor or waited for one, on average.
     wanted: f64,
-    /// How many threads of other programs ran on a processor or waited for one.
+    /// How many threads of other programs ran on a processor or waited for one, on average.
     others: f64,
 }
 
 impl Demand {
     fn of(recent: &Recent, measured: f64, overlap: bool) -> Self {
-        // Assume two processors if the system does not tell. The unit tests always do, and so have one result everywhere.
+        // Assume two processors if the system does not report their number. The unit tests always assume two, so that
+        // their results are the same on every machine.
         let found = std::thread::available_parallelism().ok().filter(|_| !cfg!(test));
         let processors = found.map_or(2.0, |number| number.get() as f64);
         let part = |time: f32, share: &Share| (share.wall > 0.0).then(|| f64::from(time / share.wall));
@@ -112,7 +114,7 @@ impl Demand {
         self.others >= BUSY
     }
 
-    /// How many processors its threads can count on.
+    /// Returns how many processors the threads of the loader and of the caller can expect to get.
     fn left(&self) -> f64 {
         if self.is_busy() {
             // The scheduler may give each program an equal share, however many threads it has: expect half of the
@@ -125,27 +127,27 @@ impl Demand {
         }
     }
 
-    /// How much longer what needs a processor takes if threads want this many times as much of them.
+    /// Returns how many times longer work on a processor takes if our threads want `times` as many processors as now.
     fn slower(&self, times: f64) -> f64 {
         let part = |wanted: f64| (self.processors / (self.others + wanted).max(1e-9)).min(1.0);
         part(self.wanted) / part(self.wanted * times)
     }
 }
 
-/// What was measured, and the replay of it.
+/// The measurements, and what a replay of them with the measured settings gave.
 pub(super) struct Model {
     units: Vec<Unit>,
     machine: Machine,
     settings: Settings,
     pub(super) demand: Demand,
     measured: f64,
-    /// What is measured over what is replayed with the same settings. Not a number if the replay has no end.
+    /// The measured time divided by the replayed time. Not a number if the replay has no end.
     ratio: f64,
-    /// How much longer than the caller other threads use what they were lent, with these settings.
+    /// How long after the caller's end other threads still use the batches that were lent to them.
     lent: f64,
-    /// The time of a replay with the same settings if nobody else wants the processors.
+    /// The replayed time if no other program wants the processors.
     alone: f64,
-    /// Whether loads take turns: more threads load no faster. `None` if that cannot be told.
+    /// Whether loads wait for each other, so that more threads load no faster. `None` if the measurements do not tell.
     turns: Option<bool>,
 }
 
@@ -192,7 +194,7 @@ impl Model {
         model
     }
 
-    /// Why nothing is said about other settings, if nothing is.
+    /// Returns why the measurements allow no prediction, or `None` if they allow one.
     fn doubt(&self) -> Option<String> {
         let Self { units, ratio, measured, .. } = self;
         let batches = count(units.len() as u64, "batch", "batches");
@@ -209,18 +211,20 @@ impl Model {
         ))
     }
 
-    /// A replay on this machine, in which loads and uses take these parts of their time.
+    /// Replays the batches on `machine`. `load` and `train` are factors for the times of loads and of uses.
     fn replay(&self, settings: Settings, machine: &Machine, [load, train]: [f64; 2]) -> Option<Outcome> {
         replay(&self.units, machine, settings, [load, load, 1.0, train, 1.0])
     }
 
-    /// The time if nobody else wants the processors, in parts of what the measured settings take then.
+    /// Returns the time with `settings` if no other program wants the processors, divided by the time that the measured
+    /// settings would then take.
     fn alone(&self, settings: Settings) -> Option<f64> {
         let (machine, parts) = self.without_others();
         Some(self.replay(settings, &machine, parts)?.end / self.alone)
     }
 
-    /// The machine if nobody else wants the processors, and the parts of their time that loads and uses take then.
+    /// Returns the machine if no other program wants the processors, and the factors for the times of loads and of uses
+    /// there.
     fn without_others(&self) -> (Machine, [f64; 2]) {
         let Demand { processors, cpu, delay, .. } = self.demand;
         let parts = delay.map(|delay| 1.0 - delay.min(0.95));
@@ -228,7 +232,8 @@ impl Model {
         (Machine { processors, load_cpu, train_cpu, ..self.machine }, parts)
     }
 
-    /// With other programs that go on to want the processors, or without: what gains less.
+    /// Predicts the time with `settings`, with the other programs and without them, and returns the prediction with the
+    /// smaller gain.
     fn predict(&self, settings: Settings) -> Option<Prediction> {
         if self.units.is_empty() || settings.workers == 0 || settings.depth == 0 {
             return None;
@@ -257,12 +262,12 @@ impl Model {
         })
     }
 
-    /// Whether more loads would go on at a time, of which none was seen beside another: they may take turns.
+    /// Whether `settings` load more batches at the same time, and it is not known whether loads take turns.
     fn may_wait(&self, settings: Settings) -> bool {
         settings.workers > self.settings.workers && self.turns.is_none()
     }
 
-    /// The settings worth a try, the smallest change first: in slots, then in threads.
+    /// Returns the settings to try: those with the fewest slots first, and of these the fewest threads.
     fn candidates(&self, report: &Report) -> Vec<Settings> {
         let now = self.settings;
         let mut all = Vec::new();
@@ -297,7 +302,8 @@ impl Model {
         all
     }
 
-    /// The smallest change that gains, if none gains much more. For a caller that keeps no batches, and without a doubt.
+    /// Returns the smallest change that gains enough, unless a larger one gains much more. To be called only if `kept`
+    /// and `doubt` return `None`.
     pub(super) fn recommended(&self, report: &Report) -> Option<Prediction> {
         let mut candidates = self.candidates(report);
         // Without an idle processor, do not advise more workers if the loads may take turns: each would wait longer.
@@ -314,7 +320,8 @@ impl Model {
         if self.demand.is_busy() { BUSY_WORTH_IT } else { WORTH_IT }
     }
 
-    /// Why a change is not advised that would gain if other programs wanted no processors and loads took no turns.
+    /// Returns why no change is advised, although one would gain if no other program wanted the processors and loads
+    /// did not take turns.
     pub(super) fn unsure(&self, report: &Report) -> Option<&'static str> {
         let (busy, one) = (self.demand.is_busy(), self.demand.processors < 2.0);
         let gains = |settings| self.alone(settings).is_some_and(|part| part <= 1.0 - WORTH_IT);
@@ -327,7 +334,8 @@ impl Model {
         self.candidates(report).into_iter().any(unsure).then_some(why)
     }
 
-    /// How many batches the caller keeps beside the one that it uses, if it waits for their slots.
+    /// Returns how many batches the caller keeps besides the one in use. `None` if it keeps none, or if the loader does
+    /// not wait for their slots.
     fn kept(&self, report: &Report) -> Option<usize> {
         let kept = |unit: &Unit| if let Hold::Kept { later, .. } = unit.hold { later } else { 0 };
         let most = self.units.iter().map(kept).max().filter(|most| *most > 0 && report.settings.overlap)?;
@@ -342,14 +350,14 @@ impl Model {
         waits.then_some(most)
     }
 
-    /// With all iterations as one.
+    /// Merges all iterations into one, and predicts the time with the measured settings. `None` if there is only one.
     fn at_once(&mut self) -> Option<Prediction> {
         let calls = self.units.iter_mut().skip(1).filter_map(|unit| unit.lead.take()).count();
         if calls == 0 { None } else { self.predict(self.settings) }
     }
 
-    /// How much of the time each stage saves if it is faster: read, transform, transfer, train, other threads. Loads and
-    /// uses take these parts of their time.
+    /// Returns which part of the time each stage saves if it is faster: read, transform, transfer, train, other
+    /// threads. `load` and `train` are factors for the times of loads and of uses.
     fn gains(&self, machine: Machine, [load, train]: [f64; 2]) -> Option<[f64; 5]> {
         // Replay with all processors: the measured time of a stage includes its waits for a processor.
         let machine = Machine { processors: self.demand.processors, ..machine };
@@ -366,7 +374,7 @@ impl Model {
     }
 }
 
-/// The device has each batch after the caller, who only enqueues work.
+/// Replaces the caller, who only enqueues work, by the device: as another thread, it uses each batch after the caller.
 fn on_device(units: &mut [Unit], report: &Report) {
     let thread =
         units.iter().map(|unit| if let Hold::Lent { thread, .. } = unit.hold { thread + 1 } else { 0 });
@@ -509,11 +517,11 @@ fn verdict(model: &Model, report: &Report) -> Verdict {
     if told { measured } else { Verdict::Unmeasured }
 }
 
-/// The stage that decides, by what each saves if it is faster.
+/// Returns the bottleneck. `gains` is what each stage saves if it is faster.
 fn decides(gains: Option<[f64; 5]>, report: &Report) -> Verdict {
     let read = match report.kind {
         Kind::Rounds => Verdict::GenerationBound,
-        // Most of it came from a disk.
+        // Most bytes came from a disk.
         Kind::Batches | Kind::Groups if report.reading.disk > report.reading.bytes / 2 => Verdict::DiskBound,
         _ => Verdict::LoadBound,
     };
@@ -534,7 +542,7 @@ fn decides(gains: Option<[f64; 5]>, report: &Report) -> Verdict {
     if first < WORTH_IT || first < ALONE * second { Verdict::Balanced } else { decides }
 }
 
-/// What it gains, as the end of a sentence.
+/// Returns what the settings save, as the end of a sentence.
 fn gains(found: &Prediction) -> String {
     let Prediction { batches, measured, wall, at_most, .. } = *found;
     let (up_to, if_not) =
@@ -548,7 +556,7 @@ fn gains(found: &Prediction) -> String {
     )
 }
 
-/// The calls that change the settings.
+/// Returns the builder's calls that change the settings, as the start of a sentence.
 fn change(report: &Report, to: Settings) -> String {
     let from = report.settings;
     if to.overlap && !from.overlap && report.by_breakdown {

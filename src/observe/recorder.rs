@@ -1,5 +1,5 @@
-//! The recorders of the caller, of the loading threads, and of loops over other iterables: they append events to the log,
-//! and hand each to what is made from it.
+//! The recorders of the caller, of the loading threads, and of loops over other iterables. They pass each event of the
+//! log to the report, the breakdown and the trace.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -13,21 +13,21 @@ use super::trace::{Trace, Track};
 use crate::error::Error;
 use crate::thread::{Clock, this_thread};
 
-/// The caller's log: a loop that asks for batches and uses them.
+/// Records the events of a caller: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
     pub(crate) report: Report,
-    /// If it is on.
+    /// `None` if the breakdown is off.
     breakdown: Option<Breakdown>,
     track: Option<Track>,
-    /// The wait for a batch.
+    /// How the log names the caller's wait for a batch: `Wait` or `DeviceWait`.
     wait: What,
     epoch: Option<Epoch>,
-    /// Since when the caller has been asking for the next batch.
+    /// The caller's request for a batch that it has not received yet.
     asked: Option<Asked>,
-    /// When the first batch was asked for since the caller began again.
+    /// When the caller asked for the first batch of the current iteration.
     since: Option<Instant>,
     history: History,
-    /// The caller is a thread that sends the batches to a device.
+    /// Whether the caller is a thread that sends the batches to a device.
     sends: bool,
 }
 
@@ -37,7 +37,7 @@ struct Epoch {
     span: Span,
 }
 
-/// The batch that the caller asks for.
+/// A request of the caller for a batch.
 struct Asked {
     batch: Ticket,
     at: Instant,
@@ -58,7 +58,7 @@ impl Recorder {
         Self { report, breakdown, track, wait, epoch, asked, since, history, sends }
     }
 
-    /// Appends an event of the caller's.
+    /// Passes an event of the caller to the report, the breakdown and the trace.
     fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
@@ -93,25 +93,25 @@ impl Recorder {
         report
     }
 
-    /// The epoch of `first` begins with that batch.
+    /// Records that the epoch of `first` begins. `first` is its first batch.
     pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
         self.report.began(first.epoch);
         self.epoch = Some(Epoch { first, started: now, span: spans::epoch(first.epoch) });
     }
 
-    /// Returns the batch whose use is over if the caller asks now.
+    /// Returns the batch in use. A request of the caller for the next batch ends this use.
     pub(crate) fn in_use(&self) -> Option<Ticket> {
         self.history.in_use().map(|seen| seen.ticket)
     }
 
-    /// Reads the processor clock of the batch in use, just before the caller asks for the next batch.
+    /// Measures the CPU time of the batch in use, just before the caller asks for the next batch.
     #[inline]
     pub(crate) fn ends(&mut self) {
         self.history.ends();
     }
 
-    /// The caller asks for a batch, perhaps not for the first time. Its use of the batch before is over. `copy` is when
-    /// that batch was copied to the device.
+    /// Records that the caller asks for a batch. Repeated requests for the same batch count once. The use of the
+    /// previous batch ends; `copy` is when that batch was copied to the device.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
             if self.since.is_none() {
@@ -125,7 +125,8 @@ impl Recorder {
         }
     }
 
-    /// The caller prepared the batch that it has asked for before it began to wait.
+    /// Records that the caller has spent the time since its request on preparing the batch, and begins to wait for it
+    /// now.
     pub(crate) fn prepared(&mut self, now: Instant) {
         if let Some(Asked { batch, at, .. }) = &mut self.asked {
             let (batch, asked) = (*batch, std::mem::replace(at, now));
@@ -133,12 +134,13 @@ impl Recorder {
         }
     }
 
-    /// The span of the wait for a batch.
+    /// Returns the span of the current wait for a batch.
     pub(crate) fn waiting(&self) -> Option<Span> {
         self.asked.as_ref().map(|asked| asked.span.clone())
     }
 
-    /// The caller has received the batch that it asked for. `copy` is when it was copied, if that is over.
+    /// Records that the caller has received the batch that it asked for. `copy` is when the batch was copied to the
+    /// device, if that copy is complete.
     pub(crate) fn received(
         &mut self,
         ticket: Ticket,
@@ -164,19 +166,19 @@ impl Recorder {
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
-    /// The caller takes a batch, perhaps to discard it.
+    /// Records that the caller takes a batch out of the ring, to use it or to discard it.
     pub(crate) fn taken(&mut self, ticket: Ticket) {
         self.track.iter_mut().for_each(|track| track.taken(ticket));
     }
 
-    /// The caller has filled a slot while it waited.
+    /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
         if let Some(track) = &mut self.track {
             load.events(What::Read, ticket, |event| track.add(event));
         }
     }
 
-    /// The caller is done with its batch.
+    /// Records that the caller's use of its batch ends.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
         let (mut from, mut paused) = (received, Duration::ZERO);
@@ -208,14 +210,14 @@ impl Recorder {
         }
     }
 
-    /// The epoch is over.
+    /// Records that the epoch ends.
     pub(crate) fn epoch_ended(&mut self, now: Instant) {
         if let Some(Epoch { first, started, .. }) = self.epoch.take() {
             self.append(What::Epoch, first, (started, now), 0);
         }
     }
 
-    /// The caller asks for no more batches.
+    /// Records that the iteration ends: the caller asks for no more batches.
     pub(crate) fn ended(&mut self, now: Instant, copy: Option<Interval>) {
         self.released(now, copy);
         // If the caller asked for a batch and did not receive it, count that wait.
@@ -230,10 +232,10 @@ impl Recorder {
     }
 }
 
-/// The log of a thread that loads.
+/// Records the events of a loading thread.
 pub(crate) struct LoadRecorder {
     track: Option<Track>,
-    /// What it does: reads, or generates.
+    /// How the log names its work: `Read` or `Generate`.
     what: What,
     looks: Looks,
 }
@@ -243,12 +245,12 @@ impl LoadRecorder {
         Self { track, what, looks: Looks::default() }
     }
 
-    /// The load of a batch begins. Returns its span.
+    /// Returns the span of a load that begins.
     pub(crate) fn began(&self, ticket: Ticket) -> Span {
         spans::load(ticket.epoch, ticket.step)
     }
 
-    /// Returns the clocks at the beginning of a load if it is time to look at them.
+    /// Reads the thread's clocks at the beginning of a load, if they were not read for some time.
     pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
         self.looks.clock(now)
     }
@@ -259,7 +261,7 @@ impl LoadRecorder {
         track.write_if_due(load.end);
     }
 
-    /// Before something that may take long.
+    /// Writes the gathered events to the trace if they are due. To be called before something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
@@ -291,10 +293,10 @@ impl LoadRecorder {
 pub struct LoopRecorder {
     recorder: Recorder,
     next: Ticket,
-    /// The clocks when the loop asked.
     looks: Looks,
+    /// The thread's clocks when the loop asked for the item, if they were read.
     clock: Option<Clock>,
-    /// The time of the last event.
+    /// When the loop received the last item.
     last: Option<Instant>,
 }
 
@@ -381,7 +383,7 @@ impl fmt::Debug for LoopRecorder {
     }
 }
 
-/// Spans for the `tracing` crate. Without the feature of that name they are nothing, and take no time.
+/// Spans for the `tracing` crate. Without the feature `tracing`, a span is an empty value and its functions do nothing.
 #[cfg(feature = "tracing")]
 mod spans {
     pub(crate) use tracing::Span;
@@ -389,7 +391,8 @@ mod spans {
 
     const TARGET: &str = "twinbuf";
 
-    /// An epoch, from its start to its end. Never entered: between two batches the thread is the caller's.
+    /// An epoch, from its start to its end. The span is never entered, because the caller's own code runs between two
+    /// batches.
     pub(crate) fn epoch(epoch: u64) -> Span {
         debug_span!(target: TARGET, "epoch", epoch)
     }
@@ -399,7 +402,8 @@ mod spans {
         debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step)
     }
 
-    /// A batch is loaded into its slot, on the thread that reads. A root: that thread may be ahead of the caller's epoch.
+    /// A batch is loaded into its slot, on a loading thread. The span has no parent: that thread may be ahead of the
+    /// caller's epoch.
     pub(crate) fn load(epoch: u64, step: u64) -> Span {
         debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes = tracing::field::Empty)
     }
@@ -435,7 +439,8 @@ pub(crate) use spans::Span;
 mod tests {
     use super::*;
 
-    /// Loads and uses of a loop in milliseconds, over two epochs.
+    /// Records a loop over two epochs with the same steps. A step is the time of its load and of its use, in
+    /// milliseconds.
     fn recorded(steps: &[(u64, u64)]) -> LoopRecorder {
         let mut recorder = LoopRecorder::default();
         let mut now = Instant::now();

@@ -1,8 +1,9 @@
-//! Runs the last batches again, on paper: with other settings, or with a stage that is faster.
+//! Simulates the last batches once more: with other settings, or with a stage that is faster.
 //!
-//! The replay is the loader without its data. Slots come round in turn: the thread that is free first takes the next batch
-//! when the next slot is free. The caller receives the batches in order, uses each for as long as it did, and a slot is free
-//! when its batch is dropped. What threads share (the processors, a disk, a lock) is a floor under the whole time.
+//! The replay follows the rules of the loader. The slots come round in turn: the thread that is free first takes the
+//! next batch when the next slot is free. The caller receives the batches in order and uses each for its measured time.
+//! A slot is free when its batch is dropped. What the threads share (the processors, a disk, a lock) sets a lower limit
+//! on the whole time.
 //!
 //! Times are nanoseconds as `f64`: whole numbers stay exact.
 
@@ -18,76 +19,78 @@ pub struct Settings {
     pub workers: usize,
 }
 
-/// One batch as it was measured.
+/// The measured times of one batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Unit {
-    /// The caller began to iterate with this batch: how long before it asked for it the threads could load. `None` if the
-    /// batch before it belongs to the same iteration.
+    /// For the first batch of an iteration: how long before the caller's request for it the threads could load. `None`
+    /// for the others.
     pub(super) lead: Option<f64>,
     pub(super) read: f64,
-    /// Whether a caller that waits loads too, beside the only thread.
+    /// Whether a waiting caller loads too. It does so only beside a single worker.
     pub(super) helps: bool,
     pub(super) transform: f64,
     pub(super) transfer: f64,
-    /// From receiving it to asking for the next.
+    /// From receiving the batch to asking for the next one, without `paused`.
     pub(super) train: f64,
-    /// Spent on something else during that time; the wall-clock time leaves it out.
+    /// The time between these two that the caller spent on something else. The result does not count it.
     pub(super) paused: f64,
     pub(super) hold: Hold,
 }
 
-/// Until when a batch holds its slot.
+/// How long a batch holds its slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Hold {
     /// Until the caller asks for the next batch.
     #[default]
     Use,
-    /// Until the caller has used the batch `later` positions later for `used`.
+    /// Until the caller has used the batch `later` positions after this one for the time `used`.
     Kept { later: usize, used: f64 },
-    /// Another thread has it: for `service`, after the batches that it had before.
+    /// Until another thread has used it for the time `service`. That thread uses its batches one after the other.
     Lent { thread: usize, service: f64 },
 }
 
-/// What the batches ran on.
+/// The machine and the loader that the batches are replayed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Machine {
     pub(super) processors: f64,
-    /// The part of a load, and of a use, that takes a processor.
+    /// The part of a load that takes a processor.
     pub(super) load_cpu: f64,
+    /// The part of a use that takes a processor.
     pub(super) train_cpu: f64,
     /// The part of a load during which no other load makes progress.
     pub(super) serial: f64,
-    /// Slots on the device; 0 without one.
+    /// The number of slots on the device; 0 without a device.
     pub(super) device_depth: usize,
-    /// A round is started only when the caller has the one before.
+    /// Whether a round starts only after the caller has received the round before it.
     pub(super) lockstep: bool,
-    /// From a batch being ready to a caller who sleeps having it.
+    /// The time that a sleeping caller needs to wake up when its batch is ready.
     pub(super) wake: f64,
-    /// From a slot being free to a thread that sleeps loading into it.
+    /// The time that a sleeping thread needs to wake up when a slot is free.
     pub(super) start: f64,
 }
 
-/// How much of its measured time each stage takes: read, transform, transfer, the caller's use, and that of other threads.
+/// A factor for the measured time of each stage: read, transform, transfer, the caller's use, and the use by other
+/// threads.
 pub(super) type Scale = [f64; 5];
 
 pub(super) const MEASURED: Scale = [1.0; 5];
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Outcome {
-    /// From asking for the first batch of each iteration to its end, added up.
+    /// The time from the first request of each iteration to its end, summed over all iterations.
     pub(super) wall: f64,
-    /// The same, until the other threads are done with what they were lent.
+    /// The same, but until other threads have used the batches that were lent to them.
     pub(super) end: f64,
     /// The part of `wall` that the caller waited.
     pub(super) waiting: f64,
 }
 
-/// Runs `units` under `settings`. `None` if the caller would wait for a slot that it keeps.
+/// Replays `units` with `settings`. Returns `None` if the caller would wait for a slot that it keeps itself.
 pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scale: Scale) -> Option<Outcome> {
     let [read, transform, transfer, train, by_others] = scale;
-    // More workers than batches would never load. The limit is one higher, because a single worker is a special case:
-    // the caller helps it.
+    // Workers beyond the number of batches would never load, so limit their number. Allow one more than the batches, so
+    // that several workers never become one: a single worker is a special case, because the caller helps it.
     let most = units.len() + 1;
     let workers = if settings.overlap { settings.workers.clamp(1, most) } else { 1 };
     let depth = settings.depth.clamp(1, most);
@@ -164,7 +167,7 @@ pub(super) fn replay(units: &[Unit], machine: &Machine, settings: Settings, scal
     Some(found)
 }
 
-/// For each batch, those that are dropped while it is used, after how much of its use.
+/// Returns, for each batch, which batches the caller drops while it uses that batch, and after how much of the use.
 fn drops(units: &[Unit]) -> Vec<Vec<(f64, usize)>> {
     let mut drops = vec![Vec::new(); units.len()];
     for (unit, Unit { hold, .. }) in units.iter().enumerate() {

@@ -136,21 +136,21 @@ pub struct Report {
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
-    /// Slots on the device.
+    /// The number of slots on the device.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) device_depth: usize,
-    /// A breakdown turned the overlap off.
+    /// Whether a breakdown turned overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) by_breakdown: bool,
-    /// A round is started only when the caller has the one before.
+    /// Whether a round starts only after the caller has received the round before it.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) lockstep: bool,
-    /// The last batches.
+    /// The measurements of the last batches.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) recent: Arc<Recent>,
 }
 
-/// What the items of a pipe, or of a loop, are.
+/// The kind of the items of a pipe or of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Batches of records.
@@ -160,9 +160,9 @@ pub(crate) enum Kind {
     Rounds,
     /// Items of any iterable.
     Items,
-    /// Items that threads or processes of the iterable make, as far ahead as it has them.
+    /// Items of an iterable that makes them ahead, with threads or processes of its own.
     Ahead,
-    /// Groups of tensors: they have one thread and no `workers` option.
+    /// Groups of tensors. A stream of them has one thread and no option `workers`.
     Groups,
 }
 
@@ -171,7 +171,8 @@ impl Report {
         Self { kind, settings, device_depth, ..Self::default() }
     }
 
-    /// What is counted elsewhere.
+    /// Adds the figures that the pipe counts: loads and copies to the device. Estimates how long the caller waited for
+    /// the device.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         // If the caller waits longer than a load or a copy takes, and the reader waits for slots as well, then both
         // wait for the device.
@@ -183,14 +184,14 @@ impl Report {
         Self { loads, transfer, transfer_bytes, device, ..self }
     }
 
-    /// What the readers of files count.
+    /// Adds the figures that the readers of files count.
     pub(crate) fn with_reading<D: Units>(mut self, files: &[Arc<Reader<D>>]) -> Self {
         files.iter().for_each(|files| self.reading += files.stats());
         self.choices = files.iter().map(|files| files.choice()).collect();
         self
     }
 
-    /// An epoch began: it has a row from its first batch on.
+    /// Records that an epoch begins, and adds its row. Rows of epochs without batches are removed.
     pub(crate) fn began(&mut self, epoch: u64) {
         self.epochs += 1;
         self.by_epoch.retain(|row| row.batches > 0);
@@ -200,7 +201,7 @@ impl Report {
         self.by_epoch.push(EpochTimes { epoch, ..EpochTimes::default() });
     }
 
-    /// A batch was received.
+    /// Counts a batch that the caller received.
     #[inline]
     pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
         self.batches += 1;
@@ -213,12 +214,12 @@ impl Report {
         }
     }
 
-    /// The caller has waited on, for a batch that it does not have yet.
+    /// Adds `time` to the caller's wait for a batch that it has not received yet.
     fn waited(&mut self, time: Duration) {
         add([&mut self.train.waiting, &mut self.wall], time);
     }
 
-    /// Adds an event of the log up.
+    /// Adds an event of the log to the sums.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
         let (time, mut none) = (event.time(), None);
@@ -297,12 +298,12 @@ impl Report {
         all.with_transfers(loads, transfer, transfer_bytes)
     }
 
-    /// What each of the workers has of a time that is of all of them.
+    /// Returns the mean time of one worker. `all` is the sum over all workers.
     fn each(&self, all: Duration) -> Duration {
         all / u32::try_from(self.settings.workers.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// What making the batches is called.
+    /// Returns the name of the stage that makes the batches.
     pub(super) fn loads_name(&self) -> &'static str {
         match self.kind {
             Kind::Rounds => "generate",
@@ -328,7 +329,7 @@ impl Report {
     }
 }
 
-/// Adds a time to several sums.
+/// Adds `time` to several sums.
 fn add<const N: usize>(sums: [&mut Duration; N], time: Duration) {
     sums.into_iter().for_each(|sum| *sum += time);
 }
@@ -346,16 +347,17 @@ pub struct LiveReport(Arc<Mutex<Live>>);
 #[derive(Debug)]
 struct Live {
     report: Report,
-    /// Since when the caller has waited, which the report does not include.
+    /// When the caller began to wait. The report does not include this wait.
     waits: Option<Instant>,
     /// When the whole report was last written.
     last: Option<Instant>,
 }
 
 impl LiveReport {
-    /// Returns a report of where the time went so far. While the caller waits for a batch, it includes all batches before
-    /// that one, and the wait so far; its advice and what it tells of files are up to 100 ms older. While the caller uses a batch, it describes the state at most 100 ms before the last
-    /// received batch; without overlap, also while the caller loads one. After an epoch, it describes the end of the epoch.
+    /// Returns a report of where the time went so far. While the caller waits for a batch, it includes all batches
+    /// before that one, and the wait so far; its advice and what it tells of files are up to 100 ms older. While the
+    /// caller uses a batch, it describes the state at most 100 ms before the last received batch; without overlap, also
+    /// while the caller loads one. After an epoch, it describes the end of the epoch.
     #[must_use]
     pub fn get(&self) -> Report {
         let live = self.lock();
@@ -369,10 +371,11 @@ impl LiveReport {
     }
 }
 
-/// How old a report may get while batches are received: a copy of it takes microseconds.
+/// How old the live report may get while batches are received. It is no shorter because a copy of the report takes
+/// microseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The side that writes the report, if a handle exists.
+/// Writes the live report, if the caller has a handle to it.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher(Option<LiveReport>);
 
@@ -399,8 +402,8 @@ impl Publisher {
         }
     }
 
-    /// The caller begins to wait. New sums include the wait up to now; to copy the single batches too, and what the readers
-    /// of files count, would take longer than many a wait.
+    /// Records that the caller begins to wait, and brings the sums up to date. Keeps the single batches and the figures
+    /// of the readers of files as they were: to copy these too would take longer than many a wait.
     pub(crate) fn waits(&self, sums: impl FnOnce(Instant) -> Report) {
         let Some(mut live) = self.live().filter(|live| live.waits.is_none()) else { return };
         let now = Instant::now();
@@ -409,7 +412,7 @@ impl Publisher {
         live.waits = Some(now);
     }
 
-    /// The wait is over.
+    /// Records that the wait is over.
     pub(crate) fn waited(&self, now: Instant) {
         let Some(mut live) = self.live() else { return };
         let since = live.waits.take();

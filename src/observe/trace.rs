@@ -1,13 +1,13 @@
-//! The Chrome trace: a timeline of what each side did, as a file for <https://ui.perfetto.dev> or `chrome://tracing`.
+//! The Chrome trace: a timeline of what each thread did, as a file for <https://ui.perfetto.dev> or `chrome://tracing`.
 //!
-//! The format is the JSON array of the Trace Event Format. Its closing bracket is optional, and the file is always a
-//! list of whole events: it can be opened while the program runs and after a kill. The bracket is written when the
+//! The format is the JSON array of the Trace Event Format. Its closing bracket is optional, and the file always
+//! contains whole events: it can be opened while the program runs and after a kill. The bracket is written when the
 //! loader is dropped; the file is then plain JSON. Each event is one line.
 //!
-//! A loader of a rank is a process of the trace. The files of several ranks can be put together: numbers of processes
-//! and ids of arrows differ between ranks. Times count from when the file was opened, because microseconds since 1970
-//! with three decimals do not fit a `f64`, and viewers read times as `f64`; the event `clock_origin` is the time of
-//! that start.
+//! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because no two
+//! ranks use the same process number or the same arrow id. Times count from when the file was opened: viewers read
+//! times as `f64`, which cannot hold microseconds since 1970 with three decimals. The event `clock_origin` has the time
+//! when the file was opened.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -69,20 +69,21 @@ impl Trace {
         self
     }
 
-    /// The same, in another file.
+    /// Returns this trace with another file.
     pub(crate) fn at(mut self, path: PathBuf) -> Self {
         self.path = path;
         self
     }
 
-    /// Opens the file for a loader or generator, or joins one of this process that writes it already.
+    /// Opens the file for a loader or a generator. Loaders of one process that write to the same file share it.
     pub(crate) fn open(self, loader: Option<&str>, rank: u64, world: u64) -> Result<Arc<LoaderTrace>, Error> {
         let (path, created) =
             create(&self.path).map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
-        // After a fork, the parent goes on writing the file that it has open. This process starts a file of its own.
+        // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
+        // own.
         let file = match shared.filter(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
@@ -92,7 +93,7 @@ impl Trace {
             }
         };
         drop(open);
-        // Relaxed: a count.
+        // Relaxed: the counter gives each loader another number, and orders nothing else.
         let index = file.loaders.fetch_add(1, Ordering::Relaxed) as u64;
         let name = match loader {
             // Replace characters that a JSON string would have to escape.
@@ -117,7 +118,7 @@ impl Trace {
 
 /// Creates the file if it does not exist, and returns its name without links and `..`: one file has one name.
 fn create(path: &Path) -> io::Result<(PathBuf, File)> {
-    // Another loader may write it.
+    // Do not truncate the file: another loader may be writing to it.
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
     Ok((path.canonicalize()?, file))
 }
@@ -127,7 +128,7 @@ static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
     fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {
-        // What is no file has no length.
+        // Ignore the error if the path is not a regular file, for example a pipe: it has no length.
         match file.set_len(0) {
             Err(source) if file.metadata().is_ok_and(|file| file.is_file()) => {
                 return Err(Error::Trace { path, source });
@@ -160,14 +161,15 @@ impl<P: Into<PathBuf>> From<P> for Trace {
 #[derive(Debug)]
 pub(crate) struct LoaderTrace {
     file: Arc<TraceFile>,
-    /// How many of its epochs are recorded.
+    /// The number of its epochs that are recorded.
     epochs: u64,
-    /// Loaders that opened the file before this one.
+    /// The number of loaders that opened the file before this one.
     index: u64,
-    /// The number of its process in the trace. No other rank or loader has it.
+    /// The process number of this loader in the trace. No other rank or loader has it.
     pid: u64,
-    /// Host slots filled with a batch of a recorded epoch that the caller has not taken over. A lock and no atomic: the
-    /// count's changes and their times must be in the same order, because a viewer shows the latest.
+    /// The number of host slots that are filled with a batch of a recorded epoch and that the caller has not taken yet.
+    /// A lock and not an atomic: the changes of this number and their times must be in the same order, because a viewer
+    /// shows the latest.
     full: Mutex<i64>,
 }
 
@@ -176,19 +178,19 @@ pub(crate) struct LoaderTrace {
 struct TraceFile {
     path: PathBuf,
     start: Instant,
-    /// The list has its closing bracket.
+    /// Whether the closing bracket has been written.
     ended: bool,
-    /// Loaders that have opened it.
+    /// The number of loaders that have opened the file.
     loaders: AtomicUsize,
-    /// A forked process shares the file's position, and has a copy of what the tracks gathered: it writes
-    /// nothing.
+    /// A forked process has a copy of the events that the tracks gathered, and shares the position in the file with its
+    /// parent. So it writes nothing.
     sink: ForkGuard<Mutex<Sink>>,
 }
 
 #[derive(Debug)]
 struct Sink {
     file: File,
-    /// Bytes of whole lines in it.
+    /// The bytes of whole lines in the file.
     whole: u64,
     /// The first failure: nothing is written after it.
     error: Option<io::Error>,
@@ -214,7 +216,7 @@ impl TraceFile {
         }
     }
 
-    /// The error that stopped the writing, once.
+    /// Returns the error that stopped the writing. Later calls return only the kind of that error.
     fn check(&self) -> Result<(), Error> {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(source) = sink.error.take() else { return Ok(()) };
@@ -234,7 +236,7 @@ impl LoaderTrace {
         &self.file.path
     }
 
-    /// Ends the list, if no other loader writes it, and returns the error that stopped the writing.
+    /// Writes the closing bracket if no other loader uses the file. Returns the error that stopped the writing.
     pub(crate) fn close(self: Arc<Self>) -> Result<(), Error> {
         let Some(Self { file, .. }) = Arc::into_inner(self) else { return Ok(()) };
         match Arc::try_unwrap(file) {
@@ -253,20 +255,20 @@ impl Drop for TraceFile {
     }
 }
 
-/// Bytes of events that a track gathers before it writes them.
+/// The bytes of events that a track gathers before it writes them.
 const BUFFER: usize = 16 << 10;
-/// Numbers of rows that each loader has for itself: more than it has threads.
+/// The row numbers that are reserved for each loader: more than it has threads.
 const ROWS: u64 = 1000;
-/// For how long a track may keep events to itself.
+/// A track writes its events when the last write was at least this long ago.
 const KEEP: Duration = Duration::from_millis(250);
 
-/// One side's events.
+/// One row of the trace: gathers the events of a thread, and writes them to the file.
 #[derive(Debug)]
 pub(crate) struct Track {
     trace: Arc<LoaderTrace>,
-    /// Its batches are the rounds of a generator, and have no steps.
+    /// Whether the batches are rounds of a generator, which have no steps.
     rounds: bool,
-    /// What every event of the track has between its phase and its time.
+    /// The text between the phase and the time of an event. It is the same for all events of the track.
     common: String,
     buffer: String,
     /// When events were last written; `None` before the first time.
@@ -287,7 +289,7 @@ impl Track {
         Self { trace, rounds, common, buffer, written: None }
     }
 
-    /// Writes an event of the log. One that fills a host slot begins an arrow.
+    /// Adds an event of the log. A read or a generated round also starts an arrow to the use of its batch.
     pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
         let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
         // A viewer colors events by name, so each epoch has a name of its own.
@@ -316,30 +318,30 @@ impl Track {
         }
     }
 
-    /// The caller takes this batch, or discards it: one slot fewer is full. Must be called before the slot
-    /// can be filled again.
+    /// Counts one full slot fewer, because the caller takes this batch or discards it. To be called before the slot can
+    /// be filled again.
     pub(crate) fn taken(&mut self, batch: Ticket) {
         if let Some(origin) = self.recorded(batch) {
             self.full(origin, -1);
         }
     }
 
-    /// The batch was used by the span that began at `start`: its arrow ends there.
+    /// Ends the arrow of a batch at `start`, where the use of the batch begins.
     pub(crate) fn used(&mut self, batch: Ticket, start: Instant) {
         if let Some(origin) = self.recorded(batch) {
             self.arrow("f", batch, start.saturating_duration_since(origin));
         }
     }
 
-    /// Writes what has been gathered if that has been kept long enough, the first time at once: the step
-    /// after it may be long. To be called before the track's side turns to something that may take long.
+    /// Writes the gathered events if the last write was at least [`KEEP`] ago, or if there was none. To be called
+    /// before the thread does something that may take long.
     pub(crate) fn write_if_due(&mut self, now: Instant) {
         if self.written.is_none_or(|written| now.saturating_duration_since(written) >= KEEP) {
             self.flush();
         }
     }
 
-    /// Writes what has been gathered.
+    /// Writes the gathered events.
     pub(crate) fn flush(&mut self) {
         if !self.buffer.is_empty() {
             self.trace.file.write(&self.buffer);
@@ -348,12 +350,12 @@ impl Track {
         }
     }
 
-    /// When the trace's clock started, if this batch is to be recorded at all.
+    /// Returns when the trace's clock started, or `None` if this batch is not recorded.
     fn recorded(&self, batch: Ticket) -> Option<Instant> {
         (batch.ordinal < self.trace.epochs).then_some(self.trace.file.start)
     }
 
-    /// One end of the arrow of a batch. `bp: e` binds it to the span around it, not to the next one.
+    /// Writes one end of the arrow of a batch. `bp: e` binds it to the event around it, not to the next one.
     fn arrow(&mut self, end: &str, batch: Ticket, at: Duration) {
         let pid = self.trace.pid;
         // Hash each batch to one of 2^48 numbers, so that two batches of a process share one only by chance. The call
@@ -369,7 +371,7 @@ impl Track {
         self.end("\"");
     }
 
-    /// Counts the full slots, `change` more.
+    /// Adds `change` to the number of full slots, and writes the new number.
     fn full(&mut self, origin: Instant, change: i64) {
         let (now, full) = {
             let mut full = self.trace.full.lock().unwrap_or_else(PoisonError::into_inner);
@@ -407,7 +409,7 @@ impl Track {
         self.buffer.push_str(itoa::Buffer::new().format(number));
     }
 
-    /// A time in the format's unit, to the nanosecond.
+    /// Writes a time in microseconds, with three decimals.
     fn micros(&mut self, time: Duration) {
         // A `u64` holds more than five centuries of nanoseconds.
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -427,7 +429,7 @@ impl Drop for Track {
 }
 
 impl What {
-    /// Its name in the trace; what has none is not written: it is the gap between others.
+    /// Returns the name of the event in the trace. An event without a name is not written: it shows as a gap.
     fn name(self) -> Option<&'static str> {
         Some(match self {
             Self::Epoch => "epoch",

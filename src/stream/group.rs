@@ -21,15 +21,18 @@ pub struct Group<B: Backend = Host> {
     pub(super) groups: Groups,
     pub(super) group: usize,
     pub(super) at: At,
-    /// What the stream takes of a limit: the last of the groups gives it back.
+    /// What the stream takes of the memory limit. It is given back when the stream and all its groups have been
+    /// dropped.
     pub(super) taken: Option<Arc<Taken>>,
-    /// What a group takes of it that has left its slot.
+    /// What this group takes of the memory limit itself, after it has left its slot.
     pub(super) more: Option<Taken>,
 }
 
+/// Where the bytes of a group are.
 pub(super) enum Place<B: Backend> {
     Slot(Item<B, usize>),
-    /// The memory of a group that stays. Only on the host: a device has all groups in its slots.
+    /// In memory outside the slots, because the stream keeps the group or because it has left its slot. Only on the
+    /// host: with a device, all groups are in slots.
     Kept(Arc<Buffer>),
 }
 
@@ -46,12 +49,12 @@ impl<B: Backend> Group<B> {
         self.at.epoch
     }
 
-    /// All tensors, each with its bytes of the group.
+    /// Returns all tensors of the group, each with its range of the group's bytes.
     pub(super) fn ranges(&self) -> impl ExactSizeIterator<Item = (&Tensor, Range<usize>)> {
         self.groups.tensors(self.group)
     }
 
-    /// The tensor with this name, or the only one whose name ends in it.
+    /// Returns the tensor with this name, or the only one whose name ends in `.` and this name.
     pub(super) fn find(&self, name: &str) -> Result<(&Tensor, Range<usize>), Error> {
         let mut ends = None;
         let mut count = 0;
@@ -166,7 +169,7 @@ impl<'g> View<'g> {
     }
 }
 
-/// Whether the elements of a tensor can be read as values of type `T`.
+/// Returns an error if the elements of a tensor cannot be read as values of type `T`.
 pub(super) fn check<T: AnyBitPattern>(tensor: &Tensor, at: &At) -> Result<(), Error> {
     if fits::<T>(tensor.dtype()) {
         return Ok(());

@@ -253,22 +253,24 @@ pub struct TensorStream<B: Backend = Host> {
     reader: Arc<Reader<Groups>>,
     kept: Kept,
     cycle: bool,
-    /// Passes begun so far.
+    /// The number of passes that have begun.
     passes: u64,
-    /// The next pass follows the last one without a gap.
+    /// Whether the pipe's current order continues with the next pass, which then needs no new order.
     flowing: bool,
-    /// The groups of this pass, and the place of the next one.
+    /// The groups of this pass.
     order: Vec<usize>,
+    /// The index in `order` of the next group.
     at: usize,
-    /// All groups of this pass come through the slots.
+    /// Whether all groups of this pass come through the slots, also those that are kept in memory.
     whole: bool,
     /// The error of an invalid order.
     failed: Option<Error>,
-    /// Shared with the groups, and dropped after what it counts.
+    /// What the stream takes of the memory limit. Shared with the groups. The last field, because it is given back only
+    /// after the memory has been freed.
     taken: Option<Arc<Taken>>,
 }
 
-/// The memory of the groups that are kept, as far as they have been read.
+/// For each group: its memory, if the group is kept in memory and has been read.
 type Kept = Arc<[OnceLock<Arc<Buffer>>]>;
 
 impl<B: Backend> TensorStream<B> {
@@ -313,9 +315,9 @@ impl<B: Backend> TensorStream<B> {
         Items::owned(self)
     }
 
-    /// Begins a series of passes with this one.
+    /// Gives the pipe a new order: this pass, and with `cycle` all later ones.
     fn begin(&mut self, pass: u64) {
-        // Until all kept groups have been read once, every group is read into a slot, kept ones too.
+        // Until all kept groups have been read once, every group comes through a slot, kept ones too.
         let there = self.kept.iter().filter_map(OnceLock::get).count() == self.schedule.kept();
         self.whole = !there;
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
@@ -333,7 +335,7 @@ impl<B: Backend> TensorStream<B> {
         self.pipe.post(Box::new(order), true, u64::MAX);
     }
 
-    /// Makes a group of the next one in the order.
+    /// Returns the next group of the order, whose bytes are at `place`.
     fn group(&mut self, place: GroupPlace<B>) -> Group<B> {
         let (groups, taken) = (self.schedule.groups().clone(), self.taken.clone());
         let (group, at) = (self.order[self.at], self.pipe.at(self.place()));
@@ -341,7 +343,7 @@ impl<B: Backend> TensorStream<B> {
         Group { place, groups, group, at, taken, more: None }
     }
 
-    /// The memory of a group that is kept and comes through no slot.
+    /// Returns the memory of a group, if the group is kept, has been read, and comes through no slot any more.
     fn kept_group(&self, group: usize) -> Option<Arc<Buffer>> {
         self.kept[group].get().filter(|_| !self.schedule.is_streamed(group)).cloned()
     }
@@ -363,7 +365,7 @@ impl<B: Backend> TensorStream<B> {
 debug!([B: Backend] TensorStream[B], |stream|
     groups: stream.groups(), kept: stream.kept(), choice: stream.reader.choice(), pipe: stream.pipe);
 
-/// The files as the source of a pipe.
+/// The source of the pipe: reads groups from the files.
 struct Reading {
     reader: Arc<Reader<Groups>>,
     schedule: Arc<Schedule>,

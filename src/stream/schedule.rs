@@ -1,4 +1,4 @@
-//! The groups that are kept in memory, and the group of each step of a pass.
+//! Which groups are kept in memory, and the order of the groups in each pass.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,21 +11,21 @@ use super::Kept;
 use crate::error::Error;
 use crate::pipe::Place;
 
-/// The group of a pass and a step.
+/// Returns the group of a pass and a step.
 pub(super) type Order = Box<dyn Fn(u64, usize) -> usize + Send + Sync>;
 
-/// The order of the groups, and where each of them is.
+/// The order of the groups in each pass, and whether each group is kept in memory.
 pub(super) struct Schedule {
     groups: Groups,
     order: Option<Order>,
-    /// Slots of the host, and of a device.
+    /// The numbers of host slots and of device slots.
     depths: (usize, usize),
-    /// Whether each group is kept.
+    /// For each group, whether it is kept in memory.
     kept: Vec<bool>,
 }
 
 impl Schedule {
-    /// With this many slots of the host and of a device, and this many bytes for all of it.
+    /// Chooses the groups to keep: at most `keep`, and no more than fit into `left` bytes beside the slots.
     pub(super) fn new(
         groups: Groups,
         order: Option<Order>,
@@ -50,7 +50,8 @@ impl Schedule {
         schedule
     }
 
-    /// Keeps `count` groups, spread over the pass: while one of them is used, one of the others is read. Whether they fit.
+    /// Keeps `count` groups, and no others. They are spread over the pass, so that another group can be read while the
+    /// caller uses one of them. Returns whether they fit into `left` bytes.
     fn try_keep(&mut self, count: usize, left: u64) -> bool {
         let all = self.kept.len();
         for (group, kept) in self.kept.iter_mut().enumerate() {
@@ -71,32 +72,32 @@ impl Schedule {
         self.kept.iter().filter(|&&kept| kept).count()
     }
 
-    /// Whether it comes through the slots in each pass. A device has nothing else.
+    /// Whether a group comes through the slots in each pass. With a device, all groups do.
     pub(super) fn is_streamed(&self, group: usize) -> bool {
         self.depths.1 > 0 || !self.is_kept(group)
     }
 
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     pub(super) fn slot(&self) -> usize {
         let streamed = (0..self.groups.len()).filter(|&group| self.is_streamed(group));
         // A slot on a device has at least one byte.
         streamed.map(|group| self.groups.bytes(group)).max().unwrap_or(0).max(self.depths.1.min(1))
     }
 
-    /// Bytes of all groups that are kept.
+    /// Returns the bytes of all groups that are kept.
     fn kept_bytes(&self) -> u64 {
         let kept = (0..self.groups.len()).filter(|&group| self.is_kept(group));
         kept.fold(0, |sum, group| sum.saturating_add(self.groups.bytes(group) as u64))
     }
 
-    /// Bytes of all of it. `None` if that is too much for any memory.
+    /// Returns the bytes of the slots, of the kept groups and of the reader's buffers. `None` if the sum overflows.
     pub(super) fn memory(&self) -> Option<u64> {
         let slots = (self.slot() as u64).checked_mul(self.depths.0.saturating_add(self.depths.1) as u64)?;
         slots.checked_add(self.kept_bytes())?.checked_add(Reader::<Groups>::MEMORY)
     }
 
-    /// The groups that are read in these passes, as far as the order is valid. `there` tells which of those that are kept
-    /// have been read.
+    /// Returns the groups that these passes read from the files, up to the first pass with an invalid order. `there`
+    /// returns whether a group is kept and has been read.
     fn reads(
         self: &Arc<Self>,
         passes: RangeInclusive<u64>,
@@ -113,7 +114,7 @@ impl Schedule {
         passes.flatten()
     }
 
-    /// The groups of a pass, in its order.
+    /// Returns the groups of a pass, in its order. Returns an error if the order is invalid.
     pub(super) fn pass(&self, pass: u64) -> Result<Vec<usize>, Error> {
         let all = self.groups.len();
         let Some(order) = &self.order else { return Ok((0..all).collect()) };
@@ -136,19 +137,21 @@ impl Schedule {
     }
 }
 
-/// The order of a series of passes: the groups that come through the slots.
+/// The pipe's order for a series of passes: an iterator over the groups that come through the slots.
 pub(super) struct Passes {
     pub(super) schedule: Arc<Schedule>,
     pub(super) reader: Arc<Reader<Groups>>,
     pub(super) kept: Kept,
-    /// The passes, and those that are left.
     pub(super) passes: RangeInclusive<u64>,
+    /// The passes that have not begun.
     pub(super) left: RangeInclusive<u64>,
-    /// Whether all groups of the first pass come through the slots: not all that are kept are there.
+    /// Whether all groups of the first pass come through the slots, because not all kept groups have been read yet.
     pub(super) whole: bool,
-    /// What is left of a pass.
+    /// The pass that has begun last.
     pub(super) pass: u64,
+    /// The remaining groups of that pass, each with its step.
     pub(super) groups: vec::IntoIter<(u64, usize)>,
+    /// Whether the reader has received the list of groups to read ahead.
     pub(super) told: bool,
 }
 
@@ -180,7 +183,7 @@ impl Iterator for Passes {
     }
 }
 
-/// The sum, spelled out.
+/// Prints what the memory is for.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (slot, kept) = (self.slot(), self.kept());

@@ -1,4 +1,5 @@
-//! Checkpoints as JSON files, each replaced in one step, whoever else does so at the same time.
+//! Saves and loads checkpoints as JSON files. A save replaces the file atomically, even if others save to it at the
+//! same time.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +14,8 @@ use twinbuf_mmap::{PartialEpoch, Plan};
 use super::{Checkpoint, Identity, VERSION};
 use crate::error::{BoxError, Error};
 
-/// The fields of a [`Checkpoint`]. The fields for its plan and data set are `null` in one that marks the start.
+/// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
+/// data set are `null`.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Checkpoint", deny_unknown_fields)]
 pub(super) struct Saved {
@@ -124,8 +126,8 @@ const SUFFIX: &str = ".twinbuf-tmp";
 /// Writes `bytes` to a temporary file, then renames it to `path`.
 ///
 /// The temporary file is in the same folder, because a rename does not cross file systems. Its bytes are on the disk
-/// before the rename, and the folder after it. On Unix its writer holds a lock on it: a temporary file without one was
-/// left by a process that was killed, and is removed.
+/// before the rename, and the folder after it. On Unix its writer holds a lock on it. A temporary file without a lock
+/// was left by a process that was killed, and is removed.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let wanted = || io::Error::new(io::ErrorKind::InvalidInput, "wanted the path of a file");
     let mut prefix = OsString::from(".");
@@ -147,7 +149,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A file that no other call has. It is removed when this is dropped, unless it has another name by then.
+/// A new file that no other call uses. Its drop removes the file, unless the file was renamed.
 struct Temporary {
     path: PathBuf,
     file: File,
@@ -157,10 +159,10 @@ impl Temporary {
     fn create(folder: &Path, prefix: &OsString) -> io::Result<Self> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         loop {
-            // The process number is not enough: a process in another container or on another machine may have the same
-            // one.
+            // The process ID alone is not unique: a process in another container or on another machine may have the
+            // same.
             let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
-            // Relaxed: each call of this process gets another number, and orders nothing else.
+            // Relaxed: the counter gives each call of this process another number, and orders nothing else.
             let call = CALLS.fetch_add(1, Ordering::Relaxed);
             let mut name = prefix.clone();
             name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", process::id()));
@@ -169,8 +171,8 @@ impl Temporary {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
-            // Before this call locks the file, another process may lock and remove it as one that a killed process
-            // left.
+            // Before this call locks the file, another process may mistake it for one that a killed process left, lock
+            // it and remove it.
             #[cfg(unix)]
             {
                 let lost = lock(&file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
@@ -185,7 +187,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Fails after the rename, when no file has this name any more.
+        // After the rename this call fails, because no file has the temporary name any more.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -202,7 +204,7 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Removes temporary files whose writers were killed. What cannot be looked at or removed is left.
+/// Removes temporary files whose writers were killed. Skips files that cannot be opened or removed.
 #[cfg(unix)]
 fn remove_abandoned(folder: &Path, prefix: &OsString) {
     let prefix = prefix.as_encoded_bytes();

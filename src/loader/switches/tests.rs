@@ -70,7 +70,7 @@ fn every_value_that_is_taken() {
     for (value, every) in [
         ("on", 100),
         ("True", 100),
-        ("1", 1), // every step, as 2 is every other one
+        ("1", 1), // logs every step; "2" logs every other step
         ("2", 2),
         (" 50 ", 50),
         ("18446744073709551615", u64::MAX),

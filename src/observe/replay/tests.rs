@@ -1,4 +1,4 @@
-//! Histories whose wall-clock time can be told by hand.
+//! Replays of batches whose total time can be computed by hand.
 
 use super::*;
 
@@ -197,7 +197,7 @@ fn nothing_takes_no_time() {
     assert_eq!(wall(&units(&[0.0; 3], 0.0), &MACHINE, DEFAULT), 0.0);
 }
 
-/// A caller that waits takes part in the load, if there is a processor for it, and only then.
+/// A waiting caller takes part in the load if there is a processor for it, and only then.
 #[test]
 fn a_caller_that_helps_halves_the_load_that_it_waits_for() {
     let unit = |train| Unit { read: 100.0, train, helps: true, ..Unit::default() };

@@ -11,11 +11,12 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The measurements of batches that take this long to read and to use, from a replay of them.
+/// Returns the report of a loader with two slots, whose batches take `read` and `train` milliseconds to read and to
+/// use.
 fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     let settings = Settings { overlap, depth: 2, workers: 1 };
     let origin = Instant::now();
-    // Half of a processor for each.
+    // Each load and each use runs on a processor for half of its time.
     let share = Some(crate::thread::Share { wall: 0.01, cpu: 0.005, delay: 0.0, running: 0.0 });
     let (mut now, mut units) = (origin, Vec::new());
     let (mut loaded, mut freed) = (origin, vec![origin; 2]);
@@ -40,7 +41,7 @@ fn report(overlap: bool, read: &[u64], train: u64) -> Report {
     }
 }
 
-/// The same report with other batches.
+/// Returns `report` after `change` was applied to each of its batches.
 fn with(report: Report, mut change: impl FnMut(usize, &mut Seen)) -> Report {
     let mut recent = (*report.recent).clone();
     recent.units.iter_mut().enumerate().for_each(|(at, seen)| change(at, seen));
@@ -51,7 +52,7 @@ fn with(report: Report, mut change: impl FnMut(usize, &mut Seen)) -> Report {
 fn the_verdict_is_the_stage_that_saves_most() {
     assert_eq!(Report::default().verdict(), Verdict::Unmeasured);
     for (overlap, read, train, verdict) in [
-        (false, 0, 0, Verdict::Unmeasured), // by a clock too coarse for it
+        (false, 0, 0, Verdict::Unmeasured), // the clock is too coarse to measure them
         (false, 10, 100, Verdict::ComputeBound),
         (false, 100, 110, Verdict::Balanced),
         (false, 110, 100, Verdict::Balanced),
@@ -107,7 +108,7 @@ fn the_advice_is_the_smallest_change_that_gains() {
     assert_eq!(Report::default().advice(), "Nothing was measured.");
 }
 
-/// A stream of tensors has one thread, and no call that asks for several passes.
+/// A stream of tensors has one thread, and no call for several passes: the advice names neither.
 #[test]
 fn a_stream_is_advised_to_change_what_it_has() {
     let stream = |report: Report| Report { kind: Kind::Groups, ..report };
@@ -212,7 +213,7 @@ fn accelerator_utilization_leaves_the_first_step_aside() {
     assert_eq!(Report::default().au(), None);
 }
 
-/// A measurement that does not tell has no advice, and the reason is named.
+/// If the measurements allow no prediction, the advice names the reason.
 #[test]
 fn what_is_not_sure_is_not_said() {
     let silent = |found: Report, why: &str| {
@@ -245,7 +246,8 @@ fn batches_that_are_kept_are_named_before_any_option() {
     assert_eq!(found.recommended(), None);
 }
 
-/// Three loads end one after the other, as under a lock: what is seen of one thread alone is a third of each.
+/// Three loads end one after the other, as under a lock: each waits for the two before it, so it takes three times as
+/// long as it would alone.
 #[test]
 fn loads_that_take_turns_are_not_advised_more_threads() {
     let found = with(report(true, &[10; 60], 1), |at, seen| {
@@ -257,7 +259,7 @@ fn loads_that_take_turns_are_not_advised_more_threads() {
     assert!(found.advice().contains("take turns"), "{found}");
 }
 
-/// Four loads that sleep, and began at even distances, end at even distances too.
+/// Four loads sleep at the same time. They began at even distances, so they also end at even distances.
 #[test]
 fn loads_that_only_began_at_a_distance_do_not_take_turns() {
     let found = with(report(true, &[10; 100], 1), |at, seen| {
@@ -275,7 +277,7 @@ fn loads_that_only_began_at_a_distance_do_not_take_turns() {
     assert!(found.settings.workers > 4 && found.at_most, "{found:?}");
 }
 
-/// One load after the other does not tell whether two of them would wait for a lock.
+/// Loads that ran one after the other do not show whether two at the same time would wait for a lock.
 #[test]
 fn what_nobody_has_seen_side_by_side_gains_at_most() {
     let found = report(true, &[20; 100], 10);
@@ -294,7 +296,8 @@ fn what_nobody_has_seen_side_by_side_gains_at_most() {
     assert!(!both.predict(Settings { workers: 3, depth: 5, ..both.settings }).unwrap().at_most);
 }
 
-/// Threads that wait for processors, and how many others want them too.
+/// Returns the report of a loader whose threads wait for a processor for `delay` of each 0.01 s, while `running`
+/// threads of all programs want one.
 fn contended(overlap: bool, delay: f32, running: f32) -> Report {
     let share = crate::thread::Share { wall: 0.01, cpu: 0.004, delay, running: running * 0.01 };
     let share = Some(share);
@@ -318,7 +321,7 @@ fn processors_that_others_have_are_not_promised() {
     }
 }
 
-/// What could gain if it were alone is not called the best.
+/// The advice does not call the settings the best if a change would save time without the other programs.
 #[test]
 fn settings_are_kept_only_if_nothing_gains_without_the_others_either() {
     let share = |cpu| crate::thread::Share { wall: 0.01, cpu, delay: 0.0, running: 40.0 };
@@ -353,7 +356,7 @@ fn a_verdict_that_others_change_is_not_given() {
     assert_eq!(sleeps.verdict(), Verdict::ComputeBound, "{sleeps}");
 }
 
-/// With one processor, loads that go on at a time may take it from each other, or wait for a lock.
+/// With one processor, loads that run at the same time may take it from each other, or wait for a lock.
 #[test]
 fn with_one_processor_no_more_workers_are_advised_that_nobody_has_seen() {
     let found = report(true, &[20; 100], 10);
@@ -367,7 +370,8 @@ fn with_one_processor_no_more_workers_are_advised_that_nobody_has_seen() {
     assert!(model.unsure(&found).is_some_and(|why| why.contains("one processor")));
 }
 
-/// The sums are those at the beginning of the wait, with the wait; the single batches are those of the last full copy.
+/// During a wait, the live report has the sums at the beginning of the wait, plus the wait. Its single batches are
+/// those of the last full copy.
 #[test]
 fn a_wait_that_begins_copies_no_batches() {
     let mut publisher = Publisher::default();
