@@ -146,17 +146,6 @@ impl Checkpoint {
         self.step
     }
 
-    /// Returns the number of records of the current epoch that precede this position, summed over all ranks. Returns
-    /// 0 for [`start`](Self::start).
-    #[must_use]
-    pub fn records_seen(&self) -> u64 {
-        let Some(identity) = &self.identity else { return 0 };
-        let own = identity.rest().map_or_else(|_| Vec::new(), |rest| rest.parts(self.step));
-        let parts = identity.before.iter().chain(&own);
-        let records = parts.map(|part| part.batch.saturating_mul(part.world).saturating_mul(part.steps));
-        records.fold(0, u64::saturating_add).min(identity.plan.records())
-    }
-
     /// Returns the position `steps` steps later. The loader never delivers the batches in between. The new position
     /// may be in a later epoch.
     ///
