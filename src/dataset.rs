@@ -272,17 +272,11 @@ pub(crate) fn check_fields(fields: &[Box<dyn Dataset>]) -> Result<(), Error> {
     };
     match others.iter().find(|other| other.records() != first.records()) {
         None => Ok(()),
-        Some(other) => Err(Error::Option {
-            option: "dataset",
-            wanted: "fields with the same number of records".to_string(),
-            found: format!(
-                "{} in {} and {} in {}",
-                first.records(),
-                first.name(),
-                other.records(),
-                other.name()
-            ),
-        }),
+        Some(other) => {
+            let found = [first, other].map(|field| format!("{} in {}", field.records(), field.name()));
+            let wanted = "fields with the same number of records".to_string();
+            Err(Error::Option { option: "dataset", wanted, found: found.join(" and ") })
+        }
     }
 }
 

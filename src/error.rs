@@ -327,11 +327,9 @@ impl Error {
             Self::Switch { name, wanted, found } => {
                 write!(f, "environment: {name}: wanted {wanted}, found {found:?}")
             }
-            Self::UnknownSwitch { name, meant: Some(meant) } => {
-                write!(f, "environment: there is no switch {name}; did you mean {meant}?")
-            }
-            Self::UnknownSwitch { name, meant: None } => {
-                write!(f, "environment: there is no switch {name}")
+            Self::UnknownSwitch { name, meant } => {
+                write!(f, "environment: there is no switch {name}")?;
+                meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
             }
             Self::Spawn(_) => f.write_str("the loading thread could not be started"),
             Self::Trace { path, .. } => write!(f, "{}: the trace could not be written", path.display()),

@@ -4,15 +4,16 @@ use std::any::type_name;
 use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
-use super::order::Records;
+use super::checkpoint::{Checkpoint, Identity};
+use super::sizes::Layout;
 use crate::error::{At, Error};
-use crate::loader::checkpoint::Checkpoint;
 use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::ring::Sides;
 use crate::pipe::{Backend, Host};
@@ -34,6 +35,18 @@ use crate::transform::{RecordType, fits};
 /// Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may outlive its loader.
 pub struct Batch<B: Backend = Host> {
     slot: Item<B, Records>,
+}
+
+/// The records of a batch, and their places in its slot.
+#[derive(Debug)]
+pub struct Records {
+    pub(crate) plan: BatchIndices,
+    /// The plan and the data set that a checkpoint after the batch belongs to.
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) layout: Arc<Layout>,
+    /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
+    /// one. For other fields: empty.
+    pub(crate) offsets: Vec<Vec<usize>>,
 }
 
 impl<B: Backend> Batch<B> {

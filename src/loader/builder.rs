@@ -9,8 +9,8 @@ use std::sync::Arc;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
-use super::epochs::Loader;
-use super::order::{Records, Schedule};
+use super::batch::Records;
+use super::epochs::{Loader, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
 use super::sizes::{ALIGN, Depths, Layout, Part, Sizes};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};

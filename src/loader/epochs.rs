@@ -1,14 +1,15 @@
-//! The loader: counts steps and epochs, and makes a batch of each filled slot.
+//! The loader: the order of its batches, the count of steps and epochs, and a batch for each filled slot.
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use twinbuf_mmap::Plan;
+use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
-use super::batch::Batch;
-use super::checkpoint::{Checkpoint, Identity, Start};
-use super::order::{Records, Schedule};
+use super::batch::{Batch, Records};
+use super::checkpoint::{Begun, Checkpoint, Identity, Start};
+use super::sizes::Layout;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
@@ -55,7 +56,7 @@ pub struct Loader<B: Backend = Host> {
     /// The batches of the current call.
     schedule: Schedule,
     /// The readers of fields that are files.
-    files: Vec<Arc<twinbuf_mmap::Reader>>,
+    files: Vec<Arc<Reader>>,
     /// Whether these readers read ahead.
     hints: bool,
     /// The number of epochs that have begun.
@@ -81,7 +82,7 @@ impl<B: Backend> Loader<B> {
     pub(super) fn new(
         pipe: Pipe<B::Ring<Records>>,
         schedule: Schedule,
-        files: Vec<Arc<twinbuf_mmap::Reader>>,
+        files: Vec<Arc<Reader>>,
         hints: bool,
     ) -> Self {
         let (identity, next) = (schedule.identity.clone(), Place::default());
@@ -99,7 +100,7 @@ impl<B: Backend> Loader<B> {
         if let Some(last) = last {
             self.begin_epoch();
             let files = if self.hints { self.files.clone() } else { Vec::new() };
-            let order = self.schedule.order(self.next, last, files);
+            let order = self.schedule.clone().order(self.next, last, files);
             self.pipe.post(Box::new(order), true, u64::MAX);
         }
     }
@@ -298,6 +299,72 @@ impl<B: Backend> Front for Loader<B> {
         let left = later.saturating_add(self.steps.saturating_sub(step));
         let left = Some(left).filter(|&left| left < u64::MAX).and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(usize::MAX).min(1), left)
+    }
+}
+
+/// The batches of one call for epochs: those of the plan. After a resumption with another batch size or number of
+/// ranks, the rest of the interrupted epoch comes first.
+#[derive(Clone, Debug)]
+pub(super) struct Schedule {
+    pub(super) plan: Plan,
+    pub(super) identity: Arc<Identity>,
+    pub(super) layout: Arc<Layout>,
+    /// Set if the call resumes a training that began with another plan.
+    pub(super) begun: Option<Begun>,
+}
+
+impl Schedule {
+    /// Returns the batches of an epoch, and the plan and the data set that a checkpoint in this epoch belongs to.
+    fn epoch(&self, epoch: u64) -> (RemainingEpoch, Arc<Identity>) {
+        let identity = match &self.begun {
+            Some(Begun { epoch: first, rest, identity, .. }) if *first == epoch => {
+                return (rest.clone(), identity.clone());
+            }
+            Some(Begun { later, .. }) => later,
+            None => &self.identity,
+        };
+        (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
+    }
+
+    /// Returns the batches from `first` to the end of epoch `last`, each with its place and its epoch's identity.
+    fn batches(
+        self,
+        first: Place,
+        last: u64,
+    ) -> impl Iterator<Item = (Place, BatchIndices, Arc<Identity>)> + Send {
+        let epochs = (first.ordinal..).zip(first.epoch..=last).map_while(move |(ordinal, epoch)| {
+            let (rest, identity) = self.epoch(epoch);
+            let start = if epoch == first.epoch { first.step } else { 0 };
+            // If an epoch has no step, later epochs have none either, and without this check the iterator would not
+            // end.
+            if start == 0 && rest.end() == 0 {
+                return None;
+            }
+            let place = move |step| Place { ordinal, epoch, step };
+            let batch = move |step| Some((place(step), rest.batch(epoch, step)?, identity.clone()));
+            Some((start..).map_while(batch))
+        });
+        epochs.flatten()
+    }
+
+    /// Returns the batches from `first` to the end of epoch `last`. When the first batch is taken, the iterator also
+    /// gives the batches to the readers `files`, which read ahead.
+    fn order(
+        self,
+        first: Place,
+        last: u64,
+        files: Vec<Arc<Reader>>,
+    ) -> impl Iterator<Item = (Place, Records)> + Send {
+        let layout = self.layout.clone();
+        let begin = move || {
+            for files in files {
+                files.begin(self.clone().batches(first, last).map(|(_, plan, _)| plan));
+            }
+            self.batches(first, last)
+        };
+        iter::once_with(begin).flatten().map(move |(place, plan, identity)| {
+            (place, Records { plan, identity, layout: layout.clone(), offsets: Vec::new() })
+        })
     }
 }
 

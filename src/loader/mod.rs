@@ -50,7 +50,6 @@ pub(crate) mod batch;
 mod builder;
 pub(crate) mod checkpoint;
 pub(crate) mod epochs;
-mod order;
 mod reader;
 mod sizes;
 mod switches;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
-use super::order::Records;
+use super::batch::Records;
 use super::sizes::Stage;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};

@@ -357,12 +357,8 @@ impl Drop for Validation<'_> {
     }
 }
 
-impl fmt::Debug for Breakdown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps = self.lock().filter(|_| self.measures).map(|inner| inner.training.steps);
-        f.debug_struct("Breakdown").field("steps", &steps).finish_non_exhaustive()
-    }
-}
+debug!([] Breakdown[], |breakdown|
+    steps: breakdown.lock().filter(|_| breakdown.measures).map(|inner| inner.training.steps));
 
 /// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;

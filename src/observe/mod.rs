@@ -15,6 +15,5 @@ pub use self::log::StageTimes;
 pub use self::predict::Prediction;
 pub use self::recorder::LoopRecorder;
 pub use self::replay::Settings;
-pub use self::report::LiveReport;
-pub use self::report::{EpochTimes, Verdict};
+pub use self::report::{EpochTimes, LiveReport, Verdict};
 pub use self::trace::Trace;

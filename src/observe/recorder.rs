@@ -1,7 +1,6 @@
 //! The recorders of the caller, of the loading threads, and of loops over other iterables. They pass each event of the
 //! log to the report, the breakdown and the trace.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
@@ -377,11 +376,7 @@ impl Default for LoopRecorder {
     }
 }
 
-impl fmt::Debug for LoopRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoopRecorder").field("next", &self.next).finish_non_exhaustive()
-    }
-}
+debug!([] LoopRecorder[], |recorder| next: recorder.next);
 
 /// Spans for the `tracing` crate. Without the feature `tracing`, a span is an empty value and its functions do nothing.
 #[cfg(feature = "tracing")]

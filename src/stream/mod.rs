@@ -9,10 +9,10 @@ mod device;
 mod group;
 mod schedule;
 
+use std::iter;
 use std::ops::DerefMut;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use std::vec;
 
 pub use twinbuf_mmap::Tensors;
 use twinbuf_mmap::{Buffer, Groups, ReadMode, Reader};
@@ -21,7 +21,7 @@ use twinbuf_mmap::{Buffer, Groups, ReadMode, Reader};
 pub use self::device::DeviceView;
 use self::group::Place as GroupPlace;
 pub use self::group::{Group, View};
-use self::schedule::{Order, Passes, Schedule};
+use self::schedule::{Order, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
 use crate::pipe::memory::{Item, Memory, MemoryLimit, Taken, too_large};
@@ -321,18 +321,15 @@ impl<B: Backend> TensorStream<B> {
         let there = self.kept.iter().filter_map(OnceLock::get).count() == self.schedule.kept();
         self.whole = !there;
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
-        let order = Passes {
-            schedule: self.schedule.clone(),
-            reader: self.reader.clone(),
-            kept: self.kept.clone(),
-            left: passes.clone(),
-            passes,
-            whole: self.whole,
-            pass,
-            groups: vec::IntoIter::default(),
-            told: false,
+        let (reader, kept) = (self.reader.clone(), self.kept.clone());
+        let reads = self.schedule.clone().reads(passes.clone(), move |group| kept[group].get().is_some());
+        let order = self.schedule.clone().order(passes, self.whole);
+        // The reading thread begins to read ahead when it takes the first group.
+        let begin = move || {
+            reader.begin(reads);
+            order
         };
-        self.pipe.post(Box::new(order), true, u64::MAX);
+        self.pipe.post(Box::new(iter::once_with(begin).flatten()), true, u64::MAX);
     }
 
     /// Returns the next group of the order, whose bytes are at `place`.

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::vec;
 
 use twinbuf_mmap::{Groups, Reader};
 
-use super::Kept;
 use crate::error::Error;
 use crate::pipe::Place;
 
@@ -98,18 +96,37 @@ impl Schedule {
 
     /// Returns the groups that these passes read from the files, up to the first pass with an invalid order. `there`
     /// returns whether a group is kept and has been read.
-    fn reads(
-        self: &Arc<Self>,
+    pub(super) fn reads(
+        self: Arc<Self>,
         passes: RangeInclusive<u64>,
         there: impl Fn(usize) -> bool + Send + 'static,
     ) -> impl Iterator<Item = usize> + Send + 'static {
-        let (schedule, first) = (self.clone(), *passes.start());
+        let first = *passes.start();
         let passes = passes.map_while(move |pass| {
             let is_first = pass == first;
-            let mut groups =
-                schedule.pass(pass).ok().filter(|_| is_first || schedule.kept() < schedule.groups.len())?;
-            groups.retain(|&group| if is_first { !there(group) } else { !schedule.is_kept(group) });
+            let mut groups = self.pass(pass).ok().filter(|_| is_first || self.kept() < self.groups.len())?;
+            groups.retain(|&group| if is_first { !there(group) } else { !self.is_kept(group) });
             Some(groups)
+        });
+        passes.flatten()
+    }
+
+    /// Returns the pipe's order for a series of passes: the groups that come through the slots. `whole`: in the first
+    /// pass all groups do, because not all kept groups have been read yet.
+    pub(super) fn order(
+        self: Arc<Self>,
+        passes: RangeInclusive<u64>,
+        whole: bool,
+    ) -> impl Iterator<Item = (Place, usize)> + Send + 'static {
+        let first = *passes.start();
+        let passes = passes.map_while(move |pass| {
+            // An invalid order ends this iterator. The caller's side checks the order too, and returns the error.
+            let groups = (0..).zip(self.pass(pass).ok()?);
+            let mut units: Vec<_> =
+                groups.map(|(step, group)| (Place { ordinal: pass, epoch: pass, step }, group)).collect();
+            units.retain(|&(_, group)| whole && pass == first || self.is_streamed(group));
+            // If no group of this pass needs a slot, all are kept in memory, and later passes need none either.
+            Some(units).filter(|units| !units.is_empty())
         });
         passes.flatten()
     }
@@ -127,59 +144,10 @@ impl Schedule {
                     return Ok(group);
                 }
                 let again = if first.is_some() { " again" } else { "" };
-                Err(Error::Option {
-                    option: "order",
-                    wanted: format!("each of {all} groups once in pass {pass}"),
-                    found: format!("{group}{again} at step {step}"),
-                })
+                let wanted = format!("each of {all} groups once in pass {pass}");
+                Err(Error::Option { option: "order", wanted, found: format!("{group}{again} at step {step}") })
             })
             .collect()
-    }
-}
-
-/// The pipe's order for a series of passes: an iterator over the groups that come through the slots.
-pub(super) struct Passes {
-    pub(super) schedule: Arc<Schedule>,
-    pub(super) reader: Arc<Reader<Groups>>,
-    pub(super) kept: Kept,
-    pub(super) passes: RangeInclusive<u64>,
-    /// The passes that have not begun.
-    pub(super) left: RangeInclusive<u64>,
-    /// Whether all groups of the first pass come through the slots, because not all kept groups have been read yet.
-    pub(super) whole: bool,
-    /// The pass that has begun last.
-    pub(super) pass: u64,
-    /// The remaining groups of that pass, each with its step.
-    pub(super) groups: vec::IntoIter<(u64, usize)>,
-    /// Whether the reader has received the list of groups to read ahead.
-    pub(super) told: bool,
-}
-
-impl Iterator for Passes {
-    type Item = (Place, usize);
-
-    fn next(&mut self) -> Option<(Place, usize)> {
-        if !std::mem::replace(&mut self.told, true) {
-            let kept = self.kept.clone();
-            let reads = self.schedule.reads(self.passes.clone(), move |group| kept[group].get().is_some());
-            self.reader.begin(reads);
-        }
-        loop {
-            if let Some((step, group)) = self.groups.next() {
-                return Some((Place { ordinal: self.pass, epoch: self.pass, step }, group));
-            }
-            let pass = self.left.next()?;
-            // An invalid order ends this iterator. The caller's side checks the order too, and returns the error.
-            let order = self.schedule.pass(pass).ok()?;
-            let whole = self.whole && pass == *self.passes.start();
-            let mut groups: Vec<_> = (0..).zip(order).collect();
-            groups.retain(|&(_, group)| whole || self.schedule.is_streamed(group));
-            // No group of this pass needs a slot: all are kept in memory, and later passes need none either.
-            if groups.is_empty() {
-                return None;
-            }
-            (self.pass, self.groups) = (pass, groups.into_iter());
-        }
     }
 }
 
