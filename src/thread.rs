@@ -73,11 +73,9 @@ pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
 }
 
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(ToString::to_string)
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "(a panic without a message)".to_string())
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let text = panic.downcast_ref::<&str>().copied().or(owned);
+    text.unwrap_or("(a panic without a message)").to_string()
 }
 
 /// Returns a number for the calling thread. No other thread has the same number while this one is alive.

@@ -190,11 +190,6 @@ impl<'a> Context<'a> {
         Self { batch }
     }
 
-    /// Returns the context of the first record, for a transform that gets one record at a time.
-    fn one(&self) -> Result<RecordContext, BoxError> {
-        self.records().next().ok_or_else(|| "wanted the context of a record, found none".into())
-    }
-
     /// Returns the context of each record, in the order of the records' bytes.
     pub fn records(&self) -> impl Iterator<Item = RecordContext> + use<'a> {
         let batch = self.batch;
@@ -448,7 +443,8 @@ where
     }
 
     fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
-        (self.apply)(record, out, context.one()?)
+        let context = context.records().next().ok_or("wanted the context of a record, found none")?;
+        (self.apply)(record, out, context)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {

@@ -1,4 +1,4 @@
-//! A batch: the guard of its slot, in host memory or on a device.
+//! A batch: the guard of its slot, in host memory or on a device, its records, and their places in the slot.
 
 use std::any::type_name;
 use std::mem;
@@ -12,7 +12,6 @@ use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::{Checkpoint, Identity};
-use super::sizes::Layout;
 use crate::error::{At, Error};
 use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::ring::Sides;
@@ -47,6 +46,49 @@ pub struct Records {
     /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
     /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
+}
+
+/// Where the fields of a batch are in its slot, and whose memory the slots are.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) fields: Vec<RecordType>,
+    /// For each field, the most bytes that its records take in a batch. Used only if their lengths vary.
+    rooms: Vec<usize>,
+    /// What the loader takes of a memory limit. It is given back with this layout, which the loader and all its batches
+    /// share.
+    pub(crate) taken: Option<Taken>,
+    /// Whether the slots are in memory of the caller.
+    pub(crate) lent: bool,
+    /// The loader's name, for errors.
+    pub(crate) name: Option<Arc<str>>,
+}
+
+/// The alignment in bytes of a slot, and of a field in a slot.
+pub(super) const ALIGN: usize = 64;
+
+impl Layout {
+    pub(crate) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
+        Self { fields, rooms, taken: None, lent: false, name: None }
+    }
+
+    /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
+    /// possible range. `None` if there is no such field, or if the range overflows.
+    pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
+        let mut end = 0_usize;
+        let mut range = None;
+        for (record, &room) in self.fields.get(..=field)?.iter().zip(&self.rooms) {
+            let start = end.checked_next_multiple_of(ALIGN)?;
+            let len = if record.is_ragged() { room } else { records.checked_mul(record.len())? };
+            end = start.checked_add(len)?;
+            range = Some(start..end);
+        }
+        range
+    }
+
+    /// Returns the bytes of a batch of `records` records, with the gaps between its fields.
+    pub(crate) fn len(&self, records: usize) -> Option<usize> {
+        self.range(self.fields.len() - 1, records).map(|last| last.end)
+    }
 }
 
 impl<B: Backend> Batch<B> {

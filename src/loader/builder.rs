@@ -9,10 +9,10 @@ use std::sync::Arc;
 use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
-use super::batch::Records;
+use super::batch::{ALIGN, Layout, Records};
 use super::epochs::{Loader, Schedule};
 use super::reader::{FieldReader, Reader, Transforming};
-use super::sizes::{ALIGN, Depths, Layout, Part, Sizes};
+use super::sizes::{Depths, Part, Sizes};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;

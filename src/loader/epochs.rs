@@ -7,9 +7,8 @@ use std::time::Instant;
 
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
-use super::batch::{Batch, Records};
+use super::batch::{Batch, Layout, Records};
 use super::checkpoint::{Begun, Checkpoint, Identity, Start};
-use super::sizes::Layout;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]

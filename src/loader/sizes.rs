@@ -1,11 +1,10 @@
-//! The memory that a loader needs, and where the fields of a batch are in a slot.
+//! The memory that a loader needs.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
 use twinbuf_mmap::{LastBatch, Plan};
 
+use super::batch::Layout;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{MemoryLimit, Taken, too_large};
@@ -173,48 +172,5 @@ impl fmt::Display for Sizes {
             0 => Ok(()),
             ahead => write!(f, "; {ahead} bytes of later batches"),
         }
-    }
-}
-
-/// Where the fields of a batch are in its slot, and whose memory the slots are.
-#[derive(Debug)]
-pub(crate) struct Layout {
-    pub(crate) fields: Vec<RecordType>,
-    /// For each field, the most bytes that its records take in a batch. Used only if their lengths vary.
-    rooms: Vec<usize>,
-    /// What the loader takes of a memory limit. It is given back with this layout, which the loader and all its batches
-    /// share.
-    pub(crate) taken: Option<Taken>,
-    /// Whether the slots are in memory of the caller.
-    pub(crate) lent: bool,
-    /// The loader's name, for errors.
-    pub(crate) name: Option<Arc<str>>,
-}
-
-/// The alignment in bytes of a slot, and of a field in a slot.
-pub(super) const ALIGN: usize = 64;
-
-impl Layout {
-    pub(crate) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
-        Self { fields, rooms, taken: None, lent: false, name: None }
-    }
-
-    /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
-    /// possible range. `None` if there is no such field, or if the range overflows.
-    pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
-        let mut end = 0_usize;
-        let mut range = None;
-        for (record, &room) in self.fields.get(..=field)?.iter().zip(&self.rooms) {
-            let start = end.checked_next_multiple_of(ALIGN)?;
-            let len = if record.is_ragged() { room } else { records.checked_mul(record.len())? };
-            end = start.checked_add(len)?;
-            range = Some(start..end);
-        }
-        range
-    }
-
-    /// Returns the bytes of a batch of `records` records, with the gaps between its fields.
-    pub(crate) fn len(&self, records: usize) -> Option<usize> {
-        self.range(self.fields.len() - 1, records).map(|last| last.end)
     }
 }
