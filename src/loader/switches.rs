@@ -240,7 +240,7 @@ impl<B: Backend> LoaderBuilder<B> {
             let path = if world > 1 { with_rank(&path, rank) } else { path };
             options.trace = match options.trace.take() {
                 _ if path.as_os_str().is_empty() => None,
-                Some(trace) => Some(trace.at(path)),
+                Some(trace) => Some(Trace { path, ..trace }),
                 None => Some(Trace::new(path)),
             };
         }

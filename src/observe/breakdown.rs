@@ -219,7 +219,7 @@ impl Breakdown {
         let line = match &mut inner.validating {
             None if !self.measures => None,
             None => {
-                let step = inner.training.steps;
+                let step = inner.training.total.count;
                 let logged = step < FIRST || step.checked_rem(every) == Some(0);
                 let mut line = logged.then(|| format!("step {step}:"));
                 inner.training.end_step(now, line.as_mut());
@@ -333,7 +333,7 @@ impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("breakdown: off") };
         let mut text = inner.training.summary("training", "steps");
-        if inner.validation.steps > 0 {
+        if inner.validation.total.count > 0 {
             text = text + "\n" + &inner.validation.summary("validation", "batches");
         }
         drop(inner);
@@ -358,7 +358,7 @@ impl Drop for Validation<'_> {
 }
 
 debug!([] Breakdown[], |breakdown|
-    steps: breakdown.lock().filter(|_| breakdown.measures).map(|inner| inner.training.steps));
+    steps: breakdown.lock().filter(|_| breakdown.measures).map(|inner| inner.training.total.count));
 
 /// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;
@@ -366,13 +366,13 @@ const RECENT: usize = 1024;
 /// The times of the steps of training, or of validation.
 #[derive(Default)]
 struct Table {
-    steps: u64,
     /// In the order of their first uses.
     phases: Vec<Phase>,
     /// When the current step began, which is when its first phase began.
     begun: Option<Instant>,
     /// The time of each step outside all phases.
     other: Times,
+    /// The whole time of each step.
     total: Times,
 }
 
@@ -423,7 +423,6 @@ impl Table {
 
     /// Ends the step, and writes its phases to `line`.
     fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
-        self.steps += 1;
         let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
         let mut known = Duration::ZERO;
         for phase in &mut self.phases {
@@ -445,8 +444,8 @@ impl Table {
 
     /// Returns the times of all phases as a table.
     fn summary(&self, what: &str, of: &str) -> String {
-        let sum = self.total.sum;
-        let mut text = format!("{what}: {} {of}, {:.3} s", self.steps, sum.as_secs_f64());
+        let Times { count, sum, .. } = self.total;
+        let mut text = format!("{what}: {count} {of}, {:.3} s", sum.as_secs_f64());
         text += "\nphase               mean ms  median ms   share";
         // A phase may run several times in a step, for example once per micro-step of a gradient accumulation.
         let micro = self.phases.iter().any(|phase| phase.runs > phase.times.count);

@@ -29,8 +29,8 @@ use crate::thread::ForkGuard;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    path: PathBuf,
-    epochs: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) epochs: u64,
 }
 
 impl Trace {
@@ -66,12 +66,6 @@ impl Trace {
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;
-        self
-    }
-
-    /// Returns this trace with another file.
-    pub(crate) fn at(mut self, path: PathBuf) -> Self {
-        self.path = path;
         self
     }
 
