@@ -123,8 +123,8 @@ pub trait Dataset: Send {
 /// function must not block.
 pub type Locator = Box<dyn Fn(u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
-/// Implements `Dataset` for files in an `Arc`. `$shape` returns the shape of a record, and `$lengths` the lengths of
-/// the records of a batch.
+/// Implements `Dataset` for files in an `Arc`, and `Fields` for the files alone. `$shape` returns the shape of a
+/// record, and `$lengths` the lengths of the records of a batch.
 macro_rules! files {
     ($($records:ident, $shape:expr, $lengths:expr;)+) => {$(
         impl Dataset for Arc<$records> {
@@ -171,6 +171,12 @@ macro_rules! files {
 
             fn fingerprint(&mut self) -> Result<u64, BoxError> {
                 Ok(Ranges::fingerprint(self)?)
+            }
+        }
+
+        impl Fields for $records {
+            fn into_fields(self) -> Vec<Box<dyn Dataset>> {
+                vec![Box::new(Arc::new(self))]
             }
         }
     )+};
@@ -220,18 +226,6 @@ pub trait Fields {
 impl<D: Dataset + 'static> Fields for D {
     fn into_fields(self) -> Vec<Box<dyn Dataset>> {
         vec![Box::new(self)]
-    }
-}
-
-impl Fields for Records {
-    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
-        vec![Box::new(Arc::new(self))]
-    }
-}
-
-impl Fields for RaggedRecords {
-    fn into_fields(self) -> Vec<Box<dyn Dataset>> {
-        vec![Box::new(Arc::new(self))]
     }
 }
 

@@ -164,11 +164,7 @@ impl Checkpoint {
                 let (mut epochs, mut most) = (0, steps - 1);
                 while epochs < most {
                     let middle = epochs + (most - epochs).div_ceil(2);
-                    if done(middle) < steps {
-                        epochs = middle;
-                    } else {
-                        most = middle - 1;
-                    }
+                    if done(middle) < steps { epochs = middle } else { most = middle - 1 }
                 }
                 let done = done(epochs);
                 (self.epoch, self.step) = (next.saturating_add(epochs), 0);
@@ -208,13 +204,10 @@ impl Checkpoint {
     /// [`Error::Checkpoint`] if the record range, shuffle, seed or `LastBatch` mode differs, or if the step is past the
     /// end of the epoch.
     pub fn steps_left(&self, plan: &Plan, epochs: u64) -> Result<u64, Error> {
-        let own = Identity::new(plan, 0, 0);
-        let own = match &self.identity {
-            Some(Identity { record_bytes, fingerprint, .. }) => {
-                Identity { record_bytes: *record_bytes, fingerprint: *fingerprint, ..own }
-            }
-            None => own,
-        };
+        let mut own = Identity::new(plan, 0, 0);
+        if let Some(Identity { record_bytes, fingerprint, .. }) = self.identity {
+            (own.record_bytes, own.fingerprint) = (record_bytes, fingerprint);
+        }
         let Start { epoch, step, begun } = own.resume(plan, self)?;
         if epoch >= epochs {
             return Ok(0);

@@ -150,9 +150,8 @@ fn read(
     at.read_bytes(wanted);
     let found = room.len();
     let Some(out) = room.get_mut(..wanted) else {
-        return Err(
-            at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted: wanted as u64, found: found as u64 })
-        );
+        let (wanted, found) = (wanted as u64, found as u64);
+        return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted, found }));
     };
     if let Some(run) = part.runs().next() {
         at.reads(index, run.start);

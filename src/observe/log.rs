@@ -206,9 +206,6 @@ pub(crate) fn pauses(since: Instant) -> Vec<Interval> {
         later.filter(|(from, _)| *from >= since).copied().collect()
     };
     let mut found: Vec<Interval> = PAUSES.try_with(last).unwrap_or_default();
-    if found.is_empty() {
-        return found;
-    }
     found.sort_unstable();
     found.dedup_by(|later, earlier| {
         let overlap = later.0 <= earlier.1;

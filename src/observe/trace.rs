@@ -122,12 +122,10 @@ static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
     fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {
-        // Ignore the error if the path is not a regular file, for example a pipe: it has no length.
-        match file.set_len(0) {
-            Err(source) if file.metadata().is_ok_and(|file| file.is_file()) => {
-                return Err(Error::Trace { path, source });
-            }
-            _ => {}
+        let emptied = file.set_len(0);
+        // A path that is not a regular file, for example a pipe, has no length: ignore the error.
+        if file.metadata().is_ok_and(|file| file.is_file()) {
+            emptied.map_err(|source| Error::Trace { path: path.clone(), source })?;
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
