@@ -80,7 +80,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    fn of(recent: &Recent, measured: f64, overlap: bool) -> Self {
+    fn of(recent: &Recent, units: &[Unit], measured: f64, overlap: bool) -> Self {
         // Assume two processors if the system does not report their number. The unit tests always assume two, so that
         // their results are the same on every machine.
         let found = std::thread::available_parallelism().ok().filter(|_| !cfg!(test));
@@ -91,7 +91,7 @@ impl Demand {
         let cpu = shares.each_ref().map(|share| part(share.cpu, share).map_or(1.0, |cpu| cpu.min(1.0)));
         let delay = shares.each_ref().map(|share| part(share.delay, share).unwrap_or(0.0));
         let (mut load, mut train) = (0.0, 0.0);
-        for unit in recent.units() {
+        for unit in units {
             load += (unit.read + unit.transform) / measured.max(1.0);
             train += unit.train / measured.max(1.0);
         }
@@ -156,7 +156,8 @@ impl Model {
         let (recent, settings) = (&report.recent, report.settings);
         let measured: Duration = recent.units.iter().map(Seen::wall).sum();
         let measured = measured.as_nanos() as f64;
-        let demand = Demand::of(recent, measured, settings.overlap);
+        let mut units = recent.units();
+        let demand = Demand::of(recent, &units, measured, settings.overlap);
         let (files, loads) = (!report.choices.is_empty(), recent.side_by_side());
         let turns = match recent.takes_turns(loads) {
             _ if files => Some(false),
@@ -182,7 +183,6 @@ impl Model {
             wake,
             start,
         };
-        let mut units = recent.units();
         if !report.device.is_zero() {
             on_device(&mut units, report);
         }
