@@ -145,7 +145,8 @@ impl Schedule {
                 }
                 let again = if first.is_some() { " again" } else { "" };
                 let wanted = format!("each of {all} groups once in pass {pass}");
-                Err(Error::Option { option: "order", wanted, found: format!("{group}{again} at step {step}") })
+                let found = format!("{group}{again} at step {step}");
+                Err(Error::Option { option: "order", wanted, found })
             })
             .collect()
     }
