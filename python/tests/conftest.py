@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def wait_for_threads() -> None:
     while tasks.exists() and left():
         gc.collect()
         time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def no_forced_switch() -> Iterator[None]:
+    """Let the running thread keep the GIL until it waits for something."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 FORMATS = ("raw", "headerless", "llm_c", "npy", "npy_windows", "safetensors", "two_files")

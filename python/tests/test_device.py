@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import every_dtype
+from conftest import every_dtype, no_forced_switch
 from late import Late
 
 import twinbuf as tb
@@ -270,6 +270,24 @@ def test_one_trace_has_the_reads_the_copies_and_the_loop(numbers: Numbers, tmp_p
     assert spans["read: disk_load"] == spans["upload: gpu_transfer"] == spans["train: train"] == every
     assert spans["train: gpu_queue_wait"][:32] == every
     assert {row.partition(":")[0] for row in spans} == {"read", "upload", "train"}
+
+
+def test_the_trace_is_whole_after_the_loop(numbers: Numbers, tmp_path: Path) -> None:
+    """The last `next` waits for the thread, which refers to the loader until it ends.
+
+    Without that wait this thread has the GIL from there to the assertion, and the other one needs it to end.
+    """
+    path = tmp_path / "trace.json"
+    with no_forced_switch():
+        loader = numbers(device=Late("side"), trace=path)
+        gone = weakref.ref(loader)
+        assert [batch.step for batch in loader.epochs(1)] == list(range(16))
+        del loader
+        assert gone() is None
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    for name in ("disk_load", "gpu_transfer"):
+        steps = [event["args"]["step"] for event in events if event["name"] == name]
+        assert steps == list(range(16)), name
 
 
 @pytest.mark.parametrize("device_depth", [2, 3, 5])

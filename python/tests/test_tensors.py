@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import no_forced_switch
 from late import Late
 from safetensors.torch import save_file
 
@@ -195,6 +196,23 @@ def test_groups_on_a_device(tmp_path: Path, eager: str, options: dict[str, Any])
         assert time.monotonic() - started < 60, "its thread ends"
     events = json.loads((tmp_path / "trace.json").read_text())
     assert {"gpu_queue_wait", "disk_load"} <= {event["name"] for event in events}
+
+
+def test_the_trace_is_whole_after_the_loop(tmp_path: Path) -> None:
+    """The last `next` waits for the thread, which refers to the stream until it ends.
+
+    Without that wait this thread has the GIL from there to the assertion, and the other one needs it to end.
+    """
+    model(tmp_path)
+    opened, path = tb.Tensors.open(tmp_path / "model.safetensors.index.json"), tmp_path / "trace.json"
+    with no_forced_switch():
+        layers = tb.stream(opened, layer_of, device=Late("side"), trace=path)
+        gone = weakref.ref(layers)
+        assert [layer.number for layer in layers] == list(range(LAYERS))
+        del layers
+        assert gone() is None
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    assert [event["args"]["step"] for event in events if event["name"] == "disk_load"] == list(range(LAYERS))
 
 
 def test_groups_in_another_order(tmp_path: Path) -> None:
