@@ -31,8 +31,8 @@ use crate::lease::{Lease, Part};
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
     content: Mutex<Content>,
-    /// Whether a view of the batch itself was taken and released. Its taker may use the memory as long as it has this
-    /// object, as `torch.frombuffer(batch)` does.
+    /// Whether somebody took a buffer view of this object and released it. The tensor of `torch.frombuffer(batch)` does
+    /// that, and uses the memory for as long as it refers to this object.
     exported: AtomicBool,
     /// The epoch of the batch, from 0.
     #[pyo3(get)]
@@ -44,12 +44,12 @@ pub(crate) struct Batch {
 
 enum Content {
     Slot(Arc<Lease>),
-    /// One tensor on a device, or a tuple of them.
+    /// The result of `torch()`, moved to the device: a tensor, or a tuple, dict or list of tensors.
     Device {
         tensors: Py<PyAny>,
         records: BatchIndices,
     },
-    /// Released. The memory may have to stay until the object is freed.
+    /// Released. `_memory` keeps the slot until this object is freed, for users of the batch's own buffer.
     Released {
         _memory: Option<Arc<Lease>>,
     },
@@ -62,8 +62,8 @@ impl Batch {
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // A poisoned lock is harmless: its holders change the content in one step. They never wait and run no Python
-        // code.
+        // The content is valid even if a thread panicked with the lock: each holder changes it by one assignment. No
+        // holder waits or runs Python code.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,7 +77,7 @@ impl Batch {
         }
     }
 
-    /// The tensors of a batch on a device.
+    /// Returns the tensors if the batch is on a device.
     fn on_device<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         match &*self.content() {
             Content::Device { tensors, .. } => Some(tensors.bind(py).clone()),
@@ -98,7 +98,7 @@ impl Batch {
         drop(old);
     }
 
-    /// The lease of a batch that is one array.
+    /// Returns the lease if the batch is one array, and otherwise an error that names the methods to use.
     fn only(&self) -> PyResult<Arc<Lease>> {
         let lease = self.lease()?;
         match &lease.parts[..] {
@@ -166,8 +166,8 @@ impl Batch {
         let mut content = self.content();
         let old = mem::replace(&mut *content, Content::Released { _memory: None });
         match old {
-            // Relaxed: if this misses a view that ends now, `__releasebuffer__` takes the lock later, and then keeps
-            // the memory.
+            // Relaxed: `__releasebuffer__` sets the flag before it takes the lock. If this load misses that store,
+            // `__releasebuffer__` gets the lock after this call, finds `Released`, and keeps the memory.
             Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
                 *content = Content::Released { _memory: Some(lease) };
             }
@@ -179,7 +179,7 @@ impl Batch {
         }
     }
 
-    /// Replaces the batch's memory by these tensors. Its slot is free.
+    /// Replaces the batch's memory by these tensors on a device, which frees its slot.
     fn _moved(slf: Py<Self>, tensors: Py<PyAny>) -> PyResult<Py<Self>> {
         let records = slf.get().records()?;
         slf.get().replace(Content::Device { tensors, records });
@@ -260,7 +260,8 @@ impl Batch {
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `__getbuffer__` filled the view with `fill`, and Python releases it once.
         let lease = unsafe { taken(view) };
-        // Relaxed: if `release` misses this store, it held the lock before this call, which then keeps the memory.
+        // Relaxed: if `release` misses this store, `release` had the lock before the next line gets it, and the next
+        // line keeps the memory.
         self.exported.store(true, Ordering::Relaxed);
         if let Content::Released { _memory: memory @ None } = &mut *self.content() {
             *memory = Some(lease);
@@ -293,7 +294,8 @@ static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 impl Lease {
-    /// One array, or a list of arrays of records that differ in length, for each data set.
+    /// Calls `make` for each view. Each data set becomes one object, or a list of objects if its records differ in
+    /// length; `names` puts them into a tuple or a dict.
     fn pack<'py>(
         self: &Arc<Self>,
         py: Python<'py>,
@@ -316,7 +318,8 @@ impl Lease {
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
         }
         let asarray = ASARRAY.import(py, "numpy", "asarray")?;
-        // The array keeps this `Field`, which, unlike the batch, cannot be released while the array exists.
+        // The array refers to its `Field`, and that to the lease. It does not refer to the batch: a program can release
+        // the batch before the array.
         self.pack(py, |field| asarray.call1((Field { lease: self.clone(), field },)))
     }
 
@@ -326,7 +329,7 @@ impl Lease {
     }
 }
 
-/// The records of one of several data sets, for numpy.
+/// Lends one view of a lease to numpy, by the buffer protocol.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 struct Field {
     lease: Arc<Lease>,
@@ -353,7 +356,8 @@ impl Field {
     }
 }
 
-/// Fills a view of the buffer protocol. The view keeps `lease` until it is [`taken`].
+/// Fills in a `Py_buffer` with the view at place `field` of the lease. It keeps the lease until [`taken`] takes that
+/// back.
 ///
 /// # Safety
 ///
@@ -377,11 +381,11 @@ unsafe fn fill(
     Ok(())
 }
 
-/// Takes back the reference that a view keeps.
+/// Takes back the lease from a `Py_buffer` that [`fill`] filled in.
 ///
 /// # Safety
 ///
-/// [`fill`] filled the view, and this is called once for it.
+/// `fill` filled in `view`, and this is called once for it.
 unsafe fn taken(view: *mut ffi::Py_buffer) -> Arc<Lease> {
     // SAFETY: the view was filled.
     let internal = unsafe { (*view).internal };

@@ -19,7 +19,7 @@ use crate::object::Object;
 use crate::reading::Reading;
 use crate::records::Records;
 
-/// The data sets in `data`: a tuple or a dict is several data sets, matched by number.
+/// Returns the data sets in `data`: the values of a tuple or a dict, or `data` itself.
 pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
     if let Ok(fields) = data.cast::<PyTuple>() {
         return fields.iter().collect();
@@ -30,7 +30,7 @@ pub(crate) fn each<'py>(data: &Bound<'py, PyAny>) -> Vec<Bound<'py, PyAny>> {
     }
 }
 
-/// Bytes of a record of one data set, on average.
+/// Returns the mean size of a record in bytes. `None` if a data set written in Python lacks what tells it.
 pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
     match data.cast::<Records>() {
         Ok(records) => Some(records.get().record_bytes()),
@@ -38,7 +38,7 @@ pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
     }
 }
 
-/// A record of a data set written in Python, by its attributes `dtype` and `shape`.
+/// Returns the type of a record of a data set written in Python, from its attributes `dtype` and `shape`.
 fn record(data: &Bound<'_, PyAny>) -> PyResult<RecordType> {
     let attribute = |name: &str| {
         data.getattr(name).map_err(|error| match error.is_instance_of::<PyAttributeError>(data.py()) {
@@ -60,7 +60,8 @@ pub(crate) struct PythonData {
     records: u64,
     fingerprint: u64,
     record: RecordType,
-    /// Set if the object kept `out`. The memory of the slots is then never freed.
+    /// Set once `read_into` has kept `out`: from then on the memory of the slots is never freed. Its address identifies
+    /// the loader.
     kept: Arc<AtomicBool>,
 }
 
@@ -147,7 +148,7 @@ fn clear_frames(py: Python<'_>, error: &PyErr) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether there are other references to the view.
+/// Whether anything besides `view` refers to the memoryview.
 fn is_shared(view: &Bound<'_, PyMemoryView>) -> bool {
     // SAFETY: `view` keeps the object alive, and this thread is attached to the interpreter.
     (unsafe { ffi::Py_REFCNT(view.as_ptr()) }) > 1
@@ -191,7 +192,7 @@ impl Dataset for PythonData {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Lent {
     view: View,
-    /// Views that have not been released.
+    /// The number of views that have not been released.
     exports: AtomicUsize,
 }
 

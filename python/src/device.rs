@@ -9,7 +9,7 @@ use twinbuf::mmap::Buffer;
 
 use crate::recorder::Recorder;
 
-/// The object that sends batches there. `None` for host memory.
+/// Makes the object that sends batches to `device`: a `twinbuf._device.Sender`. `None` if `device` is host memory.
 pub(crate) fn sender<'py>(
     device: &Bound<'py, PyAny>,
     depth: usize,
@@ -21,26 +21,27 @@ pub(crate) fn sender<'py>(
     Ok(Some(sender).filter(|sender| !sender.is_none()))
 }
 
-/// The report of a loop over what `sender` sends, by that of the source.
+/// Returns the report of a loop. With a sender it is made of two: that of the `sender`, which measures the loop, and
+/// `reads`, that of the loader or stream.
 pub(crate) fn report(
     py: Python<'_>,
     sender: Option<&Py<PyAny>>,
-    source: twinbuf::Report,
+    reads: twinbuf::Report,
 ) -> PyResult<twinbuf::Report> {
-    let Some(sender) = sender.map(|sender| sender.bind(py)) else { return Ok(source) };
+    let Some(sender) = sender.map(|sender| sender.bind(py)) else { return Ok(reads) };
     let (recorder, depth) = (sender.getattr("recorder")?, sender.getattr("depth")?.extract()?);
-    Ok(recorder.cast::<Recorder>()?.get().inner().on_device(source, depth))
+    Ok(recorder.cast::<Recorder>()?.get().inner().on_device(reads, depth))
 }
 
-/// This many slots in page-locked memory of torch: a copy to the device reads them directly, without staging. `None` if
-/// torch has no such memory.
+/// Allocates `count` slots of the layout `slot` in page-locked memory, by torch. A copy to the device reads them
+/// directly, without a bounce buffer. `None` if what torch returns does not fit that layout.
 pub(crate) fn slots(
     sender: &Bound<'_, PyAny>,
     (count, slot): (usize, Layout),
 ) -> PyResult<Option<Vec<Buffer>>> {
     let bytes = slot.size();
     let lent = |_| {
-        // A tensor of zero bytes.
+        // A tensor of `bytes` bytes, each of them 0.
         let tensor = sender.call_method1("slot", (bytes,))?;
         let start = NonNull::new(tensor.call_method0("data_ptr")?.extract::<usize>()? as *mut u8);
         let fits = tensor.call_method0("numel")?.extract::<usize>()? == bytes;

@@ -1,6 +1,7 @@
 //! Batches as DLPack tensors: version 1.0, and the unversioned form for older readers.
 //!
-//! The structures are those of dlpack.h. A capsule whose tensor was never taken out deletes the tensor.
+//! The structures are those of dlpack.h. A consumer takes the tensor out of its capsule and deletes it; if none does,
+//! the capsule deletes it.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -60,9 +61,9 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// One of the two. Its context was made by `Box::into_raw`.
+/// What a capsule has: a `Managed` or a `Versioned`. Its context comes from `Box::into_raw`.
 trait Exported {
-    /// That of a capsule whose tensor was not taken out.
+    /// The name of the capsule until a consumer takes the tensor out.
     const NAME: &'static CStr;
     fn context(&self) -> *mut c_void;
 }
@@ -83,14 +84,14 @@ impl Exported for Versioned {
     }
 }
 
-/// What a tensor keeps alive: its memory, and its axes in DLPack's type.
+/// What a tensor keeps alive: its memory, and its shape and strides in DLPack's type.
 struct Context {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
     _lease: Arc<Lease>,
 }
 
-/// A capsule with a tensor that views the batch: the records of one data set.
+/// Makes a capsule with a tensor for the view at place `field` of the lease, without a copy.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     lease: Arc<Lease>,
@@ -147,14 +148,14 @@ fn wrap<T: Exported>(py: Python<'_>, tensor: T) -> PyResult<Bound<'_, PyAny>> {
 unsafe extern "C" fn delete<T: Exported>(tensor: *mut T) {
     // SAFETY: `wrap` made the pointer with `Box::into_raw`, and the caller does not use it again.
     let tensor = unsafe { Box::from_raw(tensor) };
-    // SAFETY: so was its context.
+    // SAFETY: `capsule` made the context with `Box::into_raw`, and only this tensor had it.
     give_up(unsafe { Box::from_raw(tensor.context().cast::<Context>()) });
 }
 
 /// Drops the context while this thread holds the GIL: its slot may own Python objects.
 ///
-/// PyO3 counts its own attachments. torch releases the GIL before it calls a deleter, even below a call into this
-/// library. The count then says "attached" although the thread is not.
+/// PyO3 decides by a count of its own whether a thread holds the GIL. That count is wrong here: torch, called from this
+/// library, releases the GIL before it calls a deleter. So this function asks the interpreter.
 fn give_up(context: Box<Context>) {
     // SAFETY: `Py_IsInitialized` may be called at any time, on any thread.
     if unsafe { ffi::Py_IsInitialized() } == 0 {
@@ -168,7 +169,7 @@ fn give_up(context: Box<Context>) {
     unsafe { ffi::PyGILState_Release(before) };
 }
 
-/// Deletes the tensor unless it was taken out: then the capsule was renamed.
+/// Deletes the tensor unless a consumer took it out: the consumer has then renamed the capsule.
 ///
 /// # Safety
 ///

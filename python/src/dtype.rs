@@ -9,7 +9,7 @@ use twinbuf::transform::RecordType;
 
 use crate::errors;
 
-/// A record of one size, by its `dtype` and `shape` in Python.
+/// Returns the type of records of one size, from a `dtype` and a `shape` in Python.
 pub(crate) fn record(dtype: &Bound<'_, PyAny>, axes: &Bound<'_, PyAny>) -> PyResult<RecordType> {
     match RecordType::new(parse(dtype)?, shape(axes)?) {
         Ok(record) if record.len() > 0 && isize::try_from(record.len()).is_ok() => Ok(record),
@@ -23,12 +23,12 @@ pub(crate) fn record(dtype: &Bound<'_, PyAny>, axes: &Bound<'_, PyAny>) -> PyRes
     }
 }
 
-/// The elements of a record. Bytes have no type of their own.
+/// Returns the type of a record's elements: `U8` if the record is plain bytes.
 pub(crate) fn of(record: &RecordType) -> DType {
     record.dtype().unwrap_or(DType::U8)
 }
 
-/// The shape of this many records of a shape.
+/// Returns the shape of an array of this many records, each of this shape.
 pub(crate) fn of_records(records: usize, shape: &[usize]) -> Box<[isize]> {
     // The records are in memory, so no axis is longer than `isize::MAX`.
     std::iter::once(&records).chain(shape).map(|&axis| axis as isize).collect()
@@ -86,7 +86,7 @@ pub(crate) fn dlpack(dtype: DType) -> (u8, u8) {
 pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     let text = match dtype.extract::<String>() {
         Ok(text) => text,
-        // `torch.uint16` prints as that.
+        // `str(torch.uint16)` is "torch.uint16".
         Err(_) => dtype.str()?.to_string().trim_start_matches("torch.").to_owned(),
     };
     if dtype.is_none() {
@@ -108,7 +108,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
     })
 }
 
-/// The axes of a record.
+/// Returns the axes of a record, from a `shape` in Python.
 fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if let Ok(axes) = shape.extract() {
         return Ok(axes);
@@ -119,7 +119,7 @@ fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     )))
 }
 
-/// The types that a function accepts, as words: `uint8, int16 or float32`.
+/// Returns the names of the types for which `accepts` is true, as in `uint8, int16 or float32`.
 pub(crate) fn names(accepts: impl Fn(DType) -> bool) -> String {
     let names = ALL.iter().filter(|row| accepts(row.0)).map(|row| row.1).collect::<Vec<_>>();
     match names.split_last() {
@@ -128,7 +128,7 @@ pub(crate) fn names(accepts: impl Fn(DType) -> bool) -> String {
     }
 }
 
-/// A message of the crates with the names of types as numpy spells them. Paths, in quotes, stay as they are.
+/// Replaces the names of types in a message of the crates by numpy's. Text in quotes, such as a path, does not change.
 pub(crate) fn in_python(text: &str) -> String {
     let word = |word: &str| {
         let rust = word.trim_end_matches([',', ':']);

@@ -1,6 +1,6 @@
 //! State shared by a loader and its iterators: the crate's loader, or the iteration that owns it, behind a lock.
 //!
-//! No call waits while it holds both the lock and the GIL. None holds the lock for longer than one slice of a wait.
+//! No thread waits while it holds both the lock and the GIL. A wait with the lock lasts for [`SLICE`] at most.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,17 +27,18 @@ use crate::run::Run;
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) run: Run,
-    /// Counts iterations: only the newest gets batches.
+    /// The number of the newest iteration. Older ones get no more batches.
     pub(crate) iteration: u64,
-    /// The start of the next iteration, if a state was loaded or an epoch set.
+    /// A loaded state: where the next iteration starts.
     pub(crate) resume: Option<Checkpoint>,
     /// The epoch of the next `iter(loader)`.
     pub(crate) next_epoch: u64,
-    /// A batch that a signal withheld from the loop. The loop gets it next.
+    /// A batch that `next` received and did not return, because it raised an exception such as that of Ctrl-C. The
+    /// following `next` returns it.
     pub(crate) put_back: Option<Arc<Lease>>,
-    /// The position before that batch, or before one that its `map` failed on, even after its iteration is over.
+    /// The position before `put_back`, or before a batch on which `map` failed. It stays when that iteration ends.
     pub(crate) before: Option<Checkpoint>,
-    /// The epoch before which the iteration ends.
+    /// The iteration ends before this epoch.
     pub(crate) end: u64,
     /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,
@@ -45,7 +46,7 @@ pub(crate) struct State {
     pub(crate) last_report: twinbuf::Report,
     /// Batches that were handed out and may be in use, in their order, with the number of their iteration.
     pub(crate) leases: VecDeque<(u64, Weak<Lease>)>,
-    /// Batches that left their slots because the loop has kept them.
+    /// The number of batches that left their slots because the loop kept them.
     pub(crate) kept: u64,
 }
 
@@ -55,16 +56,16 @@ pub(crate) struct Shared {
     pub(crate) name: Option<String>,
     pub(crate) names: Names,
     pub(crate) breakdown: Breakdown,
-    /// A thread reads ahead, so requesting a batch without waiting does not read it.
+    /// Whether a thread reads ahead. If none does, asking for a batch reads it, even if the caller wants no wait.
     pub(crate) overlap: bool,
-    /// Whether a data set kept the memory of a slot.
+    /// Whether a data set kept the memory of a slot. Its address identifies the loader in the module `reading`.
     pub(crate) kept: Arc<AtomicBool>,
 }
 
 /// Loaders whose threads must end before the interpreter does.
 static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Registers the loader for `_close_all`, which ends its thread too.
+/// Registers the loader, so that `_close_all` ends its threads.
 pub(crate) fn register(shared: &Arc<Shared>) {
     let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
     loaders.retain(|loader| loader.strong_count() > 0);
@@ -82,22 +83,22 @@ pub(crate) enum Asked {
     Closed,
 }
 
-/// What the loop is told of a slot that was freed, or that could not be.
+/// The result of [`State::free_a_slot`].
 pub(crate) enum Freed {
     Nothing,
-    /// For the first time the slot was that of a batch that this iteration's loop has kept.
+    /// A slot was freed of a batch that the loop has kept, for the first time in this loader: this is logged.
     FirstKept,
     NoMemory,
 }
 
 impl Shared {
-    /// Refuses a call that would wait forever.
+    /// Refuses calls that would wait forever: those in a forked process, and those from `read_into` of this loader.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.state.check(py, "build the loader after the fork, or start processes by `spawn`")?;
         self.is_not_reading(py)
     }
 
-    /// Refuses a call from `read_into` of this loader, which may have the lock.
+    /// Refuses calls from `read_into` of this loader: the thread that called `read_into` may hold the lock.
     pub(crate) fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
         if is_reading(&self.kept) {
             let message = "`read_into` used the loader that it reads for, which would wait for itself";
@@ -106,7 +107,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks for the next batch, and waits for it as long as `timeout`.
+    /// Asks for the next batch, and waits for it up to `timeout`.
     pub(crate) fn ask(&self, state: &mut State, iteration: u64, timeout: Duration) -> Asked {
         if state.iteration != iteration {
             return if matches!(state.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
@@ -153,9 +154,12 @@ impl State {
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
-    /// If the next slot is in use, lets the oldest batch keep its memory, which frees its slot. The first time it does so
-    /// only if the slot has been held for `patience`, or at once if the batch belongs to a finished iteration: a loop
-    /// variable then holds it. A loop that has kept a batch keeps others, so it waits no more.
+    /// If the program still uses the next slot, frees the slot of the oldest batch: the batch takes the memory along,
+    /// and the slot gets new memory.
+    ///
+    /// The first time this happens only after the slot has been held for `patience`. Later it happens at once, because
+    /// a loop that has kept one batch keeps others. It also happens at once for a batch of an earlier iteration:
+    /// probably only a loop variable refers to that.
     pub(crate) fn free_a_slot(&mut self, patience: Duration) -> Freed {
         let Run::Running(epochs) = &self.run else { return Freed::Nothing };
         let Some(held_for) = epochs.held_for() else { return Freed::Nothing };
@@ -182,7 +186,7 @@ impl State {
         Freed::Nothing
     }
 
-    /// Takes back a batch that the loop did not get. The loop gets it next if it is to come `again`.
+    /// Takes back a batch that `next` did not return. If it is to come `again`, the following `next` returns it.
     pub(crate) fn put_back(&mut self, iteration: u64, lease: Arc<Lease>, again: bool) {
         if self.iteration != iteration || matches!(self.run, Run::Closed) {
             return;
@@ -192,7 +196,7 @@ impl State {
         self.put_back = Some(lease).filter(|_| again);
     }
 
-    /// Restarts the iteration at its position: the batch after the last received one is read again.
+    /// Restarts the iteration at its position: it reads the batch after the last received one again.
     fn again(&mut self) {
         let at = self.at();
         self.rest();
@@ -202,27 +206,28 @@ impl State {
         }
     }
 
-    /// Ends the iteration; further requests for its batches are told so.
+    /// Ends the iteration. From now on `next` of its iterator raises an error.
     pub(crate) fn end_iteration(&mut self) {
         self.rest();
         self.iteration += 1;
     }
 
-    /// Ends the iteration, if there is one.
+    /// Ends the iteration, if there is one. From now on its iterator has no more batches.
     pub(crate) fn rest(&mut self) {
         self.put_back = None;
         self.run.rest();
     }
 
-    /// Where an iteration of these epochs begins, if that is not the start of a training of this plan: at a loaded state,
-    /// or after the epoch before it.
+    /// Returns the checkpoint at which an iteration over these epochs begins: the loaded state, or the end of the epoch
+    /// before them, if the last iteration ended in that epoch. `None`: the iteration begins at the start of the first
+    /// one, as if all epochs before it had been run with this plan.
     fn origin(&self, epochs: &Range<u64>, single: bool) -> Option<Checkpoint> {
         let loaded = self.resume.as_ref().filter(|resume| goes_on(resume, epochs, single)).cloned();
         let follows = |at: &Checkpoint| at.epoch().checked_add(1) == Some(epochs.start);
         loaded.or_else(|| self.at().filter(follows).map(Checkpoint::next_epoch))
     }
 
-    /// The number of batches of such an iteration.
+    /// Returns the number of batches of an iteration over these epochs that begins now.
     pub(crate) fn count(&self, plan: &Plan, epochs: Range<u64>, single: bool) -> u64 {
         match self.origin(&epochs, single) {
             Some(origin) => origin.steps_left(plan, epochs.end).unwrap_or_default(),
@@ -230,7 +235,7 @@ impl State {
         }
     }
 
-    /// The number of steps of the epoch under way, or of the next one.
+    /// Returns the number of steps of the epoch under way, or of the next one.
     pub(crate) fn steps(&self, plan: &Plan) -> u64 {
         let at = match &self.run {
             Run::Running(epochs) => Some(epochs.checkpoint()),
@@ -243,8 +248,8 @@ impl State {
         )
     }
 
-    /// Begins an iteration over these epochs, or over what a loaded state leaves of them. An iteration of a single
-    /// epoch covers all of it if the state belongs to another epoch.
+    /// Begins an iteration over these epochs, or over what a loaded state leaves of them, and returns its number. If it
+    /// is over a single epoch and the state belongs to another one, it covers the whole epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Box<twinbuf::Error>> {
         let origin = self.origin(&epochs, single);
         self.rest();
@@ -279,7 +284,7 @@ impl State {
         }
     }
 
-    /// What the thread is reading whose batch is needed first.
+    /// Returns what a thread is reading now for the batch that the loop needs first.
     pub(crate) fn reading(&self) -> Option<Reading> {
         match &self.run {
             Run::Running(epochs) => epochs.reading(),
@@ -291,13 +296,13 @@ impl State {
         self.run.report().unwrap_or_else(|| self.last_report.clone())
     }
 
-    /// The position after the last received batch, for its state.
+    /// Returns the position after the last batch that the loop received, for `state_dict`.
     pub(crate) fn position(&self) -> Option<Position> {
         let checkpoint = self.resume.clone().or_else(|| self.before.clone()).or_else(|| self.at())?;
         Some(Position { checkpoint, exhausted: self.exhausted && self.resume.is_none() })
     }
 
-    /// The position after the last batch that the crate handed out.
+    /// Returns the position after the last batch that the crate's loader handed out.
     fn at(&self) -> Option<Checkpoint> {
         match &self.run {
             Run::Idle(loader) => Some(loader.checkpoint()),
@@ -307,7 +312,7 @@ impl State {
     }
 }
 
-/// Whether an iteration over these epochs continues at a loaded state.
+/// Whether an iteration over these epochs continues at this loaded state.
 fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
     if single { resume.epoch() == epochs.start } else { resume.epoch() >= epochs.start }
 }
@@ -328,9 +333,9 @@ impl Drop for Shared {
     }
 }
 
-/// The loader to close, if there is one.
+/// Ends the iteration and returns the loader to close, if there is one.
 pub(crate) fn loader_of(mut run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
-    // Relaxed: this thread has received the error that followed the store, or does not free the memory of the view.
+    // Relaxed: a thread that has received the error of the read which set this flag sees the store.
     if kept.load(Ordering::Relaxed) {
         // Python code kept a view of a slot, so the memory of the slots must never be freed.
         mem::forget(run);
@@ -339,10 +344,10 @@ pub(crate) fn loader_of(mut run: Run, kept: &AtomicBool) -> Option<twinbuf::Load
     run.take()
 }
 
-/// A loader that is being closed, on a thread of its own: the caller's can look at signals meanwhile, or give up.
+/// A loader that a thread of its own closes. Meanwhile the caller's thread can handle signals, or give up.
 pub(crate) struct Closing(Receiver<Result<(), twinbuf::Error>>);
 
-/// Loaders that were given up. Their threads are there yet.
+/// Loaders that `close` gave up. Their threads may still run.
 static LEFT: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 
 impl Closing {
@@ -355,7 +360,7 @@ impl Closing {
         Ok(Self(receiver))
     }
 
-    /// Waits for the end as long as `timeout`. `None`: it has not come.
+    /// Waits up to `timeout` until the loader is closed, and returns the result. `None`: it is not closed yet.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<Result<(), twinbuf::Error>> {
         match self.0.recv_timeout(timeout) {
             Ok(closed) => Some(closed),
@@ -364,7 +369,7 @@ impl Closing {
         }
     }
 
-    /// Leaves the threads behind.
+    /// Gives up: leaves the threads behind.
     pub(crate) fn leave(self) {
         LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(self);
     }
@@ -374,8 +379,8 @@ impl Closing {
     }
 }
 
-/// Ends the threads of all loaders. Registered with `atexit`: a thread that reads a Python data set must not request an
-/// interpreter that is gone.
+/// Ends the threads of all loaders and iterations. Registered with `atexit`: a thread that calls Python code must end
+/// before the interpreter does.
 #[pyfunction]
 pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     let mut threads = handover::stop_all(py);
@@ -400,8 +405,9 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Waits for threads to end, each with the time that it has. One that computes is waited for: Python (before 3.14) would
-/// end it in the middle of native code, which aborts the process. One that sleeps in foreign code may never wake.
+/// Waits for threads to end, for the longest of the times that they come with. After that it waits only as long as some
+/// thread of the process computes: Python (before 3.14) would end such a thread in the middle of native code, which
+/// aborts the process. A thread that sleeps in the program's code may never wake up: it is left behind.
 fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<()> {
     let clock = py.import("time")?.getattr("process_time")?;
     let used = || clock.call0()?.extract::<f64>();
@@ -418,18 +424,18 @@ fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<(
         }
         let since = Instant::now();
         py.detach(|| thread::sleep(Duration::from_millis(1)));
-        // While a program is stopped, none of its threads computes: that time says nothing of them.
+        // Count a slice at most: while the process is stopped (SIGSTOP), no thread of it can compute or end.
         waited += since.elapsed().min(SLICE);
         py.check_signals()?;
     }
 }
 
-/// Whether another thread of this process has or wants a processor. `false` if the system does not tell, as only Linux
-/// does.
+/// Whether another thread of this process has or wants a processor. Always `false` on systems other than Linux, which
+/// do not tell.
 fn is_runnable() -> bool {
     let stat = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("stat")).ok();
     // The state follows the name of the thread, which is in parentheses (proc_pid_stat(5)).
     let runs = |stat: &String| stat.rsplit(") ").next().is_some_and(|fields| fields.starts_with('R'));
-    // This thread is one of them.
+    // This thread is one of those that run.
     fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.filter_map(stat).filter(runs).count() > 1)
 }

@@ -30,7 +30,7 @@ impl Failure {
         Self { class, message: message.into(), ..Self::default() }
     }
 
-    /// The same with another text.
+    /// Replaces the message by what `tell` makes of it.
     pub(crate) fn told(self, tell: impl FnOnce(&str) -> String) -> Self {
         Self { message: tell(&self.message), ..self }
     }
@@ -46,7 +46,7 @@ impl Failure {
         Self { path: Some(path), errno: error.raw_os_error(), ..Self::new(class, message) }
     }
 
-    /// A file error.
+    /// An error of the crate that opens and reads files.
     pub(crate) fn of_file(error: &mmap::Error) -> Self {
         use mmap::Error as E;
         let class = match error {
@@ -72,7 +72,7 @@ fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
     error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error)
 }
 
-/// The error's message followed by those of its sources.
+/// Returns the error's message, followed by those of its causes.
 fn chain(error: &dyn StdError) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
@@ -83,7 +83,7 @@ fn chain(error: &dyn StdError) -> String {
     line
 }
 
-/// An exception of one of the classes in `twinbuf.errors`.
+/// Makes an exception of one of the classes in `twinbuf.errors`.
 pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
     let Failure { class, message, path, offset, errno, at } = failure;
     let made = || -> PyResult<PyErr> {
@@ -153,7 +153,7 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     }
 }
 
-/// What is wrong with a transform, or what its Python code raised.
+/// Converts the error of a transform: to the exception that its Python code raised, or to an `OptionError`.
 pub(crate) fn of_transform(py: Python<'_>, error: BoxError) -> PyErr {
     match error.downcast::<PyErr>() {
         Ok(raised) => *raised,
@@ -161,7 +161,7 @@ pub(crate) fn of_transform(py: Python<'_>, error: BoxError) -> PyErr {
     }
 }
 
-/// Whether Ctrl-C or an exit ended the read, as opposed to an error of the data.
+/// Whether the Python code of a read raised something other than an `Exception`, as Ctrl-C and `sys.exit` do.
 pub(crate) fn is_interrupt(error: &Error) -> bool {
     let (Error::Load { source, .. } | Error::Transform { source, .. }) = error else { return false };
     let Some(raised) = source.downcast_ref::<PyErr>() else { return false };
@@ -169,7 +169,7 @@ pub(crate) fn is_interrupt(error: &Error) -> bool {
 }
 
 fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
-    // The text before the cause.
+    // The message without the cause: if that is a Python exception, the message becomes a note of it.
     let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
@@ -187,7 +187,8 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     raise(py, Failure { at: Some(at), ..failure })
 }
 
-/// What the program's code raised. `StopIteration` would end the loop as if there were no more items (PEP 479).
+/// Returns what the program's code raised, but a `RuntimeError` in place of `StopIteration`, which would end the loop
+/// as if there were no more items (PEP 479).
 pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
     if !raised.is_instance_of::<PyStopIteration>(py) {
         return raised;
@@ -197,7 +198,7 @@ pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
     error
 }
 
-/// Rust's names, and Python's.
+/// Names in messages of the crates, and the names of the same things in Python.
 const NAMES: [(&str, &str); 6] = [
     ("Records::len", "len(records)"),
     ("PlanBuilder::rank", "rank"),
@@ -207,7 +208,7 @@ const NAMES: [(&str, &str); 6] = [
     ("epochs(..)", "epochs(n)"),
 ];
 
-/// What makes a plan with this shuffle.
+/// Converts a shuffle, as Rust prints it, to the argument of Python's `Plan`.
 fn shuffle_in_python(shuffle: &str) -> String {
     let numbers: Vec<_> =
         shuffle.split(|c: char| !c.is_ascii_digit()).filter(|number| !number.is_empty()).collect();
@@ -219,11 +220,11 @@ fn shuffle_in_python(shuffle: &str) -> String {
     }
 }
 
-/// Renames options to their Python names.
+/// Replaces the names in a message of the crates by those of Python.
 pub(crate) fn in_python(text: &str) -> String {
     let text = text.replace(": the data set has no `try_clone`", "");
     let text = text.replace("or keep the last batch", "or set `drop_last=False`");
-    // Every other part is code.
+    // Text between backquotes is code: every second part.
     let code = |(at, part): (usize, &str)| {
         if at % 2 == 0 {
             return part.to_string();

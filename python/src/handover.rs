@@ -1,7 +1,8 @@
-//! `_Items`: what a thread makes ahead of a loop, handed over by the crate's ring. `prefetch`, `generate` and the
-//! batches of a `Loader` with a device are made of it.
+//! `_Items`: an iterator whose items a thread makes ahead of the loop. The crate's pipe runs the thread. `prefetch`,
+//! `generate`, and a `Loader` or a stream with a device return it.
 //!
-//! An item is in [`Iterable::made`] or returned: an exception in `next()`, such as that of Ctrl-C, puts it back there.
+//! No item is lost: if `next()` raises an exception, such as that of Ctrl-C, it puts the item back into
+//! [`Iterable::made`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,11 +29,11 @@ use crate::tensors::Group;
 
 struct Item {
     item: Py<PyAny>,
-    /// The state of the iterable after it.
+    /// The state of the iterable after this item.
     state: Option<Py<PyAny>>,
-    /// It is still to be sent.
+    /// Whether it is yet to be sent to the device.
     unsent: bool,
-    /// It was received, and put back.
+    /// Whether `next()` received it before, and put it back.
     received: bool,
 }
 
@@ -42,16 +43,17 @@ impl Item {
     }
 }
 
-/// What both sides have of the iterable: one reference to each object, which the loop's iterator reports to the garbage
-/// collector.
+/// The iterable, and what is called for its items. The thread and the loop share it. It has one reference to each
+/// Python object, which [`Items`] reports to the garbage collector.
 struct Iterable {
-    /// Items that the loop does not have yet, in order. The ring counts them. They are here because the collector cannot
-    /// look into the ring. Locked with the GIL only, and for a few instructions.
+    /// Items that the loop has yet to receive, in order. The slots of the ring are empty: the ring only counts the
+    /// items, because the garbage collector cannot look into it. A thread locks this only with the GIL, and for a few
+    /// instructions.
     made: Mutex<VecDeque<Item>>,
     iterator: Object,
-    /// Replaces an item by what is handed over.
+    /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
     send: Option<Object>,
-    /// Returns the state of the iterable.
+    /// A function that returns the state of the iterable.
     states: Option<Object>,
 }
 
@@ -82,26 +84,26 @@ impl Iterable {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops what was made for nobody. That may run Python code, so the lock is free again.
+    /// Drops the items that nobody will receive, after it has released the lock: a drop may run Python code.
     fn drop_made(&self) {
         let made = mem::take(&mut *self.made());
         drop(made);
     }
 }
 
-/// The thread's side.
+/// Makes the items, in the thread of the pipe.
 struct Source {
     iterable: Arc<Iterable>,
     shared: Arc<Making>,
-    /// When it last let go of the GIL.
+    /// When the thread last released the GIL.
     since: Instant,
-    /// Calls the loop of the thread, in the loop's context.
+    /// A function that calls the thread's loop with the context of the thread that began the iteration.
     around: Option<Py<PyAny>>,
-    /// Handed to the thread.
+    /// Moves into the thread, which drops it at its end.
     running: Option<Running>,
 }
 
-/// Whoever has it uses the iterable.
+/// Whoever has this may use the iterable. [`Making::join`] waits for its drop.
 struct Running(Arc<Making>);
 
 impl Running {
@@ -119,36 +121,40 @@ impl Drop for Running {
     }
 }
 
-/// The longest time for which the thread has the GIL if the iterable does not let go of it.
+/// How long the thread may have the GIL before it releases it once, between two items.
 const SWITCH: Duration = Duration::from_millis(1);
 
-/// What both sides know about the thread.
+/// What the thread and the loop share about the thread.
 #[derive(Default)]
 struct Making {
-    /// No more items are wanted.
+    /// The loop wants no more items.
     stop: AtomicBool,
+    /// Whether a [`Running`] exists.
     running: AtomicBool,
-    /// It was given up.
+    /// Whether a `join` has given the thread up.
     left: AtomicBool,
-    thread: Turn,
-    caller: Turn,
-    /// The iteration, once it has begun. Not a reference of Python's: the garbage collector would clear that too early.
+    thread: Hold,
+    caller: Hold,
+    /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
+    /// early.
     shared: OnceLock<Weak<Shared>>,
-    /// Why it could not begin.
+    /// What `around` raised, if it could not call the thread's loop.
     failed: Mutex<Option<PyErr>>,
 }
 
-/// One side's hold of the GIL. A side that waits for the other to let go of it spins a little: taking it is then free of
-/// calls to the system, each of which costs more than a small item.
+/// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins until
+/// the other one has released it. It then takes the GIL without system calls, each of which costs more than a small
+/// item.
 #[derive(Default)]
-struct Turn {
+struct Hold {
     holds: AtomicBool,
-    /// How often not to spin, because it was for nothing.
+    /// How many more spins to leave out, because one was in vain.
     skip: AtomicU32,
 }
 
-impl Turn {
-    /// Without the GIL: this side lets go of it for `wait`, and then waits a little for the other side to do so.
+impl Hold {
+    /// Runs `wait`, for which this thread has released the GIL. Then spins until the other thread has released it too,
+    /// or for [`SPIN`](Self::SPIN).
     fn pass<T>(&self, other: &Self, wait: impl FnOnce() -> T) -> T {
         self.holds.store(false, Ordering::Relaxed);
         let found = wait();
@@ -166,8 +172,9 @@ impl Turn {
         found
     }
 
-    /// About what a wake-up takes.
+    /// About as long as it takes to wake a thread up.
     const SPIN: Duration = Duration::from_micros(20);
+    /// How many spins to leave out after one in vain.
     const SKIPS: u32 = 64;
 }
 
@@ -176,7 +183,7 @@ impl Making {
         self.shared.get().and_then(Weak::upgrade)
     }
 
-    /// Waits for the end of the thread, if it was started, as long as `timeout`. Returns whether it ended.
+    /// Waits up to `timeout` for the end of the thread, if it was started. Returns whether it has ended.
     fn join(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
         let since = Instant::now();
         // Acquire: the caller uses the iterable next, and must see the thread's changes to it.
@@ -192,7 +199,8 @@ impl Making {
     }
 }
 
-// Relaxed is enough for these flags: the GIL, the lock of `State` or the ring orders the data that they announce.
+// Relaxed is enough for all other uses of the flags of `Making` and `Hold`: the GIL, the lock of `State` or the ring
+// orders the data that they announce.
 
 impl Source {
     /// Makes the next item. Returns whether there was one.
@@ -232,8 +240,8 @@ impl pipe::Source<()> for Source {
     fn fill(&mut self, (): &mut (), (): &mut (), at: &mut Filling<'_>) -> Result<Content, Error> {
         // Attaching fails while the interpreter exits. Nobody waits for this item then.
         Python::try_attach(|py| {
-            // This thread has the GIL from one item to the next, and the interpreter makes only Python code release it.
-            // So release it here from time to time.
+            // This thread keeps the GIL from one item to the next. The interpreter makes only Python code release it
+            // from time to time, so do that here.
             if self.since.elapsed() > SWITCH {
                 py.detach(|| ());
                 self.since = Instant::now();
@@ -247,8 +255,8 @@ impl pipe::Source<()> for Source {
     fn around(&mut self) -> Option<Around> {
         let (failed, around, running) = (self.shared.clone(), self.around.take(), self.running.take());
         let run = move |run: pipe::Loop| {
-            // Dropped last, because `join` waits for this drop. Before it, the loop drops the iterable, which may block
-            // and needs the GIL: the interpreter must not exit until that is done.
+            // Dropped last, because `join` waits for this drop. Before it, the thread's loop drops the iterable. That
+            // needs the GIL and may block: the interpreter must not exit until it is done.
             let _running = running;
             let run = Mutex::new(Some(run));
             Python::try_attach(|py| {
@@ -267,11 +275,11 @@ impl pipe::Source<()> for Source {
                 *failed.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             });
         };
-        let turns = self.shared.clone();
+        let holds = self.shared.clone();
         let wait = move |wait: &mut (dyn FnMut() + Send)| {
             let wait = Mutex::new(wait);
             let call = || wait.lock().unwrap_or_else(PoisonError::into_inner)();
-            let passed = Python::try_attach(|py| py.detach(|| turns.thread.pass(&turns.caller, call)));
+            let passed = Python::try_attach(|py| py.detach(|| holds.thread.pass(&holds.caller, call)));
             passed.unwrap_or_else(call);
         };
         Some(Around { run: Box::new(run), wait: Box::new(wait) })
@@ -291,19 +299,19 @@ impl Drop for Source {
     }
 }
 
-/// The thread of an iteration, known before it starts: an interrupt of the start leaves nothing to wait for. Python's own
-/// `Event` can be interrupted with its lock held.
+/// A handle of an iteration's thread, made before the thread. If Ctrl-C interrupts the start, `join` finds that there
+/// is no thread. A `threading.Event` would not do: Ctrl-C can interrupt it while its lock is held.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Thread")]
 #[derive(Default)]
 pub(crate) struct Thread {
     making: Arc<Making>,
-    /// The report of all iterations over the same iterable that have ended.
+    /// The reports of the iterations over the same iterable that have ended, added up.
     total: Arc<Mutex<twinbuf::Report>>,
 }
 
 #[pymethods]
 impl Thread {
-    /// That of the iteration after this one, over the same iterable.
+    /// Makes the handle of an iteration. `before`: that of the iteration before it, over the same iterable.
     #[new]
     #[pyo3(signature = (before=None))]
     fn new(before: Option<&Bound<'_, Self>>) -> Self {
@@ -328,18 +336,19 @@ impl Thread {
 }
 
 struct State {
-    /// `None` at the end, or if the loop makes its items itself.
+    /// The crate's iterator. `None` at the end, or without overlap, where the loop's thread makes the items.
     run: Option<pipe::Items<'static, Pipe<Slots<(), ()>>>>,
-    /// Rounds that the pipe may start.
+    /// The number of rounds that the pipe was told it may start.
     granted: u64,
-    /// How many of the items were received before an exception withheld them from the loop.
+    /// The number of items that `next()` has received and put back into `made`, at its front.
     put_back: usize,
-    /// Rounds that may be started, and received ones.
+    /// The number of rounds that may be started: with `before`, those for which it has run.
     asked: u64,
+    /// The number of items that were received.
     received: u64,
     /// The round that the loop has, if `after` has not run for it.
     used: Option<u64>,
-    /// What `before` raised: it takes the place of the next round.
+    /// What `before` raised: `next()` raises it in place of the round.
     failed: Option<PyErr>,
     total: Arc<Mutex<twinbuf::Report>>,
 }
@@ -350,7 +359,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Lets the thread end as soon as it is out of the iterable. It drops what it makes meanwhile.
+    /// Ends the iteration. The thread ends as soon as the iterable returns, and drops what it has made meanwhile.
     fn stop(&self, py: Option<Python<'_>>) {
         self.making.stop.store(true, Ordering::Relaxed);
         match py {
@@ -361,7 +370,7 @@ impl Shared {
 }
 
 impl State {
-    /// Whether there is another item, waited for as long as `timeout`.
+    /// Waits up to `timeout` for the next item. Returns whether there is one: it is then in [`Iterable::made`].
     fn next(&mut self, timeout: Duration) -> Poll<Result<bool, Error>> {
         self.grant();
         let Some(items) = &mut self.run else { return Poll::Ready(Ok(false)) };
@@ -381,7 +390,7 @@ impl State {
         }
     }
 
-    /// Lets what was asked for be started.
+    /// Tells the pipe that it may start the rounds that were asked for.
     fn grant(&mut self) {
         if let Some(items) = self.run.as_mut().filter(|_| self.granted < self.asked) {
             items.resume(self.asked);
@@ -410,29 +419,31 @@ impl State {
     }
 }
 
-/// Iterations whose threads must end before the interpreter does.
+/// The iterations whose threads must end before the interpreter does.
 static ITERATIONS: Mutex<Vec<Arc<Making>>> = Mutex::new(Vec::new());
 
 /// The iterator that a loop has. Dropping it ends the thread.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
 pub(crate) struct Items {
     shared: Arc<Shared>,
-    /// Makes what was sent usable on the loop's thread.
+    /// A function that makes a sent item usable in the loop's thread.
     receive: Option<Py<PyAny>>,
-    /// Makes of a batch what the loop gets.
+    /// A function that turns a batch into what the loop gets.
     map: Option<Py<PyAny>>,
     iterable: Arc<Iterable>,
-    /// Called with the number of a round before it is started.
+    /// A function, called with the number of a round before it is started.
     before: Option<Py<PyAny>>,
-    /// Called with the number of a round when the loop is done with it.
+    /// A function, called with the number of a round when the loop is done with it.
     after: Option<Py<PyAny>>,
-    /// The number of rounds, if an error ends them.
+    /// The number of rounds of `generate`, which an error ends. `None`: items of an iterable, which may go on after an
+    /// error.
     rounds: Option<u64>,
-    /// The state after the item that the loop has; empty at the end, where it is the iterable's own.
+    /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
+    /// empty at the end, where that is the present state of the iterable.
     place: Option<Py<PyList>>,
-    /// Measures the loop, if it is over the batches of a loader.
+    /// Measures the loop, if it is over the batches or groups of a loader or stream with a device.
     recorder: Option<Py<Recorder>>,
-    /// Without overlap the loop sends the batches itself.
+    /// Whether a thread makes and sends the items. If not, the loop's thread does.
     overlap: bool,
     name: String,
 }
@@ -556,7 +567,7 @@ impl Items {
         })
     }
 
-    /// Nothing else reaches the iterator: no further item is wanted.
+    /// The garbage collector calls this if nothing in use refers to the iterator: nobody wants another item.
     fn __clear__(&self) {
         self.shared.making.stop.store(true, Ordering::Relaxed);
         self.iterable.objects().for_each(Object::clear);
@@ -610,14 +621,14 @@ impl Items {
         }
     }
 
-    /// The next item out of the ring, or in turn; `None` at the end.
+    /// Returns the next item. Without overlap, this call makes it. `None` at the end.
     fn take(&self, py: Python<'_>) -> PyResult<Option<Item>> {
         if let Some(error) = self.shared.state.with(py, |state| state.failed.take()) {
             self.stop(py);
             return Err(error);
         }
         if self.recorder.is_some() && (!self.overlap || self.is_stopped()) {
-            // If `close` or another iteration has ended this one, this call raises the loader's error.
+            // If `close` or another iteration has ended this one, the loader's iterator raises an error here.
             let Some(item) = self.iterable.next(py)? else {
                 self.at_the_end(py)?;
                 return Ok(None);
@@ -642,7 +653,9 @@ impl Items {
                     self.at_the_end(py)?;
                     self.shared.state.with(py, State::end);
                     if self.recorder.is_some() {
-                        // Until it ends, the thread keeps the stream, and so the end of its trace.
+                        // The thread refers to the loader or stream until it ends, and that writes the end of its trace
+                        // when it is dropped. Wait, so that a program which drops it after the loop has the whole
+                        // trace.
                         self.shared.making.join(py, Some(LEAVE))?;
                     }
                     return Ok(None);
@@ -652,14 +665,14 @@ impl Items {
         }
     }
 
-    /// From now on the place is the iterable's own.
+    /// Empties `place`: from now on the state after the last item is that of the iterable.
     fn at_the_end(&self, py: Python<'_>) -> PyResult<()> {
         let Some(place) = self.place.as_ref().filter(|_| !self.is_stopped()) else { return Ok(()) };
         let place = place.bind(py);
         place.del_slice(0, place.len())
     }
 
-    /// Ends the thread as soon as it is out of the iterable.
+    /// Ends the iteration, and its thread as soon as the iterable returns. Drops what was made for the loop.
     fn stop(&self, py: Python<'_>) {
         self.shared.stop(Some(py));
         self.iterable.drop_made();
@@ -684,7 +697,7 @@ impl Items {
         }
     }
 
-    /// Makes an item usable here, and lets the next round begin.
+    /// Makes an item usable in the loop's thread, and lets the next round begin.
     fn receive(&self, py: Python<'_>, item: &mut Item) -> PyResult<Py<PyAny>> {
         if !self.overlap && item.unsent {
             item.item = self.iterable.send(py, item.item.clone_ref(py))?;
@@ -700,7 +713,7 @@ impl Items {
         Ok(found)
     }
 
-    /// Runs `after` for the round that the loop had. An error of it ends the rounds.
+    /// Calls `after` for the round that the loop had. If `after` raises an error, there are no more rounds.
     fn after(&self, py: Python<'_>) -> PyResult<()> {
         let Some(after) = &self.after else { return Ok(()) };
         let Some(used) = self.shared.state.with(py, |state| state.used.take()) else { return Ok(()) };
@@ -713,7 +726,8 @@ impl Items {
         Err(errors::not_the_end(py, "after", raised))
     }
 
-    /// Lets the next round be started, after `before`. An error of it takes the place of that round.
+    /// Calls `before`, and then lets the next round start. If `before` raises an error, `next()` raises it in place of
+    /// that round.
     fn ask(&self, py: Python<'_>) -> PyResult<()> {
         let next = self.shared.state.with(py, |state| state.asked);
         if self.rounds.is_some_and(|rounds| next >= rounds) {
@@ -748,8 +762,8 @@ impl Drop for Items {
     }
 }
 
-/// Stops all iterations, before the interpreter goes that their threads need. Returns what tells whether each is there,
-/// and how long it may take to leave.
+/// Stops all iterations: their threads need the interpreter, which is about to exit. Returns for each thread how long
+/// to wait for it, and a function that tells whether it still runs.
 pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
     let mut threads: Vec<(Duration, IsThere)> = Vec::new();
@@ -766,7 +780,7 @@ pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
     threads
 }
 
-/// The epoch and the step of a batch, or of a group.
+/// Returns the epoch and the step of a batch, or the pass and the step of a group.
 fn place_of(item: &Bound<'_, PyAny>) -> Option<(u64, u64)> {
     if let Ok(batch) = item.cast::<Batch>() {
         return Some((batch.get().epoch, batch.get().step));

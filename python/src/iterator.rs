@@ -28,10 +28,10 @@ pub(crate) fn closed(py: Python<'_>) -> PyErr {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Batches {
     pub(crate) shared: Arc<Shared>,
-    /// The loader object. It reports to the garbage collector what they share.
+    /// The Python `Loader`. It reports the Python objects in `shared` and `map` to the garbage collector.
     pub(crate) loader: Py<PyAny>,
     pub(crate) iteration: u64,
-    /// Makes of a batch what the loop gets.
+    /// A function that turns a batch into what the loop gets.
     pub(crate) map: Option<Arc<Object>>,
     /// Whether a step of the breakdown has begun.
     pub(crate) stepping: AtomicBool,
@@ -42,19 +42,20 @@ pub(crate) struct Batches {
 impl Batches {
     /// Ends the step of the breakdown that the last batch began.
     fn end_step(&self) {
-        // Relaxed: only the thread that iterates reads and writes this flag.
+        // Relaxed: this flag orders no other access.
         if self.stepping.swap(false, Ordering::Relaxed) {
             self.shared.breakdown.end_step();
         }
     }
 
-    /// Takes a batch back, because this call raises an exception instead. The next call gets it if it is to come `again`.
+    /// Takes a batch back, because this call raises `raised` instead. If it is to come `again`, the next call returns
+    /// it.
     fn put_back(&self, py: Python<'_>, lease: Arc<Lease>, again: bool, raised: PyErr) -> PyErr {
         self.shared.state.with(py, |state| state.put_back(self.iteration, lease, again));
         raised
     }
 
-    /// What the loop gets of a batch.
+    /// Turns a batch into what the loop gets.
     fn hand_out(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
         // Handle signals now: an exception raised later would lose the batch.
         if let Err(raised) = py.check_signals() {
@@ -93,8 +94,7 @@ impl Batches {
         let since = Instant::now();
         let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
         let mut asked = match shared.overlap {
-            // Most batches are ready already, so there is no reason to release the GIL and wait to get it
-            // back.
+            // Most batches are ready already: there is no reason to release the GIL and wait to get it back.
             true => shared.state.with(py, ask),
             // Without overlap, this call reads the batch itself, so release the GIL.
             false => shared.state.detached(py, ask),
@@ -152,7 +152,7 @@ impl Drop for Batches {
     }
 }
 
-/// Logs that a slot was freed.
+/// Logs that a batch which the loop keeps has left its slot, or raises that there was no memory for that.
 fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
     match freed {
         Freed::NoMemory => {

@@ -15,11 +15,12 @@ use twinbuf::{BatchIndices, Error};
 use crate::dtype;
 use crate::names::Names;
 
-/// A batch that was handed out. Every array of it holds one reference; dropping the last one frees the slot.
+/// A batch or a group of tensors that the loop has. Each of its arrays holds a reference to this; the drop of the last
+/// reference frees the slot.
 pub(crate) struct Lease {
-    /// Those of all parts, one after the other.
+    /// The views of all parts, one part after the other.
     pub(crate) views: Box<[View]>,
-    /// The parts of the batch, one per data set of the loader.
+    /// The parts: one for each data set of the loader, or one for each tensor of the group.
     pub(crate) parts: Box<[Part]>,
     pub(crate) names: Names,
     pub(crate) epoch: u64,
@@ -28,7 +29,7 @@ pub(crate) struct Lease {
     memory: Mutex<Memory>,
 }
 
-/// The views of one data set.
+/// The views of one data set, by their places in [`Lease::views`].
 pub(crate) enum Part {
     /// All records are one view.
     One(usize),
@@ -44,8 +45,9 @@ pub(crate) struct View {
     pub(crate) dtype: DType,
     /// The number of records, followed by the axes of a record.
     pub(crate) shape: Box<[isize]>,
-    /// In elements.
+    /// The strides in elements.
     pub(crate) strides: Box<[isize]>,
+    /// The strides in bytes.
     pub(crate) byte_strides: Box<[isize]>,
 }
 
@@ -63,7 +65,7 @@ enum Memory {
     Own { _buffer: Buffer, records: BatchIndices },
     /// Tensors of a stream.
     Group(Group),
-    /// Between the two states.
+    /// Only within [`Lease::leave_slot`], while it has the lock.
     Moving,
 }
 
@@ -74,8 +76,8 @@ impl View {
         Self { data, bytes, dtype, shape, strides, byte_strides }
     }
 
-    /// The view in terms of the buffer protocol: for writing, and without an `internal`. Shape and strides are those of
-    /// this object.
+    /// Returns the view as a `Py_buffer`: writable, and with a null `internal`. It points to the shape and the strides
+    /// of this object.
     pub(crate) fn buffer(&self, owner: Bound<'_, PyAny>, flags: c_int) -> PyResult<ffi::Py_buffer> {
         let wanted = |flag: c_int| flags & flag == flag;
         let format = dtype::format(self.dtype);
@@ -108,9 +110,9 @@ impl View {
     }
 }
 
-/// The strides, in elements of this size, of an array in C order.
+/// Returns the strides of an array in C order: in elements if `size` is 1, in bytes if it is that of an element.
 fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
-    // An element is a single number of a few bytes, so its size fits `isize`.
+    // `size` is that of a single number, a few bytes, so it fits `isize`.
     let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
@@ -147,7 +149,8 @@ impl Lease {
         Ok(Self { views: views.into(), parts: parts.into(), names, epoch, step, readonly: false, memory })
     }
 
-    /// A group of tensors. Each is a view. They are not for writing: a group may stay for the next pass.
+    /// Makes a lease of a group of tensors, with a view for each. The views are read-only, because a group may stay in
+    /// memory for the next pass.
     pub(crate) fn of_group(group: Group, step: u64) -> Self {
         let view = |tensor: twinbuf::stream::View<'_>| {
             let (bytes, of) = (tensor.bytes(), tensor.tensor());
@@ -173,8 +176,8 @@ impl Lease {
         }
     }
 
-    /// Frees the slot, which gets new memory. `None` if that was done before; `Some(false)` if there is not enough
-    /// memory.
+    /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
+    /// `None` if it was done before.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match mem::replace(&mut *memory, Memory::Moving) {

@@ -29,7 +29,7 @@ use crate::report::{Kind, Report};
 use crate::run::Run;
 use crate::switches;
 
-/// How serde names what a state has, and how Python does.
+/// Words in serde's messages about a state, and what Python calls the same.
 const IN_PYTHON: [(&str, &str); 6] = [
     ("expected u32", "expected a whole number"),
     ("expected u64", "expected a whole number"),
@@ -111,7 +111,7 @@ pub(crate) struct Loader {
     plan: Py<Plan>,
     /// The data sets written in Python.
     objects: Vec<Arc<Object>>,
-    /// Makes of each batch what the loop gets.
+    /// A function that turns each batch into what the loop gets.
     map: Option<Arc<Object>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
@@ -130,7 +130,7 @@ impl Loader {
         Ok(Epochs::new(slf.clone().unbind(), which, timeout))
     }
 
-    /// The number of batches of such an iteration, if it begins now.
+    /// Returns the number of batches of an iteration over `which` that begins now.
     pub(crate) fn count(&self, py: Python<'_>, which: &Which) -> u64 {
         let plan = &self.plan.get().inner;
         self.shared.state.with(py, |state| {
@@ -139,7 +139,7 @@ impl Loader {
         })
     }
 
-    /// Begins an iteration, which ends the one before it.
+    /// Begins an iteration over `which`, and ends the one before it. Returns the iterator.
     pub(crate) fn begin(
         slf: &Bound<'_, Self>,
         which: &Which,
@@ -173,8 +173,8 @@ impl Loader {
         }
     }
 
-    /// Ends the thread that sends batches to a device. That thread may be waiting for a batch until this iteration
-    /// ends.
+    /// Ends the thread that sends batches to a device. The iteration ends before the join, because the thread may be
+    /// waiting for a batch.
     fn stop_sending(&self, py: Python<'_>) -> PyResult<()> {
         let Some(sender) = &self.sender else { return Ok(()) };
         sender.call_method0(py, "stop")?;
@@ -413,7 +413,7 @@ impl Loader {
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
         self.stop_sending(py)?;
-        // Integers of numpy too.
+        // `index` makes Python's integers of numpy's.
         let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
         options.set_item("allow_nan", false)?;
         let text = py.import("json")?.call_method("dumps", (state,), Some(&options));
@@ -553,7 +553,8 @@ impl Loader {
         visit.call(&self.sender)
     }
 
-    /// Nothing else reaches the loader or its iterators: no further batch is requested.
+    /// The garbage collector calls this if nothing in use refers to the loader or its iterators: nobody asks for
+    /// another batch.
     fn __clear__(&self) {
         self.objects.iter().for_each(|object| object.clear());
     }
@@ -575,7 +576,7 @@ impl Loader {
     }
 }
 
-/// The number of an epoch.
+/// Converts the argument `epoch`.
 fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
     let found = whole("epoch", epoch)?;
     match found {
@@ -587,8 +588,8 @@ fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
 }
 
-/// The batches of an iteration of a loader. Programs ask for an iterator, and for its length, without iterating: the
-/// iteration begins at the first batch.
+/// An iterator over the batches of a loader. The iteration begins at the first `next`, because some programs make an
+/// iterator only to ask for its length.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Epochs {
     loader: Py<Loader>,
@@ -596,10 +597,11 @@ pub(crate) struct Epochs {
     /// The longest wait for a batch.
     timeout: Option<Duration>,
     begun: OnceLock<Py<PyAny>>,
-    /// Held by the thread that begins.
+    /// Held by the thread that begins the iteration.
     beginning: Mutex<()>,
-    /// Batches of the whole iteration once that is known, and those handed out.
+    /// The number of batches of the whole iteration, once it is known.
     all: OnceLock<u64>,
+    /// The number of batches that the loop has received.
     received: AtomicU64,
 }
 
@@ -612,7 +614,7 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    /// The epochs; and if it is a single one, the epoch after it.
+    /// Returns the epochs, and for a single one the epoch after it.
     pub(crate) fn epochs(&self, state: &State) -> (Range<u64>, Option<u64>) {
         let one = match self {
             Self::Range(epochs) => return (epochs.clone(), None),

@@ -12,7 +12,7 @@ use crate::errors::{self, Failure};
 /// for the GIL.
 pub(crate) struct Locked<T> {
     state: Mutex<T>,
-    /// The process that has the threads.
+    /// The process that built it, and that has its threads.
     process: u32,
 }
 
@@ -30,6 +30,7 @@ impl<T: Send> Locked<T> {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Calls `use_it` with the lock. Releases the GIL only if another thread has the lock.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut T) -> R + Send) -> R {
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
@@ -38,7 +39,7 @@ impl<T: Send> Locked<T> {
         }
     }
 
-    /// Same as `with`, for calls that may read data or join a thread that needs the GIL.
+    /// Same as `with`, but always releases the GIL: for calls that may read data, or join a thread that needs the GIL.
     pub(crate) fn detached<R: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut T) -> R + Send) -> R {
         detached(py, || use_it(&mut self.lock()))
     }
@@ -47,7 +48,7 @@ impl<T: Send> Locked<T> {
         self.process != std::process::id()
     }
 
-    /// Refuses a call that would wait for ever.
+    /// Refuses a call in a forked process, where it would wait for ever.
     pub(crate) fn check(&self, py: Python<'_>, what_to_do: &str) -> PyResult<()> {
         if !self.is_forked() {
             return Ok(());
@@ -58,17 +59,17 @@ impl<T: Send> Locked<T> {
     }
 }
 
-/// How long a thread may take to leave a data set, a function or an iterable. It may never return: after that it is left
-/// behind, and keeps what it uses.
+/// How long to wait for a thread that runs the program's code: a data set, a function, an iterable. That code may never
+/// return: after this time the thread is left behind, with all that it uses.
 pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 
-/// The longest time before a signal is handled.
+/// The longest wait before signals are handled again.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// How long to look at the processor's time of threads that had their time to leave.
+/// How long the exit waits for a thread that was left behind before: long enough to see whether it computes.
 pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
 
-/// Tells whether a thread is there.
+/// Tells whether a thread still runs.
 pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
 
 /// Waits without the GIL.
@@ -80,11 +81,11 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send)
     result
 }
 
-/// Threads that have released the interpreter within a call. If the interpreter exits before they have it back, Python
-/// (before 3.14) ends them in the middle of that call, which aborts the process.
+/// The number of threads that have released the GIL within a call of this module. If the interpreter exits before they
+/// have it back, Python (before 3.14) ends them in the middle of that call, which aborts the process.
 pub(crate) static DETACHED: AtomicUsize = AtomicUsize::new(0);
 
-/// Registered to run in forked children, where those threads do not exist.
+/// Registered to run in forked children, where the threads that [`DETACHED`] counts do not exist.
 #[pyfunction]
 pub(crate) fn _forked() {
     DETACHED.store(0, Ordering::SeqCst);

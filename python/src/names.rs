@@ -1,4 +1,4 @@
-//! What the parts of a batch are in: nothing, a tuple, or a dict.
+//! How the parts of a batch are put together: into a tuple, into a dict, or a single part alone.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-/// What the parts of a batch are in: the shape of `data`.
+/// How the parts of a batch are put together: like the data sets in the argument `data`.
 #[derive(Clone)]
 pub(crate) enum Names {
     One,

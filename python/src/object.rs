@@ -7,8 +7,9 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::errors;
 
-/// The loader's only reference to a data set or a function written in Python, shared by all of its threads. The garbage
-/// collector finds cycles by counting references, and sees only those that a Python object reports.
+/// The only reference to a Python object, such as a data set or a function, that a loader or an iteration has: all of
+/// its threads share it. The garbage collector finds cycles by counting references, and sees only those that a Python
+/// object reports.
 pub(crate) struct Object(Mutex<Option<Py<PyAny>>>);
 
 impl Object {
@@ -38,7 +39,7 @@ impl Object {
     }
 }
 
-/// Calls a function that makes of a batch what the loop gets.
+/// Calls `map`, a function that turns a batch into what the loop gets.
 pub(crate) fn mapped(py: Python<'_>, map: &Py<PyAny>, batch: &Py<PyAny>) -> PyResult<Py<PyAny>> {
     map.call1(py, (batch,)).map_err(|raised| errors::not_the_end(py, "map", raised))
 }

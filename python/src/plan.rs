@@ -13,8 +13,8 @@ use crate::errors;
 use crate::indices::indices;
 use crate::number::{numbers, whole, whole_or_none};
 
-/// Bytes in a chunk of a windowed shuffle, unless its records are counted: long enough for sequential reads on any
-/// disk.
+/// The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for sequential
+/// reads on any disk.
 const CHUNK: u64 = 1 << 20;
 
 /// The order of the records in every epoch, cut into batches and split over ranks.
@@ -54,7 +54,8 @@ const CHUNK: u64 = 1 << 20;
 #[pyclass(frozen, eq, hash, module = "twinbuf", name = "Plan")]
 pub(crate) struct Plan {
     pub(crate) inner: twinbuf::Plan,
-    /// The number of records of the data set that it is made for. `None`: of any that has as many as the plan.
+    /// The number of records of the data set that the plan is made for. `None`: the plan was made for a number of
+    /// records, and is for any data set that has at least as many.
     of: Option<u64>,
 }
 
@@ -314,7 +315,7 @@ impl Plan {
     }
 }
 
-/// The records of a plan over this many.
+/// Converts the argument `records` of a plan over a data set with this many records.
 fn list_of(list: &Bound<'_, PyAny>, records: u64) -> PyResult<RecordList> {
     let py = list.py();
     let list = match list.cast::<PySlice>() {
@@ -347,10 +348,10 @@ fn warn_of_ranks(py: Python<'_>, records: u64) -> PyResult<()> {
     }
 }
 
-/// The number of records, which several data sets share.
+/// Returns the number of records in `data`. Several data sets must have the same number.
 fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
     match data.extract::<u64>() {
-        // Python has the numbers of records in int64 arrays.
+        // Python receives the numbers of records as int64 arrays.
         Ok(records) if i64::try_from(records).is_err() => {
             let line = format!("data: wanted at most 2**63 - 1 records, found {records}");
             return Err(errors::option(data.py(), line));
@@ -382,7 +383,7 @@ fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
     Err(errors::option(data.py(), line))
 }
 
-/// Pairs of steps and records.
+/// Converts the argument `batch` to pairs of steps and records.
 fn sizes_of(batch: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
     let Ok(sizes) = batch.cast::<PySequence>() else { return Ok(vec![(0, whole("batch", batch)?)]) };
     let pair = |size: Bound<'_, PyAny>| {

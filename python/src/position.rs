@@ -8,7 +8,7 @@ use crate::errors;
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Position {
     pub(crate) checkpoint: Checkpoint,
-    /// The end of a finished epoch is the start of the next one.
+    /// Whether the iteration has reached its end: the position is then saved as the start of the next epoch.
     pub(crate) exhausted: bool,
 }
 

@@ -1,15 +1,16 @@
-//! The loaders whose `read_into` this thread is in: waiting for such a loader would be a deadlock.
+//! The loaders for which this thread is calling `read_into` or the function of `Records.map`: a wait for such a loader
+//! would be a deadlock.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 thread_local! {
-    /// Flags that identify the loaders. A data set may read from another loader.
+    /// The loaders, each by the address of its flag. There may be several: a data set may read from another loader.
     static READING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Exists for the duration of a `read_into` call.
+/// Exists for the duration of such a call.
 pub(crate) struct Reading;
 
 impl Reading {

@@ -1,4 +1,4 @@
-//! Where the time of a loop goes that iterates over something else than a `Loader`: the crate's own recorder.
+//! Measures, with the crate's recorder, the loops of `watch` and those over batches or groups on a device.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use twinbuf::observe::{LoopRecorder, Trace};
 use crate::errors;
 use crate::report::Report;
 
-/// What `watch` and the loop of a device are measured by.
+/// The crate's recorder, as a Python object.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
 pub(crate) struct Recorder {
     recorder: Mutex<LoopRecorder>,
@@ -67,7 +67,7 @@ impl Recorder {
         self.lock().ended(Instant::now());
     }
 
-    /// The report of the loop in this line.
+    /// The report of a watched loop. ``line`` is where the loop is, for the advice.
     fn report(&self, name: &str, line: &str) -> Report {
         Report::watched(self.inner(), name, line)
     }
@@ -84,10 +84,10 @@ pub(crate) struct Watch {
 struct Place {
     epoch: u64,
     step: u64,
-    /// What `iter` took: a part of the wait for the first item.
+    /// The time that `iter` took. It is added to the wait for the first item.
     begun: Duration,
-    /// A generator, closed at the end of the epoch. If the loop is left early, Python closes it: the garbage collector
-    /// does so before it empties the objects of a cycle.
+    /// A generator that ends the epoch when it is closed: after the last item by this iterator, and by Python if the
+    /// loop is left early. It is a generator because the garbage collector closes these before it clears a cycle.
     end: Option<Py<PyAny>>,
 }
 

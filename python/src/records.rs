@@ -30,15 +30,16 @@ use crate::transform::{self, Step};
 #[pyclass(frozen, module = "twinbuf", name = "Records")]
 pub(crate) struct Records {
     files: Files,
-    /// Opens the files again, as windows.
+    /// A function that opens the files again, with another cut.
     opener: Arc<Opener>,
-    /// How the files were cut.
+    /// How the files were cut into records.
     cut: Cut,
+    /// What `to` and `map` do to each record, in order.
     steps: Vec<Step>,
-    /// A record after the steps.
+    /// The type of a record after these steps.
     record: RecordType,
-    /// The calls that ``pickle`` makes again, each a name, a tuple and a dict: the one that opened the files, and those of
-    /// `to` and `map`.
+    /// The Python calls that ``pickle`` repeats, each as a name, a tuple and a dict: the one that opened the files, and
+    /// those of `to` and `map`.
     calls: Vec<Object>,
 }
 
@@ -59,7 +60,7 @@ impl Files {
         }
     }
 
-    /// A record in the files; the longest, if they differ.
+    /// Returns the type of a record in the files; of the longest one, if they differ in length.
     fn record(&self) -> PyResult<RecordType> {
         let data = self.data_set();
         let record = match data.element() {
@@ -85,13 +86,13 @@ fn unopened(py: Python<'_>, error: &twinbuf::mmap::Error) -> PyErr {
     errors::raise(py, Failure::of_file(error).told(dtype::in_python))
 }
 
-/// As what ``pickle`` keeps: another process may run elsewhere.
+/// Makes the paths absolute for ``pickle``: another process may have another working directory.
 fn absolute<'py>(py: Python<'py>, paths: &[PathBuf]) -> PyResult<Bound<'py, PyAny>> {
     let paths = paths.iter().map(std::path::absolute).collect::<Result<Vec<_>, _>>()?;
     paths.into_pyobject(py)
 }
 
-/// One path or several.
+/// Converts an argument of one path or several.
 pub(crate) fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
     let one = paths.extract::<PathBuf>().map(|path| vec![path]);
     one.or_else(|_| paths.extract::<Vec<PathBuf>>()).map_err(|_| {
@@ -103,7 +104,8 @@ pub(crate) fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
 }
 
 impl Records {
-    /// Opens records of one size. `name` and `argument` are those of the call, after the paths.
+    /// Opens records of one size. For ``pickle``: `name` is the Python method, and `argument` its second argument,
+    /// after the paths.
     fn open_as(
         paths: &Bound<'_, PyAny>,
         (name, argument): (&str, Option<&Bound<'_, PyAny>>),
@@ -127,7 +129,7 @@ impl Records {
         Ok(Self { files, opener, cut, steps: Vec::new(), record, calls: vec![call] })
     }
 
-    /// The same records with one more step, by this call.
+    /// Returns the same records with one more step; ``pickle`` repeats `call`.
     fn with(&self, step: Option<Step>, call: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (py, mut record) = (call.py(), self.record.clone());
         let mut steps: Vec<_> = self.steps.iter().map(|step| step.copy(py)).collect();
@@ -141,7 +143,8 @@ impl Records {
         Ok(Self { files, opener, cut, steps, record, calls })
     }
 
-    /// For a loader. Tokens get the type that torch's embeddings and losses take, unless a type was chosen.
+    /// Returns the data set and the steps for a loader. Without `to` and `map` there is a step more for tokens: a cast
+    /// to the type that torch's embeddings and losses take.
     pub(crate) fn for_loader(&self) -> PyResult<(Box<dyn Dataset>, Vec<Step>)> {
         let mut steps = self.steps.clone();
         let tokens = matches!(self.record.dtype(), Some(DType::U16 | DType::U32));
@@ -155,7 +158,7 @@ impl Records {
         dtype::of(&self.record)
     }
 
-    /// Bytes of a record in the files, on average.
+    /// Returns the mean size of a record in the files, in bytes.
     pub(crate) fn record_bytes(&self) -> u64 {
         let ranges = self.files.ranges();
         ranges.bytes() / ranges.len().max(1)
@@ -170,7 +173,7 @@ impl Records {
         }
     }
 
-    /// Reads these records, and takes them through the steps.
+    /// Reads these records, and applies the steps to them.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -199,7 +202,7 @@ impl Records {
                 let read = ranges.read(&batch, &mut record);
                 read.map_err(|error| Python::attach(|py| errors::raise(py, Failure::of_file(&error))))?;
                 for (step, out) in steps.iter_mut().zip(&types[1..]) {
-                    // Aligned, as a slot is.
+                    // Room that is aligned as a slot is.
                     resize(&mut room, out.len().div_ceil(8))?;
                     let room: &mut [u8] = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut room)[..out.len()];
                     let made = step.apply_one(&record, room, &Context::new(&batch));
@@ -550,7 +553,7 @@ impl Records {
 }
 
 impl Records {
-    /// A normalization of each channel.
+    /// Makes the transform of `to` for `mean`, `std` and `planar`.
     fn normal(
         &self,
         from: DType,

@@ -31,12 +31,12 @@ pub(crate) struct Report {
     #[pyo3(get)]
     name: String,
     kind: Kind,
-    /// The line of a watched loop.
+    /// Where a watched loop is: its file and line.
     line: String,
     /// Batches that were kept while their slots were needed: each slot got new memory.
     #[pyo3(get)]
     kept: u64,
-    /// The breakdown, if there is one.
+    /// The text of the breakdown, if there is one.
     phases: String,
 }
 
@@ -106,7 +106,7 @@ impl Report {
         Self { phases, ..self }
     }
 
-    /// The crate's text in Python's words.
+    /// Replaces the crate's names and advice in a text by what they are in Python.
     fn in_python(&self, text: &str) -> String {
         let overlap = "Set `overlap(true)`";
         let text = match self.kind {

@@ -1,10 +1,10 @@
-//! What a loader runs, and a stream of weights.
+//! `Run`: the crate's loader or stream of tensors, at rest or during an iteration.
 
 use std::mem;
 
 use twinbuf::pipe::{Front, Items};
 
-/// A front end of the crate, or the iteration that owns it.
+/// A loader or a stream of tensors of the crate, or an iteration that owns it.
 #[allow(clippy::large_enum_variant, reason = "there is one for each loader or stream")]
 #[derive(Default)]
 pub(crate) enum Run<F: Front + 'static = twinbuf::Loader> {
@@ -15,7 +15,7 @@ pub(crate) enum Run<F: Front + 'static = twinbuf::Loader> {
 }
 
 impl<F: Front + 'static> Run<F> {
-    /// Ends the iteration, if there is one.
+    /// Ends the iteration, if there is one, and returns the loader or stream.
     pub(crate) fn take(&mut self) -> Option<F> {
         match mem::take(self) {
             Self::Idle(front) => Some(front),
@@ -24,7 +24,7 @@ impl<F: Front + 'static> Run<F> {
         }
     }
 
-    /// Ends the iteration, if there is one, and keeps the front end.
+    /// Ends the iteration, if there is one, and keeps the loader or stream.
     pub(crate) fn rest(&mut self) {
         *self = self.take().map_or(Self::Closed, Self::Idle);
     }

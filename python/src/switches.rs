@@ -2,7 +2,8 @@
 
 use std::env;
 
-/// The variable of a switch that is set: the one of the loader with this name, or else the one of all loaders.
+/// Returns the variable that sets a switch, if there is one: that of the loader with this name, or else that of all
+/// loaders.
 pub(crate) fn switch(loader: Option<&str>, switch: &str) -> Option<String> {
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     let own = loader.map(|name| name.chars().map(upper).collect::<String>());
@@ -11,7 +12,7 @@ pub(crate) fn switch(loader: Option<&str>, switch: &str) -> Option<String> {
     names.into_iter().find(|name| env::var_os(name).is_some())
 }
 
-/// Whether a switch that is set is on. A value that is not one of the crate's is refused by the crate.
+/// Whether a switch is on. `None` if no variable sets it. The crate refuses other values than on and off.
 pub(crate) fn is_on(loader: Option<&str>, name: &str) -> Option<bool> {
     let value = env::var(switch(loader, name)?).ok()?;
     Some(!matches!(&*value.trim().to_ascii_lowercase(), "0" | "off" | "false"))

@@ -172,10 +172,11 @@ pub(crate) fn stream(
     Ok(Stream { state, sender, name, groups: all, kept, depth })
 }
 
-/// Groups on a device: one in use, and one on its way.
+/// The number of groups that a device holds: one in use, and one on its way.
 const DEVICE_DEPTH: usize = 2;
 
-/// The names of each group, in the order of their keys; in a group, as the files have them.
+/// Returns the names of the tensors of each group. Groups are in the order of their keys, and tensors in that of the
+/// files.
 fn by_key(
     py: Python<'_>,
     model: &twinbuf::stream::Tensors,
@@ -197,21 +198,21 @@ fn by_key(
     keys.iter().map(|key| groups.as_any().get_item(key)?.extract()).collect()
 }
 
-/// A stream, and where its newest pass is.
+/// The crate's stream, and how far its newest pass is.
 struct State {
     run: Run<TensorStream>,
-    /// Passes begun so far: only the newest gets groups.
+    /// The number of the newest pass. Older ones get no more groups.
     passes: u64,
-    /// The number of the next group in the pass.
+    /// The step of the next group in the pass.
     next: u64,
-    /// A group that a signal withheld from the loop. The loop gets it next.
+    /// A group that `next` received and did not return, because of Ctrl-C. The following `next` returns it.
     put_back: Option<Group>,
     /// Groups that were handed out and may be in use, with the number of their pass.
     leases: Vec<(u64, Weak<Lease>)>,
 }
 
 impl State {
-    /// Ends the pass; who asks for more of it is told so.
+    /// Ends the pass. From now on `next` of its iterator raises an error.
     fn end(&mut self) {
         self.run.rest();
         (self.passes, self.next, self.put_back) = (self.passes + 1, 0, None);
@@ -225,8 +226,8 @@ impl State {
         self.passes
     }
 
-    /// If the next slot is in use by a group of a pass before this one, which a loop variable still has, that group
-    /// keeps its memory and frees its slot.
+    /// If the program still uses the next slot, frees the slots of groups of earlier passes, to which probably only a
+    /// loop variable refers: each takes its memory along.
     fn free_a_slot(&self) {
         if matches!(&self.run, Run::Running(pass) if pass.held_for().is_some()) {
             let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
@@ -234,7 +235,7 @@ impl State {
         }
     }
 
-    /// Waits a little for the next group.
+    /// Waits up to [`SLICE`] for the next group.
     fn next(&mut self) -> Poll<Option<Result<Group, Error>>> {
         if self.put_back.is_some() {
             return Poll::Ready(self.put_back.take().map(Ok));
@@ -331,7 +332,7 @@ impl Drop for Stream {
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 struct PassOfGroups {
     stream: Py<Stream>,
-    /// Which pass of the stream, once it has begun.
+    /// The number of the pass, once it has begun.
     pass: OnceLock<u64>,
 }
 
@@ -401,7 +402,7 @@ impl Drop for PassOfGroups {
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Group")]
 pub(crate) struct Group {
     content: Content,
-    /// The pass, and the step in it.
+    /// The number of the pass, and the step in it.
     pub(crate) place: (u64, u64),
     /// Its number in the order of the groups.
     #[pyo3(get)]
@@ -436,7 +437,7 @@ impl Group {
         }
     }
 
-    /// The group as these tensors.
+    /// Returns the group with these tensors, which are on a device, in place of its own.
     fn _moved(&self, tensors: Py<PyDict>) -> Self {
         Self { content: Content::Device(tensors), ..*self }
     }

@@ -15,7 +15,7 @@ use crate::dtype;
 use crate::object::Object;
 use crate::reading::Reading;
 
-/// One step of the way. A data set has a list of them.
+/// One change of each record. `Records` has a list of them.
 #[derive(Clone)]
 pub(crate) enum Step {
     Cast {
@@ -30,15 +30,15 @@ pub(crate) enum Step {
 /// A Python function that is called for each record.
 pub(crate) struct Function {
     object: Arc<Object>,
-    /// What it is called with, and what it returns.
+    /// The types of the records that it is called with, and of those that it returns.
     from: RecordType,
     to: RecordType,
-    /// The loader that calls it.
+    /// The flag whose address identifies the loader, in the module `reading`.
     loader: Arc<AtomicBool>,
 }
 
 impl Step {
-    /// A cast that the crates or this module have.
+    /// Makes a cast, if the crates or this module have it.
     pub(crate) fn cast(from: DType, to: DType) -> PyResult<Self> {
         let step = Self::Cast { from, to };
         let can =
@@ -57,7 +57,8 @@ impl Step {
         Self::Map(Arc::new(Function { object, from, to, loader: Arc::default() }))
     }
 
-    /// The same step for one loader, and the Python object that it refers to: the garbage collector counts references.
+    /// Returns a copy of the step for one loader, and its Python object, which the loader reports to the garbage
+    /// collector.
     pub(crate) fn of_loader(&self, py: Python<'_>, loader: &Arc<AtomicBool>) -> (Self, Option<Arc<Object>>) {
         let Self::Map(function) = self else { return (self.clone(), None) };
         let Function { object, from, to, .. } = &**function;
@@ -66,7 +67,7 @@ impl Step {
         (Self::Map(Arc::new(Function { object: object.clone(), from, to, loader })), Some(object))
     }
 
-    /// The same step with a reference of its own to the Python object.
+    /// Returns a copy of the step with its own reference to the Python object.
     pub(crate) fn copy(&self, py: Python<'_>) -> Self {
         let Self::Map(function) = self else { return self.clone() };
         self.of_loader(py, &function.loader).0
@@ -163,7 +164,8 @@ impl Function {
     }
 }
 
-/// Bytes as a numpy array of this many records; of one record that is shorter than the others, if they differ.
+/// Makes a numpy array of this many records out of bytes. If records differ in length, it is of one record, with as
+/// many elements as there are bytes for.
 pub(crate) fn array<'py>(
     py: Python<'py>,
     bytes: Bound<'py, PyByteArray>,

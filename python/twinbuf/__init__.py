@@ -82,7 +82,7 @@ __all__ = [
     "watch",
 ]
 
-# The rest of a mapping, made of the methods that the class has.
+# The other methods of a mapping: `Mapping` builds them from those that the class has.
 _Mapping.register(Tensors)
 for _name in ("get", "items", "keys", "values"):
     setattr(Tensors, _name, getattr(_Mapping, _name))

@@ -1,7 +1,8 @@
 """Batches of a `Loader` or groups of a `stream` on a device.
 
-The thread of Rust reads into slots, which a loader has page-locked. A second one enqueues their copies on a
-side stream while the loop uses the batch before, and the loop's stream waits for them.
+A thread of the Rust part reads into slots, which are page-locked for a loader. A second thread enqueues
+copies of these slots on a side stream while the loop uses the batch before. The loop's stream waits for the
+copies.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | None) -> Sender | None:
-    """Return what sends batches to the device; None where they stay in host memory."""
+    """Return the object that sends batches to the device; None if that is host memory."""
     if depth < 2:
         raise OptionError(f"device_depth: 2 or more wanted, found {depth}")
-    streams = None if device == "cpu" else streams_of(device)  # the former needs no torch
+    streams = None if device == "cpu" else streams_of(device)  # "cpu" needs no torch
     if streams is None:
         return None
     if streams is not device:
@@ -35,7 +36,10 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
 
 
 class Sender:
-    """The device of one loader or stream, which calls it. Each iteration has its own thread."""
+    """Sends the batches of one loader, or the groups of one stream, which calls these methods.
+
+    Each iteration has its own thread.
+    """
 
     def __init__(
         self, streams: Accelerator, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
@@ -44,9 +48,9 @@ class Sender:
         self.depth = depth
         self.recorder = _Recorder(name=name, trace=trace, device=True)
         self._streams = streams
-        # One for all iterations: the loader may send a batch before an iteration has its thread.
+        # Shared by all iterations, so that they reuse its slots.
         self._upload = Upload(streams)
-        # The place after the last batch that the loop received; empty where it is the loader's own.
+        # The position after the last batch that the loop received. Empty: that is the loader's own position.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
         self._thread = _Thread()
@@ -91,7 +95,7 @@ class Sender:
         return items
 
     def stop(self) -> None:
-        """Let the thread end after the batch that it waits for."""
+        """Let the thread end as soon as it has the batch that it waits for."""
         items = self._items()
         if items is not None:
             items.close()
@@ -101,9 +105,9 @@ class Sender:
         self._thread.join()
 
     def forget(self) -> None:
-        """A state was loaded: the place is the loader's own."""
+        """Forget the position: the loader has loaded a state, and has the position of that."""
         self._place = []
 
     def position(self) -> Any:
-        """Return the place after the last batch that the caller received; None: it is the loader's own."""
+        """Return the position after the last batch that the loop received; None: it is the loader's own."""
         return self._place[0] if self._place else None

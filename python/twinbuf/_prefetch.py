@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What moves an iterable on: forwarded, it would take items from the thread.
+# Methods that advance a generator. They are not those of the iterable here: they would take items away from
+# the thread.
 _MOVES = ("send", "throw")
 
-# Items ahead: their places are allocated at the start.
+# The largest `depth`: a place for each item is allocated at the start.
 _MOST = 1 << 16
 
 
@@ -93,7 +94,7 @@ def prefetch(
 
 
 class Around(Generic[T]):
-    """What goes around an iterable: with its length and its attributes."""
+    """An object around an iterable, with the length and the attributes of that."""
 
     _iterable: Iterable[T]
 
@@ -119,17 +120,17 @@ class Prefetcher(Around[T]):
         self._iterable = iterable
         self._depth = depth
         self._streams = None if device is None else streams_of(device)
-        # Arrays become tensors of host memory.
+        # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
         self._name, self._trace = name, trace
         self._epochs = 0
-        # The state after the last item that the loop received; empty where it is the iterable's own.
+        # The state after the last item that the loop received. Empty: that is the iterable's present state.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[T] | None] = lambda: None
-        # That of the last iteration.
+        # The thread of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
-        # Of an iterable that is an iterator: it cannot start again, and neither can this.
+        # The only iterator, if the iterable is an iterator itself: neither can start again.
         self._only: _Items[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
@@ -193,7 +194,7 @@ class Prefetcher(Around[T]):
 
 
 class _Stateful(Prefetcher[T]):
-    """That of an iterable with a state. Trainers look for these methods, in the class too."""
+    """A `Prefetcher` of an iterable with a state. Trainers look for these methods, in the class too."""
 
     def state_dict(self) -> Any:
         """Return the state of the iterable after the last item that the caller received.
@@ -212,13 +213,16 @@ class _Stateful(Prefetcher[T]):
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:
-    """Return what makes a copy of the state: the iterable may hand out what it changes later."""
+    """Return a function that copies the iterable's state, which it may change later in place."""
     states: Callable[[], Any] | None = getattr(iterable, "state_dict", None)
     return None if states is None else lambda: copy.deepcopy(states())
 
 
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
-    """Return what runs the loop of a thread in the context of this one, with its gradient mode and device."""
+    """Return a function that runs the loop of another thread with this thread's context.
+
+    That is its context variables, its gradient mode and its current device.
+    """
     modes = _torch_modes()
 
     def run(loop: Callable[[], None]) -> None:
@@ -234,7 +238,7 @@ def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]
 
 
 def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """Return what gives a thread the gradient mode and the device of this one: nothing without torch."""
+    """Return context managers that set this thread's gradient mode and device; none without torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

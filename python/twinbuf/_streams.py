@@ -1,4 +1,4 @@
-"""Copies to a device: page-locked slots that are reused, a side stream, and the events between the two sides.
+"""Copies to a device: page-locked slots that are reused, a side stream, and events that order both sides.
 
 The edges, each of which a test removes to see the batches go wrong:
 
@@ -50,7 +50,7 @@ class Event(Protocol):
         """Block the caller until the marked point is reached."""
 
 
-# Where launchers put the number of a process on its machine. The same as in Rust.
+# Variables in which launchers put the number of a process on its machine.
 _RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 # CU_STREAM_CAPTURE_MODE_RELAXED and CU_MEMHOSTREGISTER_PORTABLE, of the driver API.
@@ -58,7 +58,7 @@ _RELAXED, _PORTABLE = 2, 1
 
 
 class Accelerator:
-    """Torch's streams of one device: what an upload needs of it. The tests have a device that runs late."""
+    """Torch's streams and memory of one device, for `Upload`. The tests pass an object with these methods."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -90,12 +90,12 @@ class Accelerator:
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
         """Make ``stream`` the current one of the calling thread."""
-        # Without the exchange a wait for a copy would end a CUDA graph's capture by another thread.
+        # In any other capture mode a wait for a copy would end the capture of a CUDA graph by another thread.
         mode = ctypes.c_int(_RELAXED)
         if self._driver is not None:
             self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:
-            # Sets the thread's device as well.
+            # This also sets the thread's device.
             with stream if self._cuda is None else self._cuda.stream(stream):
                 yield
         finally:
@@ -104,7 +104,7 @@ class Accelerator:
 
     def event(self) -> Event:
         """Make an event."""
-        # Blocking: a thread that synchronizes would spin. `torch.Event` ignores it on CUDA.
+        # `blocking`: a thread that synchronizes would otherwise spin. `torch.Event` ignores it on CUDA.
         event: Event
         if self._cuda is not None:
             event = self._cuda.Event(blocking=True)
@@ -115,11 +115,11 @@ class Accelerator:
     def host(self, nbytes: int) -> torch.Tensor:
         """Allocate page-locked bytes."""
         memory: torch.Tensor
-        # With this device current: elsewhere torch would open a context on device 0 to page-lock for it.
+        # Make this device the current one: otherwise torch would open a context on device 0 to page-lock.
         side = self.side()
         with self.using(side):
-            # torch's allocator takes a power of two of bytes. By the driver: the runtime would keep the error
-            # of a failed call, and torch raise it as its own.
+            # torch's allocator rounds up to a power of two. Page-lock other sizes by the driver, not by the
+            # runtime: the runtime would keep the error of a failed call, and torch would raise it later.
             if self._driver is not None and nbytes & (nbytes - 1):
                 memory = self._torch.frombuffer(mmap.mmap(-1, nbytes), dtype=self._torch.uint8)
                 start = ctypes.c_void_p(memory.data_ptr())
@@ -159,7 +159,7 @@ class Accelerator:
 
 
 def _index(torch: Any, device: Any) -> int:
-    """Return the number of the device: for a rank that has not chosen one, that of its rank."""
+    """Return the number of the device. If the program has not chosen one, it is the rank on this machine."""
     if device.index is not None:
         return int(device.index)
     current = int(torch.accelerator.current_device_index())
@@ -189,7 +189,7 @@ def streams_of(device: Any) -> Accelerator | None:
 
 @dataclass
 class _Slot:
-    """Page-locked bytes, and the end of the copies that read them last."""
+    """Page-locked bytes, and the event after the last copies out of them."""
 
     copied: Event
     bytes: torch.Tensor | None = None
@@ -198,7 +198,7 @@ class _Slot:
         """Wait for the last copy out of the slot, and make it large enough."""
         self.copied.synchronize()
         if self.bytes is None or self.bytes.numel() < nbytes:
-            self.bytes = None  # freed first
+            self.bytes = None  # free the old bytes before the allocation
             self.bytes = streams.host(nbytes)
         return self.bytes
 
@@ -305,7 +305,7 @@ class Upload:
             self._streams.copy(out, place)
 
     def _planner(self, copies: _Copies) -> Callable[[Any], Any]:
-        """Return what replaces each leaf by its place on the device and notes the copy to make."""
+        """Return a function that returns a leaf's tensor on the device, and adds its copy to ``copies``."""
         import torch
 
         streams = self._streams
@@ -323,8 +323,8 @@ class Upload:
                 return place(leaf, like)
             elif not _moves_itself(leaf):
                 return leaf
-            # Another layout, part of a graph, or a class of somebody else: by its own `to`, on the caller's
-            # stream.
+            # A tensor of another layout or with a gradient, or an object of another library: its own `to`
+            # moves it, on the caller's stream.
             copies.late = True
             pins = not isinstance(leaf, torch.Tensor) and callable(getattr(leaf, "pin_memory", None))
             return _Late(leaf.pin_memory() if pins else leaf, pins)
@@ -343,7 +343,7 @@ class Upload:
 
 
 def _imported(leaf: Any) -> Any:
-    """Return the tensor of other libraries' arrays, as a `Batch` is, of the same memory."""
+    """Return another library's array, or a `Batch`, as a tensor of the same memory."""
     import torch
     from torch.utils.dlpack import from_dlpack
 
@@ -370,7 +370,7 @@ def _fill(place: torch.Tensor, source: Any) -> None:
     else:
         import numpy
 
-        numpy.copyto(place.numpy(), source)  # any strides; without the GIL
+        numpy.copyto(place.numpy(), source)  # takes any strides, and releases the GIL
 
 
 def _array_like(leaf: Any) -> torch.Tensor | None:
@@ -382,7 +382,7 @@ def _array_like(leaf: Any) -> torch.Tensor | None:
 
     try:
         dtype = torch.from_numpy(numpy.empty(0, leaf.dtype.newbyteorder("="))).dtype
-    except TypeError:  # strings, objects, and numbers that torch has not
+    except TypeError:  # strings, objects, and types of numbers that torch lacks
         return None
     return torch.empty(leaf.shape, dtype=dtype, device="meta")
 

@@ -1,7 +1,7 @@
-"""What trainers read of a `DataLoader`.
+"""The attributes of a `DataLoader` that trainers read, for a `Loader`.
 
-One that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, without the
-first batches. Those of a loader name steps: nothing is read of the batches that are left out.
+A trainer that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, and
+leaves out the first batches. The sampler of a loader yields steps, so batches that are left out are not read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Steps:
 
 
 class Batches:
-    """The batches of steps that follow each other, as a data set of the length of the records."""
+    """The batches as a data set whose items are steps. It is fast for steps that follow each other.
+
+    Its length is the number of records, as for the data set of a `DataLoader`.
+    """
 
     def __init__(self, loader: Loader[Any]) -> None:
         self._loader = loader
@@ -47,7 +50,7 @@ class Batches:
         if at != self._next:
             state = self._loader.state_dict()
             if state["epoch"] != epoch:
-                state |= {"trained": None, "before": []}  # as the plan alone has it
+                state |= {"trained": None, "before": []}  # for another epoch, the plan alone tells the steps
             self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
             self._batches = iter(self._loader.epoch(epoch))
         self._next = epoch, step + 1
@@ -55,7 +58,7 @@ class Batches:
 
 
 def attribute(loader: Loader[Any], name: str, epoch: int) -> Any:
-    """Return the attribute of a loader whose next epoch is this one."""
+    """Return the attribute ``name`` of a loader; ``epoch`` is its next one."""
     if name == "dataset":
         return Batches(loader)
     if name == "batch_sampler":

@@ -40,7 +40,7 @@ def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
     pairs = zip(keys, parts, strict=True)
     if isinstance(item, Mapping) and not isinstance(item, MutableMapping):
         return type(item)(dict(pairs))  # type: ignore[call-arg]
-    # Not `replace` for a dataclass: it runs `__init__`, which may do anything. Frozen ones are copied too.
+    # Not `dataclasses.replace`: it runs `__init__`, which may do anything. Frozen dataclasses are copied too.
     other: Any = copy.copy(item)
     for key, part in pairs:
         if isinstance(item, (list, MutableMapping)):

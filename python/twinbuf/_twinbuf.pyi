@@ -28,7 +28,7 @@ __version__: str
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Path: TypeAlias = str | os.PathLike[str]
-# numpy's integers too.
+# An `int`, or an integer of numpy.
 _Int: TypeAlias = SupportsIndex
 _DType: TypeAlias = npt.DTypeLike | torch.dtype
 _ReadMode: TypeAlias = Literal["auto", "pread", "direct"]
@@ -171,7 +171,7 @@ class Records:
     def __len__(self) -> int: ...
     @overload
     def __getitem__(self, index: _Int, /) -> npt.NDArray[Any]: ...
-    # A list, of records that differ in length.
+    # An array; a list of arrays if records differ in length.
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[np.integer[Any]], /) -> Any: ...
     dtype: Final[str]
@@ -228,7 +228,7 @@ class Batch:
     epoch: Final[int]
     step: Final[int]
     indices: Final[npt.NDArray[np.int64]]
-    # A tuple or a dict of them, if the loader has one of data sets; lists, of records that differ in length.
+    # An array, or a list of them if records differ in length; a tuple or dict of these for several data sets.
     def numpy(self) -> Any: ...
     def torch(self) -> Any: ...
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]: ...
@@ -255,7 +255,7 @@ class _Batches(Protocol[_T_co]):
 
 _Sources: TypeAlias = Records | _Dataset | tuple[Records | _Dataset, ...] | Mapping[str, Records | _Dataset]
 
-# Of what the loop gets: batches, or what `map` makes of them.
+# What the loop gets: batches, or what `map` makes of them.
 _Made = TypeVar("_Made", default=Batch)
 
 @final
@@ -283,7 +283,7 @@ class Loader(Generic[_Made]):
     def epochs(self, epochs: _Int | range, /, *, timeout: float | None = None) -> _Batches[_Made]: ...
     def epoch(self, epoch: _Int, *, timeout: float | None = None) -> _Batches[_Made]: ...
     def __iter__(self) -> _Batches[_Made]: ...
-    # Of a `DataLoader`.
+    # Attributes of a `DataLoader`, for trainers.
     batch_size: Final[int]
     dataset: Final[_Sized]
     def set_epoch(self, epoch: _Int) -> None: ...

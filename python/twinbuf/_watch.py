@@ -63,7 +63,7 @@ def watch(
 
 
 class Watched(Around[T]):
-    """An iterable that is measured. Made by :func:`watch`.
+    """An iterable whose loop is measured. Made by :func:`watch`.
 
     Attributes that it does not have itself are those of the iterable.
     """
@@ -95,7 +95,7 @@ class Watched(Around[T]):
         return self._recorder.report(self._name, self._line)
 
     def _end(self) -> Generator[None, None, None]:
-        """End an epoch, and print the report, when this is closed."""
+        """Return a generator that ends an epoch and prints the report when it is closed."""
         try:
             yield
         finally:
@@ -105,7 +105,7 @@ class Watched(Around[T]):
 
 
 class _Stateful(Watched[T]):
-    """That of an iterable with a state. Trainers look for these methods in the class."""
+    """A `Watched` of an iterable with a state. Trainers look for these methods in the class."""
 
     def state_dict(self) -> Any:
         """Return the state of the iterable."""
