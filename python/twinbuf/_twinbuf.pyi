@@ -1,19 +1,8 @@
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from types import GenericAlias
-from typing import (
-    Any,
-    Final,
-    Generic,
-    Literal,
-    Protocol,
-    Self,
-    SupportsIndex,
-    TypeAlias,
-    final,
-    overload,
-)
+from typing import Any, Final, Generic, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +17,13 @@ __version__: str
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Path: TypeAlias = str | os.PathLike[str]
+_Paths: TypeAlias = _Path | Sequence[_Path]
 # An `int`, or an integer of numpy.
 _Int: TypeAlias = SupportsIndex
 _DType: TypeAlias = npt.DTypeLike | torch.dtype
 _ReadMode: TypeAlias = Literal["auto", "pread", "direct"]
 
-class _Sized(Protocol):
-    def __len__(self) -> int: ...
-
-class _Dataset(_Sized, Protocol):
+class _Dataset(Sized, Protocol):
     @property
     def dtype(self) -> Any: ...
     @property
@@ -134,25 +121,21 @@ class Report:
 @final
 class Records:
     @staticmethod
-    def open(paths: _Path | Sequence[_Path], record_bytes: _Int, *, skip_short: bool = False) -> Records: ...
+    def open(paths: _Paths, record_bytes: _Int, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_headerless(
-        paths: _Path | Sequence[_Path], dtype: _DType, *, skip_short: bool = False
-    ) -> Records: ...
+    def open_headerless(paths: _Paths, dtype: _DType, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_llm_c(paths: _Path | Sequence[_Path], *, skip_short: bool = False) -> Records: ...
+    def open_llm_c(paths: _Paths, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_npy(paths: _Path | Sequence[_Path], *, skip_short: bool = False) -> Records: ...
+    def open_npy(paths: _Paths, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_safetensors(
-        paths: _Path | Sequence[_Path], tensor: str, *, skip_short: bool = False
-    ) -> Records: ...
+    def open_safetensors(paths: _Paths, tensor: str, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_npz(paths: _Path | Sequence[_Path], array: str, *, skip_short: bool = False) -> Records: ...
+    def open_npz(paths: _Paths, array: str, *, skip_short: bool = False) -> Records: ...
     @staticmethod
-    def open_indexed(paths: _Path | Sequence[_Path], indexes: _Path | Sequence[_Path]) -> Records: ...
+    def open_indexed(paths: _Paths, indexes: _Paths) -> Records: ...
     @staticmethod
-    def open_megatron(paths: _Path | Sequence[_Path]) -> Records: ...
+    def open_megatron(paths: _Paths) -> Records: ...
     def windows(self, rows: _Int, stride: _Int | None = None) -> Records: ...
     def to(
         self,
@@ -180,29 +163,23 @@ class Records:
     paths: Final[list[Path]]
     skipped: Final[list[Path]]
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]: ...
-    @staticmethod
-    def _again(calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], wanted: int) -> Records: ...
 
 @final
 class Window:
     def __new__(cls, chunks: _Int, records: _Int | None = None) -> Self: ...
-    def __getnewargs__(self) -> tuple[int, int | None]: ...
-    def __hash__(self) -> int: ...
     chunks: Final[int]
     records: Final[int | None]
 
 @final
 class Chunks:
     def __new__(cls, records: _Int) -> Self: ...
-    def __getnewargs__(self) -> tuple[int]: ...
-    def __hash__(self) -> int: ...
     records: Final[int]
 
 @final
 class Plan:
     def __new__(
         cls,
-        data: _Sized | tuple[_Sized, ...] | Mapping[str, _Sized] | _Int,
+        data: Sized | tuple[Sized, ...] | Mapping[str, Sized] | _Int,
         batch: _Int | Sequence[tuple[_Int, _Int]],
         *,
         records: range | slice | Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
@@ -213,7 +190,6 @@ class Plan:
         world: _Int | None = None,
         drop_last: bool = True,
     ) -> Self: ...
-    def __hash__(self) -> int: ...
     def __len__(self) -> int: ...
     batch: Final[int]
     records: Final[int]
@@ -285,7 +261,7 @@ class Loader(Generic[_Made]):
     def __iter__(self) -> _Batches[_Made]: ...
     # Attributes of a `DataLoader`, for trainers.
     batch_size: Final[int]
-    dataset: Final[_Sized]
+    dataset: Final[Sized]
     def set_epoch(self, epoch: _Int) -> None: ...
     def __len__(self) -> int: ...
     plan: Final[Plan]
@@ -300,7 +276,7 @@ class Loader(Generic[_Made]):
 @final
 class Tensors(Mapping[str, TensorInfo]):
     @staticmethod
-    def open(paths: _Path | Sequence[_Path]) -> Tensors: ...
+    def open(paths: _Paths) -> Tensors: ...
     def __len__(self) -> int: ...
     def __contains__(self, name: object, /) -> bool: ...
     def __iter__(self) -> Iterator[str]: ...
