@@ -553,10 +553,8 @@ impl Items {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.iterable.objects().try_for_each(|object| object.traverse(&visit))?;
-        visit.call(&self.receive)?;
-        visit.call(&self.map)?;
-        visit.call(&self.before)?;
-        visit.call(&self.after)?;
+        let functions = [&self.receive, &self.map, &self.before, &self.after];
+        functions.into_iter().try_for_each(|function| visit.call(function))?;
         visit.call(&self.place)?;
         // The garbage collector holds the GIL, so no other thread holds this lock.
         self.iterable.made.try_lock().map_or(Ok(()), |made| {

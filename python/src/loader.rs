@@ -324,15 +324,11 @@ impl Loader {
                 if part("step")? != 1 {
                     return Err(errors::option(epochs.py(), "epochs: wanted a range with a step of 1"));
                 }
-                let clamped = |number: i64| {
-                    u64::try_from(number).map_err(|_| {
-                        errors::option(
-                            epochs.py(),
-                            format!("epochs: wanted epochs from 0 on, found {number}"),
-                        )
-                    })
+                let negative = |number| {
+                    errors::option(epochs.py(), format!("epochs: wanted epochs from 0 on, found {number}"))
                 };
-                (clamped(part("start")?)?, clamped(part("stop")?)?)
+                let checked = |number: i64| u64::try_from(number).map_err(|_| negative(number));
+                (checked(part("start")?)?, checked(part("stop")?)?)
             }
             Err(_) => (0, whole("epochs", epochs)?),
         };

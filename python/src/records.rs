@@ -563,27 +563,22 @@ impl Records {
     ) -> PyResult<Transform> {
         let shape = self.record.shape();
         let one = |numbers: &Option<Vec<f64>>| numbers.as_ref().is_none_or(|numbers| numbers.len() == 1);
-        let numbers = |name: &str, found: Option<&Bound<'_, PyAny>>| {
+        let numbers = |name: &str, found: Option<&Bound<'_, PyAny>>, wanted: &str, good: fn(f64) -> bool| {
             let Some(found) = found else { return Ok(None) };
             let numbers =
                 found.extract::<f64>().map(|one| vec![one]).or_else(|_| found.extract::<Vec<f64>>());
-            match numbers {
-                Ok(numbers) => Ok(Some(numbers)),
-                Err(_) => Err(PyTypeError::new_err(format!(
-                    "{name}: wanted a number, or one for each channel, found {}",
-                    found.repr()?
-                ))),
+            let Ok(numbers) = numbers else {
+                let line =
+                    format!("{name}: wanted a number, or one for each channel, found {}", found.repr()?);
+                return Err(PyTypeError::new_err(line));
+            };
+            match numbers.iter().find(|&&number| !good(number)) {
+                Some(found) => Err(wrong(format!("{name}: wanted {wanted}, found {found}"))),
+                None => Ok(Some(numbers)),
             }
         };
-        let (mean, std) = (numbers("mean", mean)?, numbers("std", std)?);
-        let bad =
-            |numbers: &Option<Vec<f64>>, bad: fn(&f64) -> bool| numbers.iter().flatten().copied().find(bad);
-        if let Some(found) = bad(&mean, |mean| !mean.is_finite()) {
-            return Err(wrong(format!("mean: wanted finite numbers, found {found}")));
-        }
-        if let Some(found) = bad(&std, |std| !std.is_finite() || *std == 0.0) {
-            return Err(wrong(format!("std: wanted finite numbers other than 0, found {found}")));
-        }
+        let mean = numbers("mean", mean, "finite numbers", f64::is_finite)?;
+        let std = numbers("std", std, "finite numbers other than 0", |std| std.is_finite() && std != 0.0)?;
         // If `mean` and `std` are the same for all channels, the number of channels does not matter.
         let channels =
             if one(&mean) && one(&std) && !planar { 1 } else { shape.last().copied().unwrap_or(1) };
@@ -626,14 +621,13 @@ impl Records {
 }
 
 pub(crate) fn read_mode_of(py: Python<'_>, name: &str) -> PyResult<ReadMode> {
-    Ok(match name {
-        "auto" => ReadMode::Auto,
-        "pread" => ReadMode::Pread,
-        "direct" => ReadMode::Direct,
+    match name {
+        "auto" => Ok(ReadMode::Auto),
+        "pread" => Ok(ReadMode::Pread),
+        "direct" => Ok(ReadMode::Direct),
         _ => {
-            let line =
-                format!("option `read_mode`: wanted \"auto\", \"pread\" or \"direct\", found {name:?}");
-            return Err(errors::option(py, line));
+            let wanted = "option `read_mode`: wanted \"auto\", \"pread\" or \"direct\"";
+            Err(errors::option(py, format!("{wanted}, found {name:?}")))
         }
-    })
+    }
 }
