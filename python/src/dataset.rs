@@ -13,6 +13,7 @@ use twinbuf::transform::RecordType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype;
+use crate::errors;
 use crate::indices::indices;
 use crate::lease::View;
 use crate::object::Object;
@@ -42,11 +43,11 @@ pub(crate) fn record_bytes(data: &Bound<'_, PyAny>) -> Option<u64> {
 fn record(data: &Bound<'_, PyAny>) -> PyResult<RecordType> {
     let attribute = |name: &str| {
         data.getattr(name).map_err(|error| match error.is_instance_of::<PyAttributeError>(data.py()) {
-            true => PyTypeError::new_err(format!(
-                "data: wanted Records, or an object with `__len__`, `read_into(indices, out)` and the `dtype` and \
-                 `shape` of a record, found {} without `{name}`",
-                data.get_type()
-            )),
+            true => {
+                let wanted = "Records, or an object with `__len__`, `read_into(indices, out)` and the `dtype` and \
+                              `shape` of a record";
+                errors::of_type("data", wanted, format!("{} without `{name}`", data.get_type()))
+            }
             false => error,
         })
     };
@@ -98,11 +99,11 @@ impl PythonData {
         let result = match result {
             // Allow a number: `return file.readinto(out)` returns the number of bytes that it read.
             Ok(made) if made.is_none() || made.is_instance_of::<PyInt>() => Ok(()),
-            Ok(made) => Err(PyTypeError::new_err(format!(
-                "read_into: wanted `out` filled and nothing returned, found a {} returned: \
-                 `numpy.asarray(out)[:] = array`",
-                made.get_type().name()?
-            ))),
+            Ok(made) => {
+                let found =
+                    format!("a {} returned: `numpy.asarray(out)[:] = array`", made.get_type().name()?);
+                Err(errors::of_type("read_into", "`out` filled and nothing returned", found))
+            }
             Err(raised) => Err(raised),
         };
         if let Err(error) = &result {

@@ -113,10 +113,7 @@ fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if let Ok(axes) = shape.extract() {
         return Ok(axes);
     }
-    let found = shape.repr()?;
-    Err(PyTypeError::new_err(format!(
-        "shape: wanted the axes of a record as a tuple of numbers from 1 on, found {found}"
-    )))
+    Err(errors::of_type("shape", "the axes of a record as a tuple of numbers from 1 on", shape.repr()?))
 }
 
 /// Returns the names of the types for which `accepts` is true, as in `uint8, int16 or float32`.

@@ -236,7 +236,7 @@ impl Loader {
     ) -> PyResult<Self> {
         let py = data.py();
         if let Some(map) = map.filter(|map| !map.is_callable()) {
-            return Err(PyTypeError::new_err(format!("map: wanted a function, found {}", map.repr()?)));
+            return Err(errors::of_type("map", "a function", map.repr()?));
         }
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;

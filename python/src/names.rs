@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+
+use crate::errors;
 
 /// How the parts of a batch are put together: like the data sets in the argument `data`.
 #[derive(Clone)]
@@ -19,9 +20,8 @@ impl Names {
         if let Ok(fields) = data.cast::<PyDict>() {
             let name = |name: Bound<'_, PyAny>| {
                 let found = name.repr()?;
-                name.extract::<String>().map_err(|_| {
-                    PyTypeError::new_err(format!("data: wanted names as keys of the dict, found {found}"))
-                })
+                let wanted = "names as keys of the dict";
+                name.extract::<String>().map_err(|_| errors::of_type("data", wanted, found))
             };
             return Ok(Self::Dict(fields.keys().iter().map(name).collect::<PyResult<_>>()?));
         }

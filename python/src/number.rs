@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -14,15 +14,10 @@ pub(crate) fn whole<'py, T>(name: &str, found: &Bound<'py, PyAny>) -> PyResult<T
 where
     T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
 {
-    found.extract::<T>().map_err(|error| match error.is_instance_of::<PyOverflowError>(found.py()) {
-        true => errors::option(
-            found.py(),
-            format!("{name}: wanted a whole number from 0 to 2**64 - 1, found {found}"),
-        ),
-        false => found.repr().map_or_else(
-            |error| error,
-            |found| PyTypeError::new_err(format!("{name}: wanted a whole number, found {found}")),
-        ),
+    let (py, wanted) = (found.py(), "a whole number");
+    found.extract::<T>().map_err(|error| match error.is_instance_of::<PyOverflowError>(py) {
+        true => errors::option(py, format!("{name}: wanted {wanted} from 0 to 2**64 - 1, found {found}")),
+        false => found.repr().map_or_else(|error| error, |found| errors::of_type(name, wanted, found)),
     })
 }
 
@@ -37,9 +32,8 @@ where
 /// A time in seconds, or `None` for no limit.
 pub(crate) fn seconds_or_none(name: &str, found: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
     let Some(found) = found else { return Ok(None) };
-    let seconds = found.extract::<f64>().map_err(|_| {
-        PyTypeError::new_err(format!("{name}: wanted a number of seconds or None, found {found}"))
-    })?;
+    let seconds = found.extract::<f64>();
+    let seconds = seconds.map_err(|_| errors::of_type(name, "a number of seconds or None", found))?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) => Ok(Some(time)),
         Err(_) => Err(errors::option(found.py(), format!("{name}: wanted 0 seconds or more, found {found}"))),
@@ -55,9 +49,7 @@ pub(crate) fn numbers(name: &str, found: &Bound<'_, PyAny>) -> PyResult<Vec<u64>
     if array.getattr("ndim")?.extract::<usize>()? != 1 || !(empty || matches!(&*kind, "i" | "u")) {
         let found =
             array.getattr("dtype")?.str()?.to_string() + " " + &array.getattr("shape")?.repr()?.to_string();
-        return Err(PyTypeError::new_err(format!(
-            "{name}: wanted a list or an array of whole numbers, found {found}"
-        )));
+        return Err(errors::of_type(name, "a list or an array of whole numbers", found));
     }
     if !empty {
         let least = array.call_method0("min")?;

@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyRange, PySequence, PySlice, PyString, PyTuple};
 use twinbuf::mmap::RecordList;
@@ -260,10 +260,10 @@ impl Plan {
         let (epoch, step) = (whole("epoch", epoch)?, whole("step", step)?);
         match self.inner.batch(epoch, step) {
             Some(batch) => indices(py, &batch),
-            None => Err(pyo3::exceptions::PyIndexError::new_err(format!(
-                "step: wanted one below {}, found {step}",
-                self.inner.steps(epoch)
-            ))),
+            None => {
+                let steps = self.inner.steps(epoch);
+                Err(PyIndexError::new_err(format!("step: wanted one below {steps}, found {step}")))
+            }
         }
     }
 
@@ -363,9 +363,8 @@ fn records_of(data: &Bound<'_, PyAny>) -> PyResult<u64> {
     let is_list = data.is_exact_instance_of::<PyList>();
     if is_list || data.is_instance_of::<PyString>() || !data.hasattr("__len__")? {
         let (found, advice) = (data.get_type().name()?, if is_list { ": pass a tuple" } else { "" });
-        return Err(PyTypeError::new_err(format!(
-            "data: wanted a data set, a tuple or dict of data sets, or a whole number, found a {found}{advice}"
-        )));
+        let wanted = "a data set, a tuple or dict of data sets, or a whole number";
+        return Err(errors::of_type("data", wanted, format!("a {found}{advice}")));
     }
     let lens = dataset::each(data).iter().map(|set| set.len()).collect::<PyResult<Vec<_>>>()?;
     let first = lens.first().copied().unwrap_or(0);
@@ -388,10 +387,8 @@ fn sizes_of(batch: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, u64)>> {
     let Ok(sizes) = batch.cast::<PySequence>() else { return Ok(vec![(0, whole("batch", batch)?)]) };
     let pair = |size: Bound<'_, PyAny>| {
         let (steps, records) = size.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>().map_err(|_| {
-            PyTypeError::new_err(format!(
-                "batch: wanted a number of records, or pairs of steps and records, found {}",
-                size.repr().map_or_else(|_| size.to_string(), |found| found.to_string())
-            ))
+            let found = size.repr().map_or_else(|_| size.to_string(), |found| found.to_string());
+            errors::of_type("batch", "a number of records, or pairs of steps and records", found)
         })?;
         Ok((whole("batch", &steps)?, whole("batch", &records)?))
     };

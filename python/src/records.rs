@@ -4,7 +4,7 @@ use std::iter;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -97,9 +97,7 @@ pub(crate) fn paths_of(paths: &Bound<'_, PyAny>) -> PyResult<Vec<PathBuf>> {
     let one = paths.extract::<PathBuf>().map(|path| vec![path]);
     one.or_else(|_| paths.extract::<Vec<PathBuf>>()).map_err(|_| {
         let found = paths.repr().map_or_else(|_| paths.get_type().to_string(), |found| found.to_string());
-        PyTypeError::new_err(format!(
-            "paths: wanted a path or a list of paths, as `str` or `Path`, found {found}"
-        ))
+        errors::of_type("paths", "a path or a list of paths, as `str` or `Path`", found)
     })
 }
 
@@ -166,9 +164,7 @@ impl Records {
 
     fn not_ragged(&self, what: &str) -> PyResult<()> {
         match self.record.is_ragged() {
-            true => Err(PyTypeError::new_err(format!(
-                "{what}: wanted records of one size, found records that differ in length"
-            ))),
+            true => Err(errors::of_type(what, "records of one size", "records that differ in length")),
             false => Ok(()),
         }
     }
@@ -362,10 +358,8 @@ impl Records {
             (None, None) if !planar && from == to => None,
             (None, None) if !planar => Some(Step::cast(from, to)?),
             _ if to != DType::F32 => {
-                return Err(wrong(format!(
-                    "dtype: wanted float32 for `mean`, `std` and `planar`, found {}",
-                    dtype::name(to)
-                )));
+                let wanted = "dtype: wanted float32 for `mean`, `std` and `planar`";
+                return Err(wrong(format!("{wanted}, found {}", dtype::name(to))));
             }
             _ => Some(Step::Normal(self.normal(from, mean, std, planar)?)),
         };
@@ -386,10 +380,7 @@ impl Records {
         shape: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         if !function.is_callable() {
-            return Err(PyTypeError::new_err(format!(
-                "function: wanted a function, found {}",
-                function.repr()?
-            )));
+            return Err(errors::of_type("function", "a function", function.repr()?));
         }
         let (py, to) = (dtype.py(), dtype::record(dtype, shape)?);
         let call = ("map", (function, dtype, shape), PyDict::new(py)).into_pyobject(py)?;
@@ -436,10 +427,8 @@ impl Records {
         if !index.is_instance_of::<PyInt>() && index.hasattr("__len__")? {
             let wanted = numbers("index", index)?;
             if let Some(most) = wanted.iter().max().filter(|&&most| most >= len as u64) {
-                return Err(PyIndexError::new_err(format!(
-                    "wanted records from 0 to {}, found {most}",
-                    len - 1
-                )));
+                let line = format!("wanted records from 0 to {}, found {most}", len - 1);
+                return Err(PyIndexError::new_err(line));
             }
             return self.read(py, wanted.into_iter());
         }
@@ -568,9 +557,7 @@ impl Records {
             let numbers =
                 found.extract::<f64>().map(|one| vec![one]).or_else(|_| found.extract::<Vec<f64>>());
             let Ok(numbers) = numbers else {
-                let line =
-                    format!("{name}: wanted a number, or one for each channel, found {}", found.repr()?);
-                return Err(PyTypeError::new_err(line));
+                return Err(errors::of_type(name, "a number, or one for each channel", found.repr()?));
             };
             match numbers.iter().find(|&&number| !good(number)) {
                 Some(found) => Err(wrong(format!("{name}: wanted {wanted}, found {found}"))),

@@ -12,6 +12,7 @@ use twinbuf::mmap::DType;
 use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
+use crate::errors;
 use crate::object::Object;
 use crate::reading::Reading;
 
@@ -47,9 +48,8 @@ impl Step {
             return Ok(step);
         }
         let (there, from, to) = (dtype::names(can), dtype::name(from), dtype::name(to));
-        Err(PyTypeError::new_err(format!(
-            "dtype: wanted {there} for records of {from}, found {to}: use `map` for another type"
-        )))
+        let wanted = format!("{there} for records of {from}");
+        Err(errors::of_type("dtype", &wanted, format!("{to}: use `map` for another type")))
     }
 
     pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {
@@ -154,9 +154,8 @@ impl Function {
         let (found, shape) = (made.getattr("dtype")?, made.getattr("shape")?.extract::<Vec<usize>>()?);
         if dtype::parse(&found).ok() != self.to.dtype() || shape != self.to.shape() {
             let (wanted, of) = (dtype::name(dtype::of(&self.to)), self.to.shape());
-            return Err(PyTypeError::new_err(format!(
-                "map: wanted an array of {wanted} {of:?}, found one of {found} {shape:?}"
-            )));
+            let wanted = format!("an array of {wanted} {of:?}");
+            return Err(errors::of_type("map", &wanted, format!("one of {found} {shape:?}")));
         }
         let bytes = made.call_method0("tobytes")?.cast_into::<PyBytes>()?;
         out.copy_from_slice(bytes.as_bytes());
