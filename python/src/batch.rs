@@ -15,8 +15,8 @@ use twinbuf::BatchIndices;
 
 use crate::dlpack;
 use crate::dtype;
-use crate::indices::indices;
 use crate::lease::{Lease, Part};
+use crate::number::indices;
 
 /// One batch, stored in the slot that it was read into.
 ///

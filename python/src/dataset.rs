@@ -14,8 +14,8 @@ use twinbuf::{BatchIndices, BoxError, Dataset};
 
 use crate::dtype;
 use crate::errors;
-use crate::indices::indices;
 use crate::lease::View;
+use crate::number::indices;
 use crate::object::Object;
 use crate::reading::Reading;
 use crate::records::Records;

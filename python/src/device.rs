@@ -9,13 +9,14 @@ use twinbuf::mmap::Buffer;
 
 use crate::recorder::Recorder;
 
-/// Makes the object that sends batches to `device`: a `twinbuf._device.Sender`. `None` if `device` is host memory.
+/// Makes the object that sends batches to `device`: a `twinbuf._device.Sender`. `None` if that is host memory.
 pub(crate) fn sender<'py>(
-    device: &Bound<'py, PyAny>,
+    device: Option<&Bound<'py, PyAny>>,
     depth: usize,
     name: Option<&str>,
     trace: Option<&Path>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some(device) = device else { return Ok(None) };
     let module = device.py().import("twinbuf._device")?;
     let sender = module.call_method1("sender", (device, depth, name.unwrap_or_default(), trace))?;
     Ok(Some(sender).filter(|sender| !sender.is_none()))

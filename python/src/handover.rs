@@ -37,12 +37,6 @@ struct Item {
     received: bool,
 }
 
-impl Item {
-    fn new(item: Py<PyAny>, state: Option<Py<PyAny>>, unsent: bool) -> Self {
-        Self { item, state, unsent, received: false }
-    }
-}
-
 /// The iterable, and what is called for its items. The thread and the loop share it. It has one reference to each
 /// Python object, which [`Items`] reports to the garbage collector.
 struct Iterable {
@@ -210,8 +204,8 @@ impl Source {
         }
         let Some(item) = self.iterable.next(py)? else { return Ok(false) };
         let item = self.iterable.send(py, item)?;
-        let item = Item::new(item, self.iterable.state(py)?, false);
-        self.iterable.made().push_back(item);
+        let state = self.iterable.state(py)?;
+        self.iterable.made().push_back(Item { item, state, unsent: false, received: false });
         Ok(true)
     }
 
@@ -631,7 +625,8 @@ impl Items {
                 self.at_the_end(py)?;
                 return Ok(None);
             };
-            return Ok(Some(Item::new(item, self.iterable.state(py)?, true)));
+            let state = self.iterable.state(py)?;
+            return Ok(Some(Item { item, state, unsent: true, received: false }));
         }
         // Most items are ready already: there is no reason to release the GIL and wait to get it back.
         let mut found = self.shared.state.with(py, |state| state.next(Duration::ZERO));

@@ -160,14 +160,12 @@ fn tell(py: Python<'_>, shared: &Shared, freed: &Freed) -> PyResult<()> {
         }
         Freed::FirstKept => {
             let name = shared.name.as_deref().map_or(String::new(), |name| format!("{name}: "));
-            errors::warn(
-                py,
-                &format!(
-                    "{name}all slots were in use for {} s, so one got new memory, and so will others: let go of \
-                     batches, tensors and arrays sooner, raise `depth`, or keep copies",
-                    PATIENCE.as_secs_f32()
-                ),
-            )
+            let line = format!(
+                "{name}all slots were in use for {} s, so one got new memory, and so will others: let go of \
+                 batches, tensors and arrays sooner, raise `depth`, or keep copies",
+                PATIENCE.as_secs_f32()
+            );
+            errors::warn(py, &line)
         }
         Freed::Nothing => Ok(()),
     }

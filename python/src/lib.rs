@@ -8,7 +8,6 @@ mod dtype;
 mod engine;
 mod errors;
 mod handover;
-mod indices;
 mod iterator;
 mod lease;
 mod loader;
@@ -37,25 +36,18 @@ mod _twinbuf {
     use super::*;
 
     #[pymodule_export]
-    use crate::batch::Batch;
-    #[pymodule_export]
-    use crate::engine::_close_all;
-    #[pymodule_export]
-    use crate::handover::{Items, Thread};
-    #[pymodule_export]
-    use crate::loader::Loader;
-    #[pymodule_export]
-    use crate::locked::_forked;
-    #[pymodule_export]
-    use crate::plan::{Chunks, Plan, Window};
-    #[pymodule_export]
-    use crate::recorder::{Recorder, Watch};
-    #[pymodule_export]
-    use crate::records::Records;
-    #[pymodule_export]
-    use crate::report::{Prediction, Report};
-    #[pymodule_export]
-    use crate::tensors::{Group, Stream, Tensors, stream};
+    use crate::{
+        batch::Batch,
+        engine::_close_all,
+        handover::{Items, Thread},
+        loader::Loader,
+        locked::_forked,
+        plan::{Chunks, Plan, Window},
+        recorder::{Recorder, Watch},
+        records::Records,
+        report::{Prediction, Report},
+        tensors::{Group, Stream, Tensors, stream},
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -108,6 +108,8 @@ const IN_PYTHON: [(&str, &str); 6] = [
 pub(crate) struct Loader {
     /// Shared by the iterators and this object.
     shared: Arc<Shared>,
+    /// The plan that determines the batches.
+    #[pyo3(get)]
     plan: Py<Plan>,
     /// The data sets written in Python.
     objects: Vec<Arc<Object>>,
@@ -127,7 +129,16 @@ impl Loader {
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
-        Ok(Epochs::new(slf.clone().unbind(), which, timeout))
+        let (loader, begun, beginning) = (slf.clone().unbind(), OnceLock::new(), Mutex::default());
+        Ok(Epochs {
+            loader,
+            which,
+            timeout,
+            begun,
+            beginning,
+            all: OnceLock::new(),
+            received: AtomicU64::new(0),
+        })
     }
 
     /// Returns the number of batches of an iteration over `which` that begins now.
@@ -241,9 +252,7 @@ impl Loader {
         let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
         let copy_stream = switches::is_on(name.as_deref(), "COPY_STREAM").unwrap_or(copy_stream);
-        let sender = device.map_or(Ok(None), |device| {
-            device::sender(device, device_depth, name.as_deref(), trace.as_deref())
-        })?;
+        let sender = device::sender(device, device_depth, name.as_deref(), trace.as_deref())?;
         let kept = Arc::new(AtomicBool::new(false));
         let sets = dataset::each(data);
         if sets.is_empty() {
@@ -373,12 +382,6 @@ impl Loader {
         slf.get().shared.is_not_reading(slf.py())?;
         let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
         slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
-    }
-
-    /// The plan that determines the batches.
-    #[getter]
-    fn plan(&self, py: Python<'_>) -> Py<Plan> {
-        self.plan.clone_ref(py)
     }
 
     /// The position after the last received batch, as a dict of plain values to save with the model.
@@ -574,13 +577,12 @@ impl Loader {
 
 /// Converts the argument `epoch`.
 fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
-    let found = whole("epoch", epoch)?;
-    match found {
+    match whole("epoch", epoch)? {
         // Refuse the largest number, because the end of the range is the next epoch, which needs a number too.
-        u64::MAX => {
+        found @ u64::MAX => {
             Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
         }
-        _ => Ok(found),
+        found => Ok(found),
     }
 }
 
@@ -623,11 +625,6 @@ impl Which {
 }
 
 impl Epochs {
-    pub(crate) fn new(loader: Py<Loader>, which: Which, timeout: Option<Duration>) -> Self {
-        let (begun, all) = (OnceLock::new(), OnceLock::new());
-        Self { loader, which, timeout, begun, beginning: Mutex::new(()), all, received: AtomicU64::new(0) }
-    }
-
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
         match self.all.get() {
             Some(&all) => Ok(all),

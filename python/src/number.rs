@@ -1,10 +1,11 @@
-//! Numbers as arguments: an invalid one is refused with the argument's name and the value found.
+//! Numbers from Python and for it. An invalid one is refused with the argument's name and the value found.
 
 use std::time::Duration;
 
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyByteArray, PyBytes};
+use twinbuf::BatchIndices;
 
 use crate::errors;
 
@@ -59,4 +60,17 @@ pub(crate) fn numbers(name: &str, found: &Bound<'_, PyAny>) -> PyResult<Vec<u64>
     }
     let bytes = array.call_method1("astype", ("uint64",))?.call_method0("tobytes")?.cast_into::<PyBytes>()?;
     Ok(bytes.as_bytes().chunks_exact(8).map(bytemuck::pod_read_unaligned).collect())
+}
+
+/// The numbers of a batch's records as a numpy array.
+pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyAny>> {
+    let len = batch.len().checked_mul(8).and_then(|len| isize::try_from(len).ok());
+    let len = len.ok_or_else(|| PyMemoryError::new_err("no memory for the numbers of a batch"))? as usize;
+    let bytes = PyByteArray::new_with(py, len, |bytes| {
+        for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {
+            out.copy_from_slice(&record.to_ne_bytes());
+        }
+        Ok(())
+    })?;
+    py.import("numpy")?.call_method1("frombuffer", (bytes, "int64"))
 }

@@ -10,8 +10,7 @@ use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
 use crate::errors;
-use crate::indices::indices;
-use crate::number::{numbers, whole, whole_or_none};
+use crate::number::{indices, numbers, whole, whole_or_none};
 
 /// The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for sequential
 /// reads on any disk.
@@ -75,30 +74,24 @@ impl Hash for Plan {
 impl Plan {
     /// Refuses a data set that the plan was not made for: its batches would have other records than meant.
     pub(crate) fn check(&self, py: Python<'_>, found: u64) -> PyResult<()> {
-        match self.of {
-            Some(wanted) if wanted != found => {
-                let line = format!(
-                    "plan: wanted the plan of a data set with {found} records, found that of one with {wanted}: for some \
-                     of the records, `Plan(data, batch, records=...)`"
-                );
-                Err(errors::option(py, line))
-            }
-            _ => Ok(()),
-        }
+        let Some(wanted) = self.of.filter(|&wanted| wanted != found) else { return Ok(()) };
+        let line = format!(
+            "plan: wanted the plan of a data set with {found} records, found that of one with {wanted}: for some of the \
+             records, `Plan(data, batch, records=...)`"
+        );
+        Err(errors::option(py, line))
     }
 }
 
 /// A shuffle that mixes the records of ``chunks`` chunks at a time. The chunks come from all over the files.
 ///
 /// A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
-#[pyclass(frozen, eq, hash, module = "twinbuf", name = "Window")]
+#[pyclass(frozen, eq, hash, get_all, module = "twinbuf", name = "Window")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Window {
     /// The number of chunks in memory.
-    #[pyo3(get)]
     chunks: u64,
     /// The records of a chunk; None for 1 MiB of them.
-    #[pyo3(get)]
     records: Option<u64>,
 }
 
@@ -123,11 +116,10 @@ impl Window {
 }
 
 /// A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept.
-#[pyclass(frozen, eq, hash, module = "twinbuf", name = "Chunks")]
+#[pyclass(frozen, eq, hash, get_all, module = "twinbuf", name = "Chunks")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Chunks {
     /// The records of a chunk.
-    #[pyo3(get)]
     records: u64,
 }
 
@@ -336,16 +328,12 @@ fn list_of(list: &Bound<'_, PyAny>, records: u64) -> PyResult<RecordList> {
 /// Warns where a launcher started several processes: each would read every record.
 fn warn_of_ranks(py: Python<'_>, records: u64) -> PyResult<()> {
     let plan = twinbuf::Plan::from_env(records).ok().and_then(|builder| builder.batch(1).build().ok());
-    match plan.map(|plan| plan.world()) {
-        Some(world @ 2..) => errors::warn(
-            py,
-            &format!(
-                "Plan: the launcher started {world} processes, and each of them reads all records: divide them with \
-                 rank=\"env\", or set rank=0, world=1 if that is meant"
-            ),
-        ),
-        _ => Ok(()),
-    }
+    let Some(world @ 2..) = plan.map(|plan| plan.world()) else { return Ok(()) };
+    let line = format!(
+        "Plan: the launcher started {world} processes, and each of them reads all records: divide them with \
+         rank=\"env\", or set rank=0, world=1 if that is meant"
+    );
+    errors::warn(py, &line)
 }
 
 /// Returns the number of records in `data`. Several data sets must have the same number.

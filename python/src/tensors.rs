@@ -131,8 +131,7 @@ pub(crate) fn stream(
     trace: Option<PathBuf>,
 ) -> PyResult<Stream> {
     let (py, model) = (model.py(), &model.get().inner);
-    let sender = device
-        .map_or(Ok(None), |device| device::sender(device, DEVICE_DEPTH, name.as_deref(), trace.as_deref()))?;
+    let sender = device::sender(device, DEVICE_DEPTH, name.as_deref(), trace.as_deref())?;
     let of_file = |error: twinbuf::mmap::Error| errors::raise(py, Failure::of_file(&error));
     let lists = match groups.is_callable() {
         true => by_key(py, model, groups)?,
@@ -266,6 +265,8 @@ pub(crate) struct Stream {
     sender: Option<Py<PyAny>>,
     name: Option<String>,
     groups: usize,
+    /// How many groups stay in memory when they have been read once.
+    #[pyo3(get)]
     kept: usize,
     depth: usize,
 }
@@ -293,12 +294,6 @@ impl Stream {
     /// The number of groups.
     fn __len__(&self) -> usize {
         self.groups
-    }
-
-    /// How many groups stay in memory when they have been read once.
-    #[getter]
-    fn kept(&self) -> usize {
-        self.kept
     }
 
     /// Where the time went so far: passes are epochs, and groups are batches.
