@@ -73,7 +73,7 @@ impl Batch {
             Content::Device { .. } => Err(PyTypeError::new_err(
                 "the batch is on a device: use `torch()`, or `torch().cpu().numpy()`",
             )),
-            Content::Released { .. } => Err(released()),
+            Content::Released { .. } => Err(PyValueError::new_err("the batch was released")),
         }
     }
 
@@ -110,10 +110,6 @@ impl Batch {
             ))),
         }
     }
-}
-
-fn released() -> PyErr {
-    PyValueError::new_err("the batch was released")
 }
 
 #[pymethods]

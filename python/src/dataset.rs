@@ -57,7 +57,7 @@ fn record(data: &Bound<'_, PyAny>) -> PyResult<RecordType> {
 
 /// A Python object as a data set. The thread that reads it takes the GIL for each batch.
 pub(crate) struct PythonData {
-    object: Arc<Object>,
+    pub(crate) object: Arc<Object>,
     records: u64,
     fingerprint: u64,
     record: RecordType,
@@ -80,10 +80,6 @@ impl PythonData {
             None => 0,
         };
         Ok(Self { object, records, fingerprint, record, kept })
-    }
-
-    pub(crate) fn object(&self) -> &Arc<Object> {
-        &self.object
     }
 
     fn call(&self, py: Python<'_>, batch: &BatchIndices, out: &mut [u8]) -> PyResult<()> {

@@ -31,7 +31,8 @@ pub(crate) fn report(
 ) -> PyResult<twinbuf::Report> {
     let Some(sender) = sender.map(|sender| sender.bind(py)) else { return Ok(reads) };
     let (recorder, depth) = (sender.getattr("recorder")?, sender.getattr("depth")?.extract()?);
-    Ok(recorder.cast::<Recorder>()?.get().inner().on_device(reads, depth))
+    let measured = recorder.cast::<Recorder>()?.get().lock().report();
+    Ok(measured.on_device(reads, depth))
 }
 
 /// Allocates `count` slots of the layout `slot` in page-locked memory, by torch. A copy to the device reads them

@@ -509,18 +509,11 @@ impl Items {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
-        if let Some(recorder) = &self.recorder {
-            recorder.get().asked();
-        }
+        let Some(recorder) = self.recorder.as_ref().map(Py::get) else { return self.next(py) };
+        recorder.lock().asked(Instant::now());
         let found = self.next(py);
-        if let Some(recorder) = &self.recorder {
-            let ended = match &found {
-                Ok(item) => item.is_none(),
-                Err(error) => error.is_instance_of::<PyException>(py),
-            };
-            if ended {
-                recorder.get().ended();
-            }
+        if found.as_ref().map_or_else(|error| error.is_instance_of::<PyException>(py), Option::is_none) {
+            recorder.ended();
         }
         found
     }
@@ -586,8 +579,8 @@ impl Items {
         let made = received.and_then(|found| {
             let first = !mem::replace(&mut item.received, true);
             if let (true, Some(recorder)) = (first, &self.recorder) {
-                if let Some(place) = place_of(found.bind(py)) {
-                    recorder.get().received(place);
+                if let Some((epoch, step)) = place_of(found.bind(py)) {
+                    recorder.get().lock().received(epoch, step, Instant::now());
                 }
             }
             let Some(map) = &self.map else { return Ok(found) };

@@ -25,7 +25,7 @@ use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
 use crate::records::{Records, read_mode_of};
-use crate::report::{Kind, Report};
+use crate::report::Report;
 use crate::run::Run;
 use crate::switches;
 
@@ -266,7 +266,7 @@ impl Loader {
         for (field, set) in sets.iter().enumerate() {
             let Ok(records) = set.cast::<Records>() else {
                 let data = PythonData::new(set, kept.clone())?;
-                objects.push(data.object().clone());
+                objects.push(data.object.clone());
                 opened.push(Box::new(data));
                 continue;
             };
@@ -464,7 +464,7 @@ impl Loader {
         let (report, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
         let report = device::report(py, self.sender.as_ref(), report)?;
         let name = self.shared.name.as_deref().unwrap_or_default();
-        Ok(Report::new(report, name, Kind::Loader).with_kept(kept).with_phases(&self.shared.breakdown))
+        Ok(Report::of_loader(report, name, kept, &self.shared.breakdown))
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many

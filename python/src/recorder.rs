@@ -20,21 +20,8 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
         self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn asked(&self) {
-        self.lock().asked(Instant::now());
-    }
-
-    /// The loop has received the item of this epoch and step.
-    pub(crate) fn received(&self, (epoch, step): (u64, u64)) {
-        self.lock().received(epoch, step, Instant::now());
-    }
-
-    pub(crate) fn inner(&self) -> twinbuf::Report {
-        self.lock().report()
     }
 }
 
@@ -69,7 +56,7 @@ impl Recorder {
 
     /// The report of a watched loop. ``line`` is where the loop is, for the advice.
     fn report(&self, name: &str, line: &str) -> Report {
-        Report::watched(self.inner(), name, line)
+        Report::watched(self.lock().report(), name, line)
     }
 }
 

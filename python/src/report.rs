@@ -97,13 +97,9 @@ impl Report {
         Self { line: line.to_string(), ..Self::new(inner, name, Kind::Watched) }
     }
 
-    pub(crate) fn with_kept(self, kept: u64) -> Self {
-        Self { kept, ..self }
-    }
-
-    pub(crate) fn with_phases(self, breakdown: &Breakdown) -> Self {
+    pub(crate) fn of_loader(inner: twinbuf::Report, name: &str, kept: u64, breakdown: &Breakdown) -> Self {
         let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
-        Self { phases, ..self }
+        Self { kept, phases, ..Self::new(inner, name, Kind::Loader) }
     }
 
     /// Replaces the crate's names and advice in a text by what they are in Python.

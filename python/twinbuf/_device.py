@@ -28,11 +28,9 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
     streams = None if device == "cpu" else streams_of(device)  # "cpu" needs no torch
     if streams is None:
         return None
-    if streams is not device:
-        import torch
+    import torch
 
-        device = str(torch.device(device))
-    return Sender(streams, "device" if streams is device else device, depth, name, trace)
+    return Sender(streams, "device" if streams is device else str(torch.device(device)), depth, name, trace)
 
 
 class Sender:
