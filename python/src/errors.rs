@@ -110,7 +110,7 @@ pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
     made().unwrap_or_else(|error| error)
 }
 
-/// Refuses an argument of another type.
+/// Makes a `TypeError` for an argument of the wrong type.
 pub(crate) fn of_type(argument: &str, wanted: &str, found: impl fmt::Display) -> PyErr {
     PyTypeError::new_err(format!("{argument}: wanted {wanted}, found {found}"))
 }

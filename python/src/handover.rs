@@ -37,8 +37,8 @@ struct Item {
     received: bool,
 }
 
-/// The iterable, and what is called for its items. The thread and the loop share it. It has one reference to each
-/// Python object, which [`Items`] reports to the garbage collector.
+/// The iterable, and the functions that are called for its items. The thread and the loop share it. It has the only
+/// reference to each of these Python objects; [`Items`] reports them to the garbage collector.
 struct Iterable {
     /// Items that the loop has yet to receive, in order. The slots of the ring are empty: the ring only counts the
     /// items, because the garbage collector cannot look into it. A thread locks this only with the GIL, and for a few
@@ -429,8 +429,7 @@ pub(crate) struct Items {
     before: Option<Py<PyAny>>,
     /// A function, called with the number of a round when the loop is done with it.
     after: Option<Py<PyAny>>,
-    /// The number of rounds of `generate`, which an error ends. `None`: items of an iterable, which may go on after an
-    /// error.
+    /// For `generate`, the number of rounds: an error ends them. `None` for other iterables: they may go on after one.
     rounds: Option<u64>,
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
     /// empty at the end, where that is the present state of the iterable.

@@ -377,7 +377,8 @@ impl Loader {
         Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
     }
 
-    /// What trainers read of a ``DataLoader``: ``batch_size``, and what they skip batches by when they resume.
+    /// The attributes of a ``DataLoader`` that trainers read: ``batch_size``, and those by which they skip batches when
+    /// they resume.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         slf.get().shared.is_not_reading(slf.py())?;
         let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
@@ -412,7 +413,7 @@ impl Loader {
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
         self.stop_sending(py)?;
-        // `index` makes Python's integers of numpy's.
+        // `operator.index` converts numpy's integers to Python's.
         let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
         options.set_item("allow_nan", false)?;
         let text = py.import("json")?.call_method("dumps", (state,), Some(&options));
@@ -612,7 +613,7 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    /// Returns the epochs, and for a single one the epoch after it.
+    /// Returns the epochs to iterate over, and for a single one also the epoch after it.
     pub(crate) fn epochs(&self, state: &State) -> (Range<u64>, Option<u64>) {
         let one = match self {
             Self::Range(epochs) => return (epochs.clone(), None),

@@ -1,4 +1,4 @@
-//! `Records`: files of records, and what becomes of them on their way to the slot.
+//! `Records`: files of records, and the steps that change the records on their way to the slot.
 
 use std::iter;
 use std::path::PathBuf;
@@ -415,8 +415,8 @@ impl Records {
         Ok(usize::try_from(self.files.ranges().len())?)
     }
 
-    /// A record as a numpy array, or those of a slice or a list of numbers: an array with one axis more, or a list of records that differ in
-    /// length. Each call reads from the files.
+    /// A record as a numpy array. A slice or a list of numbers returns several: an array with one axis more, or a list of
+    /// arrays if the records differ in length. Each call reads from the files.
     fn __getitem__<'py>(&self, py: Python<'py>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let len = isize::try_from(self.files.ranges().len())?;
         if let Ok(slice) = index.cast::<PySlice>() {

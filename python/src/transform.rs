@@ -1,4 +1,4 @@
-//! What becomes of a record on its way from the file to the slot: a cast, a normalization, or a call of Python code.
+//! The steps that change a record on its way from the file to the slot: casts, normalizations, calls of Python code.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -39,7 +39,7 @@ pub(crate) struct Function {
 }
 
 impl Step {
-    /// Makes a cast, if the crates or this module have it.
+    /// Makes a cast. If there is none for these types, the error names those to which `from` can be cast.
     pub(crate) fn cast(from: DType, to: DType) -> PyResult<Self> {
         let step = Self::Cast { from, to };
         let can =
