@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
@@ -17,7 +18,7 @@ use crate::errors;
 use crate::lease::View;
 use crate::number::indices;
 use crate::object::Object;
-use crate::reading::Reading;
+use crate::reading::{Kept, Reading};
 use crate::records::Records;
 
 /// Returns the data sets in `data`: the values of a tuple or a dict, or `data` itself.
@@ -61,13 +62,11 @@ pub(crate) struct PythonData {
     records: u64,
     fingerprint: u64,
     record: RecordType,
-    /// Set once `read_into` has kept `out`: from then on the memory of the slots is never freed. Its address identifies
-    /// the loader.
-    kept: Arc<AtomicBool>,
+    kept: Arc<Kept>,
 }
 
 impl PythonData {
-    pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<AtomicBool>) -> PyResult<Self> {
+    pub(crate) fn new(data: &Bound<'_, PyAny>, kept: Arc<Kept>) -> PyResult<Self> {
         let record = record(data)?;
         let object = Arc::new(Object::new(data));
         let records = data.len()? as u64;
@@ -115,8 +114,14 @@ impl PythonData {
         }
         drop(view);
         if !returned || lent.get().exports.load(Ordering::Relaxed) > 0 {
-            // Relaxed: the thread that drops the loader reads the flag after it has received this error.
-            self.kept.store(true, Ordering::Relaxed);
+            if self.kept.keep() {
+                // Do not return: this thread is left behind, and the slot with it. Otherwise the view would outlive the slot.
+                py.detach::<(), _>(|| {
+                    loop {
+                        thread::park();
+                    }
+                });
+            }
             result?;
             return Err(PyBufferError::new_err(
                 "read_into kept `out`, or an array or tensor on it: fill it and let it go, because the slot is used again",

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
@@ -21,7 +21,7 @@ use crate::lease::Lease;
 use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
 use crate::names::Names;
 use crate::position::Position;
-use crate::reading::is_reading;
+use crate::reading::{Kept, is_reading};
 use crate::run::Run;
 
 #[derive(Default)]
@@ -58,8 +58,8 @@ pub(crate) struct Shared {
     pub(crate) breakdown: Breakdown,
     /// Whether a thread reads ahead. If none does, asking for a batch reads it, even if the caller wants no wait.
     pub(crate) overlap: bool,
-    /// Whether a data set kept the memory of a slot. Its address identifies the loader in the module `reading`.
-    pub(crate) kept: Arc<AtomicBool>,
+    /// Whether a data set kept the memory of a slot.
+    pub(crate) kept: Arc<Kept>,
 }
 
 /// Loaders whose threads must end before the interpreter does.
@@ -334,9 +334,8 @@ impl Drop for Shared {
 }
 
 /// Ends the iteration and returns the loader to close, if there is one.
-pub(crate) fn loader_of(mut run: Run, kept: &AtomicBool) -> Option<twinbuf::Loader> {
-    // Relaxed: a thread that has received the error of the read which set this flag sees the store.
-    if kept.load(Ordering::Relaxed) {
+pub(crate) fn loader_of(mut run: Run, kept: &Kept) -> Option<twinbuf::Loader> {
+    if kept.close() {
         // Python code kept a view of a slot, so the memory of the slots must never be freed.
         mem::forget(run);
         return None;

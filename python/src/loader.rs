@@ -24,6 +24,7 @@ use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
+use crate::reading::Kept;
 use crate::records::{Records, read_mode_of};
 use crate::report::Report;
 use crate::run::Run;
@@ -253,7 +254,7 @@ impl Loader {
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
         let copy_stream = switches::is_on(name.as_deref(), "COPY_STREAM").unwrap_or(copy_stream);
         let sender = device::sender(device, device_depth, name.as_deref(), trace.as_deref())?;
-        let kept = Arc::new(AtomicBool::new(false));
+        let kept = Arc::<Kept>::default();
         let sets = dataset::each(data);
         if sets.is_empty() {
             return Err(errors::option(py, "data: wanted at least one data set, found none"));

@@ -1,7 +1,6 @@
 //! The steps that change a record on its way from the file to the slot: casts, normalizations, calls of Python code.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -14,7 +13,7 @@ use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transfor
 use crate::dtype;
 use crate::errors;
 use crate::object::Object;
-use crate::reading::Reading;
+use crate::reading::{Kept, Reading};
 
 /// One change of each record. `Records` has a list of them.
 #[derive(Clone)]
@@ -34,8 +33,8 @@ pub(crate) struct Function {
     /// The types of the records that it is called with, and of those that it returns.
     from: RecordType,
     to: RecordType,
-    /// The flag whose address identifies the loader, in the module `reading`.
-    loader: Arc<AtomicBool>,
+    /// Identifies the loader.
+    loader: Arc<Kept>,
 }
 
 impl Step {
@@ -59,7 +58,7 @@ impl Step {
 
     /// Returns a copy of the step for one loader, and its Python object, which the loader reports to the garbage
     /// collector.
-    pub(crate) fn of_loader(&self, py: Python<'_>, loader: &Arc<AtomicBool>) -> (Self, Option<Arc<Object>>) {
+    pub(crate) fn of_loader(&self, py: Python<'_>, loader: &Arc<Kept>) -> (Self, Option<Arc<Object>>) {
         let Self::Map(function) = self else { return (self.clone(), None) };
         let Function { object, from, to, .. } = &**function;
         let object = Arc::new(object.copy(py));

@@ -83,6 +83,44 @@ def test_the_exit_waits_for_a_thread_with_a_small_share_of_a_processor() -> None
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
 
 
+KEPT = """
+import atexit, threading
+kept, inside, go = [], threading.Event(), threading.Event()
+atexit.register(lambda: print(kept[0].sum()))  # before twinbuf's own, so called after it
+import numpy as np
+import twinbuf as tb
+
+class Data:
+    dtype, shape = "int64", (1 << 19,)
+
+    def __len__(self):
+        return 8
+
+    def read_into(self, indices, out):
+        np.asarray(out)[:] = 1
+        if indices[0] == 2:
+            kept.append(np.asarray(out))
+            inside.set()
+            go.wait()
+
+data = Data()
+loader = tb.Loader(data, tb.Plan(data, 2))
+batches = loader.epochs(1)
+next(batches)
+inside.wait()
+try:
+    loader.close(timeout=0)
+except tb.LoaderTimeoutError:
+    go.set()
+"""
+
+
+def test_a_close_does_not_free_what_a_read_in_progress_keeps() -> None:
+    """The read kept an array of its slot after the close had begun, which freed the slot."""
+    ended = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{2 << 19}\n", "")
+
+
 class Gate:
     dtype, shape = "int64", (1,)
 
