@@ -454,7 +454,8 @@ mod address {
         });
         let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // Any result means that the caller looks again: woken, changed before (EAGAIN), signal (EINTR), timeout.
+        // Ignore the result: the caller reads the word again after a wake, a signal (EINTR) or the timeout, and if the
+        // word had already changed before the call (EAGAIN).
         // SAFETY: the word is borrowed for the call, which only reads it; the timeout is null or a local.
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, expected, timeout) };
     }

@@ -282,7 +282,7 @@ impl Model {
             return all;
         }
         // While it is not known whether loads take turns, try only one more worker: that will show it. Without overlap,
-        // and for anything but batches, try no more.
+        // and for anything but batches, try the present number of workers only.
         let more: &[usize] = match self.turns {
             _ if report.kind != Kind::Batches || !now.overlap => &[0],
             None => &[0, 1],
@@ -526,9 +526,9 @@ fn decides(gains: Option<[f64; 5]>, report: &Report) -> Verdict {
         _ => Verdict::LoadBound,
     };
     let Some([reads, transform, transfer, train, lent]) = gains else { return Verdict::Unmeasured };
-    // One thread reads and transforms: name the slower of the two. With a device, lent batches are the caller's
-    // compute.
+    // A loading thread both reads and transforms. If loading is the bottleneck, name the one with the larger gain.
     let load = if transform > reads { Verdict::TransformBound } else { read };
+    // If the caller only enqueues work, the model lends its batches to the device, which does the caller's compute.
     let lender = if report.device.is_zero() { Verdict::HeldBound } else { Verdict::ComputeBound };
     let mut sides = [
         (reads + transform, load),
@@ -538,7 +538,7 @@ fn decides(gains: Option<[f64; 5]>, report: &Report) -> Verdict {
     ];
     sides.sort_by(|a, b| b.0.total_cmp(&a.0));
     let [(first, decides), (second, _), ..] = sides;
-    // No stage limits the loop: the largest gain is too small, or another stage gains nearly as much.
+    // No single stage is the bottleneck if the largest gain is too small, or if another stage gains nearly as much.
     if first < WORTH_IT || first < ALONE * second { Verdict::Balanced } else { decides }
 }
 

@@ -347,11 +347,12 @@ impl Track {
         (batch.ordinal < self.trace.epochs).then_some(self.trace.file.start)
     }
 
-    /// Writes one end of the arrow of a batch. `bp: e` binds it to the event around it, not to the next one.
+    /// Writes the start or the end of the arrow of a batch. `bp: e` binds it to the event in which `at` lies, and not
+    /// to the next event.
     fn arrow(&mut self, end: &str, batch: Ticket, at: Duration) {
         let pid = self.trace.pid;
-        // Hash each batch to one of 2^48 numbers, so that two batches of a process share one only by chance. The call
-        // counts too, because a later call may load a discarded batch again.
+        // Hash each batch to one of 2^48 numbers, so that two batches of a process share one only by chance. The hash
+        // includes the number of the call, because a later call may load a discarded batch again.
         let Ticket { generation, ordinal, step, .. } = batch;
         let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let batch = [generation, ordinal, step].into_iter().fold(1, mix);

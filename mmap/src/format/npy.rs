@@ -264,7 +264,7 @@ impl<'a> Parser<'a> {
             _ => None,
         };
         match found {
-            // The string and its two quotes fit. If they do not, the text ends before the second quote.
+            // If the string and two quotes are longer than the rest of the text, the second quote is missing.
             Some(string) if string.len() + 2 <= rest.len() => {
                 self.at += string.len() + 2;
                 Ok(string)

@@ -281,8 +281,9 @@ impl Share {
         let (start, end) = if whole <= window {
             (len, 0)
         } else {
-            // The start has records of `window - 1` chunks. Each pair of them gives it as many records as one chunk
-            // has; a chunk in the middle gives half of its records.
+            // The section before the blocks has records of the first `window - 1` whole chunks. The chunks `k` and
+            // `window - 2 - k` together give it as many records as one chunk has. If `window` is even, the chunk in the
+            // middle is left without a partner, and gives half of its records, rounded down.
             let (pairs, middle) = ((window - 1) / 2, (window - 1) % 2);
             let start = pairs * chunk + middle * (chunk / 2);
             (before + start, after + (window - 1) * chunk - start)
@@ -387,11 +388,12 @@ const fn slice(tape: &Tape, x: u64) -> u64 {
     }
 }
 
-/// Returns the chunk and the number of the record at position `at` of the start. The records before the first whole
-/// chunk do not count.
+/// Returns the chunk and the number, in the order of use, of a record in the section before the blocks. `at` counts
+/// the positions after the records before the first whole chunk.
 const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     let (chunk, x) = (at / tape.chunk, at % tape.chunk);
-    // A chunk gives the start fewer records than it has. Its partner, `window - 2 - chunk`, gives the others.
+    // The chunk gives this section only a part of its records. For each of the other numbers `x`, the chunk
+    // `window - 2 - chunk` gives its record `chunk - 1 - x`.
     if slice(tape, x) < tape.window - 1 - chunk {
         (chunk, x)
     } else {

@@ -139,7 +139,7 @@ fn copy(
     changed.dedup();
     changed.retain(|&file| !shards[file].file.is_unchanged());
     if copied == Gathered::Fault && changed.is_empty() {
-        // No file has changed, so the kernel failed to write to `out`: do not try it again for this slot.
+        // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
         before.add_unreachable(out);
     }
     let missing = |extent: &&Extent| {
@@ -270,12 +270,12 @@ const WORTH: u64 = 2;
 pub(super) struct Around {
     /// A bit for each stretch. Allocated when the first stretch is requested.
     pub(super) asked: Vec<u64>,
-    /// The length of `asked` after that.
+    /// The length of `asked` once it is allocated.
     words: usize,
 }
 
 impl Around {
-    /// The most bytes of memory. They suffice for 4 TiB of files, more than any page cache.
+    /// The most bytes that `asked` may take. They suffice for 4 TiB of files, more than any page cache.
     const MOST: u64 = 4 << 20;
 
     /// Covers the first `bytes` bytes of all files, or as many as [`MOST`](Self::MOST) allows.
@@ -284,13 +284,13 @@ impl Around {
         Self { asked: Vec::new(), words: usize::try_from(words).unwrap_or(0) }
     }
 
-    /// The bytes of memory that it uses at most.
+    /// The most bytes of memory that `asked` takes for these files.
     pub(super) const fn memory(&self) -> u64 {
         self.words as u64 * 8
     }
 
     /// Whether it pays to request whole stretches, for records that start every `stride` bytes, if an epoch reads one
-    /// of `share` records.
+    /// out of every `share` records.
     pub(super) const fn pays(stride: u64, share: u64) -> bool {
         STRETCH / stride >= WORTH.saturating_mul(share)
     }
