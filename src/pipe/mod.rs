@@ -650,6 +650,8 @@ fn at_place(error: Error, at: At) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::ring::Sides;
     use super::*;
 
@@ -695,6 +697,31 @@ mod tests {
         assert_eq!((*first, *first.unit()), (0, 0));
         let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
         assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
+    }
+
+    #[test]
+    fn a_caller_does_not_wait_for_a_worker_that_has_the_turn() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, Naming::default()));
+        let ((began, begins), (goes_on, go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+        // The order is foreign code, and may take long. The worker that runs it holds the turn.
+        let units = std::iter::once_with(move || {
+            began.send(()).unwrap();
+            let _ = go_on.recv();
+            (Place::default(), 0)
+        });
+        shared.begin(Box::new(units), true, u64::MAX);
+        let (of, caller) = (shared.clone(), shared.clone());
+        let worker = thread::spawn(move || matches!(of.take(Patience::Worker), Take::Unit(_)));
+        begins.recv().unwrap();
+        let (found, finds) = mpsc::channel();
+        let caller =
+            thread::spawn(move || found.send(matches!(caller.take(Patience::None), Take::InUse)).unwrap());
+        let found = finds.recv_timeout(Duration::from_secs(60));
+        drop(goes_on);
+        assert_eq!(found, Ok(true));
+        caller.join().unwrap();
+        assert!(worker.join().unwrap());
     }
 
     #[test]
