@@ -243,6 +243,11 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     Ok((file, metadata))
 }
 
+/// Converts at most 8 bytes to a number, little-endian.
+pub(crate) fn little(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
 /// Returns what the path names if it is not a regular file.
 fn special(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();

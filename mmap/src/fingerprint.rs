@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+use crate::file::little;
 use crate::ranges::Places;
 use crate::{Error, Ranges, Shard};
 
@@ -54,7 +55,7 @@ impl Ranges {
     /// ```
     pub fn fingerprint(&self) -> Result<u64, Error> {
         // The length of each part comes before the part, so different values never give the same sequence of words.
-        let mut words = vec![word(format!("{:<8}", self.dtype()).as_bytes()), self.kind.shape.len() as u64];
+        let mut words = vec![little(format!("{:<8}", self.dtype()).as_bytes()), self.kind.shape.len() as u64];
         words.extend(self.kind.shape.iter().map(|&axis| axis as u64));
         words.extend([self.kind.stride, self.shards().len() as u64]);
         let mut hashes: Vec<Result<u64, Error>> = self.shards().iter().map(|_| Ok(0)).collect();
@@ -102,11 +103,6 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
     Ok(hash.end())
 }
 
-/// Converts at most 8 bytes to a number, little-endian.
-fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
-}
-
 /// A hash of words. Each step is a bijection of its lane, so two inputs of the same length that differ in one word
 /// never have the same lanes. The lanes do not depend on each other, so the processor computes several at a time.
 struct Lanes([u64; 8]);
@@ -136,7 +132,7 @@ impl Lanes {
             }
         }
         for (lane, bytes) in self.0.iter_mut().zip(rest.chunks(8)) {
-            *lane = Self::step(*lane, word(bytes));
+            *lane = Self::step(*lane, little(bytes));
         }
     }
 

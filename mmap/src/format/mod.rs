@@ -25,7 +25,7 @@ pub use tensor::{ByteRange, Tensor};
 #[cfg(feature = "safetensors")]
 pub use tensors::Tensors;
 
-use crate::file::DataFile;
+use crate::file::{DataFile, little};
 use crate::ranges::{Kind, Layout, Places};
 use crate::{DType, Error, FormatError, Options, Records};
 
@@ -153,11 +153,6 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
         at: Places::Strided(array.offset),
         records: spare / stride + 1,
     })
-}
-
-/// A number of up to 8 bytes, little-endian.
-fn little(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
 /// Errors about a file's header, with the file's path.
