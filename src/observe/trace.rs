@@ -122,10 +122,10 @@ static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
 
 impl TraceFile {
     fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {
-        let emptied = file.set_len(0);
         // A path that is not a regular file, for example a pipe, has no length: ignore the error.
-        if file.metadata().is_ok_and(|file| file.is_file()) {
-            emptied.map_err(|source| Error::Trace { path: path.clone(), source })?;
+        let is_regular = |_: &io::Error| file.metadata().is_ok_and(|file| file.is_file());
+        if let Some(source) = file.set_len(0).err().filter(is_regular) {
+            return Err(Error::Trace { path, source });
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
