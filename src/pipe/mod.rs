@@ -712,11 +712,12 @@ mod tests {
         });
         shared.begin(Box::new(units), true, u64::MAX);
         let (of, caller) = (shared.clone(), shared.clone());
-        let worker = thread::spawn(move || matches!(of.take(Patience::Worker), Take::Unit(_)));
+        let worker = std::thread::spawn(move || matches!(of.take(Patience::Worker), Take::Unit(_)));
         begins.recv().unwrap();
         let (found, finds) = mpsc::channel();
-        let caller =
-            thread::spawn(move || found.send(matches!(caller.take(Patience::None), Take::InUse)).unwrap());
+        let caller = std::thread::spawn(move || {
+            found.send(matches!(caller.take(Patience::None), Take::InUse)).unwrap();
+        });
         let found = finds.recv_timeout(Duration::from_secs(60));
         drop(goes_on);
         assert_eq!(found, Ok(true));
