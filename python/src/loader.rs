@@ -262,7 +262,7 @@ impl Loader {
         let names = Names::of(data)?;
         let given_depth = whole_or_none::<usize>("depth", depth)?;
         let memory_limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
-        let breakdown = whole_or_none::<u64>("breakdown", breakdown)?;
+        let breakdown = whole_or_none::<u64>("breakdown", breakdown)?.filter(|&steps| steps > 0);
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
         for (field, set) in sets.iter().enumerate() {
             let Ok(records) = set.cast::<Records>() else {
@@ -289,8 +289,7 @@ impl Loader {
             steps.into_iter().fold(builder, |builder, (field, step)| builder.transform_field(field, step));
         let builder = builder.workers(asked_workers).overlap(overlap).read_mode(read_mode_of(py, read_mode)?);
         let builder = memory_limit.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::memory_limit);
-        let breakdown = breakdown.filter(|&steps| steps > 0).map_or(Breakdown::off(), Breakdown::every);
-        let builder = builder.breakdown(breakdown);
+        let builder = builder.breakdown(breakdown.map_or(Breakdown::off(), Breakdown::every));
         let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::depth);
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));

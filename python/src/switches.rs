@@ -6,9 +6,8 @@ use std::env;
 /// loaders.
 pub(crate) fn switch(loader: Option<&str>, switch: &str) -> Option<String> {
     let upper = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
-    let own = loader.map(|name| name.chars().map(upper).collect::<String>());
-    let names =
-        own.map(|own| format!("TWINBUF_{own}_{switch}")).into_iter().chain([format!("TWINBUF_{switch}")]);
+    let own = loader.map(|name| name.chars().map(upper).chain(['_']).collect());
+    let names = own.into_iter().chain([String::new()]).map(|own| format!("TWINBUF_{own}{switch}"));
     names.into_iter().find(|name| env::var_os(name).is_some())
 }
 

@@ -105,10 +105,9 @@ impl RecordTransform for Step {
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
             Self::Map(function) => {
                 let bytes = function.to.len();
-                let count = out.len() / bytes;
                 // All records here have the same size. Records of varying size are transformed one by one, in
                 // `apply_one`.
-                let each = records.len() / count.max(1);
+                let each = records.len() / (out.len() / bytes).max(1);
                 for ((index, out), context) in out.chunks_exact_mut(bytes).enumerate().zip(context.records())
                 {
                     function.apply(&records[index * each..][..each], out, context.seed)?;
@@ -132,6 +131,10 @@ impl RecordTransform for Step {
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         Some(Box::new(self.clone()))
+    }
+
+    fn pays(&self) -> bool {
+        !matches!(self, Self::Map(_))
     }
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -357,6 +359,22 @@ def test_map_is_called_for_empty_records(tmp_path: Path) -> None:
     for indices, rows in found:
         assert rows.tolist() == [[lengths[index], 100] for index in indices]
     assert data[1].tolist() == [0, 100]
+
+
+def test_a_loop_that_waits_helps_with_casts_but_runs_no_function_of_a_map(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((60, 16), "uint16"))
+    data = tb.Records.open_npy(tmp_path / "a.npy")
+
+    def least(data: tb.Records) -> int:
+        """The memory for 10 records before the transform, for each thread that reads."""
+        with pytest.raises(tb.OptionError) as caught:
+            tb.Loader(data, tb.Plan(data, 10), memory_limit=1)
+        (memory,) = re.findall(r"(\d+) bytes before the transform", str(caught.value))
+        return int(memory)
+
+    assert least(data.map(lambda record, _: record.astype("int64"), "int64", [16])) == 320
+    helps = len(os.sched_getaffinity(0)) > 1
+    assert least(data.to("int64")) == least(data.to("float32", mean=1, std=2)) == 320 * (1 + helps)
 
 
 def test_options_of_reading(npy: Case) -> None:
