@@ -425,27 +425,29 @@ impl Report {
         self
     }
 
-    /// Returns the smallest change of settings that saves at least 3 % of the time, unless a larger change saves at
-    /// least 5 percentage points more. Returns `None` if no change saves 3 %, or if the measurements do not tell: they are
-    /// of fewer than 8 batches or 20 ms, a replay with the measured settings misses the measured time by more than 5 %, or
-    /// the loader waits for slots of batches that the caller keeps. [`advice`](Self::advice) names the reason.
+    /// Returns the smallest change of settings that saves at least 3 % of the time. A larger change is returned instead
+    /// if it saves at least 5 percentage points more. Returns `None` if no change saves 3 %.
     ///
-    /// It tries to toggle overlap, up to 4 more slots, and up to 4 more workers, each with one more slot, but only one
-    /// more worker where loads may take turns. For a generator it tries only to toggle overlap. For a stream of tensors it
-    /// tries overlap and slots.
+    /// Also returns `None` if the measurements are not sure, and [`advice`](Self::advice) names the reason: there are
+    /// fewer than 8 batches or 20 ms, a replay with the measured settings misses the measured time by more than 5 %, or
+    /// the loader waits for slots of batches that the caller keeps.
     ///
-    /// The prediction assumes that other programs want the processors as before, or no more: what gains less counts. Beside
-    /// other programs a change must save 10 %. With one processor it tries no
-    /// more workers where loads may take turns. See also [`Prediction::at_most`].
+    /// The changes for a loader are overlap on or off, up to 4 more slots, and up to 4 more workers with one more slot
+    /// each. Where loads may take turns, it tries only one more worker; with one processor, or while other programs want
+    /// the processors, it then tries none. For a generator it tries overlap, and for a stream of tensors overlap and slots.
+    ///
+    /// Each change is predicted twice: other programs want the processors as before, or not at all. The smaller saving
+    /// counts. While other programs want the processors, a change must save 10 %. See also [`Prediction::at_most`].
     #[must_use]
     pub fn recommended(&self) -> Option<Prediction> {
         let model = Model::of(self);
         if model.kept(self).is_some() || model.doubt().is_some() { None } else { model.recommended(self) }
     }
 
-    /// Returns advice as text: to let go of batches that are kept while the loader waits for their slots, the change of
-    /// [`recommended`](Self::recommended) with its predicted saving, for a loader the advice to iterate over all epochs with
-    /// one call of [`Loader::epochs`](crate::Loader::epochs), or the reason why there is no advice.
+    /// Returns advice as text. It names the change of [`recommended`](Self::recommended) and its predicted saving, or says
+    /// why there is no advice. If the loader waits for slots of batches that the caller keeps, the advice is to let go of
+    /// these batches. For a loader it may be to iterate over all epochs with one call of
+    /// [`Loader::epochs`](crate::Loader::epochs).
     #[must_use]
     pub fn advice(&self) -> String {
         if self.recent.units.is_empty() {
@@ -500,9 +502,10 @@ impl Report {
         format!("Keep the settings. No option of the {whose} gains 3 %: {why}.")
     }
 
-    /// Returns the bottleneck: the stage that would save the most time if it were faster, in a replay of the last
-    /// batches. Returns [`Verdict::Unmeasured`] if the measurements do not tell: see [`recommended`](Self::recommended).
-    /// Beside other programs, they do not tell either if another stage would decide without them.
+    /// Returns the bottleneck: the stage that would save the most time if it were faster, in a replay of the last batches.
+    ///
+    /// Returns [`Verdict::Unmeasured`] if the measurements are not sure, for the reasons of
+    /// [`recommended`](Self::recommended), or if the stage would be another one without the other programs that run now.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let model = Model::of(self);
