@@ -61,7 +61,7 @@ impl<M> Copies<M> {
         let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
         // An empty batch is not copied, although the driver would accept it: there is nothing to wait for.
         let copied = (slot.len > 0).then(|| slot.copied.raw());
-        // Track the copy before any driver call: if one fails, the drop of `Copies` keeps `source` until the copy ends.
+        // Track the copy before it is enqueued: if a call below fails, the drop of `Copies` waits before it drops `source`.
         self.running.push_back(Running { seq, start, copied, issued, source });
         let Some(copied) = copied else { return Ok(()) };
         if let Some(start) = start {

@@ -243,7 +243,7 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
 ///   [`Error::Abandoned`].
 #[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
 pub struct ReservedSlot<M: 'static> {
-    // Fields drop in this order: first the slot is cancelled, then `copying` lets the copies go on.
+    // `slot` drops first and cancels its batch. The drop of `copying` then issues the copies that waited for it.
     slot: twinbuf_core::ReservedSlot<'static, HostBuf<M>>,
     copying: Copying<M>,
 }

@@ -162,8 +162,8 @@ impl Batch {
         let mut content = self.content();
         let old = mem::replace(&mut *content, Content::Released { _memory: None });
         match old {
-            // Relaxed: `__releasebuffer__` sets the flag before it takes the lock. If this load misses that store,
-            // `__releasebuffer__` gets the lock after this call, finds `Released`, and keeps the memory.
+            // Relaxed: `__releasebuffer__` sets the flag, then takes the lock. If this load misses the flag,
+            // `__releasebuffer__` gets the lock after this call, and stores the lease of its view in `Released`.
             Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
                 *content = Content::Released { _memory: Some(lease) };
             }

@@ -94,12 +94,13 @@ impl Direct {
         self.block.load(Relaxed) as u64
     }
 
-    /// Returns whether `error` means that the block was too small. If so, the block is larger for the next read.
+    /// Returns whether `error` means that the block was too small. If so, it enlarges the block for the next read, up to
+    /// the largest size.
     pub(crate) fn has_grown(&self, error: &io::Error) -> bool {
         if let Some(larger) = larger(self.block.load(Relaxed), error) {
             self.block.fetch_max(larger, Relaxed);
         }
-        // Also `true` if another read has made the block larger since.
+        // `true` also at the largest size: another read may have enlarged the block after the failed read began.
         system::too_small(error)
     }
 
@@ -215,8 +216,9 @@ impl Alignment {
         let before = if skip == 0 { 0 } else { block };
         let place = before - skip;
         let first = place + (address + place).wrapping_neg() % block;
-        // `after` is a multiple of the block and less than three blocks: less than one is skipped before `first`, less
-        // than one is left over behind `whole`, and less than one is added to read the last block whole.
+        // `after` is a multiple of the block, and less than three blocks. It has three parts, each of less than a block:
+        // the bytes of `out` from `place` to `first`, those behind the range `whole`, and the rest of the file's last
+        // block.
         let whole = len.saturating_sub(first) / block * block;
         let first = first.min(len);
         let read = (skip + len).next_multiple_of(block);

@@ -102,7 +102,7 @@ impl Source {
         let Group { cached, streamed } = group;
         cached.clear();
         streamed.clear();
-        // Half of the lane of memory: the disk reads the next group while this one is copied.
+        // About half of what the stream may hold now: the disk reads the next group while this one is copied.
         let most = self.stream.as_ref().map_or(u64::MAX, |stream| stream.room[NOW] / 2);
         let mut bytes = 0;
         while cached.len() + streamed.len() < PIECES && bytes < most {
