@@ -198,7 +198,8 @@ fn held() -> [(Loader, Vec<twinbuf::Batch>); 3] {
         let (_dir, paths) = files(&[64]);
         let builder = Loader::builder(open(&paths), plan(64, 2)).workers(workers).overlap(overlap);
         let mut loader = builder.held_timeout(LONG).build().unwrap();
-        let slots = if overlap { 2 * workers } else { 2 };
+        // All of them: a free slot may get the batch that a test waits for.
+        let slots = if overlap { workers + 2 } else { 2 };
         let held = loader.epoch(0).take(slots).map(Result::unwrap).collect();
         (loader, held)
     })
