@@ -84,6 +84,10 @@ MUTANTS = [
     (MOD, "without overlap a unit that is there is not received", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return None;", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return Some(Received::Gone);"),
     (MOD, "without overlap a held slot is not waited for", "Waiting::Block => Patience::Slot(Instant::now() + held_timeout),", "Waiting::Block => Patience::None,"),
     (MOD, "a caller that helps loses what it finds", "            found => return Some(found),\n        }\n    }\n    None", "            found => drop(found),\n        }\n    }\n    None"),
+    (MOD, "a caller helps although fills wait for a disk", " || last_fill.blocked() >= HELP_LIMIT ||", " ||"),
+    (MOD, "a caller helps with a long fill although its unit comes soon", " || took >= HELP_LIMIT && soon() {", " {"),
+    (MOD, "a caller never helps with a long fill", "took >= HELP_LIMIT && soon()", "took >= HELP_LIMIT"),
+    (MOD, "a caller helps with fills that take longer than it may wait", "took >= rest || ", ""),
     (MOD, "an order that panicked has no name", "=> Error::Panicked { at, who: \"order\", message },", "=> Error::Panicked { at: At { step: None, ..at }, who: \"order\", message },"),
     # The ring of host slots.
     (RING, "a unit outlives its item", "        self.0.header.unit = None;\n", ""),
@@ -109,6 +113,10 @@ EXCUSES = {
 FIRST = {
     "a release is not noted": "--lib pipe::ring",
     "a caller that helps loses what it finds": "--lib pipe::tests",
+    "a caller helps although fills wait for a disk": "--lib pipe::tests",
+    "a caller helps with fills that take longer than it may wait": "--lib pipe::tests",
+    "a caller helps with a long fill although its unit comes soon": "--lib pipe::tests",
+    "a caller never helps with a long fill": "--lib pipe::tests",
     "no worker rests": "--lib pipe::tests",
     "each worker rests": "--lib pipe::tests",
     "a unit of an earlier call stops this one": "twinbuf-shuttle-pipe:histories earlier",

@@ -320,7 +320,8 @@ impl Loader {
     /// ``epochs(3)`` is what remains of three epochs.
     ///
     /// With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a ``TimeoutError``
-    /// and names what is being read. The next call waits again. Without overlap there is no such wait.
+    /// and names what is being read. The next call waits again. Without overlap there is no such wait. While the files are
+    /// in memory, a loop that waits may read a batch itself, and ``timeout`` does not limit that read.
     #[pyo3(signature = (epochs, /, *, timeout=None))]
     fn epochs(
         slf: &Bound<'_, Self>,

@@ -81,6 +81,12 @@ impl LoadTimes {
         self.end.saturating_duration_since(self.start)
     }
 
+    /// Returns how long the thread slept during the load, as for a disk. At most that long if it was not measured.
+    pub(crate) fn blocked(&self) -> Duration {
+        let awake = self.cpu.map_or(0.0, |share| share.cpu + share.delay);
+        self.took().saturating_sub(Duration::from_secs_f32(awake))
+    }
+
     /// Returns how long the slot was free before the loading thread, which waited for it, started to load. `None` if it
     /// did not wait for the slot.
     pub(crate) fn slept(&self) -> Option<Duration> {

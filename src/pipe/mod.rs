@@ -88,7 +88,7 @@ use self::turn::{AnySource, FOREVER, HELP_LIMIT, Locate, Order, Patience, Shared
 pub use self::turn::{Around, Filling, Loop, Source, Wait};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::{Naming, Ticket, What};
+use crate::observe::log::{LoadTimes, Naming, Ticket, What};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::replay::Settings;
 use crate::observe::report::{Kind, LiveReport, Publisher, Report};
@@ -133,8 +133,7 @@ pub struct Pipe<R: Ring> {
     /// The number of the present call, and how many of its units the caller has received.
     call: u64,
     received: u64,
-    /// How long the last fill took.
-    last_fill: Duration,
+    last_fill: LoadTimes,
     publisher: Publisher,
     breakdown: Breakdown,
     locate: Locate,
@@ -205,16 +204,13 @@ impl<R: Ring> Pipe<R> {
             Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
             None => usize::MAX,
         };
-        let threads = if overlap { workers } else { 0 };
-        let shared = Arc::new(Shared::new(producer, threads, naming.clone()));
+        let shared = Arc::new(Shared::new(producer, if overlap { workers } else { 0 }, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds));
         let report = Report::new(kind, Settings { overlap, depth, workers }, device_depth);
         let recorder = Recorder::new(track, ring::wait_of::<R>(), &breakdown, report, sends);
-        let limit = END_LIMIT;
-        let (threads, own) = (Vec::with_capacity(threads), None);
-        let running =
-            Running { consumer: Some(consumer), shared, threads, overlap, own, recorder, trace, limit };
+        let (consumer, threads, own, limit) = (Some(consumer), Vec::with_capacity(workers), None, END_LIMIT);
+        let running = Running { consumer, shared, threads, overlap, own, recorder, trace, limit };
         let mut running = ForkGuard::new(running);
         let Running { shared, threads, own, trace, .. } = &mut *running;
         for (index, source) in sources.into_iter().enumerate() {
@@ -244,21 +240,19 @@ impl<R: Ring> Pipe<R> {
         if let (true, Some(helper)) = (overlap, helper) {
             *own = Some(Worker::new(helper, LoadRecorder::new(None, what), workers, false));
         }
-        let (call, received, last_fill, publisher) = (0, 0, Duration::ZERO, Publisher::default());
-        let (held_since, begun) = (None, plain::Begun::default());
         Ok(Self {
             running,
             naming,
             held_timeout: held_timeout.min(FOREVER),
-            held_since,
-            call,
-            received,
-            last_fill,
-            publisher,
+            held_since: None,
+            call: 0,
+            received: 0,
+            last_fill: LoadTimes::new(Instant::now()),
+            publisher: Publisher::default(),
             breakdown,
             locate,
             add_reads,
-            begun,
+            begun: plain::Begun::default(),
         })
     }
 
@@ -429,7 +423,7 @@ impl<R: Ring> Pipe<R> {
         let header = R::header_mut(&mut item);
         let load = &mut header.load;
         load.helps = own.is_some() && *overlap;
-        self.last_fill = load.end - load.start;
+        self.last_fill = *load;
         let now = match *overlap {
             // The caller has just filled the slot itself: the end of the fill is the time of receipt.
             false => load.end.max(asked),
@@ -599,30 +593,33 @@ fn fill_inline<R: Ring>(
     }
 }
 
-/// Lets a caller that waits work as one more worker: it fills slots behind the one that it waits for, as long as the last
-/// fill was shorter than the time that it has. Returns the item that it waits for when that is ready.
+/// Lets a caller that waits work as one more worker: it fills slots behind the one that it waits for. The last fill must
+/// have been shorter than the time that it has, and must not have slept, as for a disk. Returns the item that it waits
+/// for when that is ready.
 fn help<R: Ring>(
     shared: &Shared<R>,
     own: &mut Worker<R>,
     consumer: &mut R::Consumer,
     recorder: &mut Recorder,
     waiting: &Waiting<'_, '_>,
-    last_fill: &mut Duration,
+    last_fill: &mut LoadTimes,
 ) -> Option<Received<R::Item>> {
-    let deadline = match waiting {
-        Waiting::Block => None,
-        Waiting::Until(deadline) => Some(*deadline),
-        // A `try` or `poll` call must not block, so it fills no slots.
-        Waiting::Try | Waiting::Poll(_) => return None,
-    };
     while own.pays() {
-        let rest = deadline.map_or(HELP_LIMIT, |deadline| deadline.saturating_duration_since(Instant::now()));
-        if *last_fill >= rest {
+        let rest = match waiting {
+            Waiting::Block => FOREVER,
+            Waiting::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
+            // A `try` or `poll` call must not block, so it fills no slots.
+            Waiting::Try | Waiting::Poll(_) => return None,
+        };
+        let took = last_fill.took();
+        // Whether the unit that the caller waits for comes in less than half a fill: it would receive it too late.
+        let soon = || shared.first_fill().is_some_and(|doing| 2 * doing.since.elapsed() > took);
+        if took >= rest || last_fill.blocked() >= HELP_LIMIT || took >= HELP_LIMIT && soon() {
             return None;
         }
         let Take::Unit(unit) = shared.take(Patience::None) else { return None };
         let (ticket, times) = own.fill(shared, unit, None);
-        *last_fill = times.end - times.start;
+        *last_fill = times;
         recorder.helped(ticket, &times);
         match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
             Received::Empty => {}
@@ -654,6 +651,7 @@ mod tests {
 
     use super::ring::Sides;
     use super::*;
+    use crate::thread::Share;
 
     type Numbered = Slots<u64, u64>;
 
@@ -691,12 +689,89 @@ mod tests {
         let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
         let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
         let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
-        let mut last_fill = Duration::ZERO;
-        let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last_fill);
+        let mut last = LoadTimes::new(Instant::now());
+        let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
         assert_eq!((*first, *first.unit()), (0, 0));
         let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
         assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
+    }
+
+    #[test]
+    fn a_caller_helps_unless_fills_wait_for_a_disk_or_take_longer_than_it_may_wait() {
+        const TOOK: Duration = Duration::from_millis(2);
+        let share = |cpu| Share { wall: 2e-3, cpu, delay: 0.0, running: 0.0 };
+        let until = |rest| Waiting::Until(Instant::now() + rest);
+        for (helps, cpu, waiting) in [
+            (true, Some(share(2e-3)), Waiting::Block),
+            (true, Some(Share { delay: 1e-3, ..share(1e-3) }), Waiting::Block),
+            (true, Some(share(2e-3)), until(Duration::from_secs(3600))),
+            (false, Some(share(2e-3)), until(TOOK)),
+            (false, Some(share(5e-4)), Waiting::Block),
+            (false, Some(share(5e-4)), until(Duration::from_secs(3600))),
+            (false, None, Waiting::Block),
+            (false, Some(share(2e-3)), Waiting::Try),
+        ] {
+            let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
+            let shared = Shared::<Numbered>::new(producer, 1, Naming::default());
+            shared.begin(Box::new(std::iter::once((Place::default(), 7))), true, u64::MAX);
+            let mut own = Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 1, false);
+            let report = Report::new(Kind::Items, Settings { overlap: true, depth: 2, workers: 1 }, 0);
+            let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+            let start = Instant::now();
+            let mut last = LoadTimes { end: start + TOOK, cpu, ..LoadTimes::new(start) };
+            let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
+            assert!(
+                matches!(&found, Some(Received::Item(item)) if **item == 7) == helps,
+                "{cpu:?} {found:?}"
+            );
+            assert_eq!(shared.loads(), u64::from(helps), "{cpu:?}");
+        }
+    }
+
+    /// Fills each slot until the other side of the channel is dropped.
+    struct Endless(mpsc::Receiver<()>);
+
+    impl Source<u64> for Endless {
+        type Unit = u64;
+
+        fn fill(&mut self, _: &mut u64, _: &mut u64, _: &mut Filling<'_>) -> Result<Content, Error> {
+            let _ = self.0.recv();
+            Ok(Content::Bytes(0))
+        }
+    }
+
+    #[test]
+    fn a_caller_helps_with_long_fills_only_in_the_first_half_of_the_one_that_it_waits_for() {
+        for (helps, took) in [(true, 3600), (false, 0)].map(|(helps, s)| (helps, Duration::new(s, 2_000_000)))
+        {
+            let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
+            let shared = Arc::new(Shared::<Numbered>::new(producer, 1, Naming::default()));
+            shared.begin(
+                Box::new((0..2).map(|unit| (Place { step: unit, ..Place::default() }, unit))),
+                true,
+                u64::MAX,
+            );
+            let (ends, end) = mpsc::channel();
+            let (of, recorder) = (shared.clone(), LoadRecorder::new(None, What::Read));
+            let worker = Worker::new(Box::new(Endless(end)), recorder, 0, false);
+            let worker = std::thread::spawn(move || worker.run(&of, &|wait| wait()));
+            while shared.first_fill().is_none_or(|doing| doing.since.elapsed() < Duration::from_millis(2)) {
+                std::thread::yield_now();
+            }
+            let mut own = Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 1, false);
+            let report = Report::new(Kind::Items, Settings { overlap: true, depth: 2, workers: 1 }, 0);
+            let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+            let (start, wall) = (Instant::now(), took.as_secs_f32());
+            let cpu = Some(Share { wall, cpu: wall, delay: 0.0, running: 0.0 });
+            let mut last = LoadTimes { end: start + took, cpu, ..LoadTimes::new(start) };
+            let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
+            assert!(found.is_none(), "the worker has the first unit: {found:?}");
+            assert_eq!(shared.loads(), 1 + u64::from(helps));
+            shared.close();
+            drop((consumer, ends));
+            worker.join().unwrap();
+        }
     }
 
     #[test]

@@ -160,8 +160,9 @@ struct Mailbox<U> {
 /// Longer than a process runs.
 pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
-/// How long a fill by a waiting caller may take, if its wait has no limit. A worker for which no processor is left rests as
-/// long after each fill that took less.
+/// How long the last fill may have slept if a waiting caller is to fill a slot. If fills take longer, it helps only in the
+/// first half of the one that it waits for. A worker for which no processor is left rests as long after each fill that
+/// took less.
 pub(super) const HELP_LIMIT: Duration = Duration::from_millis(1);
 
 /// How long [`Shared::take`] waits.
@@ -556,7 +557,7 @@ pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doing {
     ticket: Ticket,
-    since: Instant,
+    pub(super) since: Instant,
     /// What is being read: a part of the data, and an offset in it.
     place: Option<(usize, u64)>,
 }
