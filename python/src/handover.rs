@@ -542,7 +542,8 @@ impl Items {
         let functions = [&self.receive, &self.map, &self.before, &self.after];
         functions.into_iter().try_for_each(|function| visit.call(function))?;
         visit.call(&self.place)?;
-        // The garbage collector holds the GIL, so no other thread holds this lock.
+        // No other thread holds this lock: a thread takes it only while attached to Python, and runs no Python code until
+        // it lets go. So the garbage collector does not run in between.
         self.iterable.made.try_lock().map_or(Ok(()), |made| {
             made.iter().try_for_each(|Item { item, state, .. }| {
                 visit.call(item)?;

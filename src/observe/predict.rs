@@ -103,8 +103,8 @@ impl Demand {
         let loads = if overlap { wanted - train * (cpu[1] + delay[1]) } else { 0.0 };
         let others = match running {
             Some(running) => running - 1.0 - loads,
-            // Without a count, estimate them from how long our threads waited for processors, less the waits for each
-            // other.
+            // Without a count, estimate `others`: `wanted / had` threads of all programs share each processor, on average.
+            // Subtract one thread for each processor, or all our threads if they are more.
             None => processors * (wanted / had.max(1e-9) - 1.0) - (wanted - processors).max(0.0),
         };
         Self { processors, cpu, delay, had, wanted, others: others.max(0.0) }

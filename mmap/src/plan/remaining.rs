@@ -71,7 +71,7 @@ impl Past {
         let (true, Some(done)) = (steps <= most, all.and_then(|all| self.done.checked_add(all))) else {
             return Err(PlanError::PartialEpoch { part, left });
         };
-        // No overflow: each step has at least one record, so there are no more steps than records.
+        // No overflow: with `wraps`, the plan limits the steps. Otherwise each step takes records that were left.
         self.base += steps;
         self.left = left.saturating_sub(done - self.done);
         self.done = if done > self.records { done % self.records } else { done };

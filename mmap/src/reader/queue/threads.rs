@@ -63,7 +63,7 @@ impl Threads {
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
-                // The system refuses a thread: the existing threads do the reads later.
+                // The system starts no more threads: the existing ones do the reads later. Without any, `reap` does.
                 self.shared.lock().idle -= 1;
                 return;
             }
