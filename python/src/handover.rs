@@ -41,8 +41,8 @@ struct Item {
 /// reference to each of these Python objects; [`Items`] reports them to the garbage collector.
 struct Iterable {
     /// Items that the loop has yet to receive, in order. The slots of the ring are empty: the ring only counts the
-    /// items, because the garbage collector cannot look into it. A thread locks this only with the GIL, and for a few
-    /// instructions.
+    /// items, because the garbage collector cannot look into it. A thread locks this only while attached to Python,
+    /// and for a few instructions.
     made: Mutex<VecDeque<Item>>,
     iterator: Object,
     /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.

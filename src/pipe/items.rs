@@ -144,8 +144,8 @@ impl<'f, F: Front> Items<'f, F> {
 
     /// Waits up to `timeout` for the next item. Returns [`Poll::Pending`] if it is not filled in time, and `Ready(None)`
     /// at the end. After `Pending`, a later call returns the item, and [`reading`](Self::reading) shows what is being
-    /// read. Without overlap, and while files are in memory, this call may fill the slot itself; `timeout` does not limit
-    /// the fill.
+    /// read. Without overlap this call fills the slot. With overlap it may do so too, while files are in memory. `timeout`
+    /// does not limit the fill.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),

@@ -677,6 +677,15 @@ mod tests {
         }
     }
 
+    fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
+        Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index, false)
+    }
+
+    fn callers_recorder() -> Recorder {
+        let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
+        Recorder::new(None, What::Wait, &Breakdown::default(), report, false)
+    }
+
     #[test]
     fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
         let (producer, mut consumer) = Numbered::ring(vec![0; 3]);
@@ -684,11 +693,8 @@ mod tests {
         let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
         shared.begin(Box::new(units), true, u64::MAX);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
-        let worker =
-            |source, index| Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index, false);
         let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
-        let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
-        let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+        let mut recorder = callers_recorder();
         let mut last = LoadTimes::new(Instant::now());
         let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
@@ -715,9 +721,8 @@ mod tests {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
             let shared = Shared::<Numbered>::new(producer, 1, Naming::default());
             shared.begin(Box::new(std::iter::once((Place::default(), 7))), true, u64::MAX);
-            let mut own = Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 1, false);
-            let report = Report::new(Kind::Items, Settings { overlap: true, depth: 2, workers: 1 }, 0);
-            let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+            let mut own = worker(Numbers(None), 1);
+            let mut recorder = callers_recorder();
             let start = Instant::now();
             let mut last = LoadTimes { end: start + TOOK, cpu, ..LoadTimes::new(start) };
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
@@ -753,15 +758,13 @@ mod tests {
                 u64::MAX,
             );
             let (ends, end) = mpsc::channel();
-            let (of, recorder) = (shared.clone(), LoadRecorder::new(None, What::Read));
-            let worker = Worker::new(Box::new(Endless(end)), recorder, 0, false);
-            let worker = std::thread::spawn(move || worker.run(&of, &|wait| wait()));
+            let (of, filler) = (shared.clone(), worker(Endless(end), 0));
+            let filler = std::thread::spawn(move || filler.run(&of, &|wait| wait()));
             while shared.first_fill().is_none_or(|doing| doing.since.elapsed() < Duration::from_millis(2)) {
                 std::thread::yield_now();
             }
-            let mut own = Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 1, false);
-            let report = Report::new(Kind::Items, Settings { overlap: true, depth: 2, workers: 1 }, 0);
-            let mut recorder = Recorder::new(None, What::Wait, &Breakdown::default(), report, false);
+            let mut own = worker(Numbers(None), 1);
+            let mut recorder = callers_recorder();
             let (start, wall) = (Instant::now(), took.as_secs_f32());
             let cpu = Some(Share { wall, cpu: wall, delay: 0.0, running: 0.0 });
             let mut last = LoadTimes { end: start + took, cpu, ..LoadTimes::new(start) };
@@ -770,7 +773,7 @@ mod tests {
             assert_eq!(shared.loads(), 1 + u64::from(helps));
             shared.close();
             drop((consumer, ends));
-            worker.join().unwrap();
+            filler.join().unwrap();
         }
     }
 

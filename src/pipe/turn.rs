@@ -1,9 +1,9 @@
 //! The workers' side: they share one turn, take units in order, and fill slots side by side.
 //!
 //! There are two locks. The **turn** holds the producer of the ring and the order of units. A worker holds it while it
-//! waits for the next free slot, takes the next unit and reserves the slot; it fills without it. The caller never waits
-//! for the turn. The **mailbox** holds what the caller wants. It is locked for a few instructions, and no foreign code runs
-//! under it. A worker that needs both takes the turn first.
+//! waits for the next free slot, takes the next unit and reserves the slot; it fills without it. With overlap, the
+//! caller never waits for the turn. The **mailbox** holds what the caller wants. It is locked for a few instructions, and
+//! no foreign code runs under it. A worker that needs both takes the turn first.
 //!
 //! One worker waits for a slot while the others wait for the turn. It takes the unit after the slot is free: a started unit
 //! waits for nothing but its source.
