@@ -287,14 +287,32 @@ fn options_that_cannot_work_are_refused() {
     assert_eq!(wanted, "a plan for at most the data set's 16 records");
     assert_eq!(found, "one for 17");
 
-    // A batch larger than the address space, because some systems grant any memory that has an address. It must be
-    // refused, not abort.
+    // Some systems grant any memory that has an address. These slots must be refused, not abort.
     let records = 1 << 39;
     let (data, _) = Faulty::new(records, Fault::None, 0);
     let plan = Plan::builder(records).batch(records).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).depth(8));
     assert_eq!(option, "depth");
-    assert_eq!(found, "8 host slots of 549755813888 records of 512 bytes");
+    assert_eq!(found, "2251799813685248 bytes: 8 host slots of 549755813888 records of 512 bytes");
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn more_slots_than_memory_are_refused_before_any_is_allocated() {
+    let (_dir, paths) = files(&[16]);
+    for depth in [1 << 31, 1 << 40, 1 << 62, usize::MAX] {
+        for overlap in [true, false] {
+            let builder = || Loader::builder(open(&paths), plan(16, 4)).depth(depth).overlap(overlap);
+            let slots = format!("{depth} host slots of 4 records of {RECORD} bytes");
+            for error in [builder().wanted_slots().unwrap_err(), builder().build().unwrap_err()] {
+                let Error::Option { option: "depth", wanted, found } = &error else { panic!("{error:?}") };
+                let bytes: u128 = found.split(' ').next().unwrap().parse().unwrap();
+                assert!(bytes >= depth as u128 * 4096, "{found}");
+                assert_eq!(*found, format!("{bytes} bytes: {slots}"));
+                assert!(wanted.contains("bytes of memory"), "{wanted}");
+            }
+        }
+    }
 }
 
 #[test]

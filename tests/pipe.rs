@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{files, open, plan};
 use twinbuf::pipe::{self, Around, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, generate};
 
 /// Longer than anything takes here. Only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(300);
@@ -66,6 +66,37 @@ fn units_come_in_order_whatever_the_number_of_workers() {
         }
         pipe.close().unwrap();
     }
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn more_slots_than_memory_are_refused_before_any_is_allocated() {
+    struct Nothing;
+    impl Source<()> for Nothing {
+        type Unit = ();
+
+        fn fill(&mut self, (): &mut (), (): &mut (), _: &mut Filling<'_>) -> Result<Content, Error> {
+            Ok(Content::Bytes(0))
+        }
+    }
+    let nothing = |_: u64, (): &mut ()| Ok::<(), BoxError>(());
+    let parts = |_: u64, _: usize, (): &mut ()| Ok::<(), BoxError>(());
+    // Slots without bytes: the caller's vector takes no memory, however long it is.
+    for slots in [1 << 40, 1 << 62, usize::MAX] {
+        let pipe = pipe::builder(vec![(); slots]).worker(Nothing).build().map(drop);
+        let generator = generate::with_slots(vec![(); slots], nothing).build().map(drop);
+        for error in [pipe.unwrap_err(), generator.unwrap_err()] {
+            let Error::Option { option: "slots", wanted, found } = &error else { panic!("{error:?}") };
+            assert!(wanted.contains("bytes of memory"), "{wanted}");
+            let bytes: u128 = found.split(' ').next().unwrap().parse().unwrap();
+            assert!(bytes >= slots as u128 * 64, "{found}");
+            assert_eq!(*found, format!("{bytes} bytes: {slots} slots"));
+        }
+    }
+    // Parts without bytes are no memory: any number of them is made by few threads.
+    let slots = vec![vec![(); 1 << 10]; 2];
+    let mut generator = generate::with_parts(slots, usize::MAX, parts).build().unwrap();
+    assert_eq!(generator.rounds(3).filter(Result::is_ok).count(), 3);
 }
 
 #[test]

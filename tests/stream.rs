@@ -340,6 +340,15 @@ fn options_that_cannot_work_are_refused() {
         let built = stream(model.groups()).depth(depth).build();
         assert!(matches!(built, Err(Error::Option { option: "depth", .. })));
     }
+    #[cfg(target_pointer_width = "64")]
+    for depth in [1 << 31, 1 << 40, 1 << 62, usize::MAX] {
+        let error = stream(model.groups()).depth(depth).build().unwrap_err();
+        let Error::Option { option: "depth", wanted, found } = &error else { panic!("{error:?}") };
+        assert!(wanted.contains("bytes of memory"), "{wanted}");
+        let bytes: u128 = found.split(' ').next().unwrap().parse().unwrap();
+        assert!(bytes >= depth as u128 * 4096, "{found}");
+        assert!(found.starts_with(&format!("{bytes} bytes: {depth} slots of 162 bytes")), "{found}");
+    }
 }
 
 #[test]

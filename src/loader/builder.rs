@@ -19,7 +19,7 @@ use crate::loader::checkpoint::Identity;
 use crate::observe::report::{Kind, Report};
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
-use crate::pipe::memory::{Memory, MemoryLimit, too_large};
+use crate::pipe::memory::{LEAST, Memory, MemoryLimit, check_memory, too_large};
 use crate::pipe::options::{Options, common};
 use crate::pipe::turn::AnySource;
 use crate::pipe::{Backend, Host, Pipe, Setup};
@@ -161,7 +161,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # Errors
     ///
     /// - [`Error::Option`]: an option is out of range, the data sets have different numbers of records, the plan has
-    ///   more records than the data set, or a slot's size exceeds the address space.
+    ///   more records than the data set, or the slots exceed the memory of the machine.
     /// - [`Error::Transform`]: a transform does not accept the records.
     pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
         let (sizes, _) = self.sizes()?;
@@ -350,6 +350,7 @@ impl<B: Backend> LoaderBuilder<B> {
         if depth.is_none() && workers == 1 && sizes.slot >= SMALL {
             sizes.depths.host = 2;
         }
+        check_memory("depth", sizes.depths.host, sizes.slot.max(LEAST), &sizes)?;
         Ok((sizes, layout))
     }
 

@@ -74,6 +74,42 @@ impl Make for Host {
     }
 }
 
+/// The least memory of a slot: the smallest page of any system.
+pub(crate) const LEAST: usize = 4096;
+
+/// Checks, before any slot is allocated, that `count` slots of `bytes` bytes each fit into the memory of the machine and
+/// into a ring. `option` is the option that sets their number, and `sum` describes them.
+///
+/// Swap space and a limit of the process's control group do not count: the first would be slower than no overlap, and the
+/// second can change.
+pub(crate) fn check_memory(
+    option: &'static str,
+    count: usize,
+    bytes: usize,
+    sum: &dyn fmt::Display,
+) -> Result<(), Error> {
+    /// The most slots of a ring.
+    const MOST: usize = 1 << 31;
+    let (all, memory) = (count as u128 * bytes as u128, machine_memory());
+    if count <= MOST && all <= u128::from(memory) {
+        return Ok(());
+    }
+    let wanted = format!("at most {MOST} slots, in at most {memory} bytes of memory");
+    Err(Error::Option { option, wanted, found: format!("{all} bytes: {sum}") })
+}
+
+/// The bytes of memory of this machine, or of the address space if the system does not tell.
+fn machine_memory() -> u64 {
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    // SAFETY: sysconf reads constants of the system; it takes no pointer and any name is allowed.
+    let [pages, page] = [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    let [pages, page] = [-1_i64; 2];
+    let all = u64::try_from(pages).ok().zip(u64::try_from(page).ok());
+    let most = isize::MAX.unsigned_abs() as u64;
+    all.map_or(most, |(pages, page)| pages.saturating_mul(page).min(most))
+}
+
 /// The error of slots that do not fit the memory. `sum` describes them.
 pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
     let wanted = "slots that fit the memory".to_string();

@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use super::items::{Ended, Front, Items, Next};
+use super::memory::check_memory;
 use super::options::{Options, common};
-use super::ring::{Place, Ring, Slots};
+use super::ring::{Place, Ring, Slot, Slots};
 use super::turn::{AnySource, Source};
 use super::{Pipe, Setup};
 use crate::error::Error;
@@ -51,7 +52,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: there is no slot, or no worker.
+    /// - [`Error::Option`]: there is no slot, or no worker, or the memory of the machine has no room for so many slots.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Pipe<Slots<T, U>>, Error> {
@@ -62,6 +63,8 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
                 return Err(Error::Option { option, wanted, found });
             }
         }
+        let place = size_of::<Slot<T, U>>();
+        check_memory("slots", slots.len(), place, &format_args!("{} slots", slots.len()))?;
         let trace = options.open(0, 1)?;
         let depths = (slots.len(), 0);
         Pipe::start(Setup {

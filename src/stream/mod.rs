@@ -24,7 +24,7 @@ pub use self::group::{Group, View};
 use self::schedule::{Order, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
-use crate::pipe::memory::{Item, Memory, MemoryLimit, Taken, too_large};
+use crate::pipe::memory::{Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
 use crate::pipe::{Backend, Content, Ended, Filling, Front, Host, Items, Next, Pipe, Place, Setup, Source};
 
@@ -179,6 +179,7 @@ impl<B: Backend> StreamBuilder<B> {
         let left = memory_limit.as_ref().map(MemoryLimit::left);
         let device_depth = backend.device_depth();
         let schedule = Arc::new(Schedule::new(groups, order, (depth, device_depth), left, keep));
+        check_memory("depth", depth, schedule.slot().max(LEAST), &*schedule)?;
         let wanted = schedule.memory().ok_or_else(|| too_large(&*schedule))?;
         let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
