@@ -14,7 +14,7 @@ import sys
 import mutate_cuda
 
 # Quick ones first. What follows a program's name filters its tests.
-TESTS = ["pipe", "twinbuf-shuttle-pipe:histories", "generate", "workers", "stuck", "waiting", "report", "process"]
+TESTS = ["all pipe::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all stuck::", "all waiting::", "all report::", "process"]
 
 TURN, MOD, RING, ITEMS, PLAIN = (f"{name}.rs" for name in ("turn", "mod", "ring", "items", "plain"))
 # (file in src/pipe, what, the text, present once, its replacement)

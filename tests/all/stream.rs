@@ -1,13 +1,11 @@
 //! Streams of tensors: every byte, in every order, with groups that are kept and groups that are read each pass; and what
 //! happens when groups are held, passes given up and files cut.
 
-mod common;
-
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use common::model::{Model, SIZES};
+use crate::common::model::{Model, SIZES};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::ReadMode;
 use twinbuf::stream::{Group, StreamBuilder, Tensors};

@@ -1,15 +1,11 @@
 //! Training on a device, and a validation, a stream and a generator on the host, in one trace: its rows have names, and
 //! their sums equal the reports' figures.
 
-#![cfg(target_os = "linux")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use common::model::Model;
-use common::{busy, files, open, plan};
+use crate::common::model::Model;
+use crate::common::{busy, files, open, plan};
 use serde_json::Value;
 use twinbuf::observe::Trace;
 use twinbuf::{Breakdown, Loader, cuda, generate};
@@ -17,7 +13,7 @@ use twinbuf_cuda_sim::{Options, Sim};
 
 /// For each row and each event on it, the sum in seconds.
 fn sums(events: &[Value]) -> BTreeMap<(String, String), f64> {
-    let rows = common::trace::rows(events);
+    let rows = crate::common::trace::rows(events);
     let mut sums = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
         let row = rows[&(event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap())].clone();
@@ -114,7 +110,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
 
         let text = std::fs::read_to_string(&path).unwrap();
         let events: Vec<Value> = serde_json::from_str(&text).expect("plain JSON, as viewers open it");
-        assert_eq!(common::trace::errors(&events), [""; 0], "overlap {overlap}, {workers} workers");
+        assert_eq!(crate::common::trace::errors(&events), [""; 0], "overlap {overlap}, {workers} workers");
         let sums = sums(&events);
         let of = |row: &str, names: &[&str]| -> f64 {
             names.iter().filter_map(|name| sums.get(&(row.to_string(), (*name).to_string()))).sum()

@@ -1,9 +1,9 @@
 //! Generators that are dropped, closed or forked in any state.
 
 use super::faults::{Fault, faulty};
-#[cfg(unix)]
-use super::forked::forked;
 use super::*;
+#[cfg(unix)]
+use crate::common::forked::forked;
 
 #[test]
 fn dropped_or_closed_in_any_state_it_joins_the_thread() {

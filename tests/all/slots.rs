@@ -1,13 +1,11 @@
 //! Slots in memory that the caller allocated: batches are stored in it, and it is returned after the last of
 //! them.
 
-mod common;
-
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{RECORD, files};
+use crate::common::{self, RECORD, files};
 use twinbuf::Breakdown;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;

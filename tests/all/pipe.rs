@@ -1,7 +1,5 @@
 //! Pipes of one's own: in order with any number of workers, errors and ends in their place, and never a hang.
 
-mod common;
-
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -10,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use common::{files, open, plan};
+use crate::common::{files, open, plan};
 use twinbuf::pipe::{self, Around, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, generate};
 

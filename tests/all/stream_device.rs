@@ -1,14 +1,10 @@
 //! Streams of tensors to a device, on the software driver: every byte by name, held leases, other streams, faults.
 
-#![cfg(target_os = "linux")]
-
-mod common;
-
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use common::model::{Model, SIZES};
+use crate::common::model::{Model, SIZES};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::MemoryLimit;
 use twinbuf::observe::Trace;

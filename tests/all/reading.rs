@@ -1,5 +1,4 @@
 //! The hints that loaders send: each loader for its own reads, whoever else reads the same files.
-#![cfg(target_os = "linux")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

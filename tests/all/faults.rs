@@ -1,12 +1,10 @@
 //! An error while reading arrives once, in order, with its place. Then the epoch is over.
 
-mod common;
-
 use std::fs::OpenOptions;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{Fault, Faulty, RECORD, at, batches, files, open};
+use crate::common::{Fault, Faulty, RECORD, at, batches, files, open};
 use twinbuf::{Error, Loader, Plan};
 
 const STEPS: u64 = 8;

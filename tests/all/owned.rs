@@ -1,12 +1,10 @@
 //! Epochs that own their loader: returned from functions, sent to threads, awaited as streams.
 
-mod common;
-
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::thread;
 
-use common::{RECORD, files, open, plan};
+use crate::common::{RECORD, files, open, plan};
 use futures_core::Stream;
 use twinbuf::loader::Epochs;
 use twinbuf::{Batch, BoxError, Checkpoint, Dataset, Error, Loader, Plan, Records};

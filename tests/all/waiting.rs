@@ -1,7 +1,5 @@
 //! The ways to wait for a batch: not at all, as a task, as a stream.
 
-mod common;
-
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use common::{Gated, batches, files, is_dropped_by_a_waker, open, plan};
+use crate::common::{Gated, batches, files, is_dropped_by_a_waker, open, plan};
 use futures_core::Stream;
 use twinbuf::{Loader, Plan};
 
@@ -236,7 +234,7 @@ fn a_task_whose_slot_is_held_is_woken_by_its_release_alone() {
     }
 }
 
-/// `cargo test --release --test waiting -- --ignored --nocapture`
+/// `cargo test --release --test all waiting -- --ignored --nocapture`
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "a measurement of two seconds each"]

@@ -1,6 +1,6 @@
 //! The example `ndarray`, whose assertions are about places, shapes, values and types.
 
-#[path = "../examples/ndarray.rs"]
+#[path = "../../examples/ndarray.rs"]
 mod example;
 
 #[test]

@@ -1,7 +1,5 @@
 //! The example `validation`: named loaders, each with its switches, one trace and one memory limit.
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -33,8 +31,8 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
 
     let events = std::fs::read_to_string(folder.path().join("trace.json")).unwrap();
     let events: Vec<Value> = serde_json::from_str(&events).unwrap();
-    assert_eq!(common::trace::errors(&events), [""; 0]);
-    let rows = common::trace::rows(&events);
+    assert_eq!(crate::common::trace::errors(&events), [""; 0]);
+    let rows = crate::common::trace::rows(&events);
     let mut names: Vec<String> = rows.values().map(|row| row.replace(" rank 0 of 1", "")).collect();
     names.sort_unstable();
     assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);

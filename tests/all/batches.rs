@@ -1,14 +1,12 @@
 //! Only the plan determines the batches: they are identical byte for byte with overlap on or off, with or without
 //! hints, at any depth.
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{Fault, Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
+use crate::common::{Fault, Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Error, Loader, Plan};
 

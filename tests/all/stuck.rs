@@ -1,14 +1,12 @@
 //! Reads that do not return: what the caller is told, and that it can continue without them.
 
-mod common;
-
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{RECORD, files, open, record};
+use crate::common::{RECORD, files, open, record};
 use twinbuf::loader::Locator;
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records};
 
@@ -222,7 +220,7 @@ fn child_whose_read_never_returns() {
 fn a_process_whose_read_never_returns_ends() {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program);
-    child.args(["--exact", "child_whose_read_never_returns", "--ignored", "--nocapture"]);
+    child.args(["--exact", "stuck::child_whose_read_never_returns", "--ignored", "--nocapture"]);
     let started = Instant::now();
     let found = child.output().unwrap(); // or the test never ends
     let text = String::from_utf8_lossy(&found.stdout);

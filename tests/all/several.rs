@@ -1,12 +1,10 @@
 //! Several loaders at once: training and validation, with one trace and separate times.
 
-mod common;
-
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use common::{RECORD, busy, files, open, plan};
+use crate::common::{RECORD, busy, files, open, plan};
 use serde_json::Value;
 use twinbuf::{BatchIndices, BoxError, Breakdown, Dataset, Loader, Plan};
 
@@ -37,8 +35,8 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     valid.close().unwrap();
 
     let events = events(&path);
-    assert_eq!(common::trace::errors(&events), [""; 0]);
-    let rows = common::trace::rows(&events);
+    assert_eq!(crate::common::trace::errors(&events), [""; 0]);
+    let rows = crate::common::trace::rows(&events);
     let names: Vec<&str> = rows.values().map(String::as_str).collect();
     let expected = [
         "train rank 0 of 1: train",

@@ -1,9 +1,6 @@
 //! Rounds made by code: identical in every mode, in order, started only when allowed, and never a hang.
 
 mod faults;
-#[cfg(unix)]
-#[path = "../common/forked.rs"]
-mod forked;
 mod lives;
 mod waits;
 

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-mod common;
-
-use common::{Fault, Faulty, RECORD, batches, files, open};
+use crate::common::{Fault, Faulty, RECORD, batches, files, open};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 

@@ -1,7 +1,5 @@
 //! The main job with the upload stage, as a user runs it: with and without a driver.
 
-#![cfg(target_os = "linux")]
-
 use std::process::{Command, Output};
 
 /// The example's binary. `cargo test` builds it next to this test's binary.

@@ -2,15 +2,13 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use common::{RECORD, batches, files, open, plan, record};
+use crate::common::{self, RECORD, batches, files, open, plan, record};
 use twinbuf::transform::{RecordTransform, RecordType, per_record};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 

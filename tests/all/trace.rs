@@ -1,13 +1,11 @@
 //! The trace: the documented events, nested as they happened, in a file that can be read at any time.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{Fault, Faulty, files, open, plan};
+use crate::common::{Fault, Faulty, files, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
 use twinbuf::{Breakdown, Error, Loader, Plan, Shuffle};
@@ -126,7 +124,7 @@ fn the_events_of_a_row_nest() {
         }
         train.close().unwrap();
         valid.close().unwrap();
-        assert_eq!(common::trace::errors(&events(&path)), [""; 0], "overlap {overlap}");
+        assert_eq!(crate::common::trace::errors(&events(&path)), [""; 0], "overlap {overlap}");
     }
 }
 
@@ -341,7 +339,7 @@ fn a_killed_program_leaves_whole_events() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
     let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim.args(["--exact", "a_killed_program_leaves_whole_events", "--nocapture"]).env(VICTIM, &path);
+    victim.args(["--exact", "trace::a_killed_program_leaves_whole_events", "--nocapture"]).env(VICTIM, &path);
     let mut victim = spawn(victim.stdin(Stdio::piped()).stdout(Stdio::piped()));
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     let said = lines.map_while(Result::ok).any(|line| line == "in the second epoch");
@@ -507,7 +505,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
     let mut limited = Command::new(std::env::current_exe().unwrap());
-    limited.args(["--exact", "a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"]);
+    limited.args(["--exact", "trace::a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"]);
     limited.env(LIMITED, &path).stdout(Stdio::piped()).stderr(Stdio::piped());
     let limited = spawn(&mut limited).wait_with_output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
@@ -570,6 +568,6 @@ fn traces_add_up_to_the_reports() {
             ids.dedup_by_key(|event| event["id"].to_string());
             assert_eq!(ids.len(), all, "{pid}: each load has a number of its own");
         }
-        assert_eq!(common::trace::errors(&events), [""; 0], "{workers} workers");
+        assert_eq!(crate::common::trace::errors(&events), [""; 0], "{workers} workers");
     }
 }

@@ -1,15 +1,11 @@
 //! The upload stage on the software driver: the same batches as without a device, errors in order, nothing lost.
 
-#![cfg(target_os = "linux")]
-
-mod common;
-
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
 };
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};

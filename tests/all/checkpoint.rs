@@ -1,7 +1,5 @@
 //! Checkpoint files survive concurrent savers that are killed.
 
-#![cfg(unix)]
-
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -62,7 +60,7 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
     let expected = checkpoint();
     let spawn = || -> Child {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "saver", "--ignored", "--nocapture"])
+            .args(["--exact", "checkpoint::saver", "--ignored", "--nocapture"])
             .env(PATH, &path)
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -1,12 +1,10 @@
 //! The breakdown: the steps that are logged, training and validation separately, and no log when it is off.
 
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use common::{busy, files, open, plan};
+use crate::common::{busy, files, open, plan};
 use twinbuf::{Breakdown, Loader};
 
 /// A breakdown, and the lines of its log.

@@ -1,12 +1,10 @@
 //! The counts of a report, epoch by epoch, and its JSON: every figure under its field's name.
 
-mod common;
-
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use common::{Fault, Faulty, Gated, RECORD, files, open, plan};
+use crate::common::{Fault, Faulty, Gated, RECORD, files, open, plan};
 use pollster::block_on;
 use serde_json::json;
 use twinbuf::observe::{EpochTimes, Verdict};

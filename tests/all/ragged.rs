@@ -3,12 +3,10 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::modes;
+use crate::common::{self, modes};
 use tempfile::TempDir;
 use twinbuf::mmap::{DType, RaggedRecords, ReadMode, files};
 use twinbuf::transform::{Convert, map, per_record};

@@ -2,11 +2,9 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-mod common;
-
 use std::path::PathBuf;
 
-use common::{RECORD, files, open};
+use crate::common::{RECORD, files, open};
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};

@@ -2,12 +2,10 @@
 
 #![allow(clippy::cast_possible_truncation)] // numbers below 65536
 
-mod common;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use common::{Fault, Faulty, RECORD, batches, files, modes, open, plan, record};
+use crate::common::{Fault, Faulty, RECORD, batches, files, modes, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};

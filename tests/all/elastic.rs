@@ -2,11 +2,9 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{RECORD, files, open};
+use crate::common::{RECORD, files, open};
 use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, LastBatch, Loader, Plan, Shuffle};
 
 /// Record `i` is the number `i`.
