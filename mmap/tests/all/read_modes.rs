@@ -1,8 +1,4 @@
 //! All read modes deliver the same bytes and the same errors.
-#![cfg(target_os = "linux")]
-
-#[path = "common/disk.rs"]
-mod disk;
 
 use std::fs::File;
 use std::io::Write;
@@ -121,7 +117,7 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     direct.read(&batch, &mut out).unwrap();
     assert!(out.iter().all(|&byte| byte == 1));
     assert_eq!(direct.stats().disk.div_ceil(4096), 3, "{:?}", direct.stats());
-    if disk::lives_in_memory(folder.path()) {
+    if crate::disk::lives_in_memory(folder.path()) {
         return;
     }
     // The kernel leaves a page that it is just looking at itself.

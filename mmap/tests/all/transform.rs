@@ -3,7 +3,7 @@
 use twinbuf_mmap::DType;
 use twinbuf_mmap::transform::{Transform, TransformError, f32_to_bf16, f32_to_f16, u16_to_i64, u16_to_u32};
 
-#[path = "transform/reference.rs"]
+#[path = "../transform/reference.rs"]
 mod reference;
 
 fn rgb() -> Transform {

@@ -1,8 +1,5 @@
 //! What `read` delivers is what the files hold: over shards, in any order, past 4 GiB, from any thread.
 
-#[path = "common/asked.rs"]
-mod asked;
-
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -140,7 +137,7 @@ fn a_record_past_four_gib() {
     let plan = Plan::builder(records.len()).build().unwrap();
     let batch = plan.batch(0, OFFSET / 64).unwrap();
     let mut out = [0; 64];
-    asked::read_and_ask(&records, &batch, &mut out).1.unwrap();
+    crate::asked::read_and_ask(&records, &batch, &mut out).1.unwrap();
     assert_eq!(&out[..17], b"five gibibytes in");
     records.read(&plan.batch(0, (OFFSET - (4 << 30)) / 64).unwrap(), &mut out).unwrap();
     assert_eq!(out, [0; 64]);

@@ -1,5 +1,4 @@
 //! Plans survive being saved, in a format that stays as it is; impossible and unknown ones are refused.
-#![cfg(feature = "serde")]
 
 use std::time::Duration;
 

@@ -2,7 +2,6 @@
 //! other.
 //!
 //! Needs root, `mkfs.btrfs` and a loop device; says so where they are missing.
-#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::io::Write;

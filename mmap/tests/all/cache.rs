@@ -1,8 +1,4 @@
 //! What is asked for comes into the page cache, and eviction takes it out, as the kernel itself counts it.
-#![cfg(target_os = "linux")]
-
-#[path = "common/disk.rs"]
-mod disk;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,7 +19,7 @@ fn data_set(folder: &Path, records: usize) -> Arc<Records> {
 
 fn folder_on_disk() -> Option<TempDir> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    (!disk::lives_in_memory(folder.path())).then_some(folder)
+    (!crate::disk::lives_in_memory(folder.path())).then_some(folder)
 }
 
 /// Whether an emulator keeps hints from the kernel, as QEMU does; tools/platforms.sh tells.

@@ -1,6 +1,6 @@
 //! Replays the saved corpus of the fuzz target `plan`, without a fuzzer and on any toolchain.
 
-#[path = "fuzz_bodies/plan.rs"]
+#[path = "../fuzz_bodies/plan.rs"]
 mod body;
 
 use std::fs;

@@ -2,9 +2,6 @@
 //! is a typed error.
 //!
 //! Filters cannot be taken off and the crate remembers refusals, so each case runs in a new process.
-#![cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -295,8 +292,8 @@ fn refusals() {
     }
     for (case, (call, _, errors)) in CASES.iter().enumerate() {
         for errno in *errors {
-            let Some(mut child) = common::this_program() else { return };
-            child.env(CHILD, format!("{case} {errno}")).args(["--exact", "refusals", "--nocapture"]);
+            let Some(mut child) = crate::common::this_program() else { return };
+            child.env(CHILD, format!("{case} {errno}")).args(["--exact", "refused::refusals", "--nocapture"]);
             let output = child.output().unwrap();
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said);

@@ -1,8 +1,6 @@
 //! Tensors of models: every byte of every type by its name, and faults that are typed errors.
 
-#![cfg(feature = "safetensors")]
-
-#[path = "fuzz_bodies/tensors.rs"]
+#[path = "../fuzz_bodies/tensors.rs"]
 #[allow(dead_code, reason = "`headers` has the rest")]
 mod body;
 

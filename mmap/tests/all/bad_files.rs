@@ -1,10 +1,5 @@
 //! Every file that cannot be used gives its own error, with the fields that say where and why.
 
-#[path = "common/asked.rs"]
-mod asked;
-#[cfg(unix)]
-mod common;
-
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -120,8 +115,8 @@ fn a_file_without_permission() {
         });
         return;
     }
-    let Some(mut again) = common::this_program() else { return };
-    again.args(["--exact", "a_file_without_permission"]).uid(65534).gid(65534).current_dir("/");
+    let Some(mut again) = crate::common::this_program() else { return };
+    again.args(["--exact", "bad_files::a_file_without_permission"]).uid(65534).gid(65534).current_dir("/");
     // That may be root's alone.
     again.env_remove("TMPDIR");
     match again.output() {
@@ -188,7 +183,7 @@ fn deleted_or_replaced_between_epochs() {
     let epoch = |epoch| {
         let batch = plan.batch(epoch, 0).unwrap();
         let mut bytes = [0; 22 * 10 * 2];
-        let (stats, read) = asked::read_and_ask(&records, &batch, &mut bytes);
+        let (stats, read) = crate::asked::read_and_ask(&records, &batch, &mut bytes);
         assert_eq!((stats.failed, read.unwrap()), (0, bytes.len()));
         bytes.chunks_exact(2).map(|token| u16::from_le_bytes([token[0], token[1]])).collect::<Vec<u16>>()
     };
@@ -227,7 +222,7 @@ fn a_file_truncated_while_open() {
     let batch = |step| plan.batch(0, step).unwrap();
     let mut out = vec![0; 8 * RECORD];
     for step in 0..5 {
-        asked::read_and_ask(&records, &batch(step), &mut out).1.unwrap();
+        crate::asked::read_and_ask(&records, &batch(step), &mut out).1.unwrap();
     }
 
     // 6 records and 250 bytes are left of the second file. It begins with record 20.
@@ -235,7 +230,7 @@ fn a_file_truncated_while_open() {
     // Step 2 is records 16..24, step 3 is 24..32 (byte 4000 on), step 4 is 32..40 (byte 12000 on).
     assert_eq!(records.read(&batch(2), &mut out).unwrap(), 8 * RECORD);
     for (step, wanted_offset, wanted_found) in [(3, 6250, 2250), (4, 12_000, 0)] {
-        let (stats, read) = asked::read_and_ask(&records, &batch(step), &mut out);
+        let (stats, read) = crate::asked::read_and_ask(&records, &batch(step), &mut out);
         assert_eq!(stats.failed, 0, "{stats:?}");
         let error = read.unwrap_err();
         assert!(
@@ -250,7 +245,7 @@ fn a_file_truncated_while_open() {
 
     // Empty is the extreme; the first file is as good as before.
     File::options().write(true).open(&second).unwrap().set_len(0).unwrap();
-    let (stats, read) = asked::read_and_ask(&records, &batch(2), &mut out);
+    let (stats, read) = crate::asked::read_and_ask(&records, &batch(2), &mut out);
     assert_eq!(stats.failed, 0, "{stats:?}");
     let error = read.unwrap_err();
     assert!(matches!(error, Error::Truncated { offset: 0, wanted: 4000, found: 0, .. }), "{error:?}");
