@@ -1,12 +1,9 @@
 //! Replays the saved corpus of the fuzz target `handoff`, without a fuzzer and on any toolchain.
 
-#[expect(dead_code, reason = "only its replay is needed here")]
-mod oracle;
-
 use std::fs;
 use std::path::Path;
 
-use oracle::Operation;
+use crate::oracle::Operation;
 
 #[test]
 fn the_saved_corpus_runs_clean() {
@@ -16,7 +13,7 @@ fn the_saved_corpus_runs_clean() {
         let path = entry.expect("a readable folder").path();
         println!("{}", path.display()); // shown if this one fails
         let bytes = fs::read(&path).expect("a readable file");
-        oracle::replay(&bytes);
+        crate::oracle::replay(&bytes);
         let (_, operations) = Operation::decode(&bytes);
         missing.retain(|operation| !operations.contains(operation));
     }

@@ -1,7 +1,7 @@
 //! The promises of the example `read_ahead`.
 
 #[allow(dead_code)]
-#[path = "../examples/read_ahead.rs"]
+#[path = "../../examples/read_ahead.rs"]
 mod example;
 
 use std::io::{self, ErrorKind, Read};

@@ -3,12 +3,10 @@
 //! `PROPTEST_CASES` sets the number of sequences. The long run:
 //!
 //! ```sh
-//! PROPTEST_CASES=1000000 cargo test --release -p twinbuf-core --test property
+//! PROPTEST_CASES=1000000 cargo test --release -p twinbuf-core --test all property
 //! ```
 
-mod oracle;
-
-use oracle::{Operation, Start};
+use crate::oracle::{Operation, Start};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, FileFailurePersistence};
@@ -47,6 +45,6 @@ proptest! {
     fn does_what_the_oracle_foretells(start in start(), operations in operations()) {
         let bytes = Operation::encode(start, &operations);
         prop_assert_eq!(Operation::decode(&bytes), (start, operations));
-        oracle::replay(&bytes);
+        crate::oracle::replay(&bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! The promises of the example `write_behind`.
 
 #[allow(dead_code)]
-#[path = "../examples/write_behind.rs"]
+#[path = "../../examples/write_behind.rs"]
 mod example;
 
 use std::io::{self, ErrorKind, Write};
