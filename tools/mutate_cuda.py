@@ -23,8 +23,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Quick ones first. What follows a program's name filters its tests.
-TESTS = ["slots", "captures", "leases", "fuzz", "neighbour", "batches", "driver", "errors", "allocations", "--lib"]
-STAGER_TESTS = ["stager -- --skip call", "captures scope", "--lib stager", "fuzz scopes", "neighbour sleep", "stager call"]
+TESTS = [*(f"all {name}::" for name in ("slots", "captures", "leases", "fuzz", "neighbour", "batches")), "driver", "all errors::", "allocations", "--lib"]
+STAGER_TESTS = ["all stager:: -- --skip call", "all captures::a_scope", "--lib stager", "all fuzz::random_scopes", "all neighbour::waits", "all stager::"]
 TIMEOUT_S = 300  # several times what the slowest of them takes
 
 # What a mutant is about, and the program that is likely to see it: tried first.
@@ -267,6 +267,6 @@ def main(description, package, folder, mutants, excuses, tests_of):
 if __name__ == "__main__":
     tests_of = lambda file, what: sorted(
         STAGER_TESTS if file.startswith("stager") else TESTS,
-        key=lambda test: not any(re.search(seen, f"{file} {what}") and test == name for seen, name in LIKELY),
+        key=lambda test: not any(re.search(seen, f"{file} {what}") and test in (name, f"all {name}::") for seen, name in LIKELY),
     )
     sys.exit(main(__doc__, "twinbuf-cuda", "cuda/src", MUTANTS, EXCUSES, tests_of))

@@ -1,13 +1,10 @@
 //! The GPU report runs to its end on the software driver. Checks that its figures exist, never their values.
-#![cfg(target_os = "linux")]
 
 #[allow(dead_code)]
-#[path = "../examples/gpu_report/main.rs"]
+#[path = "../../examples/gpu_report/main.rs"]
 mod gpu_report;
 
-mod common;
-
-use common::{copy_threads, must_end, start_with};
+use crate::common::{copy_threads, must_end, start_with};
 use serde_json::Value;
 use twinbuf_cuda_sim::{Failure, Installed, Options, Sim};
 

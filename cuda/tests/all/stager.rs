@@ -1,17 +1,15 @@
 //! Copies to and from memory that the caller allocated: bytes, splits and runs, order, borrowing, errors.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
-mod common;
 #[allow(dead_code)]
-#[path = "../examples/stage.rs"]
+#[path = "../../examples/stage.rs"]
 mod stage;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use common::{must_end, start, start_software, start_with, threads};
+use crate::common::{must_end, start, start_software, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};

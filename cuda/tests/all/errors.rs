@@ -1,13 +1,10 @@
 //! Every driver call fails in turn, once or permanently: a typed error in order, everything freed, no hang.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use common::{copy_threads, must_end, start, start_software};
+use crate::common::{copy_threads, must_end, start, start_software};
 use cudarc::driver::{CudaContext, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Live, Sim};

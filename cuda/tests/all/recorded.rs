@@ -1,14 +1,10 @@
 //! Errors that cudarc records in the context, for its next call to return. That call then does nothing: a wait that is
 //! skipped in this way must not free or refill memory that is in use.
 
-#![cfg(target_os = "linux")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{BYTES, commit, must_end, uploader};
+use crate::common::{BYTES, commit, must_end, uploader};
 use cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 use twinbuf_cuda::Stager;
 use twinbuf_cuda_sim::{Options, Sim};

@@ -1,8 +1,5 @@
 //! Slots that are dropped, kept or lent.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::fs::{self, DirEntry};
 use std::ptr::NonNull;
@@ -11,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::task::{Context, Wake};
 use std::thread;
 
-use common::{copy_threads, must_end, start, start_with};
+use crate::common::{copy_threads, must_end, start, start_with};
 use cudarc::driver::CudaStream;
 use twinbuf_cuda::{DeviceBatches, Error, Lease, Uploader, lent};
 use twinbuf_cuda_sim::{Failure, Options};

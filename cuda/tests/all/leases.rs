@@ -1,13 +1,12 @@
 //! Leases: any order, any thread, any stream, leaked, copied out, timed.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{BYTES, bytes, commit, copy_threads, must_end, start, start_software, start_with, uploader};
+use crate::common::{
+    BYTES, bytes, commit, copy_threads, must_end, start, start_software, start_with, uploader,
+};
 use cudarc::driver::sys;
 use twinbuf_cuda::{Error, Uploader};
 use twinbuf_cuda_sim::{Control, Options};

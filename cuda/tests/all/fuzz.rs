@@ -3,11 +3,8 @@
 //!
 //! Another model has the scopes of a stager.
 //!
-//! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test fuzz` for a long run.
-#![cfg(target_os = "linux")]
+//! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test all fuzz::` for a long run.
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use common::{copy_threads, must_end, start_with, threads};
+use crate::common::{copy_threads, must_end, start_with, threads};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;

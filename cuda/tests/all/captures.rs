@@ -1,16 +1,13 @@
 //! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. No call
 //! breaks the capture, and the uploader works afterwards.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use common::{BYTES, bytes, commit, must_end, start, start_software, start_with};
+use crate::common::{BYTES, bytes, commit, must_end, start, start_software, start_with};
 use cudarc::driver::sys::CUstreamCaptureMode::{
     self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,

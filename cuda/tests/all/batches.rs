@@ -1,14 +1,11 @@
 //! The two sides: order, metadata, waiting, errors, the end, the copy thread, memory.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use common::{BYTES, bytes, commit, copy_threads, must_end, start, start_with, uploader};
+use crate::common::{BYTES, bytes, commit, copy_threads, must_end, start, start_with, uploader};
 use cudarc::driver::{result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::Options;

@@ -1,15 +1,12 @@
 //! What an uploader must not change in the caller's context and thread: cudarc's event tracking, the current context,
 //! captures on other threads. Also the number of driver calls per batch.
-#![cfg(target_os = "linux")]
 #![allow(clippy::cast_possible_truncation)] // of small counts
-
-mod common;
 
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{must_end, start, start_software, start_with};
+use crate::common::{must_end, start, start_software, start_with};
 use cudarc::driver::{CudaContext, DeviceSlice, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
