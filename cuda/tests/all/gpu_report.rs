@@ -2,7 +2,7 @@
 
 #[allow(dead_code)]
 #[path = "../../examples/gpu_report/main.rs"]
-mod gpu_report;
+mod example;
 
 use crate::common::{copy_threads, must_end, start_with};
 use serde_json::Value;
@@ -15,7 +15,7 @@ impl Report {
     fn run(sections: &[&str]) -> Self {
         let sections: Vec<String> = sections.iter().map(ToString::to_string).collect();
         let mut lines = Vec::new();
-        gpu_report::run(&gpu_report::Extent::quick(), &sections, |line| lines.push(line)).unwrap();
+        example::run(&example::Extent::quick(), &sections, |line| lines.push(line)).unwrap();
         Self(lines)
     }
 
@@ -114,7 +114,7 @@ fn the_report_has_every_figure() {
 /// Also: a bad figure is a broken promise, and one that was not measured is none.
 fn each_promise_has_its_figure(mut lines: Vec<Value>) {
     let no_log = |_: &str| None;
-    let run = |lines: &[Value]| gpu_report::Run { lines, log: &no_log }.promises();
+    let run = |lines: &[Value]| example::Run { lines, log: &no_log }.promises();
     let measured = run(&lines).iter().filter(|(_, found)| found.is_some()).count();
     assert_eq!(measured, 9, "{:?}", run(&lines));
     let met = |lines: &[Value], about: &str| {
@@ -141,27 +141,27 @@ fn each_promise_has_its_figure(mut lines: Vec<Value>) {
     };
     let torch = |way, wall| serde_json::json!({ "section": "torch", "way": way, "wall_median": wall });
     let lines = [torch("prefetch", 2.0), torch("pinned", 1.0)];
-    let broken = gpu_report::Run { lines: &lines, log: &log }.promises();
+    let broken = example::Run { lines: &lines, log: &log }.promises();
     assert_eq!(broken.iter().filter(|(_, found)| found.as_ref().is_some_and(|(met, _)| !met)).count(), 4);
 }
 
 #[test]
 fn an_unknown_section_is_refused_by_name() {
     let sections = ["no such".to_string()];
-    let error = gpu_report::run(&gpu_report::Extent::quick(), &sections, |_| ()).unwrap_err().to_string();
+    let error = example::run(&example::Extent::quick(), &sections, |_| ()).unwrap_err().to_string();
     assert!(error.contains("found `no such`") && error.contains("\"copies\""), "{error}");
 }
 
 #[test]
 fn a_round_has_copies_with_gaps_between_and_is_long_beside_the_waking_of_threads_at_its_ends() {
-    for extent in [gpu_report::Extent::quick(), gpu_report::Extent::full()] {
+    for extent in [example::Extent::quick(), example::Extent::full()] {
         for &size in &extent.sizes {
             assert!(extent.count(size) >= 2, "{size}: {}", extent.count(size));
         }
     }
     // At PCIe 5's 55 GB/s, a round of the larger sizes must take 50 ms, because waking threads takes tenths
     // of a millisecond.
-    let full = gpu_report::Extent::full();
+    let full = example::Extent::full();
     for &size in full.sizes.iter().filter(|&&size| size >= 1 << 20) {
         assert!(full.count(size) * size >= 55 * 50_000_000, "{size}: {}", full.count(size));
     }
@@ -172,7 +172,7 @@ fn leases_are_dropped_at_once_so_that_one_device_slot_is_enough() {
     must_end(|| {
         let (_sim, ctx) = start_with(Options { delay_us: 0, pieces: 1, ..Options::default() }, true);
         let uploader = twinbuf_cuda::Uploader::new(&ctx, 4096).device_depth(1);
-        gpu_report::uploads(uploader, &gpu_report::Extent::quick(), 4096, 8, || Ok(())).unwrap();
+        example::uploads(uploader, &example::Extent::quick(), 4096, 8, || Ok(())).unwrap();
     });
 }
 
@@ -201,11 +201,11 @@ fn a_pipeline_that_fails_says_so_and_leaves_no_thread() {
             return;
         };
         let ctx = twinbuf_cuda::context(0).unwrap();
-        let work = gpu_report::Work::new(&ctx).unwrap();
+        let work = example::Work::new(&ctx).unwrap();
         for nth in (0..).map(|power| 1 << power) {
             let before = sim.injected().len();
             sim.inject(Failure::api("cuLaunchKernel", nth, 719));
-            let found = gpu_report::pipeline(&ctx, &gpu_report::Extent::quick(), &work, [1.0, 0.1, 1.0]);
+            let found = example::pipeline(&ctx, &example::Extent::quick(), &work, [1.0, 0.1, 1.0]);
             if sim.injected().len() == before {
                 found.unwrap();
                 break;
@@ -223,6 +223,6 @@ fn without_a_device_it_is_one_line() {
     else {
         return;
     };
-    let error = gpu_report::run(&gpu_report::Extent::quick(), &[], |_| ()).unwrap_err().to_string();
+    let error = example::run(&example::Extent::quick(), &[], |_| ()).unwrap_err().to_string();
     assert_eq!(error.lines().count(), 1, "{error}");
 }
