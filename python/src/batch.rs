@@ -118,6 +118,7 @@ impl Batch {
     ///
     /// A tuple or a dict of arrays if the loader has a tuple or a dict of data sets. Records that differ in length are a
     /// list of arrays. Raises TypeError for bfloat16 and 8-bit floats: numpy lacks them; use `torch`.
+    /// jax's ``device_put`` and jitted functions take this array, and not the batch itself.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().lease()?.arrays(slf.py())
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes};
-use twinbuf::BatchIndices;
+use pyo3::types::{PyByteArray, PyBytes, PyRange};
+use twinbuf::{BatchIndices, RecordList};
 
 use crate::errors;
 
@@ -60,6 +60,28 @@ pub(crate) fn numbers(name: &str, found: &Bound<'_, PyAny>) -> PyResult<Vec<u64>
     }
     let bytes = array.call_method1("astype", ("uint64",))?.call_method0("tobytes")?.cast_into::<PyBytes>()?;
     Ok(bytes.as_bytes().chunks_exact(8).map(bytemuck::pod_read_unaligned).collect())
+}
+
+/// The numbers of a range, which are not expanded if they ascend. Returns the first or the last one if it is not from 0
+/// to below `end`.
+pub(crate) fn range<'py>(
+    found: &Bound<'py, PyRange>,
+    end: u64,
+) -> PyResult<Result<RecordList, Bound<'py, PyAny>>> {
+    // Not by `len()`, which a large range does not have.
+    if !found.is_truthy()? {
+        return Ok(Ok((0..0).into()));
+    }
+    let ends = [found.get_item(0)?, found.get_item(-1)?];
+    for outside in &ends {
+        if outside.lt(0)? || outside.ge(end)? {
+            return Ok(Err(outside.clone()));
+        }
+    }
+    let (first, last, len) = (ends[0].extract::<u64>()?, ends[1].extract::<u64>()?, found.len()? as u64);
+    let step = first.abs_diff(last) / (len - 1).max(1);
+    let ascends = RecordList::even(first, step.max(1), len).filter(|_| first <= last);
+    Ok(Ok(ascends.unwrap_or_else(|| (0..len).map(|at| first - at * step).collect())))
 }
 
 /// The numbers of a batch's records as a numpy array.

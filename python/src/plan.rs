@@ -2,6 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyRange, PySequence, PySlice, PyString, PyTuple};
@@ -10,7 +11,7 @@ use twinbuf::{LastBatch, Shuffle};
 
 use crate::dataset;
 use crate::errors;
-use crate::number::{indices, numbers, whole, whole_or_none};
+use crate::number::{indices, numbers, range, whole, whole_or_none};
 
 /// The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for sequential
 /// reads on any disk.
@@ -242,6 +243,12 @@ impl Plan {
         self.inner.world()
     }
 
+    /// Whether the records that do not fill a last step are left out.
+    #[getter]
+    fn drop_last(&self) -> bool {
+        self.inner.last_batch() == LastBatch::Drop
+    }
+
     /// The numbers of the records of one batch, in batch order, as an int64 array.
     fn indices<'py>(
         &self,
@@ -302,7 +309,7 @@ impl Plan {
             "Plan({}, {batch}{list}{steps}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
             self.of.unwrap_or(plan.range().end),
             plan.seed(),
-            if plan.last_batch() == LastBatch::Drop { "True" } else { "False" },
+            if self.drop_last() { "True" } else { "False" },
         )
     }
 }
@@ -310,19 +317,28 @@ impl Plan {
 /// Converts the argument `records` of a plan over a data set with this many records.
 fn list_of(list: &Bound<'_, PyAny>, records: u64) -> PyResult<RecordList> {
     let py = list.py();
-    let list = match list.cast::<PySlice>() {
+    let steps = match list.cast::<PySlice>() {
         Ok(slice) => {
             let part = slice.indices(isize::try_from(records)?)?;
-            PyRange::new_with_step(py, part.start, part.stop, part.step)?.into_any()
+            Some(PyRange::new_with_step(py, part.start, part.stop, part.step)?)
         }
-        Err(_) => list.clone(),
+        Err(_) => list.cast::<PyRange>().ok().cloned(),
     };
-    let found: RecordList = numbers("records", &list)?.into_iter().collect();
-    if found.range().end > records {
-        let most = found.range().end - 1;
-        return Err(errors::option(py, format!("records: wanted numbers below {records}, found {most}")));
-    }
-    Ok(found)
+    let outside = match steps {
+        Some(steps) => match range(&steps, records)? {
+            Ok(found) => return Ok(found),
+            Err(outside) => outside,
+        },
+        None => {
+            let found: RecordList = numbers("records", list)?.into_iter().collect();
+            if found.range().end <= records {
+                return Ok(found);
+            }
+            (found.range().end - 1).into_bound_py_any(py)?
+        }
+    };
+    let wanted = if outside.lt(0)? { "from 0 on".to_owned() } else { format!("below {records}") };
+    Err(errors::option(py, format!("records: wanted numbers {wanted}, found {outside}")))
 }
 
 /// Warns where a launcher started several processes: each would read every record.

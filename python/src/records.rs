@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PySlice, PyString, PyTuple};
+use pyo3::types::{IntoPyDict, PyByteArray, PyDict, PyInt, PyList, PyRange, PySlice, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Dataset;
 use twinbuf::mmap::{Cut, DType, Options, RaggedRecords, Ranges, ReadMode, files};
@@ -15,7 +15,7 @@ use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::locked::detached;
-use crate::number::{numbers, whole, whole_or_none};
+use crate::number::{numbers, range, whole, whole_or_none};
 use crate::object::Object;
 use crate::transform::{self, Step};
 
@@ -423,6 +423,12 @@ impl Records {
             let part = slice.indices(len)?;
             return self
                 .read(py, (0..part.slicelength).map(|i| (part.start + i as isize * part.step) as u64));
+        }
+        if let Ok(steps) = index.cast::<PyRange>() {
+            let list = range(steps, len as u64)?.map_err(|found| {
+                PyIndexError::new_err(format!("wanted records from 0 to {}, found {found}", len - 1))
+            })?;
+            return self.read(py, (0..steps.len()?).map(|at| list.get(at as u64).unwrap_or_default()));
         }
         if !index.is_instance_of::<PyInt>() && index.hasattr("__len__")? {
             let wanted = numbers("index", index)?;

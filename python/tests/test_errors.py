@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import Case
 from late import Late
+from safetensors.numpy import save_file
 
 import twinbuf as tb
 
@@ -175,6 +176,24 @@ class Blocked:
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+@pytest.mark.parametrize("depth", [2**31, 2**40, 2**62, 2**64 - 1])
+def test_a_depth_beyond_the_memory_is_refused(
+    npy: Case, depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tb.Plan(npy.data, 4)
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    message = rf"`depth`.* found \d+ bytes: {depth} .*slots"
+    with pytest.raises(tb.OptionError, match=message):
+        tb.Loader(npy.data, plan, depth=depth)
+    with pytest.raises(tb.OptionError, match=message):
+        tb.stream(tb.Tensors.open(tmp_path / "a.safetensors"), [["a"]], depth=depth)
+    with pytest.raises(tb.OptionError, match=f"depth of 1 to 65536 wanted, found {depth}"):
+        tb.prefetch([], depth=depth)
+    monkeypatch.setenv("TWINBUF_DEPTH", str(depth))
+    with pytest.raises(tb.OptionError, match=message):
+        tb.Loader(npy.data, plan)
+
+
 def test_ctrl_c_ends_a_wait_and_loses_no_batch() -> None:
     data = Blocked()
     loader = tb.Loader(data, tb.Plan(data, 4))

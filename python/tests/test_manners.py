@@ -180,6 +180,13 @@ interpreters.destroy(interpreter)
     assert (done.returncode, done.stderr) == (0, "") and "subinterpreter" in done.stdout
 
 
+def test_jax_takes_the_array_of_a_batch(numbers: Numbers) -> None:
+    jax = pytest.importorskip("jax")
+    batch = next(iter(numbers()))
+    for array in (jax.device_put(batch.numpy()), jax.numpy.asarray(batch), jax.jit(abs)(batch.numpy())):
+        assert np.array_equal(array, batch.numpy())
+
+
 def test_plans_are_values(npy: Case) -> None:
     things = [
         tb.Plan(npy.data, 5),

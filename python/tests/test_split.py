@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -77,7 +79,12 @@ def test_the_plan_of_another_data_set_is_refused(npy: Case) -> None:
     ("records", "message"),
     [
         ([0, 203], "below 203, found 203"),
+        (range(2**31), "below 203, found 2147483647"),
+        (range(2**31, 2, -1), "below 203, found 2147483648"),
+        (range(0, 2**70, 3), "below 203, found 1180591620717411303423"),
         (range(-3, 3), "from 0 on, found -3"),
+        (range(3, -(2**70), -1), "from 0 on, found -1180591620717411303423"),
+        (range(0), "record"),
         ([0.5], "whole numbers, found float64"),
         (np.ones(203, dtype=bool), "whole numbers, found bool"),
         ([[1, 2]], r"found int64 \(1, 2\)"),
@@ -90,7 +97,40 @@ def test_records_that_cannot_be(npy: Case, records: Any, message: str) -> None:
 
 
 def test_records_by_a_list(npy: Case) -> None:
-    for numbers in ([1, 2], np.array([200, 3, 3]), range(5, 9), ()):
+    for numbers in ([1, 2], np.array([200, 3, 3]), range(5, 9), range(9, 1, -3), range(0), ()):
         assert np.array_equal(npy.data[numbers], npy.records[np.asarray(numbers, dtype=int)])
     with pytest.raises(IndexError, match="from 0 to 202, found 203"):
         npy.data[[0, 203]]
+    for numbers, found in ((range(2**70), 2**70 - 1), (range(9, -2, -1), -1)):
+        with pytest.raises(IndexError, match=f"from 0 to 202, found {found}"):
+            npy.data[numbers]
+
+
+LARGE = """
+import resource, tracemalloc
+import numpy
+import twinbuf as tb
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+tb.Plan(1000, 2, records=range(3, 900, 2)), tb.Plan(1000, 2, records=slice(3, 900))
+tracemalloc.start()
+before = peak()
+for data, records, last in (
+    (3 * 10**8, range(3 * 10**8), 3 * 10**8 - 1),
+    (3 * 10**8, range(1, 3 * 10**8, 2), 3 * 10**8 - 1),
+    (10**8, slice(None, 9 * 10**7), 9 * 10**7 - 1),
+    (10**8, slice(10**7, None, 3), 10**8 - 3),
+):
+    plan = tb.Plan(data, 1, records=records)
+    assert plan.indices(0, len(plan) - 1).tolist() == [last], plan
+print(tracemalloc.get_traced_memory()[1] // 1024, peak() - before)
+"""
+
+
+def test_a_range_takes_no_memory() -> None:
+    ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=600)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    traced, resident = map(int, ended.stdout.split())
+    assert traced <= 1024 and resident <= 1024, f"{traced} and {resident} KiB"

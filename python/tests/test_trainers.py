@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -123,6 +124,46 @@ def test_every_record_once_an_epoch(tmp_path: Path, trainer: str) -> None:
         assert [int(number) for number in order] == [
             int(number) for step in range(16) for number in plan.indices(epoch, step)
         ]
+
+
+RECIPE = """
+import sys, twinbuf as tb, numpy as np, transformers
+folder, map = sys.argv[1], eval(sys.argv[2])
+np.arange(6400, dtype=np.uint16).astype(np.uint16).tofile(folder + "/tokens.bin")
+data = tb.Records.open_headerless(folder + "/tokens.bin", "uint16").windows(8, 8)
+plan = tb.Plan(data, 4)
+
+class Trainer(transformers.Trainer):
+    def get_train_dataloader(self):
+        return tb.Loader(data, plan, map=map)
+
+config = transformers.GPT2Config(vocab_size=6400, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+arguments = transformers.TrainingArguments(
+    folder + "/out", max_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"
+)
+trained = Trainer(transformers.GPT2LMHeadModel(config), arguments, train_dataset=range(len(data))).train()
+assert 0 < trained.training_loss < 100, trained
+print(trained.global_step)
+"""
+
+
+def test_the_recipe_for_transformers_trains(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (recipe,) = re.findall(r"`get_train_dataloader`.*`map=(lambda batch: .*?)`", readme)
+    command = [sys.executable, "-c", RECIPE, str(tmp_path), recipe]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert run.stdout.strip().splitlines()[-1:] == ["3"], run.stderr[-3000:]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_accelerate_takes_a_loader(drop_last: bool) -> None:
+    prepare = pytest.importorskip("accelerate.data_loader").prepare_data_loader
+    loader = tb.Loader(Numbers(), tb.Plan(Numbers(), 300, drop_last=drop_last))
+    assert loader.drop_last is loader.plan.drop_last is drop_last
+    prepared = prepare(loader)
+    found = [number for batch in prepared for number in batch.numpy().tolist()]
+    assert found == list(range(900 if drop_last else 1000))
 
 
 @pytest.mark.parametrize("batch", [7, [(3, 7), (10, 20)]])

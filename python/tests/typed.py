@@ -27,6 +27,9 @@ for number in tb.prefetch([1, 2], depth=np.int64(2)):
     print(number + 1)
 for made in tb.generate(lambda number: float(number), rounds=np.int64(2)):
     print(made.is_integer())
+rounds = tb.generate(lambda number: number)
+print(next(rounds) + 1, rounds.report().advice, loader.drop_last, plan.drop_last)
+rounds.close()
 print(loader.report().advice, loader.state_dict(), loader.batch_size, len(loader.dataset))
 
 

@@ -66,6 +66,8 @@ def attribute(loader: Loader[Any], name: str, epoch: int) -> Any:
     if name == "batch_size":
         plan = loader.plan
         return len(plan.indices(epoch, 0)) if plan.steps(epoch) else plan.batch
+    if name == "drop_last":
+        return loader.plan.drop_last
     if name in ("sampler", "prefetch_factor"):
         return None
     if name == "collate_fn":

@@ -41,6 +41,20 @@ enum List {
 }
 
 impl RecordList {
+    /// Returns a list of `len` records with equal steps: `first`, `first + step` and so on. It takes no memory. Returns
+    /// `None` if the step is 0, or if `first + len * step` does not fit a u64.
+    ///
+    /// ```
+    /// # use twinbuf_mmap::RecordList;
+    /// assert_eq!(RecordList::even(5, 10, 3), Some([5, 15, 25].into_iter().collect()));
+    /// assert_eq!(RecordList::even(5, 1, u64::MAX), None);
+    /// ```
+    #[must_use]
+    pub fn even(first: u64, step: u64, len: u64) -> Option<Self> {
+        first.checked_add(len.checked_mul(step)?)?;
+        (step > 0).then_some(Self(List::Even { first, step: if len > 1 { step } else { 1 }, len }))
+    }
+
     /// Returns the number of positions. A record counts as often as it is in the list.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -161,15 +175,9 @@ impl fmt::Debug for RecordList {
     }
 }
 
-/// What a saved plan needs: a list from equal steps, and the numbers of any other list.
 #[cfg(feature = "serde")]
 impl RecordList {
-    /// Returns `None` if the last record plus 1 does not fit a u64.
-    pub(super) fn even(first: u64, step: u64, len: u64) -> Option<Self> {
-        len.checked_mul(step.max(1)).and_then(|all| first.checked_add(all))?;
-        Some(Self(List::Even { first, step: step.max(1), len }))
-    }
-
+    /// Returns the numbers that a saved plan has: none for a list of equal steps.
     pub(super) fn numbers(&self) -> &[u64] {
         match &self.0 {
             List::Even { .. } => &[],

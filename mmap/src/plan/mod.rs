@@ -510,7 +510,7 @@ impl TryFrom<Saved> for Plan {
     fn try_from(saved: Saved) -> Result<Self, PlanError> {
         let Saved { first, records, step, steps, seed, .. } = saved;
         let list = match saved.list {
-            list if list.is_empty() => RecordList::even(first, step.unwrap_or(1), records)
+            list if list.is_empty() => RecordList::even(first, step.unwrap_or(1).max(1), records)
                 .ok_or(PlanError::RangeTooLarge { first, records })?,
             list => list.into(),
         };
