@@ -16,7 +16,9 @@ import mutate_cuda
 # Quick ones first. What follows a program's name filters its tests.
 TESTS = ["all pipe::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all stuck::", "all waiting::", "all report::", "process"]
 
-TURN, MOD, RING, ITEMS, PLAIN = (f"{name}.rs" for name in ("turn", "mod", "ring", "items", "plain"))
+TURN, WORKER, MOD, RING, ITEMS, PLAIN = (
+    f"{name}.rs" for name in ("turn", "worker", "mod", "ring", "items", "plain")
+)
 # (file in src/pipe, what, the text, present once, its replacement)
 MUTANTS = [
     # The turn.
@@ -34,8 +36,8 @@ MUTANTS = [
     (TURN, "after its end the order is asked again", "            self.granted = self.started;\n        }\n    }\n}\n\nfn lock", "        }\n    }\n}\n\nfn lock"),
     (TURN, "a unit has the number of the next one", "header.ticket = Ticket { generation: call, seq, ..place.ticket() };", "header.ticket = Ticket { generation: call, seq: seq + 1, ..place.ticket() };"),
     (TURN, "a unit has no call", "header.ticket = Ticket { generation: call, seq, ..place.ticket() };", "header.ticket = Ticket { generation: call & 1, seq, ..place.ticket() };"),
-    (TURN, "no worker rests", "if worker.rests && times", "if false && times"),
-    (TURN, "each worker rests", "if worker.rests && times", "if times"),
+    (WORKER, "no worker rests", "self.rests && times.end", "false && times.end"),
+    (WORKER, "each worker rests", "self.rests && times.end", "times.end"),
     (TURN, "who is patient leaves", "} else if patience == Patience::Idle {", "} else if false {"),
     (TURN, "a clock runs once", "        mail.clock = false;\n", ""),
     (TURN, "a clock runs on after a close", ".filter(|_| !mail.closed)", ".filter(|_| true)"),
@@ -57,12 +59,21 @@ MUTANTS = [
     (TURN, "a close wakes nobody", "        lock(&self.mail).closed = true;\n        self.posted.notify_all();", "        lock(&self.mail).closed = true;"),
     (TURN, "nobody waits for the workers", "        while mail.alive > most {", "        while mail.alive > most && false {"),
     (TURN, "a limit of a close is not kept", "                    if rest.is_zero() {\n                        return false;\n                    }\n                    self.left", "                    self.left"),
-    (TURN, "a worker that leaves is not told", "        lock(&self.0.mail).alive -= 1;\n        self.0.left.notify_all();", "        lock(&self.0.mail).alive -= 1;"),
+    (TURN, "a worker that leaves is not told", "        lock(&self.mail).alive -= 1;\n        self.left.notify_all();", "        lock(&self.mail).alive -= 1;"),
     (TURN, "each worker that leaves ends the pipe", "        let last = mail.running == 0;", "        let last = mail.running < 9;"),
-    (TURN, "the last worker leaves the producer", "            let turn = lock(&self.0.turn).take();\n            drop(turn);", "            let _ = &self.0.turn;"),
-    (TURN, "a panic of a source unwinds", "        let filled = catch_unwind(", "        let filled = (|source: AssertUnwindSafe<_>| Ok::<_, Box<dyn std::any::Any + Send>>(source()))("),
-    (TURN, "what is read is not forgotten", "        progress.iter().for_each(|progress| progress.ended());\n", ""),
-    (TURN, "what is read is not told", "        progress.iter().for_each(|progress| progress.began(ticket, times.start));\n", ""),
+    (TURN, "the last worker leaves the producer", "            let turn = lock(&self.turn).take();\n            drop(turn);", "            let _ = &self.turn;"),
+    (WORKER, "a panic of a source unwinds", "        let filled = catch_unwind(", "        let filled = (|source: AssertUnwindSafe<_>| Ok::<_, Box<dyn std::any::Any + Send>>(source()))("),
+    (WORKER, "what is read is not forgotten", "            shared.ended(self.index);\n", ""),
+    (WORKER, "what is read is not told", "        shared.began(self.index, ticket, now);\n", ""),
+    # Driven workers.
+    (WORKER, "a driver that fills is not waited for", "        if filling.is_none() && !*left {\n            shared.enter();\n        }", "        if filling.is_none() && !*left {\n            shared.enter();\n            shared.exit();\n        }"),
+    (WORKER, "a driver that has nothing to fill is waited for", "                shared.exit();\n                return Poll::Pending;", "                return Poll::Pending;"),
+    (WORKER, "a driver that has filled is waited for", "Some(begun), result.map_err(Box::new));\n            self.shared.exit();", "Some(begun), result.map_err(Box::new));"),
+    (WORKER, "a driver does not see the close", "if waits || shared.is_closed() {", "if waits {"),
+    (WORKER, "a suspended fill is handed over", "        mem::forget(self);", "        drop(self);"),
+    (WORKER, "a forgotten fill is committed", "            self.worker.end(Err(error));\n        }\n    }\n}\n\ndebug", "            drop(error);\n            self.worker.end(Ok(Content::Bytes(0)));\n        }\n    }\n}\n\ndebug"),
+    (WORKER, "a driver that is dropped is not counted out", "        if !self.left {\n            self.shared.enter();\n            self.shared.leave();\n        }", "        if !self.left {}"),
+    (MOD, "a close waits for an idle driver", "let idle = self.shared.is_idle();", "let idle = false;"),
     (TURN, "of what is read the last is told", "doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))", "doing.max_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))"),
     # The caller.
     (MOD, "a unit of an earlier call is delivered", "if (ticket.generation, ticket.seq) == (call, expected) {", "if ticket.seq == expected {"),
@@ -75,7 +86,7 @@ MUTANTS = [
     (MOD, "a slot counts as held since an earlier item", "    if since.take().is_some() {", "    if since.is_some() {"),
     (MOD, "a drop after a task waits as long as any", "*limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };", "*limit = END_LIMIT;"),
     (MOD, "a drop does not end the workers", "        if self.consumer.is_some() {\n            self.end", "        if self.consumer.is_some() && false {\n            self.end"),
-    (MOD, "the consumer stays while the workers end", "        self.shared.close();\n        self.consumer = None;\n", "        self.shared.close();\n"),
+    (MOD, "the consumer stays while the workers end", "        self.shared.close();\n        self.driven.clear();\n        self.consumer = None;\n", "        self.shared.close();\n"),
     (MOD, "a worker waits for itself", "usize::from(own), until", "0, until"),
     (MOD, "a worker joins itself", ".filter(|thread| thread.thread().id() != here)", ".filter(|_| true)"),
     (MOD, "a close hears no error", "let unheard = running.unheard(call, until);", "let unheard = running.unheard(call, until).filter(|_| false);"),

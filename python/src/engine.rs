@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
@@ -18,7 +17,7 @@ use twinbuf::{Breakdown, Checkpoint, Plan};
 use crate::errors::{self, Failure};
 use crate::handover;
 use crate::lease::Lease;
-use crate::locked::{DETACHED, IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
+use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, begin_end, detached};
 use crate::names::Names;
 use crate::position::Position;
 use crate::reading::{Kept, is_reading};
@@ -65,7 +64,7 @@ pub(crate) struct Shared {
 /// Loaders whose threads must end before the interpreter does.
 static LOADERS: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Registers the loader, so that `_close_all` ends its threads.
+/// Registers the loader, so that the end of the program ends its threads.
 pub(crate) fn register(shared: &Arc<Shared>) {
     let mut loaders = LOADERS.lock().unwrap_or_else(PoisonError::into_inner);
     loaders.retain(|loader| loader.strong_count() > 0);
@@ -378,11 +377,13 @@ impl Closing {
     }
 }
 
-/// Ends the threads of all loaders and iterations. Registered with `atexit`: a thread that calls Python code must end
-/// before the interpreter does.
+/// The program begins to end: iterations are cut off, and the threads of all loaders end. Waits for those that may call
+/// Python code: such a thread must end before the interpreter does.
 #[pyfunction]
-pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
-    let mut threads = handover::stop_all(py);
+pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<()> {
+    begin_end(py)?;
+    handover::stop_all(py);
+    let mut threads: Vec<(_, IsThere)> = Vec::new();
     let loaders = mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
         // Take the loader away from its iterators: from now on they return no more batches.
@@ -396,12 +397,7 @@ pub(crate) fn _close_all(py: Python<'_>) -> PyResult<()> {
     threads.extend(
         left.into_iter().map(|closing| -> (_, IsThere) { (LEFT_FOR, Box::new(move || closing.is_there())) }),
     );
-    wait_for(py, threads)?;
-    let started = Instant::now();
-    while DETACHED.load(Ordering::SeqCst) > 0 && started.elapsed() < LEAVE {
-        py.detach(|| thread::sleep(Duration::from_millis(1)));
-    }
-    Ok(())
+    wait_for(py, threads)
 }
 
 /// Waits for threads to end, for the longest of the times that they come with. After that it waits only as long as some

@@ -1,5 +1,9 @@
-//! `_Items`: an iterator whose items a thread makes ahead of the loop. The crate's pipe runs the thread. `prefetch`,
-//! `generate`, and a `Loader` or a stream with a device return it.
+//! `_Items`: an iterator whose items a thread makes ahead of the loop. `prefetch`, `generate`, and a `Loader` or a stream
+//! with a device return it.
+//!
+//! The thread is one of Python's, and its loop is a function of `_drive.py`: the iterable's code never has a frame of Rust
+//! below it, so the interpreter may end the thread at any time. The thread drives a worker of the crate's pipe, a
+//! [`Worker`].
 //!
 //! No item is lost: if `next()` raises an exception, such as that of Ctrl-C, it puts the item back into
 //! [`Iterable::made`].
@@ -13,14 +17,14 @@ use std::{iter, mem};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyIterator, PyList};
+use pyo3::types::{PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
-use twinbuf::pipe::{self, Around, Content, Filling, Pipe, Slots};
+use twinbuf::pipe::{self, Driven, Pipe, Slots};
 
 use crate::batch::Batch;
 use crate::errors;
-use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, detached};
+use crate::locked::{LEAVE, Locked, SLICE, check_end, detached};
 use crate::number::seconds_or_none;
 use crate::object::{Object, mapped};
 use crate::recorder::Recorder;
@@ -85,25 +89,13 @@ impl Iterable {
     }
 }
 
-/// Makes the items, in the thread of the pipe.
-struct Source {
-    iterable: Arc<Iterable>,
-    shared: Arc<Making>,
-    /// When the thread last released the GIL.
-    since: Instant,
-    /// A function that calls the thread's loop with the context of the thread that began the iteration.
-    around: Option<Py<PyAny>>,
-    /// Moves into the thread, which drops it at its end.
-    running: Option<Running>,
-}
-
 /// Whoever has this may use the iterable. [`Making::join`] waits for its drop.
 struct Running(Arc<Making>);
 
 impl Running {
     fn new(making: &Arc<Making>) -> Self {
-        // Relaxed: this runs before the thread starts, on the thread that may later join it.
-        making.running.store(true, Ordering::Relaxed);
+        // SeqCst: either this thread sees that it is to stop, or the thread that joins it sees that it runs.
+        making.running.store(true, Ordering::SeqCst);
         Self(making.clone())
     }
 }
@@ -115,9 +107,6 @@ impl Drop for Running {
     }
 }
 
-/// How long the thread may have the GIL before it releases it once, between two items.
-const SWITCH: Duration = Duration::from_millis(1);
-
 /// What the thread and the loop share about the thread.
 #[derive(Default)]
 struct Making {
@@ -125,15 +114,11 @@ struct Making {
     stop: AtomicBool,
     /// Whether a [`Running`] exists.
     running: AtomicBool,
-    /// Whether a `join` has given the thread up.
-    left: AtomicBool,
     thread: Hold,
     caller: Hold,
     /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
     /// early.
     shared: OnceLock<Weak<Shared>>,
-    /// What `around` raised, if it could not call the thread's loop.
-    failed: Mutex<Option<PyErr>>,
 }
 
 /// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins until
@@ -180,10 +165,9 @@ impl Making {
     /// Waits up to `timeout` for the end of the thread, if it was started. Returns whether it has ended.
     fn join(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
         let since = Instant::now();
-        // Acquire: the caller uses the iterable next, and must see the thread's changes to it.
-        while self.running.load(Ordering::Acquire) {
+        // SeqCst, which includes Acquire: the caller uses the iterable next, and must see the thread's changes to it.
+        while self.running.load(Ordering::SeqCst) {
             if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-                self.left.store(true, Ordering::Relaxed);
                 return Ok(false);
             }
             py.check_signals()?;
@@ -196,100 +180,99 @@ impl Making {
 // Relaxed is enough for all other uses of the flags of `Making` and `Hold`: the GIL, the lock of `State` or the ring
 // orders the data that they announce.
 
-impl Source {
-    /// Makes the next item. Returns whether there was one.
-    fn make(&self, py: Python<'_>) -> PyResult<bool> {
-        if self.shared.stop.load(Ordering::Relaxed) {
-            return Ok(false);
+/// What the thread of an iteration drives. Only that thread calls it.
+#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Worker")]
+pub(crate) struct Worker {
+    // Dropped in this order: the pipe is told that the worker leaves, and then `join` that the iterable is free.
+    driven: Mutex<Driven<Slots<(), ()>>>,
+    iterable: Arc<Iterable>,
+    making: Arc<Making>,
+    /// Set when the thread first asks. A thread that Ctrl-C kept from starting is not waited for.
+    running: OnceLock<Running>,
+    /// Whether the thread has used the iterable.
+    used: AtomicBool,
+}
+
+impl Worker {
+    fn driven(&self) -> MutexGuard<'_, Driven<Slots<(), ()>>> {
+        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the fill that `next` began.
+    fn end_fill(&self, end: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) {
+        if let Poll::Ready(Some(fill)) = self.driven().try_next() {
+            end(fill);
         }
-        let Some(item) = self.iterable.next(py)? else { return Ok(false) };
-        let item = self.iterable.send(py, item)?;
-        let state = self.iterable.state(py)?;
+    }
+}
+
+#[pymethods]
+impl Worker {
+    /// Wait until an item is wanted. False: no further one is, or the program is ending.
+    fn next(&self, py: Python<'_>) -> bool {
+        self.running.get_or_init(|| Running::new(&self.making));
+        if self.making.stop.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut driven = self.driven();
+        // Most slots are free already: there is no reason to release the GIL.
+        let found = driven.try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
+        let found = match found {
+            Poll::Ready(found) => found,
+            Poll::Pending => {
+                let (Making { thread, caller, .. }, driven) = (&*self.making, &mut *driven);
+                let wait = || driven.next().map(pipe::Fill::suspend).is_some();
+                detached(py, || thread.pass(caller, wait))
+            }
+        };
+        found && !self.making.stop.load(Ordering::Relaxed)
+    }
+
+    /// The iterable; None if it was collected.
+    fn iterator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.used.store(true, Ordering::Relaxed);
+        self.iterable.iterator.get(py)
+    }
+
+    /// A function that replaces an item before it is handed over.
+    fn send(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.iterable.send.as_ref().and_then(|send| send.get(py))
+    }
+
+    /// A function that returns the state of the iterable.
+    fn states(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.iterable.states.as_ref().and_then(|states| states.get(py))
+    }
+
+    /// Hand over an item, and the state of the iterable after it.
+    #[pyo3(signature = (item, state=None))]
+    fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>) {
         self.iterable.made().push_back(Item { item, state, unsent: false, received: false });
-        Ok(true)
+        self.end_fill(|fill| fill.commit(0));
     }
 
-    /// Closes a generator that was left early, in the thread that ran it.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let iterator = self.iterable.iterator.get(py);
-        let Some(iterator) = iterator.filter(|_| self.shared.stop.load(Ordering::Relaxed)) else {
-            return Ok(());
-        };
-        let generator = py.import("types")?.getattr("GeneratorType")?;
-        if iterator.bind(py).is_instance(&generator)? {
-            if let Err(error) = iterator.call_method0(py, "close") {
-                let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
-                let options = PyDict::new(py);
-                options.set_item("exc_info", error.value(py))?;
-                logger.call_method("error", ("prefetch: closing a generator failed",), Some(&options))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl pipe::Source<()> for Source {
-    type Unit = ();
-
-    fn fill(&mut self, (): &mut (), (): &mut (), at: &mut Filling<'_>) -> Result<Content, Error> {
-        // Attaching fails while the interpreter exits. Nobody waits for this item then.
-        Python::try_attach(|py| {
-            // This thread keeps the GIL from one item to the next. The interpreter makes only Python code release it
-            // from time to time, so do that here.
-            if self.since.elapsed() > SWITCH {
-                py.detach(|| ());
-                self.since = Instant::now();
-            }
-            let made = self.make(py).map_err(|error| at.failed(error))?;
-            Ok(if made { Content::Bytes(0) } else { Content::End })
-        })
-        .unwrap_or_else(|| Err(at.failed("the interpreter is shutting down")))
-    }
-
-    fn around(&mut self) -> Option<Around> {
-        let (failed, around, running) = (self.shared.clone(), self.around.take(), self.running.take());
-        let run = move |run: pipe::Loop| {
-            // Dropped last, because `join` waits for this drop. Before it, the thread's loop drops the iterable. That
-            // needs the GIL and may block: the interpreter must not exit until it is done.
-            let _running = running;
-            let run = Mutex::new(Some(run));
-            Python::try_attach(|py| {
-                // The loop holds the GIL except while it waits, so that the GIL is not handed over for each item.
-                let run = PyCFunction::new_closure(py, None, None, move |_, _| {
-                    let run = run.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    run.into_iter().for_each(|run| run());
-                })?;
-                match around {
-                    Some(around) => around.bind(py).call1((run,)).map(drop),
-                    None => run.call0().map(drop),
-                }
-            })
-            .unwrap_or(Ok(()))
-            .unwrap_or_else(|error| {
-                *failed.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            });
-        };
-        let holds = self.shared.clone();
-        let wait = move |wait: &mut (dyn FnMut() + Send)| {
-            let wait = Mutex::new(wait);
-            let call = || wait.lock().unwrap_or_else(PoisonError::into_inner)();
-            let passed = Python::try_attach(|py| py.detach(|| holds.thread.pass(&holds.caller, call)));
-            passed.unwrap_or_else(call);
-        };
-        Some(Around { run: Box::new(run), wait: Box::new(wait) })
-    }
-}
-
-impl Drop for Source {
-    fn drop(&mut self) {
-        Python::try_attach(|py| {
-            if let Err(error) = self.close(py) {
-                error.write_unraisable(py, None);
-            }
-            if self.shared.stop.load(Ordering::Relaxed) {
-                self.iterable.drop_made();
-            }
+    /// There are no more items.
+    fn end(&self) {
+        self.end_fill(|fill| {
+            fill.end();
         });
+    }
+
+    /// The iterable raised this.
+    fn fail(&self, raised: &Bound<'_, PyAny>) {
+        self.end_fill(|mut fill| {
+            let error = fill.parts().2.failed(PyErr::from_value(raised.clone()));
+            fill.fail(error);
+        });
+    }
+
+    /// The iterable, if the loop has left it early, and drop what was made.
+    fn left(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        if !self.making.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.iterable.drop_made();
+        if self.used.load(Ordering::Relaxed) { self.iterable.iterator.get(py) } else { None }
     }
 }
 
@@ -355,7 +338,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Ends the iteration. The thread ends as soon as the iterable returns, and drops what it has made meanwhile.
     fn stop(&self, py: Option<Python<'_>>) {
-        self.making.stop.store(true, Ordering::Relaxed);
+        self.making.stop.store(true, Ordering::SeqCst);
         match py {
             Some(py) => self.state.with(py, State::end),
             None => self.state.lock().end(),
@@ -431,6 +414,8 @@ pub(crate) struct Items {
     after: Option<Py<PyAny>>,
     /// For `generate`, the number of rounds: an error ends them. `None` for other iterables: they may go on after one.
     rounds: Option<u64>,
+    /// What the thread drives, until the thread takes it.
+    worker: Mutex<Option<Py<Worker>>>,
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
     /// empty at the end, where that is the present state of the iterable.
     place: Option<Py<PyList>>,
@@ -445,8 +430,8 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, around=None, thread=None,
-        before=None, after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0
+        iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, thread=None, before=None,
+        after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -458,7 +443,6 @@ impl Items {
         map: Option<Py<PyAny>>,
         states: Option<Py<PyAny>>,
         place: Option<Py<PyList>>,
-        around: Option<Py<PyAny>>,
         thread: Option<&Bound<'_, Thread>>,
         before: Option<Py<PyAny>>,
         after: Option<Py<PyAny>>,
@@ -469,6 +453,7 @@ impl Items {
         trace: Option<std::path::PathBuf>,
         epoch: u64,
     ) -> PyResult<Self> {
+        check_end(py)?;
         let own = Thread::default();
         let Thread { making, total } = thread.map_or(&own, |thread| thread.get());
         let (making, total) = (making.clone(), total.clone());
@@ -477,15 +462,19 @@ impl Items {
         let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
         let all = rounds.unwrap_or(u64::MAX);
         let asked = if before.is_some() { 0 } else { all };
+        let mut worker = None;
         let run = if overlap {
-            let (shared, since, running) = (making.clone(), Instant::now(), Some(Running::new(&making)));
-            let source = Source { iterable: iterable.clone(), shared, since, around, running };
-            let builder = pipe::builder(vec![(); depth]).worker(source);
+            let builder = pipe::builder(vec![(); depth]).driven();
             let builder = if rounds.is_some() { builder.rounds() } else { builder };
             let builder = if name.is_empty() { builder } else { builder.name(name) };
             let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
             let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
             pipe.begin(epoch, (0..all).map(|_| ()), 0);
+            if let Some(driven) = pipe.driven().pop() {
+                let (driven, iterable, making) = (Mutex::new(driven), iterable.clone(), making.clone());
+                let (running, used) = (OnceLock::new(), AtomicBool::new(false));
+                worker = Some(Py::new(py, Worker { driven, iterable, making, running, used })?);
+            }
             Some(pipe::Items::owned(pipe))
         } else {
             None
@@ -495,11 +484,24 @@ impl Items {
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         making.shared.get_or_init(|| Arc::downgrade(&shared));
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        iterations.retain(|making| making.running.load(Ordering::Relaxed));
+        iterations.retain(|making| making.shared().is_some());
         iterations.push(making);
         drop(iterations);
-        let name = name.to_string();
-        Ok(Self { shared, receive, map, iterable, before, after, rounds, place, recorder, overlap, name })
+        let (name, worker) = (name.to_string(), Mutex::new(worker));
+        Ok(Self {
+            shared,
+            receive,
+            map,
+            iterable,
+            before,
+            after,
+            rounds,
+            worker,
+            place,
+            recorder,
+            overlap,
+            name,
+        })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -508,13 +510,25 @@ impl Items {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
-        let Some(recorder) = self.recorder.as_ref().map(Py::get) else { return self.next(py) };
-        recorder.lock().asked(Instant::now());
+        check_end(py)?;
+        let recorder = self.recorder.as_ref().map(Py::get);
+        if let Some(recorder) = recorder {
+            recorder.lock().asked(Instant::now());
+        }
         let found = self.next(py);
+        if let Ok(None) = found {
+            check_end(py)?; // which is not the end of the items
+        }
+        let Some(recorder) = recorder else { return found };
         if found.as_ref().map_or_else(|error| error.is_instance_of::<PyException>(py), Option::is_none) {
             recorder.ended();
         }
         found
+    }
+
+    /// What the thread drives. It is handed out once; None without overlap.
+    fn worker(&self) -> Option<Py<Worker>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
@@ -628,6 +642,7 @@ impl Items {
                 Poll::Ready(made) => made,
                 Poll::Pending => {
                     py.check_signals()?;
+                    check_end(py)?;
                     let Making { thread, caller, .. } = &*self.shared.making;
                     found = detached(py, || caller.pass(thread, || self.shared.state.lock().next(SLICE)));
                     continue;
@@ -669,17 +684,15 @@ impl Items {
     }
 
     fn failed(&self, py: Python<'_>, error: Error) -> PyErr {
-        let begun = self.shared.making.failed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if self.rounds.is_some() || begun.is_some() {
+        if self.rounds.is_some() {
             self.stop(py);
         }
-        match (begun, error) {
-            (Some(error), _) => error,
-            (_, Error::Load { at, source }) => match source.downcast::<PyErr>() {
+        match error {
+            Error::Load { at, source } => match source.downcast::<PyErr>() {
                 Ok(raised) => *raised,
                 Err(source) => errors::loading(py, Error::Load { at, source }),
             },
-            (_, error) => errors::loading(py, error),
+            error => errors::loading(py, error),
         }
     }
 
@@ -748,22 +761,11 @@ impl Drop for Items {
     }
 }
 
-/// Stops all iterations: their threads need the interpreter, which is about to exit. Returns for each thread how long
-/// to wait for it, and a function that tells whether it still runs.
-pub(crate) fn stop_all(py: Python<'_>) -> Vec<(Duration, IsThere)> {
+/// Stops all iterations, because the program ends.
+pub(crate) fn stop_all(py: Python<'_>) {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
-    let mut threads: Vec<(Duration, IsThere)> = Vec::new();
-    for making in iterations {
-        if let Some(shared) = making.shared() {
-            if shared.state.is_forked() {
-                return Vec::new();
-            }
-            shared.stop(Some(py));
-        }
-        let patience = if making.left.load(Ordering::Relaxed) { LEFT_FOR } else { LEAVE };
-        threads.push((patience, Box::new(move || making.running.load(Ordering::Relaxed))));
-    }
-    threads
+    let shared = iterations.iter().filter_map(|making| making.shared());
+    shared.filter(|shared| !shared.state.is_forked()).for_each(|shared| shared.stop(Some(py)));
 }
 
 /// Returns the epoch and the step of a batch, or the pass and the step of a group.

@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::locked::SLICE;
+use crate::locked::{SLICE, check_end};
 use crate::object::{Object, mapped};
 use crate::position::Position;
 
@@ -90,6 +90,7 @@ impl Batches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let shared = &*self.shared;
         shared.check(py)?;
+        check_end(py)?;
         self.end_step();
         let since = Instant::now();
         let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
@@ -100,6 +101,9 @@ impl Batches {
             false => shared.state.detached(py, ask),
         };
         loop {
+            if !matches!(asked, Asked::Batch(_)) {
+                check_end(py)?;
+            }
             match asked {
                 Asked::Batch(lease) => return self.hand_out(py, lease).map(Some),
                 Asked::End => return Ok(None),

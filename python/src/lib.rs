@@ -38,10 +38,10 @@ mod _twinbuf {
     #[pymodule_export]
     use crate::{
         batch::Batch,
-        engine::_close_all,
-        handover::{Items, Thread},
+        engine::_begin_end,
+        handover::{Items, Thread, Worker},
         loader::Loader,
-        locked::_forked,
+        locked::{_end_hook, _forked},
         plan::{Chunks, Plan, Window},
         recorder::{Recorder, Watch},
         records::Records,

@@ -18,7 +18,7 @@ use crate::device;
 use crate::engine::{self, Closing, Shared, State};
 use crate::errors::{self, Failure};
 use crate::iterator::{Batches, closed};
-use crate::locked::{LEAVE, Locked, SLICE, detached};
+use crate::locked::{LEAVE, Locked, SLICE, check_end, detached};
 use crate::names::Names;
 use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
@@ -159,6 +159,7 @@ impl Loader {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         this.shared.check(py)?;
+        check_end(py)?;
         this.stop_sending(py)?;
         let begun = this.shared.state.with(py, |state| {
             if let Run::Closed = state.run {

@@ -1,10 +1,13 @@
 //! State behind a lock, and waits without the GIL.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use crate::errors::{self, Failure};
 
@@ -72,21 +75,75 @@ pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
 /// Tells whether a thread still runs.
 pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
 
-/// Waits without the GIL.
+/// Waits without the GIL. If the program has ended meanwhile, it does not return: the interpreter would end this thread in
+/// the middle of native code (before Python 3.14), which aborts the process.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
-    // SeqCst, the strongest ordering: its cost does not matter once per wait.
-    DETACHED.fetch_add(1, Ordering::SeqCst);
-    let result = py.detach(wait);
-    DETACHED.fetch_sub(1, Ordering::SeqCst);
+    let result = py.detach(|| {
+        let result = wait();
+        // SeqCst: either this thread sees that the hook is over, or the hook sees this thread and waits for it.
+        RETURNING.fetch_add(1, Ordering::SeqCst);
+        if OVER.load(Ordering::SeqCst) && !HOOK.get() {
+            RETURNING.fetch_sub(1, Ordering::SeqCst);
+            loop {
+                thread::park();
+            }
+        }
+        result
+    });
+    RETURNING.fetch_sub(1, Ordering::SeqCst);
     result
 }
 
-/// The number of threads that have released the GIL within a call of this module. If the interpreter exits before they
-/// have it back, Python (before 3.14) ends them in the middle of that call, which aborts the process.
-pub(crate) static DETACHED: AtomicUsize = AtomicUsize::new(0);
+/// Whether the program is ending: iterations are cut off, and none begins.
+static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Registered to run in forked children, where the threads that [`DETACHED`] counts do not exist.
+/// Whether the hook at the end of the program has returned: the interpreter may end any thread but the one that ran it.
+static OVER: AtomicBool = AtomicBool::new(false);
+
+/// The number of threads that are about to take the GIL back.
+static RETURNING: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Whether this thread ran the hook.
+    static HOOK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What cut-off iterations raise: `LoaderError`. Late in the end of the program, modules are empty.
+static CUT_OFF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// The program begins to end.
+pub(crate) fn begin_end(py: Python<'_>) -> PyResult<()> {
+    CUT_OFF.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("twinbuf.errors")?.getattr("LoaderError")?.unbind())
+    })?;
+    ENDING.store(true, Ordering::SeqCst);
+    Ok(())
+}
+
+/// The hook at the end of the program returns. Waits for the threads that are about to take the GIL back.
+#[pyfunction]
+pub(crate) fn _end_hook(py: Python<'_>) {
+    HOOK.set(true);
+    OVER.store(true, Ordering::SeqCst);
+    let started = Instant::now();
+    while RETURNING.load(Ordering::SeqCst) > 0 && started.elapsed() < LEAVE {
+        py.detach(|| thread::sleep(Duration::from_micros(100)));
+    }
+}
+
+/// Refuses to iterate while the program ends: what is cut off must not look like the end of an epoch.
+pub(crate) fn check_end(py: Python<'_>) -> PyResult<()> {
+    match CUT_OFF.get(py) {
+        Some(class) if ENDING.load(Ordering::SeqCst) => {
+            let raised = class.bind(py).call1(("the program is ending: the iteration is cut off",));
+            Err(raised.map_or_else(|error| error, PyErr::from_value))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Registered to run in forked children: the threads that are counted do not exist there.
 #[pyfunction]
 pub(crate) fn _forked() {
-    DETACHED.store(0, Ordering::SeqCst);
+    RETURNING.store(0, Ordering::SeqCst);
 }

@@ -15,7 +15,7 @@ use crate::device;
 use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::locked::{Locked, SLICE, detached};
+use crate::locked::{Locked, SLICE, check_end, detached};
 use crate::number::whole_or_none;
 use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
@@ -353,6 +353,7 @@ impl PassOfGroups {
         stream.check(py)?;
         loop {
             py.check_signals()?;
+            check_end(py)?;
             let found = stream.state.detached(py, |state| {
                 let own = *self.pass.get_or_init(|| state.begin());
                 (own == state.passes).then(|| state.next())

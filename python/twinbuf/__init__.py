@@ -16,7 +16,6 @@ overlaps code that makes data with the code that uses it, and `stream` reads the
 190.0
 """
 
-import atexit
 import os as _os
 from collections.abc import Mapping as _Mapping
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
@@ -37,7 +36,6 @@ from ._twinbuf import (
     Tensors,
     Window,
     __version__,
-    _close_all,
     _forked,
     stream,
 )
@@ -87,7 +85,6 @@ _Mapping.register(Tensors)
 for _name in ("get", "items", "keys", "values"):
     setattr(Tensors, _name, getattr(_Mapping, _name))
 
-atexit.register(_close_all)
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_forked)
 

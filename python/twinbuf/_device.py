@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ._drive import start
 from ._prefetch import around
 from ._streams import Accelerator, Sent, Upload, streams_of
 from ._twinbuf import _Items, _Recorder, _Thread
@@ -84,12 +85,12 @@ class Sender:
             map=map,
             states=position,
             place=self._place,
-            around=around(upload),
             thread=self._thread,
             recorder=self.recorder,
             overlap=overlap,
         )
         self._items = weakref.ref(items)
+        start(items, around(upload), "twinbuf-upload")
         return items
 
     def stop(self) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from operator import index
-from typing import SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
+from ._drive import start
 from ._prefetch import around
 from ._twinbuf import _Items
 from .errors import OptionError
+
+if TYPE_CHECKING:
+    from ._twinbuf import _Rounds
 
 T = TypeVar("T")
 
@@ -25,7 +29,7 @@ def generate(
     rounds: SupportsIndex | None = None,
     name: str = "",
     trace: str | os.PathLike[str] | None = None,
-) -> Iterator[T]:
+) -> _Rounds[T]:
     """Make each round in a thread while the one before it is used: self-play, simulators.
 
     Parameters
@@ -52,7 +56,7 @@ def generate(
     Iterator
         The rounds, in order. What ``make``, ``before`` or ``after`` raises arrives in place of the next one,
         and ends them. ``break`` waits for nothing: a round that is being made is finished in the thread, and
-        dropped.
+        dropped. ``report()`` tells where the time went, and ``close()`` ends them.
 
     Raises
     ------
@@ -83,7 +87,6 @@ def generate(
             raise RuntimeError("make raised StopIteration") from stop
 
     numbers = map(made, count())
-    items: _Items[T] = _Items(
-        numbers, 1, before=before, after=after, rounds=limit, around=around(), name=name, trace=trace
-    )
+    items: _Items[T] = _Items(numbers, 1, before=before, after=after, rounds=limit, name=name, trace=trace)
+    start(items, around(), name or "twinbuf-generate")
     return items

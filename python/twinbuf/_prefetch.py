@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
+from ._drive import start
 from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Thread
 from .errors import LoaderTimeoutError, OptionError
@@ -158,7 +159,6 @@ class Prefetcher(Around[T]):
             receive=upload.receive if upload else None,
             states=states,
             place=self._place,
-            around=around(upload),
             thread=self._thread,
             name=self._name,
             trace=self._trace,
@@ -168,6 +168,7 @@ class Prefetcher(Around[T]):
         self._items = weakref.ref(items)
         if iterator is self._iterable:
             self._only = items
+        start(items, around(upload), self._name or "twinbuf-prefetch")
         return items
 
     def __repr__(self) -> str:

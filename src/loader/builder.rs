@@ -17,11 +17,11 @@ use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
 use crate::observe::report::{Kind, Report};
+use crate::pipe::AnySource;
 #[cfg(feature = "cuda")]
 use crate::pipe::Cuda;
 use crate::pipe::memory::{LEAST, Memory, MemoryLimit, check_memory, too_large};
 use crate::pipe::options::{Options, common};
-use crate::pipe::turn::AnySource;
 use crate::pipe::{Backend, Host, Pipe, Setup};
 use crate::transform::RecordTransform;
 
@@ -304,6 +304,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let pipe = Pipe::start(Setup {
             sides,
             sources: readers.into_iter().map(any).collect(),
+            driven: 0,
             helper: helper.map(any),
             options,
             trace,

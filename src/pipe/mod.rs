@@ -70,6 +70,7 @@ pub(crate) mod options;
 mod plain;
 pub(crate) mod ring;
 pub(crate) mod turn;
+mod worker;
 
 use std::mem;
 use std::sync::Arc;
@@ -84,8 +85,11 @@ use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::ring::{BothSides, Received, Waiting};
 pub use self::ring::{Content, Filled, Header, Place, Ring, Slots};
-use self::turn::{AnySource, FOREVER, HELP_LIMIT, Locate, Order, Patience, Shared, Take, Worker};
-pub use self::turn::{Around, Filling, Loop, Source, Wait};
+use self::turn::{FOREVER, HELP_LIMIT, Locate, Order, Patience, Shared, Take};
+pub use self::turn::{Filling, Source};
+pub(crate) use self::worker::AnySource;
+use self::worker::Worker;
+pub use self::worker::{Driven, Fill};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{LoadTimes, Naming, Ticket, What};
@@ -107,6 +111,8 @@ pub(crate) struct Setup<R: Ring> {
     pub(crate) sides: BothSides<R>,
     /// One for each worker. Without overlap the first is the caller's.
     pub(crate) sources: Vec<AnySource<R>>,
+    /// Workers without threads.
+    pub(crate) driven: usize,
     /// The source with which a waiting caller fills slots.
     pub(crate) helper: Option<AnySource<R>>,
     pub(crate) options: Options,
@@ -147,6 +153,8 @@ struct Running<R: Ring> {
     consumer: Option<R::Consumer>,
     shared: Arc<Shared<R>>,
     threads: Vec<JoinHandle<()>>,
+    /// Workers that no driver has taken.
+    driven: Vec<Driven<R>>,
     overlap: bool,
     /// The caller's own source: the only one without overlap, and otherwise what it fills slots with while it waits.
     own: Option<Worker<R>>,
@@ -160,6 +168,7 @@ impl<R: Ring> Running<R> {
     /// Ends the workers, and joins them if they leave before `until`. Returns whether they did.
     fn end(&mut self, until: Option<Instant>) -> bool {
         self.shared.close();
+        self.driven.clear();
         self.consumer = None;
         let threads = mem::take(&mut self.threads);
         // Workers run wakers, and a waker may drop the last reference to the pipe. Then this thread is a worker, and a
@@ -189,7 +198,7 @@ impl<R: Ring> Drop for Running<R> {
 impl<R: Ring> Pipe<R> {
     /// Starts a thread for each source; without overlap none.
     pub(crate) fn start(setup: Setup<R>) -> Result<Self, Error> {
-        let Setup { sides: (producer, consumer), sources, helper, options, trace, kind, .. } = setup;
+        let Setup { sides: (producer, consumer), sources, driven, helper, options, trace, kind, .. } = setup;
         let Setup { sends, depths: (depth, device_depth), locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
         let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
@@ -199,40 +208,45 @@ impl<R: Ring> Pipe<R> {
             Kind::Items | Kind::Ahead => (What::Read, "prefetch"),
             Kind::Batches | Kind::Groups => (What::Read, "read"),
         };
-        let workers = sources.len();
+        let threaded = if overlap { sources.len() } else { 0 };
+        let workers = (sources.len() + driven).max(1);
         let processors = match helper {
             Some(_) => std::thread::available_parallelism().map_or(1, usize::from),
             None => usize::MAX,
         };
-        let shared = Arc::new(Shared::new(producer, if overlap { workers } else { 0 }, naming.clone()));
+        let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds));
         let report = Report::new(kind, Settings { overlap, depth, workers }, device_depth);
         let recorder = Recorder::new(track, ring::wait_of::<R>(), &breakdown, report, sends);
         let (consumer, threads, own, limit) = (Some(consumer), Vec::with_capacity(workers), None, END_LIMIT);
-        let running = Running { consumer, shared, threads, overlap, own, recorder, trace, limit };
+        let running =
+            Running { consumer, shared, threads, driven: vec![], overlap, own, recorder, trace, limit };
         let mut running = ForkGuard::new(running);
-        let Running { shared, threads, own, trace, .. } = &mut *running;
-        for (index, source) in sources.into_iter().enumerate() {
-            let row = if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
+        let Running { shared, threads, driven: idle, own, trace, .. } = &mut *running;
+        let named =
+            |index: usize| if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
+        let recorder_of = |index: usize| {
             // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
-            let track = trace.clone().map(|trace| Track::new(trace, id, &row, naming.rounds));
-            let recorder = LoadRecorder::new(track, what);
-            let mut worker = Worker::new(source, recorder, index, index > 0 && index + 1 >= processors);
+            let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds));
+            LoadRecorder::new(track, what)
+        };
+        idle.extend(
+            (0..driven).map(|n| Driven::new(shared.clone(), recorder_of(threaded + n), threaded + n)),
+        );
+        for (index, source) in sources.into_iter().enumerate() {
+            let rests = index > 0 && index + 1 >= processors;
+            let worker = Worker::new(source, recorder_of(index), index, rests);
             if !overlap {
                 *own = Some(worker);
                 break;
             }
-            let (of, around) = (shared.clone(), worker.around());
-            let thread = thread::Builder::new().name(crate::thread::name(naming.loader.as_deref(), &row));
-            match thread.spawn(move || match around {
-                Some(Around { run, wait }) => run(Box::new(move || worker.run(&of, &*wait))),
-                None => worker.run(&of, &|wait| wait()),
-            }) {
+            let (of, name) = (shared.clone(), crate::thread::name(naming.loader.as_deref(), &named(index)));
+            match thread::Builder::new().name(name).spawn(move || worker.run(&of)) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    shared.never_came(workers - index);
+                    shared.never_came(threaded - index);
                     return Err(Error::Spawn(error));
                 }
             }
@@ -254,6 +268,11 @@ impl<R: Ring> Pipe<R> {
             add_reads,
             begun: plain::Begun::default(),
         })
+    }
+
+    /// Returns the workers without threads that no driver has taken yet.
+    pub fn driven(&mut self) -> Vec<Driven<R>> {
+        mem::take(&mut self.running.driven)
     }
 
     /// The unit's name in errors.
@@ -530,9 +549,11 @@ impl<R: Ring> Running<R> {
         loop {
             let piece = Instant::now() + PIECE;
             let piece = until.map_or(piece, |until| until.min(piece));
+            // Read before the slot: what no worker fills now has been committed, or never comes.
+            let idle = self.shared.is_idle();
             let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
                 Received::Item(item) => item,
-                Received::Empty if until.is_none_or(|until| piece < until) => continue,
+                Received::Empty if !idle && until.is_none_or(|until| piece < until) => continue,
                 Received::Failed(source) => return Some(Error::Device(source)),
                 _ => return None,
             };
@@ -689,7 +710,7 @@ mod tests {
     #[test]
     fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
         let (producer, mut consumer) = Numbered::ring(vec![0; 3]);
-        let shared = Arc::new(Shared::new(producer, 1, Naming::default()));
+        let shared = Arc::new(Shared::new(producer, 1, 0, Naming::default()));
         let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
         shared.begin(Box::new(units), true, u64::MAX);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
@@ -719,7 +740,7 @@ mod tests {
             (false, Some(share(2e-3)), Waiting::Try),
         ] {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
-            let shared = Shared::<Numbered>::new(producer, 1, Naming::default());
+            let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
             shared.begin(Box::new(std::iter::once((Place::default(), 7))), true, u64::MAX);
             let mut own = worker(Numbers(None), 1);
             let mut recorder = callers_recorder();
@@ -751,7 +772,7 @@ mod tests {
         for (helps, took) in [(true, 3600), (false, 0)].map(|(helps, s)| (helps, Duration::new(s, 2_000_000)))
         {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
-            let shared = Arc::new(Shared::<Numbered>::new(producer, 1, Naming::default()));
+            let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
             shared.begin(
                 Box::new((0..2).map(|unit| (Place { step: unit, ..Place::default() }, unit))),
                 true,
@@ -759,7 +780,7 @@ mod tests {
             );
             let (ends, end) = mpsc::channel();
             let (of, filler) = (shared.clone(), worker(Endless(end), 0));
-            let filler = std::thread::spawn(move || filler.run(&of, &|wait| wait()));
+            let filler = std::thread::spawn(move || filler.run(&of));
             while shared.first_fill().is_none_or(|doing| doing.since.elapsed() < Duration::from_millis(2)) {
                 std::thread::yield_now();
             }
@@ -780,7 +801,7 @@ mod tests {
     #[test]
     fn a_caller_does_not_wait_for_a_worker_that_has_the_turn() {
         let (producer, _consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, Naming::default()));
+        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
         let ((began, begins), (goes_on, go_on)) = (mpsc::channel(), mpsc::channel::<()>());
         // The order is foreign code, and may take long. The worker that runs it holds the turn.
         let units = std::iter::once_with(move || {
@@ -805,24 +826,14 @@ mod tests {
 
     #[test]
     fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
-        const UNITS: u64 = 20;
         for rests in [false, true] {
-            let (producer, _consumer) = Numbered::ring(vec![0; 21]);
-            let shared = Shared::<Numbered>::new(producer, 1, Naming::default());
-            let units = (0..UNITS).map(|unit| (Place { step: unit, ..Place::default() }, unit));
-            shared.begin(Box::new(units), true, u64::MAX);
-            let recorder = LoadRecorder::new(None, What::Read);
-            let worker = Worker::new(Box::new(Numbers(None)), recorder, 0, rests);
-            let waits = std::cell::Cell::new(0);
-            worker.run(&shared, &|wait| {
-                waits.set(waits.get() + 1);
-                if shared.loads() == UNITS {
-                    shared.close();
-                }
-                wait();
-            });
-            // The last wait is for another call. A fill on a busy machine may be long.
-            assert_eq!(waits.get() > 1, rests, "{} waits", waits.get());
+            let worker: Worker<Numbered> =
+                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 0, rests);
+            let start = Instant::now();
+            for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
+                let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };
+                assert_eq!(worker.is_to_rest(&times), rests && short, "{took:?}");
+            }
         }
     }
 }

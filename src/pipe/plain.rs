@@ -6,8 +6,8 @@ use super::items::{Ended, Front, Items, Next};
 use super::memory::check_memory;
 use super::options::{Options, common};
 use super::ring::{Place, Ring, Slot, Slots};
-use super::turn::{AnySource, Source};
-use super::{Pipe, Setup};
+use super::turn::Source;
+use super::{AnySource, Pipe, Setup};
 use crate::error::Error;
 use crate::observe::report::Kind;
 
@@ -16,6 +16,7 @@ use crate::observe::report::Kind;
 pub struct Builder<T: Send + 'static, U: Send + 'static> {
     slots: Vec<T>,
     sources: Vec<AnySource<Slots<T, U>>>,
+    driven: usize,
     rounds: bool,
     options: Options,
 }
@@ -23,7 +24,7 @@ pub struct Builder<T: Send + 'static, U: Send + 'static> {
 /// Returns a builder for a pipe with these slots. Each worker fills one slot at a time: with overlap, one slot more than
 /// workers keeps them all busy while the caller uses an item, and two more absorb bursts.
 pub fn builder<T: Send + 'static, U: Send + 'static>(slots: Vec<T>) -> Builder<T, U> {
-    Builder { slots, sources: Vec::new(), rounds: false, options: Options::default() }
+    Builder { slots, sources: Vec::new(), driven: 0, rounds: false, options: Options::default() }
 }
 
 impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
@@ -31,6 +32,16 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     /// the first source.
     pub fn worker(mut self, source: impl Source<T, Unit = U>) -> Self {
         self.sources.push(Box::new(source));
+        self
+    }
+
+    /// Adds a worker without a thread: [`Pipe::driven`] hands it out, and whoever has it fills slots.
+    ///
+    /// Without overlap the threads of [`worker`](Self::worker) do not exist, and driven workers do: a driver on the
+    /// caller's own thread fills a slot ([`Driven::try_next`](super::Driven::try_next)) after
+    /// [`Items::try_next`](super::Items::try_next) returned `Pending`.
+    pub fn driven(mut self) -> Self {
+        self.driven += 1;
         self
     }
 
@@ -56,8 +67,8 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Pipe<Slots<T, U>>, Error> {
-        let Self { slots, sources, rounds, mut options } = self;
-        for (option, found) in [("slots", slots.len()), ("worker", sources.len())] {
+        let Self { slots, sources, driven, rounds, mut options } = self;
+        for (option, found) in [("slots", slots.len()), ("worker", sources.len() + driven)] {
             if found == 0 {
                 let (wanted, found) = ("at least one".to_string(), "none".to_string());
                 return Err(Error::Option { option, wanted, found });
@@ -70,6 +81,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
         Pipe::start(Setup {
             sides: Slots::ring(slots),
             sources,
+            driven,
             helper: None,
             options,
             trace,
@@ -83,7 +95,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
 }
 
 debug!([T: Send + 'static, U: Send + 'static] Builder[T, U], |builder|
-    slots: builder.slots.len(), workers: builder.sources.len(), options: builder.options);
+    slots: builder.slots.len(), workers: builder.sources.len() + builder.driven, options: builder.options);
 
 /// The current call of a pipe that no loader, generator or stream is built on.
 #[derive(Debug, Default)]

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use super::ring::{Content, Header, Place, Ring};
 use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::log::{LoadTimes, Naming, Ticket};
-use crate::observe::recorder::LoadRecorder;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 use crate::thread::panic_message;
 
@@ -44,12 +43,6 @@ pub trait Source<S: ?Sized>: Send + 'static {
     /// device, and runs no foreign code. Default: `false`.
     fn pays(&self) -> bool {
         false
-    }
-
-    /// Returns what the worker's thread runs within, for programs with a lock of an interpreter. Called once, before the
-    /// thread starts. Default: `None`.
-    fn around(&mut self) -> Option<Around> {
-        None
     }
 }
 
@@ -94,22 +87,6 @@ impl Filling<'_> {
     }
 }
 
-/// What a worker's thread runs within; see [`Source::around`].
-pub struct Around {
-    /// Calls the loop of the thread, once.
-    pub run: Box<dyn FnOnce(Loop) + Send>,
-    /// Calls a wait of the thread, once.
-    pub wait: Box<dyn Fn(Wait<'_>) + Send>,
-}
-
-/// The loop of a thread.
-pub type Loop = Box<dyn FnOnce() + Send>;
-
-/// A wait of a thread.
-pub type Wait<'w> = &'w mut (dyn FnMut() + Send);
-
-debug!([] Around[], |_around|);
-
 /// The units of a call, in order, with their names.
 pub(crate) type Order<U> = Box<dyn Iterator<Item = (Place, U)> + Send>;
 
@@ -146,7 +123,7 @@ struct Mailbox<U> {
     /// When the caller last asked for units. Time before that does not count as a wait of the workers.
     resumed: Instant,
     closed: bool,
-    /// Workers that fill slots, and those that have not left.
+    /// Workers that may fill slots, and those that a pipe waits for when it ends: threads, and drivers that wait or fill.
     running: usize,
     alive: usize,
     /// Units started so far, of all calls.
@@ -203,7 +180,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Ring> Shared<R> {
-    pub(super) fn new(producer: R::Producer, workers: usize, naming: Naming) -> Self {
+    /// `driven`: how many of the workers have no thread.
+    pub(super) fn new(producer: R::Producer, workers: usize, driven: usize, naming: Naming) -> Self {
         let mail = Mailbox {
             call: 0,
             order: None,
@@ -212,7 +190,7 @@ impl<R: Ring> Shared<R> {
             resumed: Instant::now(),
             closed: false,
             running: workers,
-            alive: workers,
+            alive: workers - driven,
             loads: 0,
             held: None,
             clock: false,
@@ -360,7 +338,7 @@ impl<R: Ring> Shared<R> {
     }
 
     /// Lets no further units of this call start: one failed, or was the end.
-    fn stop(&self, call: u64) {
+    pub(super) fn stop(&self, call: u64) {
         let mut mail = lock(&self.mail);
         if mail.call == call {
             mail.granted = mail.granted.min(mail.started);
@@ -371,6 +349,41 @@ impl<R: Ring> Shared<R> {
     pub(super) fn close(&self) {
         lock(&self.mail).closed = true;
         self.posted.notify_all();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        lock(&self.mail).closed
+    }
+
+    /// Whether no thread is left, and no driver waits or fills.
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.mail).alive == 0
+    }
+
+    /// Counts a driven worker in while its driver waits or fills: a pipe that ends waits for it.
+    pub(super) fn enter(&self) {
+        lock(&self.mail).alive += 1;
+    }
+
+    /// Counts it out again. It may come back.
+    pub(super) fn exit(&self) {
+        lock(&self.mail).alive -= 1;
+        self.left.notify_all();
+    }
+
+    /// Counts a worker out for good. The last one drops the side of the ring that is filled.
+    pub(super) fn leave(&self) {
+        let mut mail = lock(&self.mail);
+        mail.running -= 1;
+        let last = mail.running == 0;
+        drop(mail);
+        if last {
+            // Without the lock: this drop may run a task's waker, and join a copy thread. If a waker on that thread
+            // drops the pipe, it must find this worker in `alive`, or the two threads would join each other.
+            let turn = lock(&self.turn).take();
+            drop(turn);
+        }
+        self.exit();
     }
 
     /// Waits until no more than `most` workers are left, up to `until`. Returns whether that is so.
@@ -402,148 +415,31 @@ impl<R: Ring> Shared<R> {
         lock(&self.mail).loads
     }
 
+    /// The worker `index` begins to fill a slot. The caller's worker has no place, as the caller cannot ask meanwhile.
+    pub(super) fn began(&self, index: usize, ticket: Ticket, since: Instant) {
+        self.progress.get(index).into_iter().for_each(|progress| progress.began(ticket, since));
+    }
+
+    /// The worker `index` has filled the slot.
+    pub(super) fn ended(&self, index: usize) {
+        self.progress.get(index).into_iter().for_each(Progress::ended);
+    }
+
+    /// What a source is called with.
+    pub(super) fn filling<'f>(
+        &'f self,
+        index: usize,
+        ticket: Ticket,
+        times: &'f mut LoadTimes,
+        who: &'f mut &'static str,
+    ) -> Filling<'f> {
+        Filling { ticket, naming: &self.naming, times, who, progress: self.progress.get(index) }
+    }
+
     /// Of the fills that the workers are doing, the one whose unit is needed first.
     pub(super) fn first_fill(&self) -> Option<Doing> {
         let doing = self.progress.iter().filter_map(Progress::get);
         doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
-    }
-}
-
-/// Fills slots, on whatever thread it is called.
-pub(super) struct Worker<R: Ring> {
-    // Dropped before `source`: a worker's trace is written before its source is dropped.
-    recorder: LoadRecorder,
-    source: AnySource<R>,
-    /// The place of its progress in [`Shared::progress`]. The caller's worker has none there.
-    index: usize,
-    /// Whether it rests after each short fill: the other workers and a caller that helps use all processors already.
-    rests: bool,
-    /// When it was ready for another unit.
-    ready: Instant,
-    last: Option<Ticket>,
-}
-
-/// A source of a ring, of any type.
-pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ring>::Unit>>;
-
-impl<R: Ring> Worker<R> {
-    pub(super) fn new(source: AnySource<R>, recorder: LoadRecorder, index: usize, rests: bool) -> Self {
-        Self { recorder, source, index, rests, ready: Instant::now(), last: None }
-    }
-
-    /// What the thread runs within.
-    pub(super) fn around(&mut self) -> Option<Around> {
-        self.source.around()
-    }
-
-    /// A worker's thread: fills slots until the pipe is closed. Its waits run within `wait`.
-    pub(super) fn run(self, shared: &Shared<R>, wait: &dyn Fn(&mut (dyn FnMut() + Send))) {
-        // Dropped after `worker`, also if this thread panics: counts the worker out.
-        let _left = Left(shared);
-        let mut worker = self;
-        loop {
-            let mut taken = shared.take(Patience::None);
-            if let Take::InUse = taken {
-                worker.recorder.write_if_due(worker.ready);
-                wait(&mut || taken = shared.take(Patience::Worker));
-            }
-            if let Take::Idle = taken {
-                // Write the recorded events to the trace file before a wait for the caller's next request.
-                worker.recorder.flush();
-                wait(&mut || taken = shared.take(Patience::Idle));
-            }
-            let Take::Unit(unit) = taken else { return };
-            let (_, times) = worker.fill(shared, unit, None);
-            if worker.rests && times.end - times.start < HELP_LIMIT && worker.pays() {
-                wait(&mut || std::thread::sleep(HELP_LIMIT));
-            }
-        }
-    }
-
-    pub(super) fn pays(&self) -> bool {
-        self.source.pays()
-    }
-
-    pub(super) fn flush(&mut self) {
-        self.recorder.flush();
-    }
-
-    /// Fills the slot and commits it. The fill began at `start`, or begins now. Returns its times.
-    pub(super) fn fill(
-        &mut self,
-        shared: &Shared<R>,
-        mut reserved: R::Reserved,
-        start: Option<Instant>,
-    ) -> (Ticket, LoadTimes) {
-        let (slot, header) = R::parts(&mut reserved);
-        let Header { ticket, ref mut load, .. } = *header;
-        // Once an epoch has been read, write its events to the trace file. Not for epochs of one step: too many writes.
-        if self.last.replace(ticket).is_some_and(|last| last.epoch != ticket.epoch && last.step > 0) {
-            self.recorder.flush();
-        }
-        let now = start.unwrap_or_else(Instant::now);
-        load.since = start.unwrap_or_else(|| self.ready.max(load.since).min(now));
-        (load.start, load.end) = (now, now);
-        if let Some(unit) = &mut header.unit {
-            header.result = self.call(shared, ticket, unit, slot, load);
-        }
-        self.ready = load.end;
-        if !matches!(header.result, Ok(Content::Bytes(_))) {
-            shared.stop(ticket.generation);
-        }
-        let (bytes, times) = (header.bytes(), header.load);
-        R::commit(reserved, bytes);
-        (ticket, times)
-    }
-
-    fn call(
-        &mut self,
-        shared: &Shared<R>,
-        ticket: Ticket,
-        unit: &mut R::Unit,
-        slot: &mut R::Slot,
-        times: &mut LoadTimes,
-    ) -> Result<Content, Box<Error>> {
-        let (naming, progress) = (&shared.naming, shared.progress.get(self.index));
-        let span = self.recorder.began(ticket).entered();
-        let clock = self.recorder.clock(times.start);
-        progress.iter().for_each(|progress| progress.began(ticket, times.start));
-        let mut who = "source";
-        let source = &mut self.source;
-        let filled = catch_unwind(AssertUnwindSafe(|| {
-            let mut filling = Filling { ticket, naming, times, who: &mut who, progress };
-            source.fill(unit, slot, &mut filling).map_err(Box::new)
-        }));
-        progress.iter().for_each(|progress| progress.ended());
-        let result = filled.unwrap_or_else(|panic| {
-            Err(Error::Panicked { at: naming.at(ticket), who, message: panic_message(&*panic) }.into())
-        });
-        span.record("bytes", times.bytes);
-        drop(span);
-        times.end = Instant::now();
-        times.cpu = clock.and_then(|clock| clock.since(times.end - times.start));
-        self.recorder.loaded(ticket, times);
-        result
-    }
-}
-
-/// Counts a worker out when its thread ends. The last one drops the side of the ring that is filled.
-struct Left<'s, R: Ring>(&'s Shared<R>);
-
-impl<R: Ring> Drop for Left<'_, R> {
-    fn drop(&mut self) {
-        let mut mail = lock(&self.0.mail);
-        mail.running -= 1;
-        let last = mail.running == 0;
-        drop(mail);
-        if last {
-            // Without the lock: this drop may run a task's waker, and join a copy thread. If a waker on that thread
-            // drops the pipe, it must find this worker in `alive`, or the two threads would join each other.
-            let turn = lock(&self.0.turn).take();
-            drop(turn);
-        }
-        lock(&self.0.mail).alive -= 1;
-        self.0.left.notify_all();
     }
 }
 

@@ -209,6 +209,7 @@ impl<B: Backend> StreamBuilder<B> {
         let pipe = Pipe::start(Setup {
             sides,
             sources: vec![Box::new(source)],
+            driven: 0,
             helper: None,
             options,
             trace,

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use crate::common::{files, open, plan};
-use twinbuf::pipe::{self, Around, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, generate};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -435,72 +435,165 @@ fn a_slow_fill_is_no_held_slot() {
     assert!(pipe.items(0..3).map(|item| *item.unwrap()).eq(0..3));
 }
 
-/// Tells what it does; fills when it is told to.
-struct Told(Sender<Option<u64>>, Receiver<()>);
-
-impl Source<u64> for Told {
-    type Unit = u64;
-
-    fn fill(&mut self, unit: &mut u64, _: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
-        let _ = self.0.send(Some(*unit));
-        self.1.recv().map_err(|error| at.failed(error))?;
-        Ok(Content::Bytes(8))
-    }
-
-    fn around(&mut self) -> Option<Around> {
-        let waits = self.0.clone();
-        let wait = move |wait: pipe::Wait<'_>| {
-            let _ = waits.send(None);
-            wait();
-        };
-        Some(Around { run: Box::new(|run| run()), wait: Box::new(wait) })
-    }
-}
-
 #[test]
 fn units_of_an_iteration_that_was_left_are_not_started() {
-    let ((tell, told), (open, gate)) = (channel(), channel());
-    let mut pipe = pipe::builder(vec![0; 4]).worker(Told(tell, gate)).build().unwrap();
+    let mut pipe = pipe::builder(vec![0; 4]).driven().build().unwrap();
+    let mut worker = pipe.driven().remove(0);
     let mut items = pipe.items(0..9);
-    open.send(()).unwrap();
-    assert_eq!(*items.next().unwrap().unwrap().unit(), 0);
-    while told.recv().unwrap() != Some(1) {}
+    for unit in 0..2 {
+        let Some(mut fill) = worker.next() else { panic!("unit {unit} may be started") };
+        assert_eq!(*fill.unit(), unit);
+        fill.suspend();
+        if unit == 0 {
+            worker.next().unwrap().commit(8);
+            assert_eq!(*items.next().unwrap().unwrap().unit(), 0);
+        }
+    }
     drop(items);
-    open.send(()).unwrap();
-    assert_eq!(told.recv().unwrap(), None, "after unit 1 the worker waits");
-    drop(open);
+    worker.next().unwrap().commit(8);
+    assert!(worker.try_next().is_pending(), "after unit 1 the worker waits");
     pipe.close().unwrap();
-}
-
-/// Unwinds when it has to wait.
-struct Leaves {
-    /// Tells of its drop.
-    _gone: Sender<()>,
-}
-
-impl Source<u64> for Leaves {
-    type Unit = u64;
-
-    fn fill(&mut self, _: &mut u64, _: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
-        Err(at.failed("it has left"))
-    }
-
-    fn around(&mut self) -> Option<Around> {
-        let wait = |_: pipe::Wait<'_>| resume_unwind(Box::new("leaves"));
-        Some(Around { run: Box::new(|run| run()), wait: Box::new(wait) })
-    }
+    assert!(worker.next().is_none());
 }
 
 #[test]
-fn a_worker_that_unwinds_leaves_the_units_to_the_others() {
-    let (gone, left) = channel();
-    let builder = pipe::builder(vec![0; 3]).worker(Leaves { _gone: gone }).worker(Numbers::default());
+fn a_driver_that_leaves_leaves_the_units_to_the_other_workers() {
+    let builder = pipe::builder(vec![0; 3]).driven().driven().worker(Numbers::default());
     let mut pipe = builder.build().unwrap();
-    assert!(left.recv().is_err(), "nothing is asked for, so both wait");
+    let mut workers = pipe.driven();
+    assert_eq!(workers.len(), 2);
+    assert!(pipe.driven().is_empty(), "each is handed out once");
+    drop(workers.pop());
     for _ in 0..20 {
         assert!(pipe.items(0..100).map(|item| *item.unwrap()).eq(0..100));
     }
+    drop(workers);
+    assert!(pipe.items(0..100).map(|item| *item.unwrap()).eq(0..100));
     pipe.close().unwrap();
+}
+
+#[test]
+fn what_driven_workers_and_threads_fill_comes_in_order() {
+    let builder = pipe::builder(vec![0; 5]).driven().worker(Numbers::default()).driven();
+    let mut pipe = builder.build().unwrap();
+    let drivers = pipe.driven().into_iter().map(|mut worker| {
+        std::thread::spawn(move || {
+            let mut filled = 0_u64;
+            loop {
+                let Some(mut fill) = worker.next() else { return filled };
+                let unit = *fill.unit();
+                *fill.slot() = unit;
+                if filled % 3 == 0 {
+                    fill.suspend();
+                    worker.next().unwrap().commit(8);
+                } else {
+                    fill.commit(8);
+                }
+                filled += 1;
+            }
+        })
+    });
+    let drivers: Vec<_> = drivers.collect();
+    for round in 0..20 {
+        assert!(pipe.items(round..round + 100).map(|item| *item.unwrap()).eq(round..round + 100));
+    }
+    assert_eq!(pipe.report().loads, 2000);
+    pipe.close().unwrap();
+    let filled: u64 = drivers.into_iter().map(|driver| driver.join().unwrap()).sum();
+    assert!(filled <= 2000);
+}
+
+/// A driver of one worker: it fills units up to `bad`, and ends that one in its own way.
+fn drive(
+    bad: u64,
+    how: impl FnOnce(pipe::Fill<'_, Slots<u64, u64>>) + Send + 'static,
+) -> Vec<Result<u64, String>> {
+    let mut pipe = pipe::builder(vec![0; 3]).driven().build().unwrap();
+    let mut worker = pipe.driven().remove(0);
+    let driver = std::thread::spawn(move || {
+        let mut how = Some(how);
+        while let Some(mut fill) = worker.next() {
+            let unit = *fill.unit();
+            if unit != bad {
+                *fill.slot() = unit;
+                fill.commit(8);
+            } else if let Some(how) = how.take() {
+                how(fill);
+            }
+        }
+    });
+    let found =
+        pipe.items(0..6).map(|item| item.map(|slot| *slot).map_err(|error| error.to_string())).collect();
+    pipe.close().unwrap();
+    let _ = driver.join();
+    found
+}
+
+#[test]
+fn a_fill_that_a_driver_fails_ends_or_forgets_comes_in_its_place() {
+    let failed = drive(2, |mut fill| {
+        let error = fill.parts().2.failed("no such number");
+        fill.fail(error);
+    });
+    assert_eq!(failed[..2], [Ok(0), Ok(1)]);
+    assert_eq!(
+        failed[2..],
+        [Err("epoch 0, step 2: the batch could not be read: no such number".to_string())]
+    );
+    assert_eq!(
+        drive(2, |fill| {
+            fill.end();
+        }),
+        [Ok(0), Ok(1)]
+    );
+    let dropped = "epoch 0, step 2: the batch could not be read: wanted the slot filled, found the fill dropped by its \
+                   driver";
+    for found in [drive(2, |fill| drop(fill)), drive(2, |_fill| resume_unwind(Box::new("cursed")))] {
+        assert_eq!(found, [Ok(0), Ok(1), Err(dropped.to_string())]);
+    }
+}
+
+#[test]
+fn a_pipe_does_not_wait_for_a_driver_that_does_nothing_and_not_for_ever_for_one_that_fills() {
+    let (mut pipe, unit) = (pipe::builder(vec![0_u64; 3]).driven().driven().build().unwrap(), 7_u64);
+    let [mut one, two] = <[_; 2]>::try_from(pipe.driven()).unwrap();
+    pipe.begin(0, [unit, unit], u64::MAX);
+    one.next().unwrap().suspend();
+    assert!(matches!(
+        pipe.close_timeout(Duration::from_millis(1)),
+        Err(Error::Timeout { reading: Some(_), .. })
+    ));
+    one.next().unwrap().commit(8);
+    assert!(one.next().is_none() && one.try_next().is_ready());
+    drop((one, two));
+    let mut pipe = pipe::builder(vec![0_u64; 3]).driven().build().unwrap();
+    let _idle = pipe.driven();
+    pipe.begin(0, [unit, unit], u64::MAX);
+    pipe.close().unwrap();
+    let mut pipe = pipe::builder(vec![0_u64; 3]).driven().build().unwrap();
+    pipe.begin(0, [unit, unit], u64::MAX);
+    pipe.close().unwrap();
+}
+
+#[test]
+fn without_overlap_a_driver_fills_on_the_callers_thread() {
+    let mut pipe = pipe::builder(vec![0; 1]).driven().overlap(false).build().unwrap();
+    let mut worker = pipe.driven().remove(0);
+    let mut items = pipe.items(0..3);
+    let mut found = Vec::new();
+    loop {
+        match items.try_next() {
+            Poll::Ready(Some(item)) => found.push(*item.unwrap()),
+            Poll::Ready(None) => break,
+            Poll::Pending => {
+                let Poll::Ready(Some(mut fill)) = worker.try_next() else { panic!("a slot is free") };
+                *fill.slot() = *fill.unit() + 10;
+                fill.commit(8);
+            }
+        }
+    }
+    assert_eq!(found, [10, 11, 12]);
+    assert_eq!(items.report().settings.workers, 1);
 }
 
 /// Closes the pipe where it is woken, and tells how that ended.

@@ -5,7 +5,7 @@
 //! atomics are sequentially consistent. `TWINBUF_SHUTTLE_HISTORIES` sets the number of histories of each test.
 
 use std::collections::VecDeque;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::mpsc::{Receiver, Sender, channel};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::{check_pct, check_random, thread};
-use twinbuf::pipe::{self, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Driven, Filled, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::{Error, Loader, Plan, Records};
 
 /// Shorter than a history takes; a held slot is looked at again after 5 ms.
@@ -68,6 +68,33 @@ impl Source<u64> for Numbers {
     }
 }
 
+/// Drives a worker on a thread of its own, with a source; suspends a fill now and then.
+fn drive(mut worker: Driven<Slots<u64, u64>>, mut source: Numbers) {
+    loop {
+        let Some(mut fill) = worker.next() else { return };
+        let (unit, slot, mut at) = fill.parts();
+        let filled = catch_unwind(AssertUnwindSafe(|| source.fill(unit, slot, &mut at)));
+        let result = filled.unwrap_or_else(|_| {
+            Err(Error::Panicked { at: at.at(), who: "source", message: "cursed".to_string() })
+        });
+        if chance(20) {
+            fill.suspend();
+            thread::yield_now();
+            match result {
+                Ok(Content::Bytes(bytes)) => worker.next().unwrap().commit(bytes),
+                Ok(Content::End) => worker.next().unwrap().end(),
+                Err(error) => worker.next().unwrap().fail(error),
+            }
+        } else {
+            match result {
+                Ok(Content::Bytes(bytes)) => fill.commit(bytes),
+                Ok(Content::End) => fill.end(),
+                Err(error) => fill.fail(error),
+            }
+        }
+    }
+}
+
 /// Asks for the next item in one of the five ways.
 fn ask<F: Front>(items: &mut Items<'_, F>) -> Option<Result<F::Item, Error>> {
     loop {
@@ -117,11 +144,21 @@ fn numbers() {
     let (gone, left) = channel();
     let gate = Arc::new(Mutex::new(gate));
     let mut builder = pipe::builder(vec![0; depth]).overlap(overlap);
+    let mut sources = Vec::new();
     for _ in 0..workers {
-        builder = builder.worker(Numbers { fault, gate: gate.clone(), _gone: gone.clone() });
+        let source = Numbers { fault, gate: gate.clone(), _gone: gone.clone() };
+        if overlap && chance(40) {
+            sources.push(source);
+            builder = builder.driven();
+        } else {
+            builder = builder.worker(source);
+        }
     }
     drop(gone);
     let mut pipe = builder.build().unwrap();
+    for (worker, source) in pipe.driven().into_iter().zip(sources) {
+        thread::spawn(move || drive(worker, source));
+    }
     let (other, items) = channel::<Filled<u64, u64>>();
     let dropper = thread::spawn(move || {
         while items.recv().is_ok() {
