@@ -203,9 +203,8 @@ impl<R: Ring> Drop for Left<'_, R> {
 /// let driver = std::thread::spawn(move || {
 ///     for mut worker in workers {
 ///         while let Some(mut fill) = worker.next() {
-///             let (square, &mut number) = (fill.unit() * fill.unit(), fill.unit());
-///             *fill.slot() = square;
-///             assert!(number < 100);
+///             let number = *fill.unit();
+///             *fill.slot() = number * number;
 ///             fill.commit(8);
 ///         }
 ///     }
