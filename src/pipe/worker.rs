@@ -209,7 +209,7 @@ impl<R: Ring> Drop for Left<'_, R> {
 ///         }
 ///     }
 /// });
-/// for (number, square) in (0..100).zip(pipe.items(0..100)) {
+/// for (number, square) in (0..100).zip(pipe.items(0..100_u64)) {
 ///     assert_eq!(*square?, number * number);
 /// }
 /// pipe.close()?; // `next` returns `None`
