@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The C library: its header is current, its README shows read.c as it is, C under AddressSanitizer (with its leak
-# check), and the same batches and the same loss from C, Zig and Rust, in both ranks, as in capi/examples/expected.txt,
+# check), and the same batches and the same loss from C, C++, Zig and Rust, in both ranks, as in capi/examples/expected.txt,
 # which python/tests/test_capi.py compares too.
 #
 #   ci/capi.sh            checks
@@ -41,20 +41,27 @@ if "--write" in sys.argv:
     readme.write_text(wanted, encoding="utf8")
 elif (wanted, count) != (found, 1):
     sys.exit("capi/README.md does not show capi/examples/read.c: ci/capi.sh --write")
-for program in ("read.c", "trainer.zig", "trainer.rs"):
-    lines = len(Path("capi/examples", program).read_text(encoding="utf8").splitlines())
-    if lines > 80:
-        sys.exit(f"capi/examples/{program}: wanted at most 80 lines, found {lines}")
+limits = dict.fromkeys(["examples/read.c", "examples/trainer.cpp", "examples/trainer.zig", "examples/trainer.rs"], 80)
+for program, most in {**limits, "zig/twinbuf.zig": 80, "include/twinbuf.hpp": 120}.items():
+    lines = len(Path("capi", program).read_text(encoding="utf8").splitlines())
+    if lines > most:
+        sys.exit(f"capi/{program}: wanted at most {most} lines, found {lines}")
 PYTHON
 
 cargo test --quiet --package twinbuf-capi
 cargo build --quiet --package twinbuf-capi --lib --example trainer
 python3 capi/examples/data.py "$out/data.bin"
 
+make --silent -C capi install PROFILE=dev PREFIX="$out/prefix" 2>&1 | grep -v Finished || true
+export PKG_CONFIG_PATH=$out/prefix/lib/pkgconfig LD_LIBRARY_PATH=$out/prefix/lib
+sanitizers=(-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined)
 for program in capi/examples/read.c capi/tests/misuse.c; do
-  cc -std=c11 -Wall -Wextra -Werror -O1 -g -fsanitize=address -I capi/include "$program" "$target/debug/libtwinbuf_capi.a" \
+  cc -std=c11 -Wall -Wextra -Werror "${sanitizers[@]}" -I capi/include "$program" "$target/debug/libtwinbuf_capi.a" \
     -lpthread -ldl -lm -o "$out/$(basename "$program" .c)"
 done
+# shellcheck disable=SC2046
+c++ -std=c++17 -Wall -Wextra -Werror "${sanitizers[@]}" -ffp-contract=off capi/examples/trainer.cpp \
+  $(pkg-config --cflags --libs twinbuf) -o "$out/trainer-cpp"
 echo '#include <twinbuf.h>' | c++ -Wall -Wextra -Werror -I capi/include -fsyntax-only -x c++ -
 rm -rf "$out/files" && mkdir "$out/files"
 "$out/misuse" "$out/files"
@@ -66,13 +73,40 @@ tools/retry.sh "$venv/bin/pip" install --quiet 'ziglang>=0.17,<0.18'
   zig=("$venv/bin/python" -m ziglang)
   root=$PWD
   cd "$out"
-  "${zig[@]}" translate-c -lc "$root/capi/include/twinbuf.h" >twinbuf.zig
-  "${zig[@]}" build-exe -O ReleaseSafe -lc -L "$target/debug" -ltwinbuf_capi -rpath "$target/debug" --name trainer-zig \
-    --dep twinbuf -Mtrainer="$root/capi/examples/trainer.zig" -Mtwinbuf=twinbuf.zig
+  "${zig[@]}" translate-c -lc "$root/capi/include/twinbuf.h" >c.zig
+  "${zig[@]}" build-exe -O ReleaseSafe -lc -L "$out/prefix/lib" -ltwinbuf --name trainer-zig \
+    --dep twinbuf -Mtrainer="$root/capi/examples/trainer.zig" --dep c -Mtwinbuf="$root/capi/zig/twinbuf.zig" -Mc=c.zig
 )
 
+# A program of this header runs with a library whose structs have one field more. (misuse.c has the reverse.)
+newer=$out/newer
+rm -rf "$newer" && mkdir -p "$newer" && cp -r capi/src capi/build.rs "$newer" && cp Cargo.lock "$newer"
+python3 - "$newer" <<'PYTHON'
+import re, sys
+from pathlib import Path
+
+newer, root = Path(sys.argv[1]), Path.cwd()
+version = re.search(r'^version = "(.*)"', Path("Cargo.toml").read_text(), re.M)[1]
+manifest = Path("capi/Cargo.toml").read_text().replace('path = ".."', f'path = "{root}"')
+manifest = re.sub(r"\[lints\]\nworkspace = true\n", "[workspace]\n", re.sub(r"(rust-version|license|repository).workspace.*\n", "", manifest))
+manifest = manifest.replace("version.workspace = true", f'version = "{version}"').replace("edition.workspace = true", 'edition = "2024"')
+(newer / "Cargo.toml").write_text(manifest)
+source = (newer / "src/lib.rs").read_text()
+for last in ["sequence: usize", "held_timeout_ms: u64", "step: u64", "len: usize", "shape: [u64; 8]"]:
+    source, count = re.subn(rf"^(    pub {re.escape(last)},\n)\}}", r"\1    pub later: [u64; 2],\n}", source, flags=re.M)
+    assert count == 1, last
+source = source.replace("twinbuf_batch { size: 0,", "twinbuf_batch { later: [7; 2], size: 0,")
+source = source.replace("twinbuf_description { size,", "twinbuf_description { later: [7; 2], size,")
+(newer / "src/lib.rs").write_text(source)
+PYTHON
+cargo build --quiet --offline --lib --manifest-path "$newer/Cargo.toml" --target-dir "$out/newer-target"
+mkdir -p "$newer/lib" && cp "$out/newer-target/debug/libtwinbuf_capi.so" "$newer/lib/libtwinbuf.so.0"
+# shellcheck disable=SC2046
+cc -std=c11 "${sanitizers[@]}" capi/examples/read.c $(pkg-config --cflags --libs twinbuf) -o "$out/read-old"
+LD_LIBRARY_PATH=$newer/lib "$out/read-old" "$out/data.bin" 0 | diff - <(head -1 capi/examples/expected.txt)
+
 # Both ranks at a time, of one program after the other.
-for program in "$out/read" "$out/trainer-zig" "$target/debug/examples/trainer"; do
+for program in "$out/read" "$out/trainer-cpp" "$out/trainer-zig" "$target/debug/examples/trainer"; do
   name=$(basename "$program")
   for rank in 0 1; do
     "$program" "$out/data.bin" $rank >"$out/$name.$rank" &
@@ -86,4 +120,4 @@ for program in "$out/read" "$out/trainer-zig" "$target/debug/examples/trainer"; 
     exit 1
   }
 done
-echo "C, Zig and Rust: the same batches, and the same loss of Zig and Rust"
+echo "C, C++, Zig and Rust: the same batches, and the same loss of C++, Zig and Rust"

@@ -28,7 +28,7 @@ static uint64_t batches;
 
 // Reads `most` batches, or up to the end.
 static void train(twinbuf_loader *loader, uint64_t most) {
-    twinbuf_batch batch;
+    twinbuf_batch batch = {.size = sizeof batch};
     for (uint64_t i = 0; i < most && check(twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_OK; i++) {
         sum = adler32(sum, batch.data, batch.len);
         batches++;
@@ -42,10 +42,10 @@ int main(int argc, char **argv) {
         return 2;
     }
     const char *paths[] = {argv[1]};
-    twinbuf_files files = {.paths = paths, .count = 1, .record_bytes = 64};
+    twinbuf_files files = {.size = sizeof files, .paths = paths, .count = 1, .record_bytes = 64};
     twinbuf_records *records;
     check(twinbuf_open(&files, &records));
-    twinbuf_options options = {.batch = 4, .shuffle = true, .seed = 42, .world = 2, .environment = true};
+    twinbuf_options options = {.size = sizeof options, .batch = 4, .shuffle = 1, .seed = 42, .world = 2, .environment = 1};
     options.rank = strtoull(argv[2], NULL, 10);
     twinbuf_loader *loader;
     check(twinbuf_load(records, &options, &loader));
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
 
     // The checkpoint would go to a file, beside the model.
     char bytes[4096];
-    twinbuf_text checkpoint = {.bytes = bytes, .capacity = sizeof bytes};
+    twinbuf_text checkpoint = {.size = sizeof checkpoint, .bytes = bytes, .capacity = sizeof bytes};
     if (check(twinbuf_checkpoint(loader, &checkpoint)) == TWINBUF_SHORT) abort();
     check(twinbuf_close(loader, UINT64_MAX));
     check(twinbuf_free(loader));

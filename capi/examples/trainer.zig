@@ -1,7 +1,8 @@
 // Trains a small model on the batches of one of two ranks for three epochs, resumed once. One slot is read while the
 // other is used in place: trainer FILE RANK
 const std = @import("std");
-const c = @import("twinbuf"); // what `zig translate-c` makes of twinbuf.h
+const twinbuf = @import("twinbuf");
+const c = twinbuf.c;
 
 const numbers = 16; // fifteen inputs and a target
 
@@ -26,45 +27,48 @@ const Model = struct {
     }
 };
 
-fn check(code: i32) !i32 {
-    if (code >= 0) return code;
-    std.debug.print("trainer: {s}\n", .{c.twinbuf_last_error().*.message});
-    return error.Twinbuf;
+pub fn main(init: std.process.Init) !void {
+    train(init) catch |err| {
+        if (twinbuf.lastError()) |last| std.debug.print("trainer: {s}\n", .{last.message});
+        return err;
+    };
 }
 
-pub fn main(init: std.process.Init) !void {
+fn train(init: std.process.Init) !void {
     const arguments = try init.minimal.args.toSlice(init.arena.allocator());
     if (arguments.len != 3) return error.Usage;
-    const paths = [_][*:0]const u8{arguments[1]};
-    const files = c.twinbuf_files{ .paths = @ptrCast(&paths), .count = 1, .record_bytes = numbers * 4 };
-    var records: ?*c.twinbuf_records = null;
-    _ = try check(c.twinbuf_open(&files, &records));
-    defer _ = c.twinbuf_free(records);
-    var options = c.twinbuf_options{ .batch = 4, .shuffle = true, .seed = 42, .world = 2, .depth = 2 };
+    var files = twinbuf.make(c.twinbuf_files);
+    files.record_bytes = numbers * 4;
+    const records = try twinbuf.Records.init(&.{arguments[1]}, files);
+    defer records.deinit();
+    var options = twinbuf.make(c.twinbuf_options);
+    options.batch = 4;
+    options.shuffle = 1;
+    options.seed = 42;
+    options.world = 2;
+    options.depth = 2;
     options.rank = try std.fmt.parseInt(u64, arguments[2], 10);
 
     var model = Model{};
     var sum = std.hash.Adler32{};
     var batches: u64 = 0;
     var bytes: [4096]u8 = undefined;
-    var checkpoint = c.twinbuf_text{ .bytes = &bytes, .capacity = bytes.len };
-    const forever = std.math.maxInt(u64);
-    for ([_]u64{ 40000, forever }) |most| { // as a training that was stopped and resumed
-        var loader: ?*c.twinbuf_loader = null;
-        _ = try check(c.twinbuf_load(records, &options, &loader));
-        defer _ = c.twinbuf_free(loader);
-        const resumed = checkpoint.len > 0;
-        _ = try check(if (resumed) c.twinbuf_resume(loader, &checkpoint, 3) else c.twinbuf_epochs(loader, 0, 3));
-        var batch: c.twinbuf_batch = undefined;
+    var checkpoint = twinbuf.make(c.twinbuf_text);
+    checkpoint.bytes = &bytes;
+    checkpoint.capacity = bytes.len;
+    for ([_]u64{ 40000, std.math.maxInt(u64) }) |most| { // as a training that was stopped and resumed
+        var loader = try twinbuf.Loader.init(records, options);
+        defer loader.deinit();
+        if (checkpoint.len == 0) try loader.epochs(0, 3) else try loader.resumeFrom(&checkpoint, 3);
         var taken: u64 = 0;
-        while (taken < most and try check(c.twinbuf_next(loader, &batch, forever)) == c.TWINBUF_OK) : (taken += 1) {
-            sum.update(batch.data[0..batch.len]);
-            model.step(@alignCast(std.mem.bytesAsSlice(f32, batch.data[0..batch.len])));
-            _ = try check(c.twinbuf_release(&batch));
+        while (taken < most) : (taken += 1) {
+            const batch = try loader.next() orelse break;
+            sum.update(batch);
+            model.step(@alignCast(std.mem.bytesAsSlice(f32, batch)));
         }
         batches += taken;
-        if (try check(c.twinbuf_checkpoint(loader, &checkpoint)) != c.TWINBUF_OK) return error.Short;
-        _ = try check(c.twinbuf_close(loader, forever));
+        try loader.checkpoint(&checkpoint);
+        try loader.close();
     }
     var buffer: [256]u8 = undefined;
     var out = std.Io.File.stdout().writerStreaming(init.io, &buffer);

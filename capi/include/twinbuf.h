@@ -1,4 +1,4 @@
-// A loader that reads the next batch of records while the current one is used. capi/README.md has two programs.
+// A loader that reads the next batch of records while the current one is used. capi/README.md has a program, and what is stable.
 //
 // Each call returns TWINBUF_OK, another outcome that is not negative, or a TWINBUF_ERROR_* that twinbuf_last_error
 // explains. A pointer that is passed must be NULL or valid. A handle need not be: its value is a number that is looked
@@ -15,6 +15,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+// The version of this header. A library with the same major version runs programs built with it.
+#define TWINBUF_VERSION_MAJOR 0
+
+// It grows when functions, fields or codes are added.
+#define TWINBUF_VERSION_MINOR 1
+
+// It grows with each release between these.
+#define TWINBUF_VERSION_PATCH 0
+
+// The version as one number, which grows with each release. twinbuf_version returns that of the library.
+#define TWINBUF_VERSION (((TWINBUF_VERSION_MAJOR * 1000000) + (TWINBUF_VERSION_MINOR * 1000)) + TWINBUF_VERSION_PATCH)
 
 // Records of `record_bytes` bytes behind `header` bytes.
 #define TWINBUF_FORMAT_RAW 0
@@ -33,6 +45,15 @@
 
 // Past the page cache.
 #define TWINBUF_READ_DIRECT 2
+
+// The records that do not fill a step of all ranks are omitted.
+#define TWINBUF_LAST_DROP 0
+
+// They form a smaller batch. A rank may then have a step fewer.
+#define TWINBUF_LAST_KEEP 1
+
+// They are filled up with the first records of the epoch.
+#define TWINBUF_LAST_WRAP 2
 
 // The call succeeded.
 #define TWINBUF_OK 0
@@ -82,21 +103,32 @@
 // Another error.
 #define TWINBUF_ERROR_OTHER -12
 
+// No epochs were begun.
+#define TWINBUF_ERROR_EPOCHS -13
+
+// twinbuf_cancel ended the wait.
+#define TWINBUF_ERROR_CANCELLED -14
+
+// The `size` of a struct is wrong, or the struct sets a field that this library does not have.
+#define TWINBUF_ERROR_SIZE -15
+
 // Reads the batches of a plan ahead of their use. One thread at a time may use it.
 typedef struct twinbuf_loader twinbuf_loader;
 
 // The records of files. Any number of threads may use it, and any number of loaders.
 typedef struct twinbuf_records twinbuf_records;
 
-// Files of records. A field that is 0 has its default, so begin with `{0}`.
+// Files of records. A field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
 typedef struct {
+  // The size of this struct in the program.
+  size_t size;
   // The paths. The files in this order are the data set.
   const char *const *paths;
   // The number of paths.
   size_t count;
   // TWINBUF_FORMAT_*.
   uint32_t format;
-  // Bytes of a record, for TWINBUF_FORMAT_RAW.
+  // Bytes of a record, at least 1, for TWINBUF_FORMAT_RAW.
   size_t record_bytes;
   // Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
   uint64_t header;
@@ -105,16 +137,40 @@ typedef struct {
   size_t sequence;
 } twinbuf_files;
 
-// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with `{0}`.
+// What records hold. `size` must be set before twinbuf_describe.
 typedef struct {
+  // The size of this struct in the program.
+  size_t size;
+  // The number of records.
+  uint64_t count;
+  // Bytes of a record.
+  uint64_t record_bytes;
+  // Bytes before the records of the first file.
+  uint64_t header;
+  // The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to `u64`,
+  // `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
+  char dtype[12];
+  // The number of dimensions of a record. 0: a record is one element.
+  uint32_t dimensions;
+  // The elements of a record along each dimension, in C order; the first 8 dimensions.
+  uint64_t shape[8];
+} twinbuf_description;
+
+// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with
+// `{.size = sizeof(twinbuf_options)}`.
+typedef struct {
+  // The size of this struct in the program.
+  size_t size;
   // Records in a batch. At least 1.
   uint64_t batch;
   // The first record.
   uint64_t first;
   // The number of records from `first` on. Default: all.
   uint64_t records;
-  // Records in random order. Default: in the order of the files.
-  bool shuffle;
+  // Records in random order if it is not 0. Default: in the order of the files.
+  uint32_t shuffle;
+  // TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
+  uint32_t last_batch;
   // Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
   uint64_t window;
   // Records in a chunk of the window.
@@ -125,10 +181,8 @@ typedef struct {
   uint64_t rank;
   // Processes that share the records. Default: 1.
   uint64_t world;
-  // Whether the records that do not fill a step of all ranks form a smaller batch. A rank may then have a step fewer.
-  bool keep_last;
-  // Whether TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
-  bool environment;
+  // If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+  uint32_t environment;
   // TWINBUF_READ_*.
   uint32_t read_mode;
   // The number of reading threads. Default: 1.
@@ -141,6 +195,8 @@ typedef struct {
 
 // Memory of the caller for a text, and where a text is.
 typedef struct {
+  // The size of this struct in the program.
+  size_t size;
   // May be NULL if `capacity` is 0.
   char *bytes;
   // The size of the memory, with room for a NUL.
@@ -149,8 +205,10 @@ typedef struct {
   size_t len;
 } twinbuf_text;
 
-// A batch: the slot itself. The caller may write to its bytes, until it releases it.
+// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it releases it.
 typedef struct {
+  // The size of this struct in the program.
+  size_t size;
   // The handle. Copies of this struct have the same.
   size_t id;
   // The bytes of the records, one after the other. They begin at a page.
@@ -167,6 +225,8 @@ typedef struct {
 
 // Why a call failed.
 typedef struct {
+  // The size of this struct in the library. A field is there if it ends within `size`.
+  size_t size;
   // What the call returned: one of TWINBUF_ERROR_*.
   int32_t code;
   // One line, with path, offset, the wanted and the found value.
@@ -187,6 +247,16 @@ extern "C" {
 // format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
 int32_t twinbuf_open(const twinbuf_files *files,
                      twinbuf_records **out);
+
+// Returns the version of the library: TWINBUF_VERSION of its own header.
+uint32_t twinbuf_version(void);
+
+// Stores what the records hold in `*out`: their number, size, element type and shape, and the length of the header.
+//
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size` TWINBUF_ERROR_SIZE.
+// Any thread may call it.
+int32_t twinbuf_describe(const twinbuf_records *records,
+                         twinbuf_description *out);
 
 // Returns the number of records, or a TWINBUF_ERROR_* less than 0.
 //
@@ -220,7 +290,8 @@ int32_t twinbuf_epochs(twinbuf_loader *loader,
 // others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 //
 // NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
-// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over.
+// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over, and twinbuf_next
+// returns this error.
 int32_t twinbuf_resume(twinbuf_loader *loader,
                        const twinbuf_text *from,
                        uint64_t end);
@@ -232,16 +303,25 @@ int32_t twinbuf_resume(twinbuf_loader *loader,
 int32_t twinbuf_checkpoint(const twinbuf_loader *loader,
                            twinbuf_text *text);
 
-// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if the epochs are over, or none were
-// begun; this repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with
-// UINT64_MAX it waits without a limit.
+// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if all batches of the epochs came; this
+// repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
+// waits without a limit.
 //
-// An error comes after all batches that were read before it. `*batch` changes only if a batch was received. A batch
-// that is not released holds its slot: TWINBUF_ERROR_HELD follows when the loader needs it. NULL, after free, after
-// close, two threads: as with twinbuf_epochs.
+// An error comes after all batches that were read before it, and then from each call until new epochs begin. So
+// TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next batch: a
+// batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
+// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes only
+// if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no epochs.
 int32_t twinbuf_next(twinbuf_loader *loader,
                      twinbuf_batch *batch,
                      uint64_t wait_ms);
+
+// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
+// TWINBUF_ERROR_CANCELLED. No batch is lost, and a later call goes on. A read that the waiting thread does itself, from
+// memory, is not cut short.
+//
+// NULL, or after free: an error. After close it does nothing. Any thread may call it at any time.
+int32_t twinbuf_cancel(twinbuf_loader *loader);
 
 // Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes
 // stay where they are.
@@ -257,10 +337,12 @@ int32_t twinbuf_keep(const twinbuf_batch *batch);
 // same batch, one gets the error.
 int32_t twinbuf_release(const twinbuf_batch *batch);
 
-// Writes a report of where the time went, as text or as JSON, and a NUL. Stores its length.
+// Writes a report of where the time went, as text, or as JSON if `json` is not 0, and a NUL. Stores its length.
 //
 // TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
-int32_t twinbuf_report(const twinbuf_loader *loader, bool json, twinbuf_text *text);
+int32_t twinbuf_report(const twinbuf_loader *loader,
+                       int32_t json,
+                       twinbuf_text *text);
 
 // Ends the threads of a loader. Waits at most `wait_ms` milliseconds for a read in progress, or as long as it takes
 // with UINT64_MAX. The handle stays valid until twinbuf_free; batches stay valid until they are released.
@@ -268,7 +350,7 @@ int32_t twinbuf_report(const twinbuf_loader *loader, bool json, twinbuf_text *te
 // TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
 // uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
 // second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
-// the loader is not closed. NULL, after free: an error.
+// the loader is not closed: twinbuf_cancel first ends a wait there. NULL, after free: an error.
 int32_t twinbuf_close(twinbuf_loader *loader,
                       uint64_t wait_ms);
 

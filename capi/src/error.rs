@@ -41,10 +41,18 @@ pub const TWINBUF_ERROR_TIMEOUT: i32 = -10;
 pub const TWINBUF_ERROR_PANIC: i32 = -11;
 /// Another error.
 pub const TWINBUF_ERROR_OTHER: i32 = -12;
+/// No epochs were begun.
+pub const TWINBUF_ERROR_EPOCHS: i32 = -13;
+/// twinbuf_cancel ended the wait.
+pub const TWINBUF_ERROR_CANCELLED: i32 = -14;
+/// The `size` of a struct is wrong, or the struct sets a field that this library does not have.
+pub const TWINBUF_ERROR_SIZE: i32 = -15;
 
 /// Why a call failed.
 #[repr(C)]
 pub struct twinbuf_error {
+    /// The size of this struct in the library. A field is there if it ends within `size`.
+    pub size: usize,
     /// What the call returned: one of TWINBUF_ERROR_*.
     pub code: i32,
     /// One line, with path, offset, the wanted and the found value.
@@ -68,8 +76,9 @@ pub extern "C" fn twinbuf_last_error() -> *const twinbuf_error {
         .unwrap_or(ptr::null())
 }
 
+#[derive(Clone)]
 pub(crate) struct Failure {
-    code: i32,
+    pub(crate) code: i32,
     message: CString,
     path: Option<CString>,
     offset: i64,
@@ -92,7 +101,8 @@ impl Failure {
         let (code, message, offset) = (self.code, self.message.as_ptr(), self.offset);
         let path = self.path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
         // The pointers stay valid: moving the owner of the texts does not move the texts.
-        let last = (twinbuf_error { code, message, path, offset }, self);
+        let size = size_of::<twinbuf_error>();
+        let last = (twinbuf_error { size, code, message, path, offset }, self);
         let _ = LAST.try_with(|cell| cell.replace(Some(last)));
         code
     }
@@ -148,5 +158,13 @@ mod tests {
         let message = unsafe { CStr::from_ptr(error.message) };
         assert_eq!(message.to_str(), Ok("the library panicked: see stderr"));
         assert!(error.path.is_null() && error.offset == -1);
+    }
+
+    #[test]
+    fn the_header_has_the_version_of_the_package() {
+        let found =
+            [crate::TWINBUF_VERSION_MAJOR, crate::TWINBUF_VERSION_MINOR, crate::TWINBUF_VERSION_PATCH];
+        let found = found.map(|number| number.to_string()).join(".");
+        assert_eq!(found, env!("CARGO_PKG_VERSION"));
     }
 }

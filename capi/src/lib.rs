@@ -11,18 +11,30 @@ mod error;
 mod table;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::mem::{MaybeUninit, offset_of};
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
-use std::{ptr, slice};
+use std::time::{Duration, Instant};
+use std::{array, ptr, slice};
 
 use twinbuf::loader::Epochs;
 use twinbuf::mmap::{Buffer, Cut, ReadMode};
-use twinbuf::{Batch, Checkpoint, LastBatch, Loader, Plan, Records, Shuffle};
+use twinbuf::{Batch, Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
 
 pub use crate::error::*;
 use crate::table::Table;
+
+/// The version of this header. A library with the same major version runs programs built with it.
+pub const TWINBUF_VERSION_MAJOR: u32 = 0;
+/// It grows when functions, fields or codes are added.
+pub const TWINBUF_VERSION_MINOR: u32 = 1;
+/// It grows with each release between these.
+pub const TWINBUF_VERSION_PATCH: u32 = 0;
+/// The version as one number, which grows with each release. twinbuf_version returns that of the library.
+pub const TWINBUF_VERSION: u32 =
+    TWINBUF_VERSION_MAJOR * 1_000_000 + TWINBUF_VERSION_MINOR * 1000 + TWINBUF_VERSION_PATCH;
 
 /// The records of files. Any number of threads may use it, and any number of loaders.
 pub struct twinbuf_records(());
@@ -37,16 +49,18 @@ pub const TWINBUF_FORMAT_NPY: u32 = 1;
 /// The tokens of llm.c's files.
 pub const TWINBUF_FORMAT_LLM_C: u32 = 2;
 
-/// Files of records. A field that is 0 has its default, so begin with `{0}`.
+/// Files of records. A field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
 #[repr(C)]
 pub struct twinbuf_files {
+    /// The size of this struct in the program.
+    pub size: usize,
     /// The paths. The files in this order are the data set.
     pub paths: *const *const c_char,
     /// The number of paths.
     pub count: usize,
     /// TWINBUF_FORMAT_*.
     pub format: u32,
-    /// Bytes of a record, for TWINBUF_FORMAT_RAW.
+    /// Bytes of a record, at least 1, for TWINBUF_FORMAT_RAW.
     pub record_bytes: usize,
     /// Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
     pub header: u64,
@@ -62,17 +76,29 @@ pub const TWINBUF_READ_PREAD: u32 = 1;
 /// Past the page cache.
 pub const TWINBUF_READ_DIRECT: u32 = 2;
 
-/// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with `{0}`.
+/// The records that do not fill a step of all ranks are omitted.
+pub const TWINBUF_LAST_DROP: u32 = 0;
+/// They form a smaller batch. A rank may then have a step fewer.
+pub const TWINBUF_LAST_KEEP: u32 = 1;
+/// They are filled up with the first records of the epoch.
+pub const TWINBUF_LAST_WRAP: u32 = 2;
+
+/// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with
+/// `{.size = sizeof(twinbuf_options)}`.
 #[repr(C)]
 pub struct twinbuf_options {
+    /// The size of this struct in the program.
+    pub size: usize,
     /// Records in a batch. At least 1.
     pub batch: u64,
     /// The first record.
     pub first: u64,
     /// The number of records from `first` on. Default: all.
     pub records: u64,
-    /// Records in random order. Default: in the order of the files.
-    pub shuffle: bool,
+    /// Records in random order if it is not 0. Default: in the order of the files.
+    pub shuffle: u32,
+    /// TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
+    pub last_batch: u32,
     /// Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
     pub window: u64,
     /// Records in a chunk of the window.
@@ -83,10 +109,8 @@ pub struct twinbuf_options {
     pub rank: u64,
     /// Processes that share the records. Default: 1.
     pub world: u64,
-    /// Whether the records that do not fill a step of all ranks form a smaller batch. A rank may then have a step fewer.
-    pub keep_last: bool,
-    /// Whether TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
-    pub environment: bool,
+    /// If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+    pub environment: u32,
     /// TWINBUF_READ_*.
     pub read_mode: u32,
     /// The number of reading threads. Default: 1.
@@ -97,9 +121,11 @@ pub struct twinbuf_options {
     pub held_timeout_ms: u64,
 }
 
-/// A batch: the slot itself. The caller may write to its bytes, until it releases it.
+/// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it releases it.
 #[repr(C)]
 pub struct twinbuf_batch {
+    /// The size of this struct in the program.
+    pub size: usize,
     /// The handle. Copies of this struct have the same.
     pub id: usize,
     /// The bytes of the records, one after the other. They begin at a page.
@@ -117,6 +143,8 @@ pub struct twinbuf_batch {
 /// Memory of the caller for a text, and where a text is.
 #[repr(C)]
 pub struct twinbuf_text {
+    /// The size of this struct in the program.
+    pub size: usize,
     /// May be NULL if `capacity` is 0.
     pub bytes: *mut c_char,
     /// The size of the memory, with room for a NUL.
@@ -124,6 +152,48 @@ pub struct twinbuf_text {
     /// The length of the text, without the NUL.
     pub len: usize,
 }
+
+/// What records hold. `size` must be set before twinbuf_describe.
+#[repr(C)]
+pub struct twinbuf_description {
+    /// The size of this struct in the program.
+    pub size: usize,
+    /// The number of records.
+    pub count: u64,
+    /// Bytes of a record.
+    pub record_bytes: u64,
+    /// Bytes before the records of the first file.
+    pub header: u64,
+    /// The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to `u64`,
+    /// `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
+    pub dtype: [c_char; 12],
+    /// The number of dimensions of a record. 0: a record is one element.
+    pub dimensions: u32,
+    /// The elements of a record along each dimension, in C order; the first 8 dimensions.
+    pub shape: [u64; 8],
+}
+
+/// A struct of the header, with its size as the first field.
+///
+/// # Safety
+///
+/// The type is `repr(C)`, its first field is a `usize`, and all its bytes may be 0 or anything else.
+unsafe trait Versioned {
+    /// A caller's struct has at least so many bytes: the last field of the first version is there.
+    const LEAST: usize;
+}
+
+macro_rules! versioned {
+    ($($type:ty: $last:ident),*) => {$(
+        // SAFETY: integers and pointers, which the library checks before it uses them; `size` is the first.
+        unsafe impl Versioned for $type {
+            const LEAST: usize = offset_of!($type, $last) + 1;
+        }
+    )*};
+}
+
+versioned!(twinbuf_files: sequence, twinbuf_options: held_timeout_ms, twinbuf_batch: step);
+versioned!(twinbuf_text: len, twinbuf_description: shape);
 
 /// What a handle stands for.
 enum Entry {
@@ -144,27 +214,50 @@ fn handles() -> MutexGuard<'static, Table<Entry>> {
 /// The loader of a handle.
 struct Shared {
     plan: Plan,
+    state: Mutex<State>,
+    /// Whether the next wait ends. No other memory depends on it, so its accesses are relaxed.
+    cancelled: AtomicBool,
+}
+
+struct State {
     /// `None` if the loader is closed, while a call has taken it, and after that call has panicked.
-    epochs: Mutex<Option<Epochs<'static>>>,
+    epochs: Option<Epochs<'static>>,
+    /// The end of the present epochs, exclusive.
+    end: u64,
+    /// Why there is no further batch, although the epochs are not over.
+    failed: Option<Failure>,
+}
+
+impl State {
+    /// Begins with what `begin` makes of the loader, without the rest of its present epochs.
+    fn begin(
+        &mut self,
+        end: u64,
+        begin: impl FnOnce(Loader) -> Result<Epochs<'static>, Box<(Loader, Error)>>,
+    ) -> Result<i32, Failure> {
+        // The loader is closed until it is put back.
+        let loader = self.epochs.take().and_then(Epochs::into_front).ok_or_else(closed)?;
+        let (epochs, failed) = match begin(loader) {
+            Ok(epochs) => (epochs, None),
+            Err(both) => (both.0.into_epochs(0..0), Some(both.1.into())),
+        };
+        (self.epochs, self.end, self.failed) = (Some(epochs), end, failed.clone());
+        failed.map_or(Ok(TWINBUF_OK), Err)
+    }
 }
 
 /// Locks the loader, if no other thread uses it. After a panic under the lock, it counts as in use for ever.
-fn lock(loader: &Shared) -> Result<MutexGuard<'_, Option<Epochs<'static>>>, Failure> {
+fn lock(loader: &Shared) -> Result<MutexGuard<'_, State>, Failure> {
     let busy = "loader: another thread is inside one of its functions";
-    loader.epochs.try_lock().map_err(|_| Failure::new(TWINBUF_ERROR_BUSY, busy))
-}
-
-/// Takes the loader, without the rest of its present epochs. It is closed until the caller puts it back.
-fn take(epochs: &mut Option<Epochs<'static>>) -> Result<Loader, Failure> {
-    epochs.take().and_then(Epochs::into_front).ok_or_else(closed)
+    loader.state.try_lock().map_err(|_| Failure::new(TWINBUF_ERROR_BUSY, busy))
 }
 
 fn closed() -> Failure {
     Failure::new(TWINBUF_ERROR_CLOSED, "loader: it was closed")
 }
 
-fn wrong(option: &str, found: u32) -> Failure {
-    Failure::new(TWINBUF_ERROR_OPTION, format!("`{option}`: wanted 0 to 2, found {found}"))
+fn wrong(option: &str, wanted: &str, found: u32) -> Failure {
+    Failure::new(TWINBUF_ERROR_OPTION, format!("`{option}`: wanted {wanted}, found {found}"))
 }
 
 fn records_of(records: *const twinbuf_records) -> Result<Arc<Records>, Failure> {
@@ -186,26 +279,62 @@ fn check<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() { Err(null()) } else { Ok(()) }
 }
 
-/// Reads what the caller passed.
+/// Returns the bytes of a struct of the caller that this version has, and the number of those behind them.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or valid for `'a`.
-unsafe fn get<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
+/// `pointer` is NULL, or valid for its `size`.
+unsafe fn sizes<T: Versioned>(pointer: *const T, name: &str) -> Result<(usize, usize), Failure> {
+    // No version is larger, so a size that was not set is found.
+    const MOST: usize = 4096;
     check(pointer, name)?;
-    // SAFETY: the caller's promise.
-    Ok(unsafe { &*pointer })
+    // SAFETY: the first field is the size.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    let ours = size_of::<T>();
+    if (T::LEAST..=MOST).contains(&size) {
+        return Ok((size.min(ours), size.saturating_sub(ours)));
+    }
+    let wrong = format!("{name}: wanted its `size`, {ours} in this version, found {size}");
+    Err(Failure::new(TWINBUF_ERROR_SIZE, wrong))
 }
 
-/// Stores a result where the caller wants it.
+/// Copies a struct that the caller passed. Fields that the caller's version does not have become 0; those that this version
+/// does not have must be 0.
 ///
 /// # Safety
 ///
-/// `out` is NULL, or valid for a write.
-unsafe fn store<T>(out: *mut T, value: T) -> Result<i32, Failure> {
-    check(out, "out")?;
-    // SAFETY: the caller's promise. What was there is not dropped: it may not be initialized.
-    unsafe { out.write(value) };
+/// `pointer` is NULL, or valid for its `size`.
+unsafe fn get<T: Versioned>(pointer: *const T, name: &str) -> Result<T, Failure> {
+    // SAFETY: the caller's promise.
+    let (known, unknown) = unsafe { sizes(pointer, name) }?;
+    let bytes = pointer.cast::<u8>();
+    // SAFETY: the struct has so many bytes.
+    let unknown = unsafe { slice::from_raw_parts(bytes.wrapping_add(known), unknown) };
+    if unknown.iter().any(|&byte| byte != 0) {
+        let newer = format!("{name}: wanted 0 behind byte {known}, in fields that only a later version has");
+        return Err(Failure::new(TWINBUF_ERROR_SIZE, newer));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: both have `known` bytes, and do not overlap.
+    unsafe { ptr::copy_nonoverlapping(bytes, value.as_mut_ptr().cast(), known) };
+    // SAFETY: any bytes are a value, by the contract of `Versioned`.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Stores a result in a struct of the caller, but for the `size`. Fields that only the caller's version has become 0.
+///
+/// # Safety
+///
+/// `out` is NULL, or valid for its `size`.
+unsafe fn put<T: Versioned>(out: *mut T, value: &T, name: &str) -> Result<i32, Failure> {
+    const SIZE: usize = size_of::<usize>();
+    // SAFETY: the caller's promise.
+    let (known, unknown) = unsafe { sizes(out, name) }?;
+    let (from, to) = (ptr::from_ref(value).cast::<u8>(), out.cast::<u8>());
+    // SAFETY: both have `known` bytes, and do not overlap.
+    unsafe { ptr::copy_nonoverlapping(from.wrapping_add(SIZE), to.wrapping_add(SIZE), known - SIZE) };
+    // SAFETY: the caller's struct has so many bytes.
+    unsafe { to.wrapping_add(known).write_bytes(0, unknown) };
     Ok(TWINBUF_OK)
 }
 
@@ -215,8 +344,11 @@ unsafe fn store<T>(out: *mut T, value: T) -> Result<i32, Failure> {
 ///
 /// `out` is NULL, or valid for a write.
 unsafe fn give<T>(out: *mut *mut T, entry: Entry) -> Result<i32, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe { store(out, ptr::without_provenance_mut(handles().insert(entry))) }
+    check(out, "out")?;
+    let handle = ptr::without_provenance_mut(handles().insert(entry)?);
+    // SAFETY: the caller's promise. What was there is not dropped: it may not be initialized.
+    unsafe { out.write(handle) };
+    Ok(TWINBUF_OK)
 }
 
 /// Writes a text and a NUL to the caller's memory.
@@ -226,18 +358,18 @@ unsafe fn give<T>(out: *mut *mut T, entry: Entry) -> Result<i32, Failure> {
 /// `out` is NULL or valid, and so is its memory.
 unsafe fn write(text: serde_json::Result<String>, out: *mut twinbuf_text) -> Result<i32, Failure> {
     let text = text.map_err(|error| Failure::new(TWINBUF_ERROR_OTHER, error.to_string()))?;
-    check(out, "text")?;
     // SAFETY: the caller's promise.
-    let out = unsafe { &mut *out };
-    out.len = text.len();
-    if out.capacity <= text.len() {
+    let (bytes, capacity) = unsafe { get(out, "text") }.map(|out| (out.bytes, out.capacity))?;
+    // SAFETY: the caller's promise; `get` has found this field.
+    unsafe { (*out).len = text.len() };
+    if capacity <= text.len() {
         return Ok(TWINBUF_SHORT);
     }
-    check(out.bytes, "text")?;
+    check(bytes, "text")?;
     // SAFETY: there is room for the text and the NUL, and the text is the library's own.
-    unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), out.bytes, text.len()) };
+    unsafe { ptr::copy_nonoverlapping(text.as_ptr().cast(), bytes, text.len()) };
     // SAFETY: as above.
-    unsafe { out.bytes.wrapping_add(text.len()).write(0) };
+    unsafe { bytes.wrapping_add(text.len()).write(0) };
     Ok(TWINBUF_OK)
 }
 
@@ -262,13 +394,43 @@ pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinb
         let paths = (0..files.count).map(path).collect::<Result<Vec<_>, _>>()?;
         let cut = if files.sequence == 0 { Cut::Rows } else { Cut::sequence(files.sequence) };
         let records = match files.format {
+            TWINBUF_FORMAT_RAW if files.record_bytes == 0 => {
+                return Err(wrong("record_bytes", "at least 1", 0));
+            }
             TWINBUF_FORMAT_RAW => Records::options().header(files.header).open(paths, files.record_bytes)?,
             TWINBUF_FORMAT_NPY => Records::open_npy(paths, cut)?,
             TWINBUF_FORMAT_LLM_C => Records::open_llm_c(paths, cut)?,
-            found => return Err(wrong("format", found)),
+            found => return Err(wrong("format", "0 to 2", found)),
         };
         // SAFETY: the caller's pointer is valid.
         unsafe { give(out, Entry::Records(Arc::new(records))) }
+    })
+}
+
+/// Returns the version of the library: TWINBUF_VERSION of its own header.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_version() -> u32 {
+    TWINBUF_VERSION
+}
+
+/// Stores what the records hold in `*out`: their number, size, element type and shape, and the length of the header.
+///
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size` TWINBUF_ERROR_SIZE.
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_describe(records: *const twinbuf_records, out: *mut twinbuf_description) -> i32 {
+    door(|| {
+        let data = records_of(records)?;
+        let name = if data.is_typed() { data.dtype().to_string() } else { "bytes".to_string() };
+        let dtype =
+            array::from_fn(|at| name.as_bytes().get(at).map_or(0, |&byte| c_char::from_ne_bytes([byte])));
+        let shape = array::from_fn(|at| data.shape().get(at).map_or(0, |&len| len as u64));
+        let dimensions = u32::try_from(data.shape().len()).unwrap_or(u32::MAX);
+        let header = data.locate(0).map_or(0, |first| first.offset);
+        let (size, count, record_bytes) = (0, data.len(), data.record_bytes() as u64);
+        let found = twinbuf_description { size, count, record_bytes, header, dtype, dimensions, shape };
+        // SAFETY: the caller's pointer is NULL or valid.
+        unsafe { put(out, &found, "out") }
     })
 }
 
@@ -295,22 +457,27 @@ pub extern "C" fn twinbuf_load(
         // SAFETY: the caller's pointer is NULL or valid.
         let options = unsafe { get(options, "options") }?;
         check(out, "out")?;
-        let plan = plan_of(&records, options)?;
+        let plan = plan_of(&records, &options)?;
         let modes = [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct];
-        let mode = modes.get(options.read_mode as usize).ok_or_else(|| wrong("read_mode", options.read_mode));
+        let mode = modes
+            .get(options.read_mode as usize)
+            .ok_or_else(|| wrong("read_mode", "0 to 2", options.read_mode));
         let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
         let mut builder = Loader::builder(records, plan.clone()).read_mode(*mode?);
         builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
         if options.depth > 0 {
             builder = builder.depth(options.depth);
         }
-        if options.environment {
+        if options.environment != 0 {
             builder = builder.from_env()?;
         }
         // No epochs, until `twinbuf_epochs` or `twinbuf_resume` begins some.
-        let epochs = Mutex::new(Some(builder.build()?.into_epochs(0..0)));
+        let epochs = Some(builder.build()?.into_epochs(0..0));
+        let none = "loader: wanted twinbuf_epochs or twinbuf_resume before twinbuf_next, found no epochs";
+        let failed = Some(Failure::new(TWINBUF_ERROR_EPOCHS, none));
+        let (state, cancelled) = (Mutex::new(State { epochs, end: 0, failed }), AtomicBool::new(false));
         // SAFETY: the caller's pointer is valid.
-        unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, epochs }))) }
+        unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, state, cancelled }))) }
     })
 }
 
@@ -319,11 +486,13 @@ fn plan_of(records: &Records, options: &twinbuf_options) -> Result<Plan, Failure
     let end =
         if options.records == 0 { records.len() } else { options.first.saturating_add(options.records) };
     let shuffle = match (options.shuffle, options.window) {
-        (false, _) => Shuffle::None,
-        (true, 0) => Shuffle::Full,
-        (true, _) => Shuffle::Window { chunk_records: options.chunk, window_chunks: options.window },
+        (0, _) => Shuffle::None,
+        (_, 0) => Shuffle::Full,
+        (_, _) => Shuffle::Window { chunk_records: options.chunk, window_chunks: options.window },
     };
-    let last = if options.keep_last { LastBatch::Keep } else { LastBatch::Drop };
+    let lasts = [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap];
+    let last = lasts.get(options.last_batch as usize);
+    let last = *last.ok_or_else(|| wrong("last_batch", "0 to 2", options.last_batch))?;
     let plan = Plan::builder(0).records(options.first..end.max(options.first)).batch(options.batch);
     let plan = plan.rank(options.rank, options.world.max(1)).shuffle(shuffle).last_batch(last);
     let plan = if options.seed == 0 { plan } else { plan.seed(options.seed) };
@@ -347,9 +516,7 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
 pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u64) -> i32 {
     door(|| {
         let shared = loader_of(loader)?;
-        let mut epochs = lock(&shared)?;
-        *epochs = Some(take(&mut epochs)?.into_epochs(first..end));
-        Ok(TWINBUF_OK)
+        lock(&shared)?.begin(end, |loader| Ok(loader.into_epochs(first..end)))
     })
 }
 
@@ -357,7 +524,8 @@ pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u
 /// others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 ///
 /// NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
-/// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over.
+/// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over, and twinbuf_next
+/// returns this error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinbuf_text, end: u64) -> i32 {
     door(|| {
@@ -369,13 +537,7 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
         let bytes = unsafe { slice::from_raw_parts(text.bytes.cast(), text.len) };
         let checkpoint: Checkpoint = serde_json::from_slice(bytes)
             .map_err(|error| Failure::new(TWINBUF_ERROR_CHECKPOINT, format!("not a checkpoint: {error}")))?;
-        let mut epochs = lock(&shared)?;
-        let (begun, result) = match take(&mut epochs)?.into_epochs_from(&checkpoint, end) {
-            Ok(begun) => (begun, Ok(TWINBUF_OK)),
-            Err(both) => (both.0.into_epochs(0..0), Err(both.1.into())),
-        };
-        *epochs = Some(begun);
-        result
+        lock(&shared)?.begin(end, |loader| loader.into_epochs_from(&checkpoint, end))
     })
 }
 
@@ -386,40 +548,91 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_checkpoint(loader: *const twinbuf_loader, text: *mut twinbuf_text) -> i32 {
     door(|| {
-        let checkpoint = lock(&*loader_of(loader)?)?.as_ref().ok_or_else(closed)?.checkpoint();
+        let checkpoint = lock(&*loader_of(loader)?)?.epochs.as_ref().ok_or_else(closed)?.checkpoint();
         // SAFETY: the caller's promise is that of this function.
         unsafe { write(serde_json::to_string(&checkpoint), text) }
     })
 }
 
-/// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if the epochs are over, or none were
-/// begun; this repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with
-/// UINT64_MAX it waits without a limit.
+/// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if all batches of the epochs came; this
+/// repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
+/// waits without a limit.
 ///
-/// An error comes after all batches that were read before it. `*batch` changes only if a batch was received. A batch
-/// that is not released holds its slot: TWINBUF_ERROR_HELD follows when the loader needs it. NULL, after free, after
-/// close, two threads: as with twinbuf_epochs.
+/// An error comes after all batches that were read before it, and then from each call until new epochs begin. So
+/// TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next batch: a
+/// batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
+/// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes only
+/// if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no epochs.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_batch, wait_ms: u64) -> i32 {
     door(|| {
         let shared = loader_of(loader)?;
-        check(batch, "batch")?;
-        let mut epochs = lock(&shared)?;
-        let epochs = epochs.as_mut().ok_or_else(closed)?;
-        let found = match wait_ms {
-            u64::MAX => Poll::Ready(epochs.next()),
-            _ => epochs.next_timeout(Duration::from_millis(wait_ms)),
-        };
-        let mut found = match found {
+        // SAFETY: the caller's pointer is NULL or valid.
+        unsafe { sizes(batch, "batch") }?;
+        let mut state = lock(&shared)?;
+        let State { epochs, end, failed } = &mut *state;
+        let (epochs, end) = (epochs.as_mut().ok_or_else(closed)?, *end);
+        if let Some(failed) = failed {
+            return Err(failed.clone());
+        }
+        let mut found = match wait(&shared.cancelled, epochs, Duration::from_millis(wait_ms))? {
             Poll::Pending => return Ok(TWINBUF_PENDING),
             Poll::Ready(None) => return Ok(TWINBUF_END),
-            Poll::Ready(Some(found)) => found?,
+            Poll::Ready(Some(Ok(found))) => found,
+            Poll::Ready(Some(Err(error @ Error::SlotHeld { .. }))) => {
+                // The next slot is held, so none that was filled is lost.
+                let position = epochs.checkpoint();
+                state.begin(end, |loader| loader.into_epochs_from(&position, end))?;
+                return Err(error.into());
+            }
+            Poll::Ready(Some(Err(error))) => {
+                return Err(failed.insert(error.into()).clone());
+            }
         };
         let (epoch, step, records) = (found.epoch(), found.step(), found.plan().len());
         let (data, len) = (found.as_mut_ptr(), found.len());
-        let id = handles().insert(Entry::Batch(found));
+        // Without a handle this batch is lost, so no later one comes.
+        let id =
+            handles().insert(Entry::Batch(found)).inspect_err(|full| state.failed = Some(full.clone()))?;
         // SAFETY: the caller's pointer is valid.
-        unsafe { store(batch, twinbuf_batch { id, data, len, records, epoch, step }) }
+        unsafe { put(batch, &twinbuf_batch { size: 0, id, data, len, records, epoch, step }, "batch") }
+    })
+}
+
+/// Waits for the next batch, in pieces: a cancel ends the wait after the present one.
+fn wait(
+    cancelled: &AtomicBool,
+    epochs: &mut Epochs<'static>,
+    most: Duration,
+) -> Result<Poll<Option<Result<Batch, Error>>>, Failure> {
+    const PIECE: Duration = Duration::from_millis(20);
+    // The first look does not wait, and needs no clock.
+    let (mut left, mut start) = (Duration::ZERO, None);
+    loop {
+        if cancelled.load(Ordering::Relaxed) && cancelled.swap(false, Ordering::Relaxed) {
+            return Err(Failure::new(TWINBUF_ERROR_CANCELLED, "loader: twinbuf_cancel ended the wait"));
+        }
+        let found = if start.is_none() { epochs.try_next() } else { epochs.next_timeout(left.min(PIECE)) };
+        if found.is_ready() {
+            return Ok(found);
+        }
+        left = most.saturating_sub(start.get_or_insert_with(Instant::now).elapsed());
+        if left.is_zero() {
+            return Ok(found);
+        }
+    }
+}
+
+/// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
+/// TWINBUF_ERROR_CANCELLED. No batch is lost, and a later call goes on. A read that the waiting thread does itself, from
+/// memory, is not cut short.
+///
+/// NULL, or after free: an error. After close it does nothing. Any thread may call it at any time.
+#[unsafe(no_mangle)]
+pub extern "C" fn twinbuf_cancel(loader: *mut twinbuf_loader) -> i32 {
+    door(|| {
+        loader_of(loader)?.cancelled.store(true, Ordering::Relaxed);
+        Ok(TWINBUF_OK)
     })
 }
 
@@ -469,14 +682,14 @@ fn end(id: usize, wanted: &str, is: impl FnOnce(&mut Entry) -> bool) -> Result<i
     Ok(TWINBUF_OK)
 }
 
-/// Writes a report of where the time went, as text or as JSON, and a NUL. Stores its length.
+/// Writes a report of where the time went, as text, or as JSON if `json` is not 0, and a NUL. Stores its length.
 ///
 /// TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
 #[unsafe(no_mangle)]
-pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: bool, text: *mut twinbuf_text) -> i32 {
+pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text: *mut twinbuf_text) -> i32 {
     door(|| {
-        let report = lock(&*loader_of(loader)?)?.as_ref().ok_or_else(closed)?.report();
-        let report = if json { serde_json::to_string(&report) } else { Ok(report.to_string()) };
+        let report = lock(&*loader_of(loader)?)?.epochs.as_ref().ok_or_else(closed)?.report();
+        let report = if json != 0 { serde_json::to_string(&report) } else { Ok(report.to_string()) };
         // SAFETY: the caller's promise is that of this function.
         unsafe { write(report, text) }
     })
@@ -488,12 +701,12 @@ pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: bool, text
 /// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
 /// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
 /// second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
-/// the loader is not closed. NULL, after free: an error.
+/// the loader is not closed: twinbuf_cancel first ends a wait there. NULL, after free: an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i32 {
     door(|| {
         let shared = loader_of(loader)?;
-        let loader = take(&mut *lock(&shared)?)?;
+        let loader = lock(&shared)?.epochs.take().and_then(Epochs::into_front).ok_or_else(closed)?;
         match wait_ms {
             u64::MAX => loader.close()?,
             _ => loader.close_timeout(Duration::from_millis(wait_ms))?,

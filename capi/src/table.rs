@@ -1,6 +1,6 @@
 //! Handles: numbers of places in one table. A number is never given twice, so a stale handle is found, not followed.
 
-use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL};
+use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL, TWINBUF_ERROR_OTHER};
 
 /// The low bits of a handle are its place plus 1, so that no handle is 0. The others count the uses of the place.
 /// With 64 bits: 2 million handles at a time, 2^43 uses of each place.
@@ -15,15 +15,18 @@ pub(crate) struct Table<E> {
 }
 
 impl<E> Table<E> {
-    /// Returns a handle for `entry`.
-    pub(crate) fn insert(&mut self, entry: E) -> usize {
+    /// Returns a handle for `entry`, or an error if all places are taken.
+    pub(crate) fn insert(&mut self, entry: E) -> Result<usize, Failure> {
         let at = self.free.pop().unwrap_or(self.all.len());
-        assert!(at < PLACES, "wanted at most {PLACES} handles at a time: release batches");
+        if at >= PLACES {
+            let full = format!("wanted at most {PLACES} handles at a time: release batches");
+            return Err(Failure::new(TWINBUF_ERROR_OTHER, full));
+        }
         if at == self.all.len() {
             self.all.push((0, None));
         }
         self.all[at].1 = Some(entry);
-        (self.all[at].0 << PLACE_BITS) | (at + 1)
+        Ok((self.all[at].0 << PLACE_BITS) | (at + 1))
     }
 
     /// Returns what `look` returns for the entry of a handle. `None` becomes an error. If `look` takes the entry out, the

@@ -53,7 +53,12 @@ static int fails(int code, int wanted, const char *part) {
     const twinbuf_error *error = twinbuf_last_error();
     return code == wanted && error && error->code == wanted && strstr(error->message, part);
 }
-#define FAILS(call, wanted, part) REQUIRE(fails(call, wanted, part))
+static int cases;
+#define FAILS(call, wanted, part)              \
+    do {                                       \
+        REQUIRE(fails(call, wanted, part));    \
+        cases++;                               \
+    } while (0)
 #define OK(call) REQUIRE((call) == TWINBUF_OK)
 
 static char path[4096];
@@ -67,13 +72,13 @@ static void make_file(const char *folder, const char *name, size_t bytes) {
 }
 
 static int open_files(const char *name, uint32_t format, twinbuf_records **out) {
-    return twinbuf_open(&(twinbuf_files){.paths = &name, .count = 1, .format = format, .record_bytes = 64}, out);
+    return twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .paths = &name, .count = 1, .format = format, .record_bytes = 64}, out);
 }
 
 static twinbuf_loader *open_loader(uint64_t held_ms) {
     twinbuf_records *records;
     OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
-    twinbuf_options options = {.batch = 2, .depth = 2, .read_mode = TWINBUF_READ_PREAD, .held_timeout_ms = held_ms};
+    twinbuf_options options = {.size = sizeof options, .batch = 2, .depth = 2, .read_mode = TWINBUF_READ_PREAD, .held_timeout_ms = held_ms};
     twinbuf_loader *loader;
     OK(twinbuf_load(records, &options, &loader));
     REQUIRE(twinbuf_count(records) == 10 && twinbuf_steps(loader, 0) == 5);
@@ -84,15 +89,16 @@ static twinbuf_loader *open_loader(uint64_t held_ms) {
 static void wrong_arguments(void) {
     twinbuf_records *records;
     twinbuf_loader *loader;
-    twinbuf_batch batch;
-    twinbuf_text text = {0};
+    twinbuf_batch batch = {.size = sizeof batch};
+    twinbuf_text text = {.size = sizeof text};
     const char *paths[] = {path, NULL};
-    twinbuf_options options = {.batch = 2};
+    twinbuf_options options = {.size = sizeof options, .batch = 2};
     REQUIRE(twinbuf_last_error() == NULL);
     FAILS(twinbuf_open(NULL, &records), TWINBUF_ERROR_NULL, "files");
-    FAILS(twinbuf_open(&(twinbuf_files){0}, &records), TWINBUF_ERROR_NULL, "paths");
-    FAILS(twinbuf_open(&(twinbuf_files){.paths = paths, .count = 2}, &records), TWINBUF_ERROR_NULL, "path");
-    FAILS(twinbuf_open(&(twinbuf_files){.paths = paths}, &records), TWINBUF_ERROR_FILE, "byte");
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files)}, &records), TWINBUF_ERROR_NULL, "paths");
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .paths = paths, .count = 2}, &records), TWINBUF_ERROR_NULL, "path");
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .paths = paths}, &records), TWINBUF_ERROR_OPTION,
+          "`record_bytes`: wanted at least 1, found 0");
     FAILS(open_files(path, TWINBUF_FORMAT_RAW, NULL), TWINBUF_ERROR_NULL, "out");
     FAILS(open_files(path, 9, &records), TWINBUF_ERROR_OPTION, "`format`: wanted 0 to 2, found 9");
     FAILS(twinbuf_count(NULL), TWINBUF_ERROR_NULL, "records");
@@ -100,8 +106,8 @@ static void wrong_arguments(void) {
     OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
     FAILS(twinbuf_load(records, NULL, &loader), TWINBUF_ERROR_NULL, "options");
     FAILS(twinbuf_load(records, &options, NULL), TWINBUF_ERROR_NULL, "out");
-    FAILS(twinbuf_load(records, &(twinbuf_options){0}, &loader), TWINBUF_ERROR_OPTION, "batch");
-    FAILS(twinbuf_load(records, &(twinbuf_options){.batch = 2, .read_mode = 9}, &loader), TWINBUF_ERROR_OPTION,
+    FAILS(twinbuf_load(records, &(twinbuf_options){.size = sizeof(twinbuf_options)}, &loader), TWINBUF_ERROR_OPTION, "batch");
+    FAILS(twinbuf_load(records, &(twinbuf_options){.size = sizeof(twinbuf_options), .batch = 2, .read_mode = 9}, &loader), TWINBUF_ERROR_OPTION,
           "read_mode");
     options.rank = 1;
     FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "rank");
@@ -128,22 +134,178 @@ static void wrong_arguments(void) {
     FAILS(twinbuf_close(NULL, 0), TWINBUF_ERROR_NULL, "a loader");
     FAILS(twinbuf_keep(NULL), TWINBUF_ERROR_NULL, "batch");
     FAILS(twinbuf_release(NULL), TWINBUF_ERROR_NULL, "batch");
-    FAILS(twinbuf_release(&(twinbuf_batch){0}), TWINBUF_ERROR_NULL, "batch");
+    FAILS(twinbuf_release(&(twinbuf_batch){.size = sizeof(twinbuf_batch)}), TWINBUF_ERROR_NULL, "batch");
     OK(twinbuf_free(NULL));
     OK(twinbuf_free(records));
     FAILS(twinbuf_free(records), TWINBUF_ERROR_HANDLE, "freed");
     FAILS(twinbuf_count(records), TWINBUF_ERROR_HANDLE, "freed");
     // A loader without epochs.
     loader = open_loader(0);
-    REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+    FAILS(twinbuf_next(loader, &batch, UINT64_MAX), TWINBUF_ERROR_EPOCHS, "no epochs");
     FAILS(twinbuf_next(loader, NULL, 0), TWINBUF_ERROR_NULL, "batch");
     FAILS(twinbuf_resume(loader, NULL, 1), TWINBUF_ERROR_NULL, "from");
     FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_NULL, "from");
-    FAILS(twinbuf_resume(loader, &(twinbuf_text){.bytes = "{}", .len = 2}, 1), TWINBUF_ERROR_CHECKPOINT, "not a");
+    FAILS(twinbuf_resume(loader, &(twinbuf_text){.size = sizeof(twinbuf_text), .bytes = "{}", .len = 2}, 1), TWINBUF_ERROR_CHECKPOINT, "not a");
     FAILS(twinbuf_checkpoint(loader, NULL), TWINBUF_ERROR_NULL, "text");
     text.capacity = 4096;
     FAILS(twinbuf_checkpoint(loader, &text), TWINBUF_ERROR_NULL, "text");
     OK(twinbuf_free(loader));
+}
+
+// The sizes of structs: those of older and newer programs, and wrong ones.
+static void wrong_sizes(void) {
+    twinbuf_records *records;
+    twinbuf_loader *loader;
+    // A struct of a later version, with a field that this one does not have.
+    struct {
+        union {
+            size_t size;
+            twinbuf_files files;
+            twinbuf_options options;
+            twinbuf_batch batch;
+            twinbuf_text text;
+            twinbuf_description description;
+        };
+        uint64_t later[4];
+    } all = {0};
+    const char *paths[] = {path};
+    const twinbuf_files files = {.paths = paths, .count = 1, .record_bytes = 64};
+    const twinbuf_options options = {.batch = 2, .read_mode = TWINBUF_READ_PREAD};
+    twinbuf_files given = files;
+    OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
+    const size_t sizes[] = {0, 1, 8, 16, 4097, SIZE_MAX / 2, SIZE_MAX};
+    for (int i = 0; i < 7; i++) {
+        all.files = files;
+        all.size = sizes[i];
+        FAILS(twinbuf_open(&all.files, &records), TWINBUF_ERROR_SIZE, "files");
+        all.options = options;
+        all.size = sizes[i];
+        FAILS(twinbuf_load(records, &all.options, &loader), TWINBUF_ERROR_SIZE, "options");
+        FAILS(twinbuf_describe(records, &all.description), TWINBUF_ERROR_SIZE, "out");
+        loader = open_loader(0);
+        OK(twinbuf_epochs(loader, 0, 1));
+        FAILS(twinbuf_next(loader, &all.batch, UINT64_MAX), TWINBUF_ERROR_SIZE, "batch");
+        FAILS(twinbuf_checkpoint(loader, &all.text), TWINBUF_ERROR_SIZE, "text");
+        FAILS(twinbuf_report(loader, 0, &all.text), TWINBUF_ERROR_SIZE, "text");
+        FAILS(twinbuf_resume(loader, &all.text, 1), TWINBUF_ERROR_SIZE, "from");
+        FAILS(twinbuf_release(&all.batch), TWINBUF_ERROR_SIZE, "batch");
+        FAILS(twinbuf_keep(&all.batch), TWINBUF_ERROR_SIZE, "batch");
+        OK(twinbuf_free(loader));
+    }
+    // A newer program that leaves the later field at 0 runs; one that sets it is refused.
+    given.size = sizeof given;
+    unsigned char newer[sizeof given + 8] = {0};
+    memcpy(newer, &given, sizeof given);
+    *(size_t *)newer = sizeof newer;
+    twinbuf_records *second;
+    OK(twinbuf_open((twinbuf_files *)newer, &second));
+    OK(twinbuf_free(second));
+    for (size_t i = sizeof given; i < sizeof newer; i++) {
+        newer[i] = 1;
+        FAILS(twinbuf_open((twinbuf_files *)newer, &second), TWINBUF_ERROR_SIZE, "later version");
+        newer[i] = 0;
+    }
+    // Its results end with 0, and nothing is written behind them.
+    unsigned char out[sizeof(twinbuf_description) + 16];
+    memset(out, 0xee, sizeof out);
+    *(size_t *)out = sizeof out - 8;
+    OK(twinbuf_describe(records, (twinbuf_description *)out));
+    for (size_t i = sizeof(twinbuf_description); i < sizeof out; i++)
+        REQUIRE(out[i] == (i < sizeof out - 8 ? 0 : 0xee));
+    twinbuf_description found = {.size = sizeof found};
+    OK(twinbuf_describe(records, &found));
+    REQUIRE(found.size == sizeof found && found.count == 10 && found.record_bytes == 64 && found.header == 0);
+    REQUIRE(strcmp(found.dtype, "bytes") == 0 && found.dimensions == 1 && found.shape[0] == 64);
+    FAILS(twinbuf_describe(NULL, &found), TWINBUF_ERROR_NULL, "records");
+    FAILS(twinbuf_describe(records, NULL), TWINBUF_ERROR_NULL, "out");
+    OK(twinbuf_free(records));
+    FAILS(twinbuf_describe(records, &found), TWINBUF_ERROR_HANDLE, "freed");
+    REQUIRE(twinbuf_version() == TWINBUF_VERSION && TWINBUF_VERSION == 1000);
+    REQUIRE(twinbuf_last_error()->size == sizeof(twinbuf_error));
+}
+
+static void wrong_options(void) {
+    twinbuf_records *records;
+    twinbuf_loader *loader;
+    OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
+    const size_t depths[] = {1, (size_t)1 << 31, (size_t)1 << 40, (size_t)1 << 62, SIZE_MAX};
+    for (int i = 0; i < 5; i++) {
+        twinbuf_options options = {.size = sizeof options, .batch = 2, .depth = depths[i]};
+        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, i ? "bytes" : "depth");
+        options.depth = 0;
+        options.environment = 1;
+        char text[32];
+        snprintf(text, sizeof text, "%zu", depths[i]);
+        setenv("TWINBUF_DEPTH", text, 1);
+        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, i ? "bytes" : "depth");
+        unsetenv("TWINBUF_DEPTH");
+    }
+    twinbuf_options options = {.size = sizeof options, .batch = 2, .workers = 65};
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "workers");
+    options = (twinbuf_options){.size = sizeof options, .batch = 2, .last_batch = 3};
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "last_batch");
+    // The last batch of 10 records in steps of 4: omitted, smaller, or filled up.
+    for (uint32_t last = TWINBUF_LAST_DROP; last <= TWINBUF_LAST_WRAP; last++) {
+        options = (twinbuf_options){.size = sizeof options, .batch = 4, .last_batch = last};
+        OK(twinbuf_load(records, &options, &loader));
+        OK(twinbuf_epochs(loader, 0, 1));
+        twinbuf_batch batch = {.size = sizeof batch};
+        uint64_t all = 0;
+        while (twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_OK) {
+            all += batch.records;
+            OK(twinbuf_release(&batch));
+        }
+        REQUIRE(all == 8 + 2 * last);
+        OK(twinbuf_free(loader));
+    }
+    OK(twinbuf_free(records));
+    // The checkpoint of another plan ends the epochs before it, and the error stays until new ones begin.
+    char bytes[4096];
+    twinbuf_text text = {.size = sizeof text, .bytes = bytes, .capacity = sizeof bytes};
+    loader = open_loader(0);
+    OK(twinbuf_epochs(loader, 0, 1));
+    OK(twinbuf_checkpoint(loader, &text));
+    char *step = strstr(bytes, "\"step\":0");
+    REQUIRE(step);
+    step[strlen("\"step\":")] = '9';
+    FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_CHECKPOINT, "step");
+    twinbuf_batch batch = {.size = sizeof batch};
+    for (int i = 0; i < 3; i++)
+        FAILS(twinbuf_next(loader, &batch, i ? UINT64_MAX : 0), TWINBUF_ERROR_CHECKPOINT, "step");
+    OK(twinbuf_epochs(loader, 4, 5));
+    OK(twinbuf_next(loader, &batch, UINT64_MAX));
+    REQUIRE(batch.epoch == 4 && batch.step == 0);
+    OK(twinbuf_release(&batch));
+    OK(twinbuf_free(loader));
+}
+
+// A loop over all batches that meets HELD before batch `at` of two epochs, once or more, and sees each batch once.
+static void held_goes_on(void) {
+    for (int at = 0; at <= 8; at++) {
+        twinbuf_loader *loader = open_loader(1);
+        twinbuf_batch batch = {.size = sizeof batch}, kept[2] = {batch, batch};
+        OK(twinbuf_epochs(loader, 0, 2));
+        for (int count = 0; count < 10; count++) {
+            if (count == at) {
+                for (int i = 0; i < 2; i++, count++) {
+                    OK(twinbuf_next(loader, &kept[i], UINT64_MAX));
+                    REQUIRE(kept[i].epoch * 5 + kept[i].step == (uint64_t)count);
+                }
+                if (count < 10)
+                    for (int i = 0; i < 3; i++)
+                        FAILS(twinbuf_next(loader, &batch, i == 1 ? 30 : UINT64_MAX), TWINBUF_ERROR_HELD, "slot");
+                for (int i = 0; i < 2; i++) OK(twinbuf_release(&kept[i]));
+                if (count == 10) break;
+            }
+            OK(twinbuf_next(loader, &batch, UINT64_MAX));
+            REQUIRE(batch.epoch * 5 + batch.step == (uint64_t)count && batch.data[0] == 2 * batch.step);
+            OK(twinbuf_release(&batch));
+        }
+        REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+        REQUIRE(twinbuf_next(loader, &batch, 0) == TWINBUF_END);
+        OK(twinbuf_close(loader, UINT64_MAX));
+        OK(twinbuf_free(loader));
+    }
 }
 
 static void *release(void *batch) {
@@ -152,12 +314,12 @@ static void *release(void *batch) {
 
 static void after_the_end(void) {
     twinbuf_loader *loader = open_loader(1);
-    twinbuf_batch first, second, copy;
+    twinbuf_batch first = {.size = sizeof first}, second = first, copy = first;
     OK(twinbuf_epochs(loader, 0, 1));
     OK(twinbuf_next(loader, &first, UINT64_MAX));
     OK(twinbuf_next(loader, &second, UINT64_MAX));
     FAILS(twinbuf_next(loader, &copy, UINT64_MAX), TWINBUF_ERROR_HELD, "slot");
-    REQUIRE(twinbuf_next(loader, &copy, UINT64_MAX) == TWINBUF_END);
+    FAILS(twinbuf_next(loader, &copy, UINT64_MAX), TWINBUF_ERROR_HELD, "slot");
     // Of two threads that release a batch, one gets an error.
     copy = second;
     pthread_t thread;
@@ -180,7 +342,7 @@ static void after_the_end(void) {
     }
     REQUIRE(batches == 5);
     // A text in two calls.
-    twinbuf_text text = {0};
+    twinbuf_text text = {.size = sizeof text};
     for (int json = 0; json < 2; json++) {
         text.capacity = 0;
         REQUIRE(twinbuf_report(loader, json, &text) == TWINBUF_SHORT && text.len > 0);
@@ -196,7 +358,7 @@ static void after_the_end(void) {
     FAILS(twinbuf_close(loader, 10000), TWINBUF_ERROR_CLOSED, "closed");
     FAILS(twinbuf_next(loader, &second, 0), TWINBUF_ERROR_CLOSED, "closed");
     FAILS(twinbuf_epochs(loader, 0, 1), TWINBUF_ERROR_CLOSED, "closed");
-    text = (twinbuf_text){.bytes = "{\"version\":4,\"epoch\":0,\"step\":0}", .len = 32};
+    text = (twinbuf_text){.size = sizeof text, .bytes = "{\"version\":4,\"epoch\":0,\"step\":0}", .len = 32};
     FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_CLOSED, "closed");
     FAILS(twinbuf_checkpoint(loader, &text), TWINBUF_ERROR_CLOSED, "closed");
     FAILS(twinbuf_report(loader, false, &text), TWINBUF_ERROR_CLOSED, "closed");
@@ -211,7 +373,7 @@ static void after_the_end(void) {
 }
 
 static void *next(void *loader) {
-    twinbuf_batch batch;
+    twinbuf_batch batch = {.size = sizeof batch};
     int code = twinbuf_next(loader, &batch, UINT64_MAX);
     return (void *)(intptr_t)(code == TWINBUF_OK ? twinbuf_release(&batch) : code);
 }
@@ -225,10 +387,10 @@ static void two_threads(void) {
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, next, loader) == 0);
     int code;
-    twinbuf_text text = {0};
+    twinbuf_text text = {.size = sizeof text};
     while ((code = twinbuf_checkpoint(loader, &text)) == TWINBUF_SHORT) sched_yield();
     FAILS(code, TWINBUF_ERROR_BUSY, "another thread");
-    twinbuf_batch batch;
+    twinbuf_batch batch = {.size = sizeof batch};
     FAILS(twinbuf_next(loader, &batch, UINT64_MAX), TWINBUF_ERROR_BUSY, "another thread");
     FAILS(twinbuf_close(loader, 0), TWINBUF_ERROR_BUSY, "another thread");
     // The thread inside keeps the loader.
@@ -238,12 +400,48 @@ static void two_threads(void) {
     REQUIRE(pthread_join(thread, &found) == 0 && (int)(intptr_t)found == TWINBUF_OK);
 }
 
+static void *next_or_error(void *loader) {
+    twinbuf_batch batch = {.size = sizeof batch};
+    return (void *)(intptr_t)twinbuf_next(loader, &batch, UINT64_MAX);
+}
+
+// Another thread waits for a read that does not return. A cancel ends its wait, and no batch is lost.
+static void cancelled(void) {
+    twinbuf_loader *loader = open_loader(0);
+    FAILS(twinbuf_cancel(NULL), TWINBUF_ERROR_NULL, "a loader");
+    set_stuck(1);
+    OK(twinbuf_epochs(loader, 0, 1));
+    wait_for(1);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, next_or_error, loader) == 0);
+    OK(twinbuf_cancel(loader));
+    void *found;
+    REQUIRE(pthread_join(thread, &found) == 0 && (int)(intptr_t)found == TWINBUF_ERROR_CANCELLED);
+    // Before a call: it ends that one, and only that one.
+    OK(twinbuf_cancel(loader));
+    OK(twinbuf_cancel(loader));
+    twinbuf_batch batch = {.size = sizeof batch};
+    FAILS(twinbuf_next(loader, &batch, UINT64_MAX), TWINBUF_ERROR_CANCELLED, "cancel");
+    REQUIRE(twinbuf_next(loader, &batch, 1) == TWINBUF_PENDING);
+    set_stuck(0);
+    for (uint64_t step = 0; step < 5; step++) {
+        OK(twinbuf_next(loader, &batch, UINT64_MAX));
+        REQUIRE(batch.step == step);
+        OK(twinbuf_release(&batch));
+    }
+    REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
+    OK(twinbuf_close(loader, UINT64_MAX));
+    OK(twinbuf_cancel(loader));
+    OK(twinbuf_free(loader));
+    FAILS(twinbuf_cancel(loader), TWINBUF_ERROR_HANDLE, "freed");
+}
+
 static void stuck_read(void) {
     twinbuf_loader *loader = open_loader(0);
     set_stuck(1);
     OK(twinbuf_epochs(loader, 0, 1));
     wait_for(1);
-    twinbuf_batch batch;
+    twinbuf_batch batch = {.size = sizeof batch};
     REQUIRE(twinbuf_next(loader, &batch, 1) == TWINBUF_PENDING);
     FAILS(twinbuf_close(loader, 1), TWINBUF_ERROR_TIMEOUT, "wanted an end within 0.001 s");
     REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0 && twinbuf_last_error()->offset == 0);
@@ -264,26 +462,43 @@ static void faults_of_files(const char *folder) {
     FAILS(open_files(path, TWINBUF_FORMAT_NPY, &records), TWINBUF_ERROR_FILE, "byte 0");
     REQUIRE(twinbuf_last_error()->offset == 0);
     FAILS(open_files(path, TWINBUF_FORMAT_LLM_C, &records), TWINBUF_ERROR_FILE, "header");
-    // Truncated while it is open: all whole batches, then the error.
-    twinbuf_loader *loader = open_loader(0);
-    REQUIRE(truncate(path, 300) == 0);
-    OK(twinbuf_epochs(loader, 0, 1));
-    twinbuf_batch batch;
-    int code;
-    while ((code = twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_OK) OK(twinbuf_release(&batch));
-    FAILS(code, TWINBUF_ERROR_READ, "truncated");
-    REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0 && twinbuf_last_error()->offset == 300);
-    OK(twinbuf_close(loader, UINT64_MAX));
-    OK(twinbuf_free(loader));
+    // Truncated at each place while it is open: all whole batches, then the error, until new epochs begin.
+    for (int whole = 4; whole >= 0; whole--) {
+        make_file(folder, "records.bin", 640);
+        twinbuf_loader *loader = open_loader(0);
+        REQUIRE(truncate(path, 128 * whole + 44) == 0);
+        for (int again = 0; again < 2; again++) {
+            OK(twinbuf_epochs(loader, 0, 2));
+            twinbuf_batch batch = {.size = sizeof batch};
+            int code, batches = 0;
+            while ((code = twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_OK) {
+                OK(twinbuf_release(&batch));
+                batches++;
+            }
+            REQUIRE(batches == whole);
+            for (int i = 0; i < 3; i++) {
+                FAILS(code, TWINBUF_ERROR_READ, "truncated");
+                REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0);
+                REQUIRE(twinbuf_last_error()->offset == 128 * whole + 44);
+                code = twinbuf_next(loader, &batch, i ? UINT64_MAX : 0);
+            }
+        }
+        OK(twinbuf_close(loader, UINT64_MAX));
+        OK(twinbuf_free(loader));
+    }
 }
 
 int main(int argc, char **argv) {
     REQUIRE(argc == 2);
     make_file(argv[1], "records.bin", 640);
     wrong_arguments();
+    wrong_sizes();
+    wrong_options();
+    held_goes_on();
     after_the_end();
     two_threads();
+    cancelled();
     stuck_read();
     faults_of_files(argv[1]);
-    puts("misuse: each an error with a text");
+    printf("misuse: %d calls, each an error with a text\n", cases);
 }

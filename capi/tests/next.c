@@ -14,18 +14,18 @@ static void check(int failed) {
 
 int main(int argc, char **argv) {
     const char *paths[] = {argv[1]};
-    twinbuf_files files = {.paths = paths, .count = argc - 1, .record_bytes = 8192};
+    twinbuf_files files = {.size = sizeof files, .paths = paths, .count = argc - 1, .record_bytes = 8192};
     twinbuf_records *records;
     twinbuf_loader *loader;
     check(twinbuf_open(&files, &records));
-    check(twinbuf_load(records, &(twinbuf_options){.batch = 1, .read_mode = TWINBUF_READ_PREAD}, &loader));
+    check(twinbuf_load(records, &(twinbuf_options){.size = sizeof(twinbuf_options), .batch = 1, .read_mode = TWINBUF_READ_PREAD}, &loader));
     // The first epoch warms the page cache.
     for (uint64_t epoch = 0; epoch < 2; epoch++) {
         struct timespec start, end;
         uint64_t epochs = epoch ? 16 : 1, batches = 0, sum = 0;
         check(twinbuf_epochs(loader, epoch, epoch + epochs));
         clock_gettime(CLOCK_MONOTONIC, &start);
-        twinbuf_batch batch;
+        twinbuf_batch batch = {.size = sizeof batch};
         int code;
         while ((code = twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_OK) {
             sum += batch.data[0];
