@@ -365,8 +365,14 @@ iterator = loader.epochs(1000)
 batch = next(iterator)
 array, tensor_capsule = batch.numpy(), batch.__dlpack__()
 sys.modules["kept"] = [loader, iterator, batch, array]
+def drain():
+    try:
+        for _ in iterator:
+            pass
+    except tb.LoaderError as error:
+        assert "cut off" in str(error)
 if how.endswith("thread"):
-    threading.Thread(target=lambda: [None for _ in iterator], daemon=True).start()
+    threading.Thread(target=drain, daemon=True).start()
 if how.endswith("error"):
     raise SystemExit(3)
 """
