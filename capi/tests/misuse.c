@@ -488,6 +488,33 @@ static void faults_of_files(const char *folder) {
     }
 }
 
+// Removed, or closed, before each batch in turn: all batches of a file that is open, and the error of a closed loader.
+static void ended_before_each_batch(const char *folder) {
+    for (int at = 0; at <= 10; at++) {
+        for (int closed = 0; closed < 2; closed++) {
+            make_file(folder, "records.bin", 640);
+            twinbuf_loader *loader = open_loader(0);
+            OK(twinbuf_epochs(loader, 0, 2));
+            twinbuf_batch batch = {.size = sizeof batch};
+            int code = TWINBUF_OK, batches = 0;
+            for (;; batches++) {
+                if (batches == at) OK(closed ? twinbuf_close(loader, UINT64_MAX) : -unlink(path));
+                code = twinbuf_next(loader, &batch, UINT64_MAX);
+                if (code != TWINBUF_OK) break;
+                REQUIRE(batch.data[0] == 2 * (batches % 5) && batch.data[64] == 2 * (batches % 5) + 1);
+                OK(twinbuf_release(&batch));
+            }
+            REQUIRE(batches == (closed ? at : 10));
+            for (int i = 0; i < 2; i++) {
+                if (closed) FAILS(code, TWINBUF_ERROR_CLOSED, "closed");
+                else REQUIRE(code == TWINBUF_END);
+                code = twinbuf_next(loader, &batch, i ? UINT64_MAX : 0);
+            }
+            OK(twinbuf_free(loader));
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     REQUIRE(argc == 2);
     make_file(argv[1], "records.bin", 640);
@@ -500,5 +527,6 @@ int main(int argc, char **argv) {
     cancelled();
     stuck_read();
     faults_of_files(argv[1]);
+    ended_before_each_batch(argv[1]);
     printf("misuse: %d calls, each an error with a text\n", cases);
 }
