@@ -2,7 +2,9 @@
 //! of its time a thread spends on a processor.
 
 use std::fs::File;
+use std::mem;
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// A value that is leaked instead of dropped in a forked process, that is, in another process than the one that created
@@ -30,7 +32,7 @@ impl<T> ForkGuard<T> {
     pub(crate) fn into_inner(mut self) -> Option<T> {
         let value = self.value.take();
         if self.is_foreign() {
-            std::mem::forget(value);
+            mem::forget(value);
             return None;
         }
         value
@@ -56,7 +58,7 @@ impl<T> DerefMut for ForkGuard<T> {
 impl<T> Drop for ForkGuard<T> {
     fn drop(&mut self) {
         if self.is_foreign() {
-            std::mem::forget(self.value.take());
+            mem::forget(self.value.take());
         }
     }
 }
@@ -70,6 +72,16 @@ pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
     let room = MOST.saturating_sub(row.len() + 1);
     let end = (0..=room.min(loader.len())).rev().find(|&end| loader.is_char_boundary(end)).unwrap_or(0);
     format!("{}-{row}", &loader[..end])
+}
+
+/// Runs foreign code, a drop for example. Returns the message of its panic.
+pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let message = panic_message(&*panic);
+        // The drop of the panic's value is foreign code too. If that panics, leak the value of that panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(panic))).map_err(mem::forget);
+        message
+    })
 }
 
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {

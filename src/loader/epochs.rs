@@ -100,7 +100,7 @@ impl<B: Backend> Loader<B> {
             self.begin_epoch();
             let files = if self.hints { self.files.clone() } else { Vec::new() };
             let order = self.schedule.clone().order(self.next, last, files);
-            self.pipe.post(Box::new(order), true, u64::MAX);
+            self.pipe.post(Box::new(order), 0, u64::MAX);
         }
     }
 

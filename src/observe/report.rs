@@ -205,11 +205,11 @@ impl Report {
     #[inline]
     pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
         self.batches += 1;
-        self.bytes += bytes as u64;
+        self.bytes = self.bytes.saturating_add(bytes as u64);
         self.io_calls += io_calls;
         if let Some(row) = self.by_epoch.last_mut() {
             row.batches += 1;
-            row.bytes += bytes as u64;
+            row.bytes = row.bytes.saturating_add(bytes as u64);
             row.io_calls += io_calls;
         }
     }
@@ -235,7 +235,7 @@ impl Report {
                 add([&mut self.train.busy, &mut row.train.busy, &mut self.wall, &mut row.wall], time);
             }
             What::Read | What::Generate => {
-                self.read_bytes += event.bytes as u64;
+                self.read_bytes = self.read_bytes.saturating_add(event.bytes as u64);
                 add([&mut self.read.busy, &mut row.load], time);
             }
             What::Transform => add([&mut self.transform, &mut row.load], time),
@@ -262,8 +262,8 @@ impl Report {
         all.device += before.device;
         all.epochs += before.epochs;
         all.batches += before.batches;
-        all.bytes += before.bytes;
-        all.read_bytes += before.read_bytes;
+        all.bytes = all.bytes.saturating_add(before.bytes);
+        all.read_bytes = all.read_bytes.saturating_add(before.read_bytes);
         all.loads += before.loads;
         all.io_calls += before.io_calls;
         all.transfer_bytes += before.transfer_bytes;

@@ -85,7 +85,7 @@ use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::ring::{BothSides, Received, Waiting};
 pub use self::ring::{Content, Filled, Header, Place, Ring, Slots};
-use self::turn::{FOREVER, HELP_LIMIT, Locate, Order, Patience, Shared, Take};
+use self::turn::{FOREVER, HELP_LIMIT, Locate, Order, Patience, Posted, Shared, Take};
 pub use self::turn::{Filling, Source};
 pub(crate) use self::worker::AnySource;
 use self::worker::Worker;
@@ -139,12 +139,22 @@ pub struct Pipe<R: Ring> {
     /// The number of the present call, and how many of its units the caller has received.
     call: u64,
     received: u64,
+    /// What the caller has received in place of an item.
+    stopped: Option<Stopped>,
     last_fill: LoadTimes,
     publisher: Publisher,
     breakdown: Breakdown,
     locate: Locate,
     add_reads: AddReads,
     begun: plain::Begun,
+}
+
+/// Why a call delivers nothing more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stopped {
+    /// A unit failed: until it is passed over.
+    Failed,
+    Ended,
 }
 
 /// What runs while a pipe exists.
@@ -167,9 +177,14 @@ struct Running<R: Ring> {
 impl<R: Ring> Running<R> {
     /// Ends the workers, and joins them if they leave before `until`. Returns whether they did.
     fn end(&mut self, until: Option<Instant>) -> bool {
-        self.shared.close();
-        self.driven.clear();
-        self.consumer = None;
+        let Self { shared, driven, consumer, own, .. } = self;
+        shared.close();
+        driven.clear();
+        // All drops run foreign code.
+        let consumer = consumer.take();
+        shared.guard("slot, a unit or a waker", || drop(consumer));
+        let own = own.take();
+        shared.guard("source", || drop(own));
         let threads = mem::take(&mut self.threads);
         // Workers run wakers, and a waker may drop the last reference to the pipe. Then this thread is a worker, and a
         // thread cannot join itself.
@@ -180,8 +195,11 @@ impl<R: Ring> Running<R> {
             return false;
         }
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != here) {
-            // Ignore a panic of the thread: the panic hook printed it, and the caller receives `ThreadGone`.
+            // The thread catches all panics.
             let _ = thread.join();
+        }
+        if !own {
+            self.shared.end();
         }
         true
     }
@@ -261,6 +279,7 @@ impl<R: Ring> Pipe<R> {
             held_since: None,
             call: 0,
             received: 0,
+            stopped: None,
             last_fill: LoadTimes::new(Instant::now()),
             publisher: Publisher::default(),
             breakdown,
@@ -301,11 +320,21 @@ impl<R: Ring> Pipe<R> {
     /// Begins a call with these units: what was filled for an earlier call is discarded when it comes. At most `granted`
     /// units are started before [`grant`](Self::grant).
     ///
-    /// `counted`: the caller knows the number of units. Otherwise the end of the order takes a slot.
-    pub(crate) fn post(&mut self, order: Order<R::Unit>, counted: bool, granted: u64) {
+    /// `length`: the number of units, or 0 if the caller counts them itself, or `u64::MAX` if the end takes a slot.
+    pub(crate) fn post(&mut self, order: Order<R::Unit>, length: u64, granted: u64) {
         if !self.is_orphaned() {
-            self.call = self.running.shared.begin(order, counted, granted);
-            self.received = 0;
+            self.call = self.running.shared.begin(Posted { order, length }, granted);
+            (self.received, self.stopped) = (0, None);
+        }
+    }
+
+    /// Lets the units behind one that failed start, if the caller has received its error.
+    fn pass_over(&mut self) {
+        if self.stopped == Some(Stopped::Failed) {
+            self.stopped = None;
+            if !self.is_orphaned() {
+                self.running.shared.pass_over();
+            }
         }
     }
 
@@ -383,7 +412,8 @@ impl<R: Ring> Pipe<R> {
         let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
         let at = || self.naming.at(place.ticket());
         let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
-        let Some(consumer) = consumer else { return Poll::Ready(Err(Error::ThreadGone { at: at() })) };
+        let gone = || shared.fault(at()).unwrap_or_else(|| Error::ThreadGone { at: at() });
+        let Some(consumer) = consumer else { return Poll::Ready(Err(gone())) };
         *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = match own {
             Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, &mut waiting, held_timeout),
@@ -422,6 +452,7 @@ impl<R: Ring> Pipe<R> {
                     }
                     // The caller left the call that this slot was filled for. Release the slot and receive the next
                     // one.
+                    shared.guard("unit or an error", || drop(item));
                     there = false;
                 }
                 Received::Empty => {
@@ -433,7 +464,7 @@ impl<R: Ring> Pipe<R> {
                     let error = Error::SlotHeld { at: at(), option, slots };
                     return self.slot_held(&waiting, error);
                 }
-                Received::Gone => return Poll::Ready(Err(Error::ThreadGone { at: at() })),
+                Received::Gone => return Poll::Ready(Err(gone())),
                 Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at: at(), source })),
             }
         };
@@ -457,7 +488,13 @@ impl<R: Ring> Pipe<R> {
                 header.result = Ok(Content::Bytes(bytes));
                 recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
             }
-            end => return Poll::Ready(end.map(|_| None).map_err(|error| at_place(*error, at()))),
+            end => {
+                self.stopped = Some(if end.is_ok() { Stopped::Ended } else { Stopped::Failed });
+                let named = header.unit.is_some();
+                shared.guard("unit", || drop(item));
+                let error = |error: Box<Error>| if named { *error } else { at_place(*error, at()) };
+                return Poll::Ready(end.map(|_| None).map_err(error));
+            }
         }
         if self.publisher.is_due(now) {
             self.publisher.publish(self.report(), now);
@@ -532,11 +569,12 @@ impl<R: Ring> Pipe<R> {
             let reading = running.shared.first_fill().map(|doing| doing.reading(&naming, &locate));
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
+        let fault = running.shared.fault(naming.at(Ticket::default()));
         let trace = running.trace.take();
         // This drops the last rows of the trace, which write their events. `close` below returns an error of these
         // writes.
         drop(running);
-        unheard.map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
+        unheard.or(fault).map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
     }
 }
 
@@ -558,10 +596,12 @@ impl<R: Ring> Running<R> {
                 _ => return None,
             };
             let header = R::header_mut(&mut item);
-            if header.ticket.generation == call {
-                if let Err(error) = mem::replace(&mut header.result, Ok(Content::End)) {
-                    return Some(*error);
-                }
+            let result = mem::replace(&mut header.result, Ok(Content::End));
+            let heard = header.ticket.generation == call;
+            self.shared.guard("unit", || drop(item));
+            match result {
+                Err(error) if heard => return Some(*error),
+                result => self.shared.guard("error", || drop(result)),
             }
         }
     }
@@ -658,10 +698,11 @@ fn not_held<R: Ring>(since: &mut Option<Instant>, shared: &Shared<R>) {
     }
 }
 
-/// Names the unit in the error of an order that panicked: the unit that the caller asked for.
+/// Names the unit in the error of an order that gave none: the unit that the caller asked for.
 fn at_place(error: Error, at: At) -> Error {
     match error {
-        Error::Panicked { who: "order", message, .. } => Error::Panicked { at, who: "order", message },
+        Error::Panicked { who, message, .. } => Error::Panicked { at, who, message },
+        Error::Load { source, .. } => Error::Load { at, source },
         error => error,
     }
 }
@@ -712,7 +753,7 @@ mod tests {
         let (producer, mut consumer) = Numbered::ring(vec![0; 3]);
         let shared = Arc::new(Shared::new(producer, 1, 0, Naming::default()));
         let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
-        shared.begin(Box::new(units), true, u64::MAX);
+        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
         let mut recorder = callers_recorder();
@@ -741,7 +782,8 @@ mod tests {
         ] {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
             let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
-            shared.begin(Box::new(std::iter::once((Place::default(), 7))), true, u64::MAX);
+            let order = Box::new(std::iter::once((Place::default(), 7)));
+            shared.begin(Posted { order, length: 0 }, u64::MAX);
             let mut own = worker(Numbers(None), 1);
             let mut recorder = callers_recorder();
             let start = Instant::now();
@@ -773,11 +815,8 @@ mod tests {
         {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
             let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
-            shared.begin(
-                Box::new((0..2).map(|unit| (Place { step: unit, ..Place::default() }, unit))),
-                true,
-                u64::MAX,
-            );
+            let order = Box::new((0..2).map(|unit| (Place { step: unit, ..Place::default() }, unit)));
+            shared.begin(Posted { order, length: 0 }, u64::MAX);
             let (ends, end) = mpsc::channel();
             let (of, filler) = (shared.clone(), worker(Endless(end), 0));
             let filler = std::thread::spawn(move || filler.run(&of));
@@ -809,7 +848,7 @@ mod tests {
             let _ = go_on.recv();
             (Place::default(), 0)
         });
-        shared.begin(Box::new(units), true, u64::MAX);
+        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
         let (of, caller) = (shared.clone(), shared.clone());
         let worker = std::thread::spawn(move || matches!(of.take(Patience::Worker), Take::Unit(_)));
         begins.recv().unwrap();

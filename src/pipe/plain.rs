@@ -7,7 +7,7 @@ use super::memory::check_memory;
 use super::options::{Options, common};
 use super::ring::{Place, Ring, Slot, Slots};
 use super::turn::Source;
-use super::{AnySource, Pipe, Setup};
+use super::{AnySource, Pipe, Running, Setup};
 use crate::error::Error;
 use crate::observe::report::Kind;
 
@@ -106,6 +106,10 @@ pub(super) struct Begun {
     length: Option<u64>,
     /// The number of calls begun so far, this one included.
     calls: u64,
+    /// How many units may be started.
+    granted: u64,
+    /// The length is 0, and there is a unit.
+    miscounted: bool,
 }
 
 impl<R: Ring> Pipe<R> {
@@ -119,15 +123,16 @@ impl<R: Ring> Pipe<R> {
         I: IntoIterator<Item = R::Unit>,
         I::IntoIter: Send + 'static,
     {
-        let (units, rounds) = (units.into_iter(), self.naming.rounds);
+        let (mut units, rounds) = (units.into_iter(), self.naming.rounds);
         let length = match units.size_hint() {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
         };
         let place = Place { ordinal: self.begun.calls, epoch: first, step: 0 };
-        self.begun = Begun { first: place, length, calls: self.begun.calls + 1 };
+        let miscounted = length == Some(0) && units.next().is_some();
+        self.begun = Begun { first: place, length, calls: self.begun.calls + 1, granted, miscounted };
         let order = (0..).zip(units).map(move |(seq, unit)| (nth(place, rounds, seq), unit));
-        self.post(Box::new(order), length.is_some(), granted);
+        self.post(Box::new(order), length.unwrap_or(u64::MAX), granted);
         if !rounds {
             self.began(place, Instant::now());
         }
@@ -138,6 +143,7 @@ impl<R: Ring> Pipe<R> {
     pub fn grant(&mut self, granted: u64) {
         let lockstep = granted <= self.received + 1;
         self.recorder().report.lockstep = lockstep;
+        self.begun.granted = granted;
         self.grant_since(granted, Instant::now());
     }
 
@@ -153,10 +159,19 @@ impl<R: Ring> Pipe<R> {
 }
 
 impl<R: Ring> Items<'_, Pipe<R>> {
-    /// Lets `granted` units of the call be started in all, and after an error goes on behind the unit that failed.
+    /// Lets `granted` units of the call be started in all, and after an error passes over the unit that failed.
     pub fn resume(&mut self, granted: u64) {
         self.go_on();
-        self.front_mut().grant(granted);
+        let pipe = self.front_mut();
+        pipe.pass_over();
+        pipe.grant(granted);
+    }
+}
+
+impl<R: Ring> Pipe<R> {
+    /// The error of a call that no unit can answer.
+    fn refused(&self, why: &'static str) -> Next<R::Item> {
+        Next::Failed(Error::Load { at: self.at(self.place()), source: why.into() })
     }
 }
 
@@ -164,7 +179,7 @@ impl<R: Ring> Items<'_, Pipe<R>> {
 fn nth(first: Place, rounds: bool, seq: u64) -> Place {
     let Place { ordinal, epoch, .. } = first;
     if rounds {
-        Place { ordinal: ordinal + seq, epoch: epoch + seq, step: 0 }
+        Place { ordinal: ordinal.saturating_add(seq), epoch: epoch.saturating_add(seq), step: 0 }
     } else {
         Place { step: seq, ..first }
     }
@@ -187,7 +202,22 @@ impl<R: Ring> Front for Pipe<R> {
     }
 
     fn next(&mut self) -> Next<R::Item> {
-        if self.begun.length == Some(self.received) { Next::End } else { Next::Slot }
+        if self.begun.miscounted {
+            return self.refused("wanted no unit, as the order's `size_hint` says, found more");
+        }
+        if self.begun.length == Some(self.received) || self.stopped.is_some() {
+            return Next::End;
+        }
+        let Running { driven, threads, own, .. } = &*self.running;
+        if self.begun.calls == 0 {
+            self.refused("wanted `begin` before the first item")
+        } else if self.received >= self.begun.granted {
+            self.refused("wanted more units granted, found that all that were have come")
+        } else if !driven.is_empty() && threads.is_empty() && own.is_none() {
+            self.refused("wanted a driver, found all workers still in the pipe: call `Pipe::driven`")
+        } else {
+            Next::Slot
+        }
     }
 
     fn item(&mut self, slot: R::Item) -> R::Item {
@@ -195,11 +225,11 @@ impl<R: Ring> Front for Pipe<R> {
     }
 
     fn ended(&mut self, _: Ended<'_>) {
-        self.retract();
+        self.begun.granted = self.retract();
     }
 
     fn left(&self) -> (usize, Option<usize>) {
-        let left = self.begun.length.map(|length| length - self.received);
+        let left = self.begun.length.map(|length| length.saturating_sub(self.received));
         let left = left.and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(0).min(1), left)
     }

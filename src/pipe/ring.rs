@@ -5,7 +5,9 @@
 //! [`Header`] travels with each unit: its name, the result and the times of its fill, and when its slot was released.
 
 use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
+use std::panic::resume_unwind;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ use twinbuf_core::TryRecvError;
 use crate::error::{BoxError, Error};
 use crate::observe::log::{Freed, LoadTimes, Ticket, What};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
-use crate::thread::this_thread;
+use crate::thread::{caught, this_thread};
 
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +62,16 @@ impl<U> Header<U> {
     pub(super) fn new(resumed: Instant, freed: Option<Freed>) -> Self {
         let load = LoadTimes { freed, ..LoadTimes::new(resumed) };
         Self { ticket: Ticket::default(), unit: None, result: Ok(Content::End), load }
+    }
+
+    /// Whether there is a unit and nothing failed before its fill.
+    pub(super) fn is_to_fill(&self) -> bool {
+        self.unit.is_some() && self.result.is_ok()
+    }
+
+    /// Takes what is foreign out of the header, to be dropped.
+    fn take(&mut self) -> (Option<U>, Result<Content, Box<Error>>) {
+        (self.unit.take(), mem::replace(&mut self.result, Ok(Content::End)))
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -189,9 +201,23 @@ pub(super) fn wait_of<R: Ring>() -> What {
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Slot<T, U> {
-    content: T,
+    content: ManuallyDrop<T>,
     /// The header of the unit in the slot. While the slot is free, that of an earlier unit, without the unit itself.
     header: Header<U>,
+}
+
+/// Drops each part, whichever panics. Several slots are dropped together, and a second panic that left a drop would abort
+/// the process.
+impl<T, U> Drop for Slot<T, U> {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the value after this, the only take of it: a slot is dropped once.
+        let content = unsafe { ManuallyDrop::take(&mut self.content) };
+        let (unit, result) = self.header.take();
+        let parts = [caught(|| drop(content)), caught(|| drop(unit)), caught(|| drop(result))];
+        if let (Some(message), false) = (parts.into_iter().find_map(Result::err), std::thread::panicking()) {
+            resume_unwind(Box::new(message));
+        }
+    }
 }
 
 /// A ring of host slots, each with a value of type `T`. Its items are [`Filled`].
@@ -201,7 +227,8 @@ pub struct Slots<T, U>(std::marker::PhantomData<fn() -> (T, U)>);
 impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     /// Makes a ring of these slots.
     pub(crate) fn ring(contents: Vec<T>) -> BothSides<Self> {
-        let slot = |content| Slot { content, header: Header::new(Instant::now(), None) };
+        let slot =
+            |content| Slot { content: ManuallyDrop::new(content), header: Header::new(Instant::now(), None) };
         HeapRing::new(contents.into_iter().map(slot).collect::<Vec<_>>()).into_handles()
     }
 }
@@ -318,11 +345,11 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
     }
 }
 
-/// Drops the unit, which is foreign code, here: a worker that takes the slot next holds the turn. Then notes when the slot
-/// was released: the report tells how long items hold their slots.
+/// Drops the unit, or an error that nobody received, here: both are foreign code, and a worker that takes the slot next
+/// holds the turn. Then notes when the slot was released: the report tells how long items hold their slots.
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
-        self.0.header.unit = None;
+        drop(self.0.header.take());
         let (number, at, thread) = (self.0.seq(), Instant::now(), this_thread());
         self.0.header.load.freed = Some(Freed { number, at, thread });
     }

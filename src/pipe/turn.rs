@@ -9,8 +9,8 @@
 //! waits for nothing but its source.
 
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use super::ring::{Content, Header, Place, Ring};
 use crate::error::{At, BoxError, Error, Reading};
 use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
-use crate::thread::panic_message;
+use crate::thread::caught;
 
 /// Fills slots. A pipe has one for each worker.
 ///
@@ -78,7 +78,7 @@ impl Filling<'_> {
 
     /// Notes that this many bytes were read for the unit, before they were transformed: for the report.
     pub fn read_bytes(&mut self, bytes: usize) {
-        self.times.bytes += bytes;
+        self.times.bytes = self.times.bytes.saturating_add(bytes);
     }
 
     /// Names whose code runs from now on, such as `"data set"`: [`Error::Panicked`] repeats it. Default: `"source"`.
@@ -101,38 +101,53 @@ pub(super) struct Shared<R: Ring> {
     left: Condvar,
     /// What each worker is doing. A caller that fills a slot has no place here, as it cannot ask meanwhile.
     progress: Box<[Progress]>,
+    /// Units started so far, of all calls. Counted by the holder of the turn.
+    loads: AtomicU64,
     pub(super) naming: Naming,
 }
 
 struct Turn<R: Ring> {
     producer: R::Producer,
-    order: Order<R::Unit>,
-    /// The caller knows how many units there are, so their end takes no slot.
-    counted: bool,
+    posted: Posted<R::Unit>,
+}
+
+/// The order of a call.
+pub(super) struct Posted<U> {
+    pub(super) order: Order<U>,
+    /// The number of units that the caller takes without asking for the end, which then takes no slot. An order that
+    /// ends before fails there. 0 if the caller counts by itself, and `u64::MAX` if only the order has the end.
+    pub(super) length: u64,
 }
 
 /// What the caller wants.
 struct Mailbox<U> {
     /// Numbers the calls, from 1. What was filled for an earlier call is discarded when it comes.
     call: u64,
-    /// The order of this call, until the holder of the turn fetches it, and whether the caller counts its units.
-    order: Option<(Order<U>, bool)>,
+    /// The order of this call, until the holder of the turn fetches it.
+    posted: Option<Posted<U>>,
     /// Units of this call that were started, and that may be.
     started: u64,
     granted: u64,
+    /// What lets no further unit of this call start, however many are granted: its end, and each unit that failed until
+    /// the caller passes it over.
+    stops: u64,
     /// When the caller last asked for units. Time before that does not count as a wait of the workers.
     resumed: Instant,
     closed: bool,
     /// Workers that may fill slots, and those that a pipe waits for when it ends: threads, and drivers that wait or fill.
     running: usize,
     alive: usize,
-    /// Units started so far, of all calls.
-    loads: u64,
+    /// Foreign code that panicked where no unit fails by it, a drop for example: the next unit fails in its place, or
+    /// the close of the pipe.
+    fault: Option<Fault>,
     /// A task that waits for a slot that the caller holds, and until when.
     held: Option<(Instant, Waker)>,
     /// Whether a thread runs [`Shared::run_clock`].
     clock: bool,
 }
+
+/// Who panicked, and the message.
+type Fault = (&'static str, String);
 
 /// Longer than a process runs.
 pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
@@ -165,16 +180,6 @@ pub(super) enum Take<R: Ring> {
     Idle,
 }
 
-impl<U> Mailbox<U> {
-    /// The order of the call has ended: takes back the start of a unit that does not exist.
-    fn not_started(&mut self, call: u64) {
-        if self.call == call {
-            (self.started, self.loads) = (self.started - 1, self.loads - 1);
-            self.granted = self.started;
-        }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -184,23 +189,26 @@ impl<R: Ring> Shared<R> {
     pub(super) fn new(producer: R::Producer, workers: usize, driven: usize, naming: Naming) -> Self {
         let mail = Mailbox {
             call: 0,
-            order: None,
+            posted: None,
             started: 0,
             granted: 0,
+            stops: 0,
             resumed: Instant::now(),
             closed: false,
             running: workers,
             alive: workers - driven,
-            loads: 0,
+            fault: None,
             held: None,
             clock: false,
         };
+        let posted = Posted { order: Box::new(std::iter::empty()), length: 0 };
         Self {
-            turn: Mutex::new(Some(Turn { producer, order: Box::new(std::iter::empty()), counted: true })),
+            turn: Mutex::new(Some(Turn { producer, posted })),
             mail: Mutex::new(mail),
             posted: Condvar::new(),
             left: Condvar::new(),
             progress: (0..workers).map(|_| Progress::default()).collect(),
+            loads: AtomicU64::new(0),
             naming,
         }
     }
@@ -213,7 +221,9 @@ impl<R: Ring> Shared<R> {
             Err(TryLockError::WouldBlock) if patience == Patience::None => return Take::InUse,
             Err(TryLockError::WouldBlock) => lock(&self.turn),
         };
-        let Some(Turn { producer, order, counted }) = &mut *turn else { return Take::InUse };
+        let Some(Turn { producer, posted: Posted { order, length } }) = &mut *turn else {
+            return Take::InUse;
+        };
         let until = match patience {
             Patience::None => None,
             Patience::Slot(until) => Some(until),
@@ -227,39 +237,59 @@ impl<R: Ring> Shared<R> {
             if mail.closed {
                 return Take::Idle;
             }
-            if let Some(posted) = mail.order.take() {
+            if let Some(posted) = mail.posted.take() {
                 drop(mail);
-                // Without the lock: this drops the old order, which runs foreign code.
-                (*order, *counted) = posted;
+                *length = posted.length;
+                let old = mem::replace(order, posted.order);
+                self.guard("order", || drop(old));
                 mail = lock(&self.mail);
-            } else if mail.started < mail.granted {
-                let (call, seq, resumed) = (mail.call, mail.started, mail.resumed);
-                (mail.started, mail.loads) = (seq + 1, mail.loads + 1);
+            } else if mail.stops == 0 && mail.started < mail.granted {
+                let (call, seq, resumed, faulty) =
+                    (mail.call, mail.started, mail.resumed, mail.fault.is_some());
+                mail.started = seq + 1;
                 drop(mail);
-                let next = catch_unwind(AssertUnwindSafe(|| order.next()));
-                if let (Ok(None), true) = (&next, &counted) {
+                let next = caught(|| order.next());
+                if matches!(next, Ok(None)) && seq >= *length {
+                    // Take back the start of a unit that does not exist.
                     mail = lock(&self.mail);
-                    mail.not_started(call);
+                    if mail.call == call {
+                        (mail.started, mail.stops) = (seq, mail.stops + 1);
+                    }
                     continue;
                 }
                 // The slot that was found free above still is, because only the holder of the turn takes slots.
-                let Some(mut reserved) = R::reserve(producer) else { return Take::InUse };
+                let Some(mut reserved) = R::reserve(producer) else {
+                    self.guard("unit", || drop(next));
+                    return Take::InUse;
+                };
                 let (_, header) = R::parts(&mut reserved);
                 // A unit may have hundreds of bytes, and a move takes time: from here on the unit stays in the slot.
                 *header = Header::new(resumed, header.load.freed);
-                let place = match next {
+                let (place, panicked) = match next {
                     Ok(Some((place, unit))) => {
                         header.unit = Some(unit);
-                        place
+                        // Relaxed: a statistic.
+                        self.loads.fetch_add(1, Ordering::Relaxed);
+                        (place, None)
                     }
-                    Ok(None) => Place::default(),
-                    Err(panic) => {
-                        let (at, message) = (self.naming.at(header.ticket), panic_message(&*panic));
-                        header.result = Err(Error::Panicked { at, who: "order", message }.into());
-                        Place::default()
-                    }
+                    Ok(None) => (Place::default(), None),
+                    Err(message) => (Place::default(), Some(("order", message))),
                 };
                 header.ticket = Ticket { generation: call, seq, ..place.ticket() };
+                if let Some((who, message)) =
+                    panicked.or_else(|| if faulty { lock(&self.mail).fault.take() } else { None })
+                {
+                    header.result =
+                        Err(Error::Panicked { at: self.naming.at(header.ticket), who, message }.into());
+                } else if let Some(found) = self.miscounted(order, *length, seq, header.unit.is_some()) {
+                    let source =
+                        format!("wanted {length} units, as the order's `size_hint` says, found {found}");
+                    header.result =
+                        Err(Error::Load { at: self.naming.at(header.ticket), source: source.into() }.into());
+                }
+                if seq + 1 == *length {
+                    self.stop(call);
+                }
                 return Take::Unit(reserved);
             } else if patience == Patience::Idle {
                 mail = self.posted.wait(mail).unwrap_or_else(PoisonError::into_inner);
@@ -269,13 +299,47 @@ impl<R: Ring> Shared<R> {
         }
     }
 
+    /// Looks behind the last unit of an order whose length is known. Returns how many units there are if the length is
+    /// wrong.
+    fn miscounted(
+        &self,
+        order: &mut Order<R::Unit>,
+        length: u64,
+        seq: u64,
+        there: bool,
+    ) -> Option<&'static str> {
+        if length == u64::MAX || there && seq + 1 != length {
+            return None;
+        }
+        if !there {
+            return Some("fewer");
+        }
+        let next = caught(|| order.next());
+        let more = !matches!(next, Ok(None));
+        self.guard("order", || drop(next));
+        more.then_some("more")
+    }
+
+    /// Runs foreign code. If it panics, the next unit fails in its place, or the close of the pipe.
+    pub(super) fn guard(&self, who: &'static str, call: impl FnOnce()) {
+        if let Err(message) = caught(call) {
+            lock(&self.mail).fault.get_or_insert((who, message));
+        }
+    }
+
+    /// Returns a panic of foreign code that no unit has failed by.
+    pub(super) fn fault(&self, at: At) -> Option<Error> {
+        let (who, message) = lock(&self.mail).fault.take()?;
+        Some(Error::Panicked { at, who, message })
+    }
+
     /// Wakes the task at this time, unless the slot that it waits for is released before.
     pub(super) fn wake_at(self: &Arc<Self>, until: Instant, waker: &Waker) {
         let task = (until, waker.clone()); // not under the lock: the waker is foreign code
         let mut mail = lock(&self.mail);
         let old = mail.held.replace(task);
         let runs = mem::replace(&mut mail.clock, true);
-        drop((mail, old));
+        drop(mail);
         if !runs {
             let shared = Arc::clone(self);
             let clock = thread::Builder::new().name("twinbuf-clock".to_string());
@@ -284,6 +348,7 @@ impl<R: Ring> Shared<R> {
                 lock(&self.mail).clock = false;
             }
         }
+        self.guard("waker", || drop(old));
     }
 
     /// Wakes tasks that wait for held slots when their time is over, until none waits.
@@ -294,7 +359,7 @@ impl<R: Ring> Shared<R> {
             if rest.is_zero() {
                 let over = mail.held.take();
                 drop(mail);
-                over.into_iter().for_each(|(_, waker)| waker.wake());
+                self.guard("waker", || over.into_iter().for_each(|(_, waker)| waker.wake()));
                 mail = lock(&self.mail);
             } else {
                 (mail, _) = self.posted.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner);
@@ -306,20 +371,25 @@ impl<R: Ring> Shared<R> {
     /// Forgets the task: the slot that it waited for is no longer held.
     pub(super) fn forget_task(&self) {
         let old = lock(&self.mail).held.take();
-        drop(old);
+        self.guard("waker", || drop(old));
     }
 
     /// Begins a call: what was started for an earlier one is discarded when it comes. `granted` units may be started.
-    pub(super) fn begin(&self, order: Order<R::Unit>, counted: bool, granted: u64) -> u64 {
+    pub(super) fn begin(&self, posted: Posted<R::Unit>, granted: u64) -> u64 {
         let mut mail = lock(&self.mail);
         mail.call += 1;
-        let old = mail.order.replace((order, counted));
-        (mail.started, mail.granted, mail.resumed) = (0, granted, Instant::now());
+        let old = mail.posted.replace(posted);
+        (mail.started, mail.granted, mail.stops, mail.resumed) = (0, granted, 0, Instant::now());
         let call = mail.call;
         drop(mail);
         self.posted.notify_all();
-        drop(old);
+        self.guard("order", || drop(old));
         call
+    }
+
+    /// The caller passes over a unit that failed.
+    pub(super) fn pass_over(&self) {
+        lock(&self.mail).stops -= 1;
     }
 
     /// Lets `granted` units of the call be started in all. The caller began to ask for them at `resumed`.
@@ -337,11 +407,11 @@ impl<R: Ring> Shared<R> {
         mail.started
     }
 
-    /// Lets no further units of this call start: one failed, or was the end.
+    /// Lets no further unit of this call start: one failed, or was the end.
     pub(super) fn stop(&self, call: u64) {
         let mut mail = lock(&self.mail);
         if mail.call == call {
-            mail.granted = mail.granted.min(mail.started);
+            mail.stops += 1;
         }
     }
 
@@ -378,12 +448,23 @@ impl<R: Ring> Shared<R> {
         let last = mail.running == 0;
         drop(mail);
         if last {
-            // Without the lock: this drop may run a task's waker, and join a copy thread. If a waker on that thread
+            // Without a lock: this may run a task's waker, and join a copy thread. If a waker on that thread
             // drops the pipe, it must find this worker in `alive`, or the two threads would join each other.
-            let turn = lock(&self.turn).take();
-            drop(turn);
+            self.end();
         }
         self.exit();
+    }
+
+    /// Drops the side of the ring that is filled, and the order.
+    pub(super) fn end(&self) {
+        let turn = lock(&self.turn).take();
+        if let Some(Turn { producer, posted }) = turn {
+            self.guard("order", || drop(posted));
+            self.guard("slot, a unit or a waker", || drop(producer));
+        }
+        let posted = lock(&self.mail).posted.take();
+        self.guard("order", || drop(posted));
+        self.forget_task();
     }
 
     /// Waits until no more than `most` workers are left, up to `until`. Returns whether that is so.
@@ -412,7 +493,7 @@ impl<R: Ring> Shared<R> {
 
     /// Units started so far.
     pub(super) fn loads(&self) -> u64 {
-        lock(&self.mail).loads
+        self.loads.load(Ordering::Relaxed)
     }
 
     /// The worker `index` begins to fill a slot. The caller's worker has no place, as the caller cannot ask meanwhile.

@@ -2,7 +2,6 @@
 //! [`Driven`] worker has neither: whoever has it fills the slots.
 
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
@@ -12,7 +11,7 @@ use super::turn::{Filling, HELP_LIMIT, Patience, Shared, Source, Take};
 use crate::error::Error;
 use crate::observe::log::{LoadTimes, Ticket};
 use crate::observe::recorder::{LoadRecorder, Span};
-use crate::thread::{Clock, panic_message, this_thread};
+use crate::thread::{Clock, caught, this_thread};
 
 /// A source of a ring, of any type.
 pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ring>::Unit>>;
@@ -84,7 +83,7 @@ impl Lane {
             shared.stop(ticket.generation);
         }
         let (bytes, times) = (header.bytes(), header.load);
-        R::commit(reserved, bytes);
+        shared.guard("waker", || R::commit(reserved, bytes));
         (ticket, times)
     }
 }
@@ -106,15 +105,17 @@ impl<R: Ring> Worker<R> {
 
     /// A worker's thread: fills slots until the pipe is closed.
     pub(super) fn run(self, shared: &Shared<R>) {
-        // Dropped after `worker`, also if this thread panics: counts the worker out.
-        let _left = Left(shared);
         let mut worker = self;
-        while let Take::Unit(unit) = worker.lane.take(shared) {
-            let (_, times) = worker.fill(shared, unit, None);
-            if worker.is_to_rest(&times) {
-                std::thread::sleep(HELP_LIMIT);
+        shared.guard("source", || {
+            while let Take::Unit(unit) = worker.lane.take(shared) {
+                let (_, times) = worker.fill(shared, unit, None);
+                if worker.is_to_rest(&times) {
+                    std::thread::sleep(HELP_LIMIT);
+                }
             }
-        }
+        });
+        shared.guard("source", || drop(worker));
+        shared.leave();
     }
 
     /// Whether to leave the processor to others after this fill.
@@ -139,22 +140,21 @@ impl<R: Ring> Worker<R> {
     ) -> (Ticket, LoadTimes) {
         let Self { lane, source, .. } = self;
         let (slot, header) = R::parts(&mut reserved);
-        if header.unit.is_none() {
+        if !header.is_to_fill() {
             let result = mem::replace(&mut header.result, Ok(Content::End));
             return lane.end(shared, reserved, None, result);
         }
         let mut begun = lane.begin(shared, header, start);
         let Header { ticket, unit, load, .. } = header;
         let Begun { span, who, .. } = &mut begun;
-        let filled = catch_unwind(AssertUnwindSafe(|| {
+        let filled = caught(|| {
             let Some(unit) = unit else { return Ok(Content::End) };
             let _entered = span.enter();
             let mut filling = shared.filling(lane.index, *ticket, load, who);
             source.fill(unit, slot, &mut filling).map_err(Box::new)
-        }));
-        let result = filled.unwrap_or_else(|panic| {
-            let (at, message) = (shared.naming.at(*ticket), panic_message(&*panic));
-            Err(Error::Panicked { at, who, message }.into())
+        });
+        let result = filled.unwrap_or_else(|message| {
+            Err(Error::Panicked { at: shared.naming.at(*ticket), who, message }.into())
         });
         lane.end(shared, reserved, Some(begun), result)
     }
@@ -174,15 +174,6 @@ impl Lane {
             taken = shared.take(Patience::Idle);
         }
         taken
-    }
-}
-
-/// Counts a worker out when it is dropped.
-struct Left<'s, R: Ring>(&'s Shared<R>);
-
-impl<R: Ring> Drop for Left<'_, R> {
-    fn drop(&mut self) {
-        self.0.leave();
     }
 }
 
@@ -267,7 +258,7 @@ impl<R: Ring> Driven<R> {
                 return Poll::Pending;
             };
             let (_, header) = R::parts(&mut reserved);
-            if header.unit.is_some() {
+            if header.is_to_fill() {
                 let begun = lane.begin(shared, header, None);
                 *filling = Some((begun, reserved));
             } else {

@@ -331,7 +331,7 @@ impl<B: Backend> TensorStream<B> {
             reader.begin(reads);
             order
         };
-        self.pipe.post(Box::new(iter::once_with(begin).flatten()), true, u64::MAX);
+        self.pipe.post(Box::new(iter::once_with(begin).flatten()), 0, u64::MAX);
     }
 
     /// Returns the next group of the order, whose bytes are at `place`.

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod author;
 mod batches;
 mod breakdown;
 #[cfg(unix)]

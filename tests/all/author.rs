@@ -1,0 +1,591 @@
+//! Pipes under code of their authors that breaks its word: panics in every method and every drop, lengths that are wrong,
+//! calls out of turn, numbers at their ends. Every call returns, with an error that names the culprit or with the panic
+//! itself; nothing leaks.
+//!
+//! `TWINBUF_AUTHOR_CASES` runs that many random cases more. `--nocapture` prints the number of cases and the slowest one.
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use twinbuf::Error;
+use twinbuf::pipe::{self, Content, Driven, Filling, Items, Pipe, Slots, Source};
+
+/// Much longer than any case takes, and shorter than the 10 s for which the drop of a pipe waits.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// The code that breaks its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Fill,
+    /// The panic's own value panics when it is dropped.
+    Payload,
+    SourceDrop,
+    UnitDrop,
+    SlotDrop,
+    ErrorDrop,
+    OrderNext,
+    OrderHint,
+    OrderDrop,
+    Wake,
+    WakerClone,
+    WakerDrop,
+    /// A driver ends with a fill in its hands.
+    Driver,
+    /// An exact length of more, or fewer, units than there are.
+    Long,
+    Short,
+    Empty,
+}
+
+const CULPRITS: [What; 16] = [
+    What::Fill,
+    What::Payload,
+    What::SourceDrop,
+    What::UnitDrop,
+    What::SlotDrop,
+    What::ErrorDrop,
+    What::OrderNext,
+    What::OrderHint,
+    What::OrderDrop,
+    What::Wake,
+    What::WakerClone,
+    What::WakerDrop,
+    What::Driver,
+    What::Long,
+    What::Short,
+    What::Empty,
+];
+
+/// Who has broken its word, and how often. Every value of the author's has a share of it: what is left is a leak.
+#[derive(Debug)]
+struct Bad {
+    what: What,
+    /// At which of its calls it panics, and whether at all later ones too.
+    at: u64,
+    always: bool,
+    calls: AtomicU64,
+    panics: AtomicU64,
+}
+
+impl Bad {
+    fn is_hit(&self, what: What) -> bool {
+        if self.what != what || thread::panicking() {
+            return false;
+        }
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        let hit = call == self.at || self.always && call > self.at;
+        self.panics.fetch_add(u64::from(hit), Ordering::Relaxed);
+        hit
+    }
+
+    fn hit(&self, what: What) {
+        if self.is_hit(what) {
+            resume_unwind(Box::new(format!("{what:?}"))); // without the panic hook, which would print each
+        }
+    }
+}
+
+/// Breaks its word when it is dropped.
+#[derive(Debug)]
+struct Mark(Arc<Bad>, What);
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.0.hit(self.1);
+    }
+}
+
+#[derive(Debug)]
+struct Unit(u64, #[expect(dead_code, reason = "for its drop")] Mark);
+
+#[derive(Debug)]
+struct Memory(u64, #[expect(dead_code, reason = "for its drop")] Mark);
+
+#[derive(Debug)]
+struct Broken(#[expect(dead_code, reason = "for its drop")] Mark);
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("broken")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+struct Order {
+    units: std::ops::Range<u64>,
+    hint: usize,
+    mark: Mark,
+}
+
+impl Iterator for Order {
+    type Item = Unit;
+
+    fn next(&mut self) -> Option<Unit> {
+        self.mark.0.hit(What::OrderNext);
+        self.units.next().map(|unit| Unit(unit, Mark(self.mark.0.clone(), What::UnitDrop)))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.mark.0.hit(What::OrderHint);
+        (self.hint, Some(self.hint))
+    }
+}
+
+struct Author {
+    /// The unit that cannot be filled.
+    fails: u64,
+    mark: Mark,
+}
+
+impl Source<Memory> for Author {
+    type Unit = Unit;
+
+    fn fill(&mut self, unit: &mut Unit, slot: &mut Memory, at: &mut Filling<'_>) -> Result<Content, Error> {
+        let bad = &self.mark.0;
+        bad.hit(What::Fill);
+        if bad.is_hit(What::Payload) {
+            bad.panics.fetch_add(1, Ordering::Relaxed);
+            resume_unwind(Box::new(Broken(Mark(bad.clone(), What::Payload))));
+        }
+        if unit.0 == self.fails {
+            return Err(at.failed(Broken(Mark(bad.clone(), What::ErrorDrop))));
+        }
+        slot.0 = unit.0;
+        Ok(Content::Bytes(8))
+    }
+}
+
+type Authors = Slots<Memory, Unit>;
+
+/// Fills slots until the pipe is closed, or until it breaks its word.
+fn drive(mut worker: Driven<Authors>, mut source: Author) {
+    let bad = source.mark.0.clone();
+    while let Some(mut fill) = worker.next() {
+        bad.hit(What::Driver);
+        let (unit, slot, mut at) = fill.parts();
+        match catch_unwind(AssertUnwindSafe(|| source.fill(unit, slot, &mut at))) {
+            Ok(Ok(Content::Bytes(bytes))) => fill.commit(bytes),
+            Ok(Ok(Content::End)) => fill.end(),
+            Ok(Err(error)) => fill.fail(error),
+            Err(panic) => {
+                mem::forget(panic);
+                drop(fill);
+            }
+        }
+    }
+}
+
+/// A waker of this thread that breaks its word. It wakes the thread first.
+struct Awake(Arc<Bad>, Thread);
+
+fn waker(bad: &Arc<Bad>) -> Waker {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(
+        |data| {
+            // SAFETY: each waker of this table owns a box of this type, until its wake or its drop.
+            let Awake(bad, thread) = unsafe { &*data.cast::<Awake>() };
+            bad.hit(What::WakerClone);
+            RawWaker::new(Box::into_raw(Box::new(Awake(bad.clone(), thread.clone()))).cast(), &TABLE)
+        },
+        |data| {
+            // SAFETY: as above; `wake` consumes the waker.
+            let Awake(bad, thread) = *unsafe { Box::from_raw(data.cast::<Awake>().cast_mut()) };
+            thread.unpark();
+            bad.hit(What::Wake);
+        },
+        |_| unreachable!("the pipe wakes no task twice"),
+        |data| {
+            // SAFETY: as above; a drop consumes the waker.
+            let Awake(bad, _) = *unsafe { Box::from_raw(data.cast::<Awake>().cast_mut()) };
+            bad.hit(What::WakerDrop);
+        },
+    );
+    let data = Box::into_raw(Box::new(Awake(bad.clone(), thread::current())));
+    // SAFETY: the table's functions treat the data as a box of `Awake`, which it is, and may run on any thread.
+    unsafe { Waker::from_raw(RawWaker::new(data.cast(), &TABLE)) }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Next,
+    Try,
+    Timeout,
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Close,
+    CloseTimeout,
+    Drop,
+}
+
+/// Threads, driven workers, slots, overlap.
+const MODES: [(usize, usize, usize, bool); 8] = [
+    (1, 0, 2, false),
+    (1, 0, 1, true),
+    (1, 0, 2, true),
+    (2, 0, 4, true),
+    (3, 0, 4, true),
+    (0, 1, 2, true),
+    (0, 2, 3, false),
+    (1, 1, 3, true),
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    what: What,
+    at: u64,
+    always: bool,
+    how: How,
+    end: End,
+    mode: (usize, usize, usize, bool),
+    /// How many items of each call are taken.
+    take: usize,
+    /// Whether the caller goes on after an error, and whether it keeps the last item.
+    resumes: bool,
+    keeps: bool,
+}
+
+/// Units of a call.
+const UNITS: u32 = 6;
+
+/// Runs a case. Returns what is wrong.
+fn run(case: Case) -> Result<(), String> {
+    let Case { what, at, always, .. } = case;
+    let bad = Arc::new(Bad { what, at, always, calls: AtomicU64::new(0), panics: AtomicU64::new(0) });
+    let heard = Mutex::new(Vec::new());
+    let ran = catch_unwind(AssertUnwindSafe(|| run_with(case, &bad, &heard)));
+    let heard = heard.into_inner().unwrap();
+    if ran.is_err() {
+        return Err(format!("a panic of the test itself, after {heard:?}"));
+    }
+    let gone = heard.iter().find(|text| text.contains("thread is gone"));
+    if let Some(gone) = gone.filter(|_| what != What::Driver) {
+        return Err(format!("nobody is named: {gone}"));
+    }
+    let wrong = match what {
+        // All units are asked for, but those behind an error.
+        What::Long | What::Short | What::Empty => case.take > 10,
+        // What was filled for a call that was left is discarded, with its errors.
+        _ => case.take > 10 && bad.panics.load(Ordering::Relaxed) > 0 && case.end != End::Drop,
+    };
+    if wrong && heard.is_empty() {
+        return Err("nobody hears of it".to_string());
+    }
+    // The thread that wakes tasks when their time is over may still have a waker.
+    let until = Instant::now() + LIMIT / 2;
+    while Arc::strong_count(&bad) > 1 && what != What::Payload && Instant::now() < until {
+        thread::yield_now();
+    }
+    match Arc::strong_count(&bad) {
+        // The value of a panic that panicked in its own drop may leak.
+        1 => Ok(()),
+        _ if what == What::Payload => Ok(()),
+        left => Err(format!("{} values leak, after {heard:?}", left - 1)),
+    }
+}
+
+fn run_with(case: Case, bad: &Arc<Bad>, heard: &Mutex<Vec<String>>) {
+    let (threads, driven, depth, overlap) = case.mode;
+    let hear = |text: String| heard.lock().unwrap().push(text);
+    // Notes a panic.
+    fn caught<T>(heard: &impl Fn(String), what: &str, call: impl FnOnce() -> T) -> Option<T> {
+        catch_unwind(AssertUnwindSafe(call))
+            .map_err(|panic| {
+                mem::forget(panic);
+                heard(format!("panic of {what}"));
+            })
+            .ok()
+    }
+    let mark = |what| Mark(bad.clone(), what);
+    let fails = if case.what == What::ErrorDrop { case.at } else { u64::MAX };
+    let source = || Author { fails, mark: mark(What::SourceDrop) };
+    let slots = (0..depth).map(|_| Memory(0, mark(What::SlotDrop))).collect();
+    let builder = pipe::builder(slots).overlap(overlap).held_timeout(Duration::from_millis(2));
+    let builder = (0..threads).fold(builder, |builder, _| builder.worker(source()));
+    let mut pipe = (0..driven).fold(builder, |builder, _| builder.driven()).build().unwrap();
+    let drivers: Vec<_> = pipe
+        .driven()
+        .into_iter()
+        .map(|worker| {
+            let source = source();
+            thread::spawn(move || drive(worker, source))
+        })
+        .collect();
+    let waker = waker(bad);
+    let mut kept = None;
+    for _ in 0..2 {
+        let hint = match case.what {
+            What::Long => UNITS + 3,
+            What::Short => UNITS - 2,
+            What::Empty => 0,
+            _ => UNITS,
+        };
+        let order = Order { units: 0..UNITS.into(), hint: hint as usize, mark: mark(What::OrderDrop) };
+        let Some(mut items) = caught(&hear, "items", || pipe.items(order)) else { continue };
+        let mut taken = 0;
+        for _ in 0..40 {
+            if taken == case.take {
+                break;
+            }
+            let found = caught(&hear, "a call", || ask(&mut items, case.how, &waker));
+            match found {
+                None => {}
+                Some(None) => break,
+                Some(Some(Ok(item))) => {
+                    taken += 1;
+                    let old = if case.keeps { kept.replace(item) } else { Some(item) };
+                    caught(&hear, "a drop of an item", || drop(old));
+                }
+                Some(Some(Err(error))) => {
+                    hear(error.to_string());
+                    caught(&hear, "a drop of an error", || drop(error));
+                    if !case.resumes {
+                        break;
+                    }
+                    caught(&hear, "resume", || items.resume(u64::MAX));
+                }
+            }
+        }
+        caught(&hear, "a drop of the items", || drop(items));
+        caught(&hear, "a drop of an item", || drop(kept.take()));
+    }
+    let closed = caught(&hear, "the end", || match case.end {
+        End::Close => pipe.close(),
+        End::CloseTimeout => pipe.close_timeout(LIMIT * 2),
+        End::Drop => {
+            drop(pipe);
+            Ok(())
+        }
+    });
+    if let Some(Err(error)) = closed {
+        hear(error.to_string());
+        caught(&hear, "a drop of an error", || drop(error));
+    }
+    for driver in drivers {
+        if let Err(panic) = driver.join() {
+            mem::forget(panic);
+            hear("panic of a driver".to_string());
+        }
+    }
+    caught(&hear, "a drop of a waker", || drop(waker));
+}
+
+/// Asks until there is an answer.
+fn ask(
+    items: &mut Items<'_, Pipe<Authors>>,
+    how: How,
+    waker: &Waker,
+) -> Option<Result<pipe::Filled<Memory, Unit>, Error>> {
+    loop {
+        let found = match how {
+            How::Next => Poll::Ready(items.next()),
+            How::Try => items.try_next(),
+            How::Timeout => items.next_timeout(Duration::from_millis(1)),
+            How::Poll => items.poll_next(&mut Context::from_waker(waker)),
+        };
+        match (found, how) {
+            (Poll::Ready(found), _) => return found,
+            (Poll::Pending, How::Poll) => thread::park(),
+            (Poll::Pending, _) => thread::yield_now(),
+        }
+    }
+}
+
+/// Runs the cases, each on a thread of its own that is given up after the limit.
+fn run_all(cases: impl Iterator<Item = Case>) {
+    let (mut count, mut slowest, mut wrong) = (0, (Duration::ZERO, None), Vec::new());
+    for case in cases {
+        let start = Instant::now();
+        let (done, ends) = channel();
+        thread::spawn(move || done.send(run(case)));
+        let found = ends.recv_timeout(LIMIT).unwrap_or_else(|_| Err("hangs".to_string()));
+        count += 1;
+        slowest = slowest.max_by_key_time((start.elapsed(), Some(case)));
+        wrong.extend(found.err().map(|error| format!("{error}: {case:?}")));
+        if wrong.len() >= most_wrong() {
+            break;
+        }
+    }
+    println!("{count} cases, the slowest: {slowest:?}");
+    assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// How many wrong cases are shown.
+fn most_wrong() -> usize {
+    std::env::var("TWINBUF_AUTHOR_WRONG").map_or(8, |most| most.parse().unwrap())
+}
+
+trait MaxByTime {
+    fn max_by_key_time(self, other: Self) -> Self;
+}
+
+impl<T> MaxByTime for (Duration, T) {
+    fn max_by_key_time(self, other: Self) -> Self {
+        if other.0 > self.0 { other } else { self }
+    }
+}
+
+#[test]
+fn code_that_breaks_its_word_is_named_and_stops_nothing() {
+    let cases = CULPRITS.into_iter().flat_map(|what| {
+        MODES.into_iter().flat_map(move |mode| {
+            [How::Next, How::Try, How::Timeout, How::Poll].into_iter().flat_map(move |how| {
+                [End::Close, End::CloseTimeout, End::Drop].into_iter().flat_map(move |end| {
+                    [(0, false), (1, false), (3, false), (0, true), (4, true)].into_iter().flat_map(
+                        move |(at, always)| {
+                            [(2, false, true), (99, false, false), (99, true, true)].into_iter().map(
+                                move |(take, resumes, keeps)| Case {
+                                    what,
+                                    at,
+                                    always,
+                                    how,
+                                    end,
+                                    mode,
+                                    take,
+                                    resumes,
+                                    keeps: keeps && mode.2 > 1,
+                                },
+                            )
+                        },
+                    )
+                })
+            })
+        })
+    });
+    // Some of them, all with the variable.
+    let every = if std::env::var("TWINBUF_AUTHOR_CASES").is_ok() { 1 } else { 29 };
+    run_all(cases.filter(|case| case.what != What::Driver || case.mode.1 > 0).step_by(every));
+}
+
+/// Writes its unit, and ends where it is told to.
+struct Numbers {
+    fails: u64,
+    bytes: usize,
+}
+
+impl Source<u64> for Numbers {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        at.read_bytes(self.bytes);
+        at.read_bytes(self.bytes);
+        at.reads(usize::MAX, u64::MAX);
+        *slot = *unit;
+        if *unit == self.fails { Err(at.failed("no such number")) } else { Ok(Content::Bytes(self.bytes)) }
+    }
+}
+
+/// Modes of a pipe: workers and overlap.
+const PLAIN: [(usize, bool); 3] = [(1, false), (1, true), (2, true)];
+
+fn numbers(fails: u64, (workers, overlap): (usize, bool)) -> Pipe<Slots<u64, u64>> {
+    let builder = pipe::builder(vec![0; 4]).overlap(overlap);
+    let add = |builder: pipe::Builder<u64, u64>, _| builder.worker(Numbers { fails, bytes: 8 });
+    (0..workers).fold(builder, add).build().unwrap()
+}
+
+/// Asks in each way, on a thread that is given up after the limit. Each call makes its own iterator.
+fn asked(
+    mut pipe: Pipe<Slots<u64, u64>>,
+    prepare: impl Fn(&mut Pipe<Slots<u64, u64>>) + Send + 'static,
+) -> Vec<Option<String>> {
+    let (done, ends) = channel();
+    thread::spawn(move || {
+        for how in [How::Next, How::Try, How::Timeout, How::Poll] {
+            prepare(&mut pipe);
+            let mut items = Items::lent(&mut pipe);
+            let found = loop {
+                let found = match how {
+                    How::Next => Poll::Ready(items.next()),
+                    How::Try => items.try_next(),
+                    How::Timeout => items.next_timeout(LIMIT * 2),
+                    How::Poll => items.poll_next(&mut Context::from_waker(Waker::noop())),
+                };
+                match found {
+                    Poll::Ready(found) => break found,
+                    Poll::Pending => thread::yield_now(),
+                }
+            };
+            drop(items);
+            done.send(
+                found.map(|found| found.map_or_else(|error| error.to_string(), |item| item.to_string())),
+            )
+            .unwrap();
+        }
+        pipe.close().map_err(|error| error.to_string()).unwrap();
+    });
+    (0..4).map(|_| ends.recv_timeout(LIMIT).expect("no call waits for what cannot come")).collect()
+}
+
+#[test]
+fn a_call_out_of_turn_is_an_error_or_the_end() {
+    let load = |step, text: &str| Some(format!("epoch 0, step {step}: the batch could not be read: {text}"));
+    for mode in PLAIN {
+        let found = asked(numbers(9, mode), |_| ());
+        assert_eq!(found, vec![load(0, "wanted `begin` before the first item"); 4], "{mode:?}");
+
+        // After the end of an order of unknown length.
+        let mut pipe = numbers(99, mode);
+        assert_eq!(pipe.items((0..).take_while(|&unit| unit < 5)).count(), 5);
+        assert_eq!(asked(pipe, |_| ()), vec![None; 4], "{mode:?}");
+
+        // After an error, until the unit is passed over.
+        let mut pipe = numbers(2, mode);
+        assert_eq!(pipe.items(0..5).filter(Result::is_err).count(), 1);
+        assert_eq!(asked(pipe, |pipe| pipe.grant(u64::MAX)), vec![None; 4], "{mode:?}");
+
+        // More than is granted, also if the call was left and begun again.
+        let mut pipe = numbers(99, mode);
+        pipe.begin(0, 0..5, 2);
+        let received = Items::lent(&mut pipe).take(2).filter(Result::is_ok).count();
+        assert_eq!(received, 2);
+        let granted = "wanted more units granted, found that all that were have come";
+        assert_eq!(asked(pipe, |_| ()), vec![load(2, granted); 4], "{mode:?}");
+
+        let mut pipe = numbers(99, mode);
+        pipe.begin(0, 0..5, 2);
+        let mut items = Items::lent(&mut pipe);
+        assert!(
+            items.next().unwrap().is_ok() && items.next().unwrap().is_ok() && items.next().unwrap().is_err()
+        );
+        items.resume(3);
+        assert_eq!(*items.next().unwrap().unwrap(), 2, "{mode:?}");
+    }
+    let pipe = pipe::builder(vec![0; 4]).driven().build().unwrap();
+    let driver = "wanted a driver, found all workers still in the pipe: call `Pipe::driven`";
+    assert_eq!(asked(pipe, |pipe| pipe.begin(0, 0..5, 5)), vec![load(0, driver); 4]);
+}
+
+#[test]
+fn numbers_at_their_ends_are_saturated() {
+    for (workers, overlap) in PLAIN {
+        let builder = pipe::builder(vec![0; 3]).overlap(overlap).rounds().held_timeout(Duration::MAX);
+        let add =
+            |builder: pipe::Builder<u64, u64>, _| builder.worker(Numbers { fails: 9, bytes: usize::MAX });
+        let mut pipe = (0..workers).fold(builder, add).build().unwrap();
+        for first in [u64::MAX, u64::MAX - 1] {
+            pipe.begin(first, 0..3, u64::MAX);
+            pipe.grant(u64::MAX);
+            let mut items = Items::lent(&mut pipe);
+            for unit in 0..3 {
+                let Poll::Ready(Some(Ok(item))) = items.next_timeout(Duration::MAX) else {
+                    panic!("unit {unit}")
+                };
+                assert_eq!(*item, unit);
+            }
+            items.resume(u64::MAX);
+            assert!(items.next().is_none());
+        }
+        assert_eq!((pipe.report().bytes, pipe.report().batches), (u64::MAX, 6));
+        assert!(!pipe.report().to_string().is_empty());
+        pipe.close_timeout(Duration::MAX).unwrap();
+    }
+}
