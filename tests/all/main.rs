@@ -20,6 +20,8 @@ mod example_validation;
 mod faults;
 mod fields;
 mod generate;
+#[cfg(unix)]
+mod histories;
 mod owned;
 mod pipe;
 mod ragged;

@@ -317,6 +317,38 @@ fn a_checkpoint_does_not_resume_over_other_files() {
 }
 
 #[test]
+fn a_checkpoint_lacks_no_field_of_its_version() {
+    let (_dir, paths) = files(&[40]);
+    let plan = Plan::builder(40).batch(4).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan).build().unwrap();
+    for (checkpoint, null) in [(loader.checkpoint(), false), (Checkpoint::start(), true)] {
+        let whole = serde_json::to_value(checkpoint).unwrap();
+        for version in 1..=4 {
+            let mut state = whole.clone();
+            state["version"] = version.into();
+            assert!(serde_json::from_value::<Checkpoint>(state.clone()).is_ok(), "version {version}");
+            for name in whole.as_object().unwrap().keys() {
+                let mut state = state.clone();
+                state.as_object_mut().unwrap().remove(name);
+                let since = match &**name {
+                    "before" => 2,
+                    // `null` at the start of a training.
+                    "trained" if null => 5,
+                    "trained" => 3,
+                    _ => 1,
+                };
+                let found = serde_json::from_value::<Checkpoint>(state);
+                assert_eq!(found.is_err(), version >= since, "version {version} without `{name}`");
+            }
+        }
+    }
+    let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
+    state.as_object_mut().unwrap().remove("trained");
+    let error = serde_json::from_value::<Checkpoint>(state).unwrap_err().to_string();
+    assert_eq!(error, "field `trained`: wanted one in version 4, found none");
+}
+
+#[test]
 fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
     let (_dir, paths) = files(&[40]);
     let plan = Plan::builder(40).batch(4).build().unwrap();

@@ -15,7 +15,8 @@ use super::{Checkpoint, Identity, VERSION};
 use crate::error::{BoxError, Error};
 
 /// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
-/// data set are `null`.
+/// data set are `null`. Only a field that an earlier version lacks may be missing: serde takes a missing `Option` for
+/// `null`, unless another function deserializes it.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Checkpoint", deny_unknown_fields)]
 pub(super) struct Saved {
@@ -23,12 +24,14 @@ pub(super) struct Saved {
     epoch: u64,
     step: u64,
     trained: Option<u64>,
-    #[serde(default)]
-    before: Vec<PartialEpoch>,
+    before: Option<Vec<PartialEpoch>>,
+    #[serde(deserialize_with = "Option::deserialize")]
     plan: Option<Plan>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     list: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
     record_bytes: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
     fingerprint: Option<u64>,
 }
 
@@ -40,7 +43,7 @@ impl From<Checkpoint> for Saved {
             epoch,
             step,
             trained: None,
-            before: Vec::new(),
+            before: Some(Vec::new()),
             plan: None,
             list: None,
             record_bytes: None,
@@ -51,7 +54,8 @@ impl From<Checkpoint> for Saved {
         else {
             return start;
         };
-        let (plan, record_bytes, fingerprint) = (Some(plan), Some(record_bytes), Some(fingerprint));
+        let (plan, before) = (Some(plan), Some(before));
+        let (record_bytes, fingerprint) = (Some(record_bytes), Some(fingerprint));
         Self { version, trained: Some(trained), before, plan, list, record_bytes, fingerprint, ..start }
     }
 }
@@ -64,12 +68,15 @@ impl TryFrom<Saved> for Checkpoint {
         if !(1..=VERSION).contains(&version) {
             return Err(format!("field `version`: wanted 1 to {VERSION}, found {version}"));
         }
+        let missing = |field| format!("field `{field}`: wanted one in version {version}, found none");
+        let before = before.or((version < 2).then(Vec::new)).ok_or_else(|| missing("before"))?;
         let identity = match (plan, record_bytes, fingerprint) {
             (Some(plan), Some(record_bytes), Some(fingerprint)) => {
                 if before.iter().try_fold(0_u64, |sum, leg| sum.checked_add(leg.steps)).is_none() {
                     return Err("field `before`: wanted fewer than 2^64 steps".into());
                 }
-                let trained = (epoch, trained.unwrap_or_else(|| plan.steps_between(0..epoch, 0)));
+                let trained = trained.or_else(|| (version < 3).then(|| plan.steps_between(0..epoch, 0)));
+                let trained = (epoch, trained.ok_or_else(|| missing("trained"))?);
                 Some(Identity { plan, list, record_bytes, fingerprint, before, trained, version })
             }
             (None, None, None) if epoch == 0 && before.is_empty() => None,
