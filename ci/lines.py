@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "ci/lines.txt"
-CRATES = ["core/src", "mmap/src", "cuda/src", "src", "python/src", "python/twinbuf", "capi/src"]
+CRATES = ["core/src", "mmap/src", "cuda/src", "src", "python/src", "python/twinbuf", "capi/src", "adapters/object-store/src"]
 
 
 def rust(lines):

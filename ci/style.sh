@@ -10,7 +10,7 @@ python3 ci/circles.py --test
 python3 ci/layers.py --test
 python3 ci/layers.py
 python3 ci/circles.py core/src mmap/src cuda/src cuda/sim/src src cli/src bench/{harness,handoff,disk,loaders}/src \
-  bench/cudarc/src bench/weights/src adapters/{burn,candle,ranks}/src \
+  bench/cudarc/src bench/weights/src adapters/{burn,candle,object-store,ranks}/src \
   python/src capi/src
 python3 ci/names.py
 python3 ci/features.py

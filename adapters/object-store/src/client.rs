@@ -1,0 +1,146 @@
+//! Requests: ranges of objects, on threads that wait for them.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectMeta, ObjectStore};
+use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinSet;
+
+use crate::error::{Error, Kind};
+
+/// An object as it was when it was opened.
+pub(crate) struct Object {
+    pub(crate) path: Path,
+    pub(crate) size: u64,
+    /// Which content it is: its ETag, or if the store has none, the time of its last change. `None` before the first
+    /// request.
+    pub(crate) tag: Option<String>,
+}
+
+/// The store, and what is the same for all requests.
+pub(crate) struct Client {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    /// The URL in front of an object's path.
+    pub(crate) root: String,
+    pub(crate) handle: Handle,
+    /// The runtime of `handle`, unless it is the caller's.
+    pub(crate) own: Option<Runtime>,
+    /// The maximum number of requests of one batch at a time.
+    pub(crate) parallel: usize,
+    pub(crate) timeout: Duration,
+    /// Requests, bytes received, bytes used.
+    pub(crate) counters: [AtomicU64; 3],
+}
+
+/// Part of the range of a request: the request's index, the offset in the object, the bytes.
+pub(crate) type Chunk = (usize, u64, Bytes);
+
+impl Drop for Client {
+    /// Does not wait for requests that hang. The thread may be one of another runtime, which must not block.
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            own.shutdown_background();
+        }
+    }
+}
+
+impl Client {
+    /// Runs a future on the runtime, and waits for it. Works in an asynchronous context, where tokio refuses to block.
+    pub(crate) fn wait<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (sender, receiver) = mpsc::channel();
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(async move { sender.send(future.await) }, &self.handle);
+        receiver.recv().unwrap_or_else(|_| Err(self.ended()))
+    }
+
+    /// Requests ranges of objects, several at a time. After an error, the receiver gets nothing more. The requests end when
+    /// the set of tasks is dropped.
+    pub(crate) fn fetch(
+        self: &Arc<Self>,
+        ranges: Vec<(Arc<Object>, Range<u64>)>,
+    ) -> (mpsc::Receiver<Result<Chunk, Error>>, JoinSet<()>) {
+        let (sender, receiver) = mpsc::channel();
+        let (client, mut tasks) = (self.clone(), JoinSet::new());
+        let all = async move {
+            let requests = ranges.into_iter().enumerate().map(|(request, (object, range))| {
+                let (client, sender) = (client.clone(), sender.clone());
+                async move {
+                    let send = |offset, bytes| drop(sender.send(Ok((request, offset, bytes))));
+                    client.get(&object, range, send).await
+                }
+            });
+            let mut ends = stream::iter(requests).buffer_unordered(client.parallel);
+            while let Some(end) = ends.next().await {
+                if let Err(error) = end {
+                    return drop(sender.send(Err(error)));
+                }
+            }
+        };
+        tasks.spawn_on(all, &self.handle);
+        (receiver, tasks)
+    }
+
+    /// Requests a range of an object. `each` gets its parts, in order, with their offsets. Returns the object's tag.
+    pub(crate) async fn get(
+        &self,
+        object: &Object,
+        range: Range<u64>,
+        each: impl FnMut(u64, Bytes) + Send,
+    ) -> Result<String, Error> {
+        let got = tokio::time::timeout(self.timeout, self.get_untimed(object, &range, each)).await;
+        let failed = |kind| Error { url: format!("{}{}", self.root, object.path), range, kind };
+        got.unwrap_or(Err(Kind::Timeout(self.timeout))).map_err(failed)
+    }
+
+    async fn get_untimed(
+        &self,
+        object: &Object,
+        range: &Range<u64>,
+        mut each: impl FnMut(u64, Bytes) + Send,
+    ) -> Result<String, Kind> {
+        let changed = |found| {
+            let wanted = format!("{} of {} bytes", object.tag.as_deref().unwrap_or("an object"), object.size);
+            Kind::Changed { wanted, found }
+        };
+        let failed = |source| match source {
+            object_store::Error::NotFound { .. } => Kind::Removed,
+            object_store::Error::Precondition { .. } => changed("another".to_string()),
+            source => Kind::Request(source),
+        };
+        // Only a strong ETag can match (RFC 9110, 13.1.1). Others are compared below.
+        let if_match = object.tag.clone().filter(|tag| tag.starts_with('"'));
+        let options = GetOptions { range: Some(range.clone().into()), if_match, ..GetOptions::default() };
+        let response = self.store.get_opts(&object.path, options).await.map_err(failed)?;
+        let ObjectMeta { e_tag, size, last_modified, .. } = response.meta.clone();
+        let tag = e_tag.unwrap_or_else(|| last_modified.to_rfc3339());
+        // A store may ignore the condition.
+        if size != object.size || object.tag.as_ref().is_some_and(|wanted| *wanted != tag) {
+            return Err(changed(format!("{tag} of {size} bytes")));
+        }
+        let (mut parts, mut at) = (response.into_stream(), range.start);
+        while let Some(bytes) = parts.try_next().await.map_err(failed)? {
+            let offset = at;
+            at += bytes.len() as u64;
+            if at > range.end {
+                break;
+            }
+            each(offset, bytes);
+        }
+        if at == range.end { Ok(tag) } else { Err(Kind::Length(at - range.start)) }
+    }
+
+    /// The error after the end of the runtime.
+    pub(crate) fn ended(&self) -> Error {
+        Error { url: self.root.clone(), range: 0..0, kind: Kind::Runtime }
+    }
+}

@@ -1,0 +1,62 @@
+//! The error of objects: where, and why.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use twinbuf::BoxError;
+
+/// Why objects could not be opened or read: where, with the reason as its source.
+///
+/// A loader returns it as the source of [`twinbuf::Error::Load`]: `source.downcast_ref::<Error>()`.
+#[derive(Debug, thiserror::Error)]
+#[error("{url}{}", bytes(.range))]
+pub struct Error {
+    /// The URL of the object. If all objects are concerned: the URL that was opened.
+    pub url: String,
+    /// The bytes that were requested. Empty if the error does not concern a request.
+    pub range: Range<u64>,
+    /// The reason.
+    #[source]
+    pub kind: Kind,
+}
+
+/// The reason of an [`Error`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed, or a file or a thread
+    /// cannot be made. The source is `object_store`'s error, the parser's or the system's.
+    #[error("the objects could not be opened")]
+    Open(#[source] BoxError),
+    /// There is no object below the URL.
+    #[error("wanted at least one object, found none")]
+    Empty,
+    /// The objects do not have the requested format. The text has the URLs of the objects, the error the paths of
+    /// temporary files.
+    #[error("{0}")]
+    Format(String, Box<twinbuf::mmap::Error>),
+    /// The object was replaced or truncated after it was opened. ETag (of a store without: the time of the last change)
+    /// and size then, and now.
+    #[error("changed while open: wanted {wanted}, found {found}")]
+    #[allow(missing_docs)]
+    Changed { wanted: String, found: String },
+    /// The object was removed after it was opened.
+    #[error("removed while open")]
+    Removed,
+    /// The request failed, after the store's retries.
+    #[error("the request failed")]
+    Request(#[source] object_store::Error),
+    /// The response had this number of bytes.
+    #[error("found {0} bytes")]
+    Length(u64),
+    /// The request did not end within this time.
+    #[error("no end within {:.3} s", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The runtime that the caller gave has ended.
+    #[error("the runtime of the requests has ended")]
+    Runtime,
+}
+
+fn bytes(range: &Range<u64>) -> String {
+    if range.is_empty() { String::new() } else { format!(", bytes {range:?}") }
+}

@@ -1,0 +1,213 @@
+#![doc = include_str!("../README.md")]
+
+mod client;
+mod error;
+mod options;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use twinbuf::loader::Locator;
+use twinbuf::mmap::DType;
+use twinbuf::{BatchIndices, BoxError, Dataset};
+
+use client::{Client, Object};
+pub use error::{Error, Kind};
+pub use options::Options;
+
+/// Records of one size in objects. Clones share the store and the counters.
+#[derive(Clone)]
+pub struct Objects {
+    client: Arc<Client>,
+    shards: Arc<[Shard]>,
+    record: usize,
+    element: Option<(DType, Vec<usize>)>,
+    gap: u64,
+    request: u64,
+}
+
+/// An object and its records.
+struct Shard {
+    object: Arc<Object>,
+    records: Range<u64>,
+    /// The offset of its first record.
+    first: u64,
+    /// From the start of a record to the start of the next.
+    stride: u64,
+}
+
+/// A record of a batch: its shard, its offset in the object, its place in the batch.
+type Piece = (usize, u64, usize);
+
+/// A range of an object, and the pieces in it.
+struct Request {
+    shard: usize,
+    range: Range<u64>,
+    pieces: Range<usize>,
+}
+
+#[allow(clippy::len_without_is_empty, reason = "the openers of records refuse empty data")]
+impl Objects {
+    /// Returns the number of records, at least 1.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.shards.last().map_or(0, |shard| shard.records.end)
+    }
+
+    /// Returns what this data set and its clones have read so far. The opening does not count.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let [requests, bytes, used] = self.client.counters.each_ref().map(|counter| counter.load(Relaxed));
+        Stats { requests, bytes, used }
+    }
+
+    /// The shard of a record, and its offset in the object.
+    fn locate(&self, record: u64) -> Option<(usize, u64)> {
+        let index = self.shards.partition_point(|shard| shard.records.end <= record);
+        let shard = self.shards.get(index)?;
+        Some((index, shard.first + (record - shard.records.start) * shard.stride))
+    }
+
+    /// The requests for the pieces, which are in the order of the objects.
+    fn requests(&self, pieces: &[Piece]) -> Vec<Request> {
+        let mut requests: Vec<Request> = Vec::new();
+        for (index, &(shard, offset, _)) in pieces.iter().enumerate() {
+            let end = offset + self.record as u64;
+            if let Some(last) = requests.last_mut() {
+                let near = last.shard == shard && offset <= last.range.end.saturating_add(self.gap);
+                if near && (end == last.range.end || end - last.range.start <= self.request) {
+                    (last.range.end, last.pieces.end) = (end, index + 1);
+                    continue;
+                }
+            }
+            requests.push(Request { shard, range: offset..end, pieces: index..index + 1 });
+        }
+        requests
+    }
+
+    fn url(&self, shard: &Shard) -> String {
+        format!("{}{}", self.client.root, shard.object.path)
+    }
+}
+
+impl Dataset for Objects {
+    fn records(&self) -> u64 {
+        self.len()
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.record
+    }
+
+    fn element(&self) -> Option<(DType, Vec<usize>)> {
+        self.element.clone()
+    }
+
+    fn name(&self) -> String {
+        let first = self.shards.first().map(|shard| self.url(shard)).unwrap_or_default();
+        if self.shards.len() < 2 { first } else { format!("{first} and {} more", self.shards.len() - 1) }
+    }
+
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (index, record) in batch.runs().flatten().enumerate() {
+            let (shard, offset) =
+                self.locate(record).ok_or_else(|| format!("there is no record {record}"))?;
+            pieces.push((shard, offset, index * self.record));
+        }
+        pieces.sort_unstable();
+        let requests = self.requests(&pieces);
+        let range = |request: &Request| (self.shards[request.shard].object.clone(), request.range.clone());
+        let (chunks, _tasks) = self.client.fetch(requests.iter().map(range).collect());
+        let (mut received, mut copied) = (0, 0);
+        for chunk in chunks {
+            let (request, from, bytes) = chunk?;
+            let (record, until) = (self.record as u64, from + bytes.len() as u64);
+            received += bytes.len();
+            let pieces = &pieces[requests[request].pieces.clone()];
+            let first = pieces.partition_point(|&(_, offset, _)| offset + record <= from);
+            for &(_, offset, to) in pieces[first..].iter().take_while(|&&(_, offset, _)| offset < until) {
+                let (start, end) = (offset.max(from), until.min(offset + record));
+                let bytes = &bytes[size(start - from)..size(end - from)];
+                out[to + size(start - offset)..][..bytes.len()].copy_from_slice(bytes);
+                copied += bytes.len();
+            }
+        }
+        for (counter, more) in self.client.counters.iter().zip([requests.len(), received, copied]) {
+            counter.fetch_add(more as u64, Relaxed);
+        }
+        if copied == out.len() { Ok(copied) } else { Err(self.client.ended().into()) }
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+
+    fn locator(&self) -> Option<Locator> {
+        let objects = self.clone();
+        Some(Box::new(move |record| {
+            let (shard, offset) = objects.locate(record)?;
+            Some((objects.url(&objects.shards[shard]).into(), offset))
+        }))
+    }
+
+    /// FNV-1a (64 bits) over the objects' sizes and ETags, in order. Their names have no effect: a copy with the same ETags
+    /// is the same data set.
+    fn fingerprint(&mut self) -> Result<u64, BoxError> {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for shard in self.shards.iter() {
+            let tag = shard.object.tag.as_deref().unwrap_or_default();
+            for byte in shard.object.size.to_le_bytes().iter().chain(tag.as_bytes()).chain(&[0]) {
+                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        Ok(hash)
+    }
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Objects")
+            .field("name", &self.name())
+            .field("records", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Converts an offset within a batch, which is in memory.
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// What was requested so far. [`Objects::stats`] returns it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The number of requests, of batches that were read, without retries.
+    pub requests: u64,
+    /// The number of bytes received.
+    pub bytes: u64,
+    /// The number of bytes copied to batches.
+    pub used: u64,
+}
+
+impl Stats {
+    /// Returns the share of the received bytes that no batch needed, 0 to 1.
+    #[must_use]
+    pub fn wasted(&self) -> f64 {
+        self.bytes.saturating_sub(self.used) as f64 / self.bytes.max(1) as f64
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests, bytes, .. } = self;
+        write!(
+            f,
+            "{requests} requests, {bytes} bytes received, {:.1} % of them not used",
+            self.wasted() * 100.0
+        )
+    }
+}

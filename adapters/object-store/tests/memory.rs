@@ -1,0 +1,249 @@
+//! Records of objects in memory: the bytes, the requests, what is refused.
+
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use twinbuf::mmap::{self, Cut};
+use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle};
+use twinbuf_object_store::{Error, Kind, Objects, Options};
+
+/// Bytes that tell where they are.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
+}
+
+/// An array of 16-bit numbers as numpy saves it.
+fn npy(rows: usize, columns: usize, data: &[u8]) -> Vec<u8> {
+    let header = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:117}\n").bytes());
+    file.extend(data);
+    file
+}
+
+fn put(store: &Arc<InMemory>, path: &str, data: Vec<u8>) -> Result<(), BoxError> {
+    pollster::block_on(store.put(&Path::from(path), data.into()))?;
+    Ok(())
+}
+
+fn options(store: &Arc<InMemory>) -> Options {
+    Options { store: Some(store.clone()), ..Options::default() }
+}
+
+/// Three objects of 40, 25 and 60 records of `record` bytes, each after 16 others.
+fn three(record: usize) -> Result<(Arc<InMemory>, Objects), BoxError> {
+    let store = Arc::new(InMemory::new());
+    for (index, records) in [(0, 40), (1, 25), (2, 60)] {
+        put(&store, &format!("train/{index}.bin"), bytes(index, 16 + records * record))?;
+    }
+    let open = |files: &[PathBuf]| Records::options().header(16).open(files, record);
+    let objects = Objects::open("memory:///train/", options(&store), open)?;
+    Ok((store, objects))
+}
+
+fn batch(plan: Plan) -> Result<BatchIndices, BoxError> {
+    Ok(plan.batch(0, 0).ok_or("no batch")?)
+}
+
+/// Reads records in this order with these options; returns the requests and the bytes received.
+fn read(options: Options, list: Vec<u64>) -> Result<(u64, u64), BoxError> {
+    let mut objects = Objects::open("memory:///train/", options, |files| Records::open(files, 100))?;
+    let plan = Plan::builder(125).build()?.with_records(list.clone())?;
+    let plan = Plan::builder(list.len() as u64)
+        .batch(list.len() as u64)
+        .build()?
+        .with_records(plan.list().clone())?;
+    let mut out = vec![0; list.len() * 100];
+    Dataset::read(&mut objects, &batch(plan)?, &mut out)?;
+    let wanted: Vec<u8> =
+        list.iter().flat_map(|&record| bytes(0, 12500)[record as usize * 100..][..100].to_vec()).collect();
+    assert_eq!(out, wanted);
+    let stats = objects.stats();
+    assert_eq!(stats.used, out.len() as u64);
+    Ok((stats.requests, stats.bytes))
+}
+
+/// The same batches as from files, in every order, with any number of workers and ranks.
+#[test]
+fn batches_are_those_of_files() -> Result<(), BoxError> {
+    let folder = tempfile::tempdir()?;
+    let paths: Vec<PathBuf> = (0..3).map(|index| folder.path().join(index.to_string())).collect();
+    let store = Arc::new(InMemory::new());
+    for (index, path) in (0..).zip(&paths) {
+        let file = npy(30 + index, 50, &bytes(index as u64, (30 + index) * 100));
+        fs::write(path, &file)?;
+        put(&store, &format!("a b/{index}.npy"), file)?;
+    }
+    for cut in [Cut::Rows, Cut::Windows { rows: 3, stride: 2 }, Cut::Windows { rows: 2, stride: 5 }] {
+        let files = Arc::new(Records::open_npy(&paths, cut)?);
+        let open = |files: &[PathBuf]| Records::open_npy(files, cut);
+        let objects = Objects::open(
+            "memory:///a%20b/",
+            Options { header_bytes: 128, gap: 150, ..options(&store) },
+            open,
+        )?;
+        assert_eq!((objects.len(), objects.element()), (files.len(), Dataset::element(&files)));
+        for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 5, window_chunks: 3 }]
+        {
+            for (rank, workers) in [(0, 1), (1, 4)] {
+                let plan = Plan::builder(files.len()).batch(7).shuffle(shuffle).rank(rank, 2);
+                let plan = plan.last_batch(LastBatch::Wrap).build()?;
+                let mut wanted = Loader::builder(files.clone(), plan.clone()).build()?;
+                let mut found = Loader::builder(objects.clone(), plan).workers(workers).build()?;
+                for (found, wanted) in found.epochs(0..2).zip(wanted.epochs(0..2)) {
+                    assert_eq!(found?[..], wanted?[..], "{cut:?} {shuffle:?} {workers}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Neighbours are one request, also over a gap; another object, a far record and a large batch are more.
+#[test]
+fn requests_are_merged() -> Result<(), BoxError> {
+    let store = Arc::new(InMemory::new());
+    let all = bytes(0, 12500);
+    put(&store, "train/a", all[..5000].to_vec())?;
+    put(&store, "train/b", all[5000..].to_vec())?;
+    let wanted = |list: Vec<u64>, gap, request_bytes, requests, wanted| {
+        let found = read(Options { gap, request_bytes, requests, ..options(&store) }, list)?;
+        assert_eq!(found, wanted, "{gap} {request_bytes}");
+        Ok::<_, BoxError>(())
+    };
+    wanted((0..125).collect(), 0, 8192, 16, (2, 12500))?;
+    wanted((40..60).rev().collect(), 0, 8192, 16, (2, 2000))?;
+    wanted((0..125).collect(), 0, 1000, 16, (13, 12500))?;
+    wanted((0..125).collect(), 0, 10, 1, (125, 12500))?;
+    wanted(vec![0, 2, 3, 9], 99, 8192, 16, (3, 400))?;
+    wanted(vec![0, 2, 3, 9], 100, 8192, 16, (2, 500))?;
+    wanted(vec![9, 3, 2, 0], 1000, 8192, 0, (1, 1000))?;
+    wanted(vec![7, 8, 7, 7], 0, 1, 16, (2, 200))?;
+    Ok(())
+}
+
+/// The error of a read after `change`.
+fn after(change: impl FnOnce(&Arc<InMemory>) -> Result<(), BoxError>) -> Result<(Error, String), BoxError> {
+    let (store, objects) = three(100)?;
+    let plan = Plan::builder(objects.len()).batch(5).build()?;
+    let mut loader = Loader::builder(objects, plan).depth(2).build()?;
+    let mut epochs = loader.epoch(0);
+    assert_eq!(epochs.next().ok_or("no batch")??[..], bytes(0, 516)[16..]);
+    change(&store)?;
+    let error = epochs.find_map(Result::err).ok_or("no error")?;
+    assert!(epochs.next().is_none());
+    let text = error.to_string();
+    let twinbuf::Error::Load { source, .. } = error else { return Err(text.into()) };
+    Ok((*source.downcast::<Error>()?, text))
+}
+
+#[test]
+fn changes_are_errors() -> Result<(), BoxError> {
+    let url = "memory:///train/2.bin";
+    let wanted: Range<u64> = 16..516;
+    // Other bytes of the same size, and fewer.
+    for len in [6016, 1000, 500] {
+        let (error, _) = after(|store| put(store, "train/2.bin", bytes(9, len)))?;
+        assert!(
+            matches!(error.kind, Kind::Changed { .. }) && error.url == url && error.range == wanted,
+            "{error}"
+        );
+    }
+    let remove = |store: &Arc<InMemory>| Ok(pollster::block_on(store.delete(&Path::from("train/2.bin")))?);
+    let (error, text) = after(remove)?;
+    assert!(matches!(error.kind, Kind::Removed) && error.url == url && error.range == wanted, "{error}");
+    assert_eq!(
+        text,
+        "epoch 0, step 13: the batch could not be read: memory:///train/2.bin, bytes 16..516: removed while open"
+    );
+    Ok(())
+}
+
+#[test]
+fn checkpoints_need_the_same_objects() -> Result<(), BoxError> {
+    let (store, objects) = three(100)?;
+    let plan = Plan::builder(objects.len()).batch(5).shuffle(Shuffle::Full).build()?;
+    let mut loader = Loader::builder(objects, plan.clone()).build()?;
+    let checkpoint = loader.epoch(0).nth(3).ok_or("no batch")??.checkpoint();
+    let rest: Vec<Vec<u8>> = loader
+        .epochs_from(&checkpoint, 1)?
+        .map(|batch| Ok(batch?.to_vec()))
+        .collect::<Result<_, BoxError>>()?;
+    let open = || {
+        Objects::open("memory:///train/", options(&store), |files| {
+            Records::options().header(16).open(files, 100)
+        })
+    };
+    let mut again = Loader::builder(open()?, plan.clone()).workers(3).build()?;
+    for (found, wanted) in again.epochs_from(&checkpoint, 1)?.zip(&rest) {
+        assert_eq!(found?[..], wanted[..]);
+    }
+    put(&store, "train/1.bin", bytes(8, 2516))?;
+    let mut changed = Loader::builder(open()?, plan).build()?;
+    let refused = changed.epochs_from(&checkpoint, 1).err().ok_or("resumed with other content")?;
+    assert!(matches!(refused, twinbuf::Error::Checkpoint { .. }), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn openings_fail_with_the_url() -> Result<(), BoxError> {
+    let (store, mut objects) = three(100)?;
+    assert_eq!(objects.name(), "memory:///train/0.bin and 2 more");
+    assert_eq!(objects.locator().ok_or("none")?(65), Some(("memory:///train/2.bin".into(), 16)));
+    assert_ne!(objects.fingerprint()?, 0);
+    let text = |url: &str, names: &[&str], open: &dyn Fn(&[PathBuf]) -> Result<Records, mmap::Error>| {
+        let names = names.iter().map(ToString::to_string).collect();
+        let found = Objects::open(url, Options { names, ..options(&store) }, |files| open(files));
+        found.map_or_else(|error| format!("{error}: {}", error.kind), |objects| format!("{objects:?}"))
+    };
+    let npy = |files: &[PathBuf]| Records::open_npy(files, Cut::Rows);
+    let raw = |files: &[PathBuf]| Records::open(files, 2516);
+    assert_eq!(
+        text("memory:///train/1.bin", &[], &raw),
+        "Objects { name: \"memory:///train/1.bin\", records: 1, .. }"
+    );
+    assert_eq!(text("memory:///train/", &["1.bin", "1.bin"], &raw).split(',').nth(1), Some(" records: 2"));
+    let header = text("memory:///train/", &[], &npy);
+    assert!(
+        header.starts_with(
+            "memory:///train/: \"memory:///train/0.bin\": another format, by the magic at byte 0"
+        ),
+        "{header}"
+    );
+    assert_eq!(text("memory:///test/", &[], &raw), "memory:///test/: wanted at least one object, found none");
+    assert_eq!(text("memory:///train/x", &[], &raw), "memory:///train/x: the objects could not be opened");
+    assert_eq!(text("train", &[], &raw), "train: the objects could not be opened");
+    let unknown = Objects::open("gopher://a/b", Options::default(), raw)
+        .map(drop)
+        .map_err(|error| format!("{error}: {}", error.kind));
+    assert_eq!(unknown, Err("gopher://a/b: the objects could not be opened".to_string()));
+    Ok(())
+}
+
+/// In an asynchronous context, without threads of the loader's; on a runtime of the caller's, also after its end.
+#[test]
+fn runtimes() -> Result<(), BoxError> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let (_, objects) = three(100)?;
+        let plan = Plan::builder(objects.len()).batch(25).build()?;
+        let mut loader = Loader::builder(objects, plan).overlap(false).build()?;
+        assert_eq!(loader.epoch(0).count(), 5);
+        Ok::<_, BoxError>(())
+    })?;
+    let (store, _) = three(100)?;
+    let options = Options { runtime: Some(runtime.handle().clone()), ..options(&store) };
+    let mut objects =
+        Objects::open("memory:///train/", options, |files| Records::options().header(16).open(files, 100))?;
+    let (one, mut out) = (batch(Plan::builder(125).build()?)?, [0; 100]);
+    assert_eq!(Dataset::read(&mut objects, &one, &mut out)?, 100);
+    drop(runtime);
+    let error = Dataset::read(&mut objects, &one, &mut out).err().ok_or("read without a runtime")?;
+    assert!(matches!(error.downcast::<Error>()?.kind, Kind::Runtime));
+    Ok(())
+}
