@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The C library: its header is current, its README shows read.c as it is, C under AddressSanitizer (with its leak
+# The C library: lints, its header is current, its README shows read.c as it is, C under AddressSanitizer (with its leak
 # check), and the same batches and the same loss from C, C++, Zig and Rust, in both ranks, as in capi/examples/expected.txt,
 # which python/tests/test_capi.py compares too.
 #
@@ -48,6 +48,8 @@ for program, most in {**limits, "zig/twinbuf.zig": 80, "include/twinbuf.hpp": 12
         sys.exit(f"capi/{program}: wanted at most {most} lines, found {lines}")
 PYTHON
 
+# With its own features: those of the workspace include `tracing`, and the lints see other code.
+cargo clippy --quiet --manifest-path capi/Cargo.toml -- -D warnings
 cargo test --quiet --package twinbuf-capi
 cargo build --quiet --package twinbuf-capi --lib --example trainer
 python3 capi/examples/data.py "$out/data.bin"
