@@ -20,7 +20,7 @@ rm -rf $target "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/twinbuf-*
 mkdir -p $target
 # All of the workspace but what has `publish = false`: the models compile core's source from its own folder.
 cargo publish --dry-run --workspace --exclude twinbuf-loom --exclude twinbuf-shuttle --exclude twinbuf-shuttle-pipe --exclude twinbuf-cuda-sim \
-  --exclude twinbuf-capi \
+  --exclude twinbuf-capi --exclude twinbuf-testing \
   --allow-dirty --target-dir $target "$@" 2>&1 | tee $target/log
 # In a workspace of its own, so that cargo does not know the others without this.
 cargo package --manifest-path cli/Cargo.toml --allow-dirty --target-dir $target --config "patch.crates-io.twinbuf.path='$PWD'" \

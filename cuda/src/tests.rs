@@ -10,6 +10,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 use twinbuf_cuda_sim::{Control, Options, Sim};
+use twinbuf_testing::extent;
 
 use crate::driver::check;
 use crate::edge::Edge;
@@ -28,9 +29,10 @@ const BATCHES: u32 = 10;
 const BYTES: usize = 512;
 /// Every pair of depths, three times with a thread and once without.
 const SEEDS: u64 = 256;
+/// One seed of so many: each depth, kind of slot and pool, with a thread and without.
+const STEP: usize = 7;
 /// A real driver has no seeds; this is its number of tries.
 const SEEDS_REAL: u64 = 12;
-const SEEDS_WITHOUT: u64 = 20;
 
 /// The contents of batch `seq`.
 fn pattern(seed: u64, seq: u32) -> impl Iterator<Item = u8> {
@@ -216,19 +218,29 @@ fn at_the_access(found: &str, edge: Edge) -> bool {
     sentence.contains(race) && format!("\n{stacks}").contains(at) && stacks.contains("twinbuf_cuda::")
 }
 
-/// The number of seeds of a run.
-fn seeds() -> u64 {
+/// The seeds of a run: as many as `TWINBUF_CUDA_SEEDS` says, one after the other, or else [`SEEDS`] or a part of them.
+fn seeds() -> impl Iterator<Item = u64> + Clone {
     let asked = std::env::var("TWINBUF_CUDA_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
-    if Control::get().is_real() { SEEDS_REAL } else { asked.unwrap_or(SEEDS) }
+    let (seeds, step) = match asked {
+        _ if Control::get().is_real() => (SEEDS_REAL, 1),
+        Some(seeds) => (seeds, 1),
+        None => (SEEDS, extent(STEP, 1)),
+    };
+    (0..seeds).step_by(step)
+}
+
+/// The number of seeds of a run without an edge.
+fn seeds_without() -> u64 {
+    extent(6, 20)
 }
 
 #[test]
 fn no_access_is_unordered_for_any_seed_with_tracking_on_and_off() {
-    let seeds = seeds();
-    let apart = (0..seeds).map(|seed| (seed, Streams::Apart));
+    let apart = seeds().map(|seed| (seed, Streams::Apart));
     let on_default = [Streams::CopiesOnDefault, Streams::AllOnDefault];
-    // Every 13th seed: with a copy thread and without, and all depths, as 13 has no factor in common with their number.
-    let on_default = on_default.into_iter().flat_map(|on| (0..seeds).step_by(13).map(move |seed| (seed, on)));
+    // A part of the seeds: with a copy thread and without, and all depths, as 13 has no factor in common with their number.
+    let some = || seeds().step_by(extent(5, 13));
+    let on_default = on_default.into_iter().flat_map(|on| some().map(move |seed| (seed, on)));
     for ((seed, on), tracking) in apart.chain(on_default).flat_map(|each| [(each, true), (each, false)]) {
         let (found, equal) = run(seed, None, tracking, on);
         assert!(found.is_empty(), "seed {seed}, tracking {tracking}, {on:?}: {found:#?}");
@@ -244,8 +256,8 @@ fn without_a_copy_stream_copies_are_in_order_with_the_default_stream() {
         return;
     }
     for edge in [Edge::RefillAfterCopy, Edge::UseAfterCopy, Edge::CopyAfterUse] {
-        for (seed, on) in
-            (0..SEEDS_WITHOUT).flat_map(|seed| [(seed, Streams::AllOnDefault), (seed, Streams::UseOnDefault)])
+        for (seed, on) in (0..seeds_without())
+            .flat_map(|seed| [(seed, Streams::AllOnDefault), (seed, Streams::UseOnDefault)])
         {
             let (found, _) = run(seed, Some(edge), seed.is_multiple_of(2), on);
             let wanted = on == Streams::UseOnDefault || edge == Edge::RefillAfterCopy;
@@ -261,8 +273,8 @@ fn a_missing_edge_is_found_for_every_seed() {
     for (edge, on) in
         edges.into_iter().flat_map(|edge| [(edge, Streams::Apart), (edge, Streams::CopiesOnDefault)])
     {
-        let mut wrong = 0;
-        for seed in 0..SEEDS_WITHOUT {
+        let (mut wrong, seeds) = (0, seeds_without());
+        for seed in 0..seeds {
             let (found, equal) = run(seed, Some(edge), seed.is_multiple_of(2), on);
             // A real driver has no checker.
             if !Control::get().is_real() {
@@ -276,6 +288,6 @@ fn a_missing_edge_is_found_for_every_seed() {
         assert!(!Control::get().is_real() || wrong > 0, "without {edge:?}, {on:?}: the data were right");
         let checked =
             if Control::get().is_real() { "no checker here" } else { "found by the checker in each" };
-        println!("without {edge:?}, {on:?}: {SEEDS_WITHOUT} runs, {checked}, other data in {wrong}");
+        println!("without {edge:?}, {on:?}: {seeds} runs, {checked}, other data in {wrong}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ten thousand files, and a limit of 256 open ones: every record once, in every way; each file opened on demand is the
+//! Thousands of files, and a limit of 256 open ones: every record once, in every way; each file opened on demand is the
 //! one that was opened first.
 #![cfg(target_os = "linux")]
 
@@ -17,8 +17,11 @@ const CHILD: &str = "TWINBUF_MANY_FILES";
 /// Where the files are.
 const FOLDER: &str = "TWINBUF_MANY_FILES_IN";
 
-const FILES: u64 = 10_000;
 const IN_EACH: u64 = 3;
+
+fn files() -> u64 {
+    twinbuf_testing::extent(1000, 10_000)
+}
 
 fn path(folder: &Path, file: u64) -> PathBuf {
     folder.join(format!("{file:05}"))
@@ -38,10 +41,10 @@ fn hard_limit() -> u64 {
 
 /// In the parent: starts itself with each limit. In the child: the tests below.
 #[test]
-fn ten_thousand_files_with_256_open() {
+fn thousands_of_files_with_256_open() {
     if let Ok(limit) = std::env::var(CHILD) {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
-        let paths: Vec<PathBuf> = (0..FILES).map(|file| path(&folder, file)).collect();
+        let paths: Vec<PathBuf> = (0..files()).map(|file| path(&folder, file)).collect();
         // The test's own, and those that it was started with.
         let others = open_files();
         let records = open(&paths);
@@ -55,7 +58,7 @@ fn ten_thousand_files_with_256_open() {
             what_becomes_of_files(&paths);
         } else {
             // As many as the hard limit allows.
-            assert_eq!(kept as u64, FILES.min(hard_limit() / 4));
+            assert_eq!(kept as u64, files().min(hard_limit() / 4));
         }
         return println!("{CHILD} is done");
     }
@@ -63,7 +66,7 @@ fn ten_thousand_files_with_256_open() {
         return;
     }
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for file in 0..FILES {
+    for file in 0..files() {
         let numbers = file * IN_EACH..(file + 1) * IN_EACH;
         let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
         std::fs::write(path(folder.path(), file), bytes).unwrap();
@@ -90,7 +93,7 @@ fn open(paths: &[PathBuf]) -> Records {
 
 fn every_record_once(paths: &[PathBuf]) {
     let records = Arc::new(open(paths));
-    assert_eq!(records.len(), FILES * IN_EACH);
+    assert_eq!(records.len(), files() * IN_EACH);
     for mode in [ReadMode::Pread, ReadMode::Direct] {
         for shuffle in [Shuffle::None, Shuffle::Full] {
             let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
@@ -114,9 +117,9 @@ fn every_record_once(paths: &[PathBuf]) {
                 seen.extend(numbers);
             }
             seen.sort_unstable();
-            assert!(seen.into_iter().eq(0..FILES * IN_EACH), "{mode:?} {shuffle:?}");
+            assert!(seen.into_iter().eq(0..files() * IN_EACH), "{mode:?} {shuffle:?}");
         }
-        assert_eq!(records.residency().unwrap().pages, FILES);
+        assert_eq!(records.residency().unwrap().pages, files());
     }
     let (few, all) = (open(&paths[..10]).fingerprint().unwrap(), open(paths).fingerprint().unwrap());
     assert_ne!(few, all);
@@ -152,7 +155,7 @@ fn what_becomes_of_files(paths: &[PathBuf]) {
         let mut out = [0; 8];
         records.read(&batch, &mut out).map(|_| u64::from_le_bytes(out))
     };
-    assert_eq!(read().unwrap(), FILES * IN_EACH - 1);
+    assert_eq!(read().unwrap(), files() * IN_EACH - 1);
     let kept = last.with_extension("kept");
     std::fs::rename(last, &kept).unwrap();
     let error = read().unwrap_err();
@@ -161,7 +164,7 @@ fn what_becomes_of_files(paths: &[PathBuf]) {
     let error = read().unwrap_err();
     assert!(matches!(&error, Error::Replaced { path } if path == last), "{error:?}");
     std::fs::rename(&kept, last).unwrap();
-    assert_eq!(read().unwrap(), FILES * IN_EACH - 1);
+    assert_eq!(read().unwrap(), files() * IN_EACH - 1);
     File::options().write(true).open(last).unwrap().set_len(20).unwrap();
     let error = read().unwrap_err();
     assert!(matches!(&error, Error::Truncated { offset: 20, .. }), "{error:?}");

@@ -54,7 +54,8 @@ fn saver() {
 
 #[test]
 fn a_file_that_is_saved_by_many_and_killed_always_loads() {
-    let kills: usize = std::env::var("TWINBUF_TEST_KILLS").map_or(20, |kills| kills.parse().unwrap());
+    let kills: usize = std::env::var("TWINBUF_TEST_KILLS")
+        .map_or_else(|_| twinbuf_testing::extent(5, 20), |kills| kills.parse().unwrap());
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("checkpoint.json");
     let expected = checkpoint();

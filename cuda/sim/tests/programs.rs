@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use twinbuf_cuda_sim::{Outcome, install, run};
+use twinbuf_testing::extent;
 
 const NONE: [&str; 0] = [];
 
@@ -153,11 +154,11 @@ const ZOO: [(&str, &str); 12] = [
 
 #[test]
 fn every_race_of_the_zoo_is_found_in_every_seed_and_no_right_form() {
-    const SEEDS: u64 = 20;
+    let seeds = extent(4, 20);
     let workshop = Workshop::new("zoo");
     for (name, wanted) in ZOO {
         let program = workshop.compile(&format!("zoo/{name}.c"));
-        for seed in 0..SEEDS {
+        for seed in 0..seeds {
             let wrong = workshop.run(seed, &program, "wrong");
             let first = wrong.violations.first().map_or("", String::as_str);
             let found = first.contains(wanted) && first.contains(&format!("/{name}.c:"));
@@ -165,7 +166,7 @@ fn every_race_of_the_zoo_is_found_in_every_seed_and_no_right_form() {
             let right = workshop.run(seed, &program, "right");
             assert!(right.violations.is_empty() && right.code == 0, "{name}, right, seed {seed}: {right:#?}");
         }
-        println!("{name}: the wrong form found in {SEEDS} of {SEEDS} seeds, the right one clean in all");
+        println!("{name}: the wrong form found in {seeds} of {seeds} seeds, the right one clean in all");
     }
     let listed = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/zoo")).unwrap();
     assert_eq!(listed.count(), ZOO.len());
@@ -184,6 +185,7 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     let run = |options: &[&str], fault: &str| {
         ends(&[&["run"], options, &["--", program.to_str().unwrap(), fault]].concat())
     };
+    let seeds = extent(3, 20);
     let (code, said) = run(&["--seeds", "3"], "");
     assert_eq!(
         (code, said.matches("exit code 0, 0 violations; not freed: 2 streams").count()),
@@ -196,8 +198,10 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
         ("use", "h2d (write"),
         ("early", "host read (read, the host) is not ordered after d2h (write"),
     ] {
-        let (code, said) = run(&["--seeds", "20"], fault);
-        let (_, found) = said.split_once("cuda-sim: 20 of 20 seeds, the first 1: ").unwrap_or(("", ""));
+        let (code, said) = run(&["--seeds", &seeds.to_string()], fault);
+        let (_, found) = said
+            .split_once(&format!("cuda-sim: {seeds} of {seeds} seeds, the first 1: "))
+            .unwrap_or(("", ""));
         assert!(
             code == Some(1) && found.contains(race) && found.contains("double_buffer.c:"),
             "{fault}: {said}"

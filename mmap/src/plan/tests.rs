@@ -513,8 +513,14 @@ fn any_shuffle() -> impl Strategy<Value = Shuffle> {
     ]
 }
 
+/// A quarter of the usual number of cases, or all.
+fn cases() -> ProptestConfig {
+    let all = ProptestConfig::default();
+    ProptestConfig { cases: twinbuf_testing::extent(all.cases / 4, all.cases), ..all }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases() })]
 
     #[test]
     fn keep_covers_every_record_once(

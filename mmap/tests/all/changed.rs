@@ -99,7 +99,8 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
 }
 
 fn files_change_while_threads_read() {
-    let changes = std::env::var("TWINBUF_CHANGES").map_or(60, |changes| changes.parse().unwrap());
+    let changes = std::env::var("TWINBUF_CHANGES")
+        .map_or_else(|_| twinbuf_testing::extent(15, 60), |changes| changes.parse().unwrap());
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
     write(&path);

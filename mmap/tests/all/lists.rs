@@ -221,7 +221,10 @@ fn all_once(seen: &[u64], n: u64, options: &Options, seed: u64) -> bool {
 /// `TWINBUF_FUZZ_CASES` sets how many.
 #[test]
 fn every_position_once_as_the_model_says() {
-    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(2000);
+    let cases = std::env::var("TWINBUF_FUZZ_CASES")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or_else(|| twinbuf_testing::extent(500, 2000));
     let built = (0..cases).filter(|&seed| check(seed)).count() as u64;
     println!("{built} of {cases} were plans, and right");
     assert!(built > cases / 2, "{built} of {cases}");

@@ -66,7 +66,7 @@ fn wake_meets_registration<P: Parker>(before: usize) {
 check! {
     without a parker
     /// Registrations, with wakers of several tasks, during a wake: they meet in one place, or the last is not woken.
-    registration_during_wake over [1, 2, 3], exhaustive
+    registration_during_wake over [1, 2, 3], exhaustive quick 2
 }
 fn registration_during_wake<P: Parker>(polls: usize) {
     let shared = shared();
@@ -89,7 +89,7 @@ fn registration_during_wake<P: Parker>(polls: usize) {
 check! {
     without a parker
     /// A second wake while a first one empties a place: the newer registration sleeps through it.
-    second_wake_during_wake over [1, 2, 3], 2, deep 3
+    second_wake_during_wake over [1, 2, 3], 2 quick 1, deep 3
 }
 fn second_wake_during_wake<P: Parker>(polls: usize) {
     let shared = shared();
@@ -130,7 +130,7 @@ fn two_wakes<P: Parker>(registered: usize) {
 check! {
     without a parker
     /// A handle goes while its task is woken: the waker stays behind, or is taken by both.
-    unregister_meets_wake over [1, 2], exhaustive
+    unregister_meets_wake over [1, 2], exhaustive quick 2
 }
 fn unregister_meets_wake<P: Parker>(wakes: usize) {
     let shared = shared();

@@ -151,8 +151,8 @@ impl Drop for OnPanic {
 /// Defines the test, or the two tests, of a model: a function over a [`Parker`], and over a variant if `over` lists
 /// some.
 ///
-/// The doc comment names the hazard. The bound is `exhaustive` or a number of preemptions; a second number adds an
-/// ignored test of that depth. The prefix `without a parker` means that nothing waits by one. The prefix `both asleep`
+/// The doc comment names the hazard. The bound is `exhaustive` or a number of preemptions, and without `TWINBUF_TEST_WHOLE`
+/// that behind `quick`; the number behind `deep` adds an ignored test of that depth. The prefix `without a parker` means that nothing waits by one. The prefix `both asleep`
 /// means that two sides wait for a third thread: if they only yielded, they could yield to each other forever.
 macro_rules! check {
     (without a parker $($model:tt)+) => {
@@ -162,7 +162,7 @@ macro_rules! check {
         check!(@model [ModelPark] $($model)+);
     };
     (@model $parkers:tt $(#[doc = $hazard:literal])+
-        $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(, deep $deep:tt)?) => {
+        $name:ident $(over [$($variant:expr),+ $(,)?])?, $fast:tt $(quick $quick:tt)? $(, deep $deep:tt)?) => {
         $(#[doc = $hazard])+
         mod $name {
             #[allow(unused_imports)]
@@ -175,7 +175,9 @@ macro_rules! check {
 
             #[test]
             fn fast() {
-                $crate::common::alone(concat!(module_path!(), "::fast"), || run(check!(@bound $fast)));
+                let bound = check!(@bound $fast);
+                $(let bound = twinbuf_testing::extent(check!(@bound $quick), bound);)?
+                $crate::common::alone(concat!(module_path!(), "::fast"), || run(bound));
             }
 
             $(

@@ -48,7 +48,7 @@ check! {
     both asleep
     /// The consumer receives while its last guard is released elsewhere: it reads the old batch again, or sleeps through
     /// the release or through the commit that follows.
-    receives_while_released over [Try, Block, Async], 2, deep 3
+    receives_while_released over [Try, Block, Async], 2 quick 1, deep 3
 }
 fn receives_while_released<P: Parker>(mode: Mode) {
     let (_, mut tx, mut rx) = ring::<1, P>();

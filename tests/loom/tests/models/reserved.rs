@@ -110,7 +110,7 @@ check! {
     both_wait over [
         (true, Try), (true, Block), (true, Timed), (true, Async),
         (false, Try), (false, Block), (false, Timed), (false, Async),
-    ], 2, deep 3
+    ], 2 quick 1, deep 3
 }
 fn both_wait<P: Parker>((commit, mode): (bool, Mode)) {
     let (park, mut tx, mut rx) = ring::<1, P>();

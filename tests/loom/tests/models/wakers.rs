@@ -130,7 +130,7 @@ fn wake_meets_registration<P: Parker>(commit: bool) {
 
 check! {
     /// Two guards released at once: the wake for the slot that is waited for is swallowed by the other's.
-    two_wakes_meet over [1, 2], 2, deep 3
+    two_wakes_meet over [1, 2], 2 quick 1, deep 3
 }
 fn two_wakes_meet<P: Parker>(polls: usize) {
     let (_, mut tx, mut rx) = ring::<2, P>();
