@@ -15,7 +15,7 @@ from circles import Crate
 
 # Bottom to top. Modules of one layer do not import each other.
 LAYERS = {
-    "src": ["error sync thread", "transform dataset", "observe", "pipe", "loader generate stream"],
+    "src": ["error sync temporary thread", "transform dataset", "observe", "pipe", "loader generate stream write"],
     "mmap/src": [
         "dtype",
         "error buffer",

@@ -38,6 +38,20 @@ pub struct Reading {
     pub file: Option<(PathBuf, u64)>,
 }
 
+/// Why a [`Writer`](crate::write::Writer) stopped.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The file.
+    pub path: PathBuf,
+    /// What failed, for example `write` or `fsync`.
+    pub call: &'static str,
+    /// The offset in the file, in bytes. For a call on the whole file: its length so far.
+    pub offset: u64,
+    /// The system's error.
+    pub source: Arc<io::Error>,
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(loader) = &self.loader {
@@ -248,6 +262,8 @@ pub enum Error {
     },
     /// The system could not start a loading thread.
     Spawn(io::Error),
+    /// A [`Writer`](crate::write::Writer) could not write. Nothing more is written, and the name is as it was.
+    Write(Failure),
     /// The trace could not be written. Delivered batches remain valid.
     Trace {
         /// The trace file.
@@ -332,6 +348,7 @@ impl Error {
                 meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
             }
             Self::Spawn(_) => f.write_str("the loading thread could not be started"),
+            Self::Write(e) => write!(f, "{}: {} failed at byte {}", e.path.display(), e.call, e.offset),
             Self::Trace { path, .. } => write!(f, "{}: the trace could not be written", path.display()),
         }
     }
@@ -350,6 +367,7 @@ impl fmt::Display for Error {
             | Self::Device(source) => Some(&**source),
             Self::Open(source) => Some(source),
             Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
+            Self::Write(failure) => Some(&*failure.source),
             _ => None,
         };
         while let Some(error) = cause {

@@ -10,6 +10,7 @@
 //! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a
 //!   step.
 //! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
+//! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
 //! - [`Report`]: where the time went, and the predicted gain of other options. If compute dominates, the report says
 //!   that no option helps. [`observe::Trace`]: a timeline for Perfetto.
 //! - The caller receives errors in order, each once, with path and offset. A truncated file causes an error, never a
@@ -57,6 +58,7 @@
 //! | do not block | `epochs.try_next()`, `epochs.next_async().await`, feature `stream` |
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |
 //! | data made by code: simulators, self-play | `twinbuf::generate`, in lockstep if it needs the newest weights; several threads for one round: `generate::with_parts` |
+//! | rows that a loop makes, written behind it to `.npy` or raw files | [`Writer::npy`](write::Writer::npy), `out.slot::<f32>(256)?`, `out.commit(256)`, `out.finish()?` |
 //! | traces and phases | `.trace("trace.json")`, `.breakdown(Breakdown::every(100))`, feature `tracing` |
 //! | switches for a program that cannot be recompiled | `.from_env()?`: `TWINBUF_OVERLAP`, `_COPY_STREAM`, `_WORKERS`, `_DEPTH`, `_HINTS`, `_MEMORY`, `_TRACE`, `_BREAKDOWN` |
 //! | estimate the gain before you adopt it | `twinbuf probe FILE` |
@@ -99,8 +101,10 @@ pub mod pipe;
 #[cfg(feature = "safetensors")]
 pub mod stream;
 mod sync;
+mod temporary;
 mod thread;
 pub mod transform;
+pub mod write;
 
 pub use dataset::Dataset;
 pub use error::{BoxError, Error};

@@ -10,7 +10,7 @@ use super::report::{EpochTimes, Kind, Report, Verdict, rate};
 /// The number of epochs that are printed.
 const ROWS: usize = 8;
 
-pub(super) fn count(many: u64, one: &str, more: &str) -> String {
+pub(crate) fn count(many: u64, one: &str, more: &str) -> String {
     format!("{many} {}", if many == 1 { one } else { more })
 }
 
@@ -21,7 +21,7 @@ fn digits(value: f64) -> String {
 }
 
 /// Formats a time in microseconds, milliseconds or seconds, whichever fits its size.
-pub(super) fn time(time: Duration) -> String {
+pub(crate) fn time(time: Duration) -> String {
     match time.as_secs_f64() {
         0.0 => "0".to_string(),
         s @ ..1e-3 => format!("{} µs", digits(s * 1e6)),
@@ -32,7 +32,7 @@ pub(super) fn time(time: Duration) -> String {
 
 /// Formats a number of bytes for a reader.
 #[allow(clippy::cast_precision_loss)] // only shown
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     match units.iter().find(|(shift, _)| bytes >> shift > 0) {
         Some((shift, unit)) => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),

@@ -1,7 +1,7 @@
 //! Measurement: the report, the Chrome trace, the breakdown of steps, and spans for `tracing`.
 
 pub(crate) mod breakdown;
-mod display;
+pub(crate) mod display;
 pub(crate) mod history;
 pub(crate) mod log;
 mod predict;

@@ -1,18 +1,15 @@
 //! Saves and loads checkpoints as JSON files. A save replaces the file atomically, even if others save to it at the
 //! same time.
 
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::Path;
 
 use twinbuf_mmap::{PartialEpoch, Plan};
 
 use super::{Checkpoint, Identity, VERSION};
 use crate::error::{BoxError, Error};
+use crate::temporary::Temporary;
 
 /// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
 /// data set are `null`. Only a field that an earlier version lacks may be missing: serde takes a missing `Option` for
@@ -127,105 +124,13 @@ impl Checkpoint {
     }
 }
 
-/// The end of the names of temporary files.
-const SUFFIX: &str = ".twinbuf-tmp";
-
 /// Writes `bytes` to a temporary file, then renames it to `path`.
-///
-/// The temporary file is in the same folder, because a rename does not cross file systems. Its bytes are on the disk
-/// before the rename, and the folder after it. On Unix its writer holds a lock on it. A temporary file without a lock
-/// was left by a process that was killed, and is removed.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let wanted = || io::Error::new(io::ErrorKind::InvalidInput, "wanted the path of a file");
-    let mut prefix = OsString::from(".");
-    prefix.push(path.file_name().ok_or_else(wanted)?);
-    prefix.push(".");
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let temporary = Temporary::create(folder, &prefix)?;
-    (&temporary.file).write_all(bytes)?;
-    // Sync before the rename: otherwise a crash of the system could leave an empty file under the new name.
-    temporary.file.sync_all()?;
-    fs::rename(&temporary.path, path)?;
-    #[cfg(unix)]
-    {
-        // Sync the folder so that the rename survives a crash of the system. Some file systems cannot: ignore the
-        // error.
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        remove_abandoned(folder, &prefix);
-    }
+    let temporary = Temporary::create(path, false)?;
+    let mut file = File::create(&temporary.path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    temporary.publish()?;
+    let _ = temporary.alone(); // others may save at the same time
     Ok(())
-}
-
-/// A new file that no other call uses. Its drop removes the file, unless the file was renamed.
-struct Temporary {
-    path: PathBuf,
-    file: File,
-}
-
-impl Temporary {
-    fn create(folder: &Path, prefix: &OsString) -> io::Result<Self> {
-        static CALLS: AtomicUsize = AtomicUsize::new(0);
-        loop {
-            // The process ID alone is not unique: a process in another container or on another machine may have the
-            // same.
-            let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
-            // Relaxed: the counter gives each call of this process another number, and orders nothing else.
-            let call = CALLS.fetch_add(1, Ordering::Relaxed);
-            let mut name = prefix.clone();
-            name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", process::id()));
-            let path = folder.join(name);
-            let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                file => file?,
-            };
-            // Before this call locks the file, another process may mistake it for one that a killed process left, lock
-            // it and remove it.
-            #[cfg(unix)]
-            {
-                let lost = lock(&file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-                if lost || !path.exists() {
-                    continue;
-                }
-            }
-            return Ok(Self { path, file });
-        }
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // After the rename this call fails, because no file has the temporary name any more.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// Takes the file's lock. It is released when the file is closed or the process ends. Fails if the lock is taken or the
-/// file system has no locks.
-#[cfg(unix)]
-fn lock(file: &File) -> io::Result<()> {
-    use std::os::fd::AsRawFd as _;
-    // SAFETY: `file` is open, so the descriptor is valid.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Removes temporary files whose writers were killed. Skips files that cannot be opened or removed.
-#[cfg(unix)]
-fn remove_abandoned(folder: &Path, prefix: &OsString) {
-    let prefix = prefix.as_encoded_bytes();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.as_encoded_bytes();
-        if !name.starts_with(prefix) || !name.ends_with(SUFFIX.as_bytes()) {
-            continue;
-        }
-        // Lock the file before it is removed: a writer that has just created it then finds it locked, and makes
-        // another.
-        match File::open(entry.path()) {
-            Ok(file) if lock(&file).is_ok() => drop(fs::remove_file(entry.path())),
-            _ => {}
-        }
-    }
 }

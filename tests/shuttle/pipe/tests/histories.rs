@@ -5,6 +5,7 @@
 //! atomics are sequentially consistent. `TWINBUF_SHUTTLE_HISTORIES` sets the number of histories of each test.
 
 use std::collections::VecDeque;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use shuttle::sync::mpsc::{Receiver, Sender, channel};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::{check_pct, check_random, thread};
 use twinbuf::pipe::{self, Content, Driven, Filled, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::write::Writer;
 use twinbuf::{Error, Loader, Plan, Records};
 
 /// Shorter than a history takes; a held slot is looked at again after 5 ms.
@@ -407,6 +409,45 @@ fn loader(data: &std::sync::Arc<Records>) {
     dropper.join().unwrap();
 }
 
+/// The most bytes of a file in the history below (`RLIMIT_FSIZE`).
+const MOST: u64 = 6 * 4096;
+
+/// A writer whose disk may be full: the file is whole under its name, or an error comes, once and for all.
+fn written(folder: &std::path::Path) {
+    let path = folder.join("rows");
+    let mut out = Writer::raw(&path, 1000).depth(1 + below(3) as usize).slot_bytes(0).build().unwrap();
+    let (mut bytes, mut failed) = (Vec::new(), false);
+    let leaves = chance(20);
+    for number in 0..below(40) {
+        (0..below(3)).for_each(|_| thread::yield_now());
+        let rows = 1 + below(4) as usize;
+        let value = number as u8;
+        let result = if chance(50) {
+            out.write_all(&vec![value; rows * 1000]).map_err(drop)
+        } else {
+            out.slot::<u8>(rows).map(|slot| slot.fill(value)).map(|()| out.commit(rows)).map_err(drop)
+        };
+        assert!(result.is_err() || !failed, "nothing is written after an error");
+        failed = result.is_err();
+        bytes.extend(vec![value; rows * 1000]);
+        assert!(!failed || bytes.len() as u64 > MOST);
+    }
+    if leaves {
+        drop(out);
+    } else {
+        match out.finish() {
+            Ok(done) => {
+                assert!(!failed && done.bytes == bytes.len() as u64 && done.bytes <= MOST);
+                assert!(std::fs::read(&path).unwrap() == bytes);
+                std::fs::remove_file(&path).unwrap();
+            }
+            Err(Error::Write(why)) => assert!(bytes.len() as u64 > MOST && why.offset == MOST, "{why:?}"),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
+}
+
 /// Half of the schedules are drawn at random, and half have few preemptions, at the most important places (Burckhardt et
 /// al., "A randomized scheduler with probabilistic guarantees of finding bugs", ASPLOS 2010).
 fn check(history: impl Fn() + Send + Sync + Clone + 'static) {
@@ -447,4 +488,14 @@ fn a_caller_that_helps_is_one_more_worker() {
     std::fs::write(&path, (0..12_u64).flat_map(u64::to_le_bytes).collect::<Vec<_>>()).unwrap();
     let data = std::sync::Arc::new(Records::open([path], 8).unwrap());
     check(move || loader(&data));
+}
+
+#[test]
+fn what_is_written_behind_is_whole_or_an_error() {
+    let limit = libc::rlimit { rlim_cur: MOST, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the struct is a live local. The other tests write no file that is as large.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+    let folder = tempfile::tempdir_in(if cfg!(target_os = "linux") { "/dev/shm" } else { "." }).unwrap();
+    let path = folder.path().to_path_buf();
+    check(move || written(&path));
 }

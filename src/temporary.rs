@@ -1,0 +1,109 @@
+//! Temporary files and folders next to a target. They get the name of the target when they are whole.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The end of the names of temporary files and folders.
+const SUFFIX: &str = ".twinbuf-tmp";
+
+/// A new file or folder that no other call uses. It is in the folder of the target, because a rename does not cross file
+/// systems. Its drop removes it, unless it was published.
+///
+/// On Unix its maker holds a lock on it. One without a lock was left by a process that was killed.
+#[derive(Debug)]
+pub(crate) struct Temporary {
+    pub(crate) path: PathBuf,
+    target: PathBuf,
+    /// The begin of the names of all that is made for the target.
+    prefix: OsString,
+    _lock: Option<File>,
+}
+
+impl Temporary {
+    pub(crate) fn create(target: &Path, folder: bool) -> io::Result<Self> {
+        static CALLS: AtomicUsize = AtomicUsize::new(0);
+        let prefix =
+            OsString::from_iter([".".as_ref(), target.file_name().unwrap_or_default(), ".".as_ref()]);
+        loop {
+            // The process ID alone is not unique: a process in another container or on another machine may have the
+            // same.
+            let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
+            // Relaxed: the counter gives each call of this process another number, and orders nothing else.
+            let call = CALLS.fetch_add(1, Ordering::Relaxed);
+            let mut name = prefix.clone();
+            name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", std::process::id()));
+            let path = target.with_file_name(name);
+            // Windows opens no folders: no lock.
+            let made = match folder {
+                true => fs::create_dir(&path).map(|()| File::open(&path).ok()),
+                false => File::options().write(true).create_new(true).open(&path).map(Some),
+            };
+            let made = match made {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                made => made?,
+            };
+            // Before this call locks the file, another process may mistake it for one that a killed process left, lock
+            // it and remove it.
+            #[cfg(unix)]
+            if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() {
+                continue;
+            }
+            return Ok(Self { path, target: target.into(), prefix, _lock: made });
+        }
+    }
+
+    /// Removes what killed processes left for the same target. Skips what cannot be opened or removed. Fails if there is
+    /// another one whose maker lives. Does nothing if the system has no locks.
+    pub(crate) fn alone(self) -> io::Result<Self> {
+        #[cfg(unix)]
+        for entry in fs::read_dir(self.target.with_file_name(".")).into_iter().flatten().flatten() {
+            let (name, path) = (entry.file_name(), entry.path());
+            let number = name.as_encoded_bytes().strip_prefix(self.prefix.as_encoded_bytes());
+            let number = number.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
+            // With a dot, the target has a longer name.
+            if self.path.ends_with(&name) || number.is_none_or(|number| number.contains(&b'.')) {
+                continue;
+            }
+            // Lock it before it is removed: one who has just created it then finds it locked, and makes another.
+            match File::open(&path).map(|file| (lock(&file), file)) {
+                Ok((Ok(()), _locked)) => drop(fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path))),
+                Ok((Err(true), _)) => return Err(io::Error::other("another writer has not finished")),
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
+    /// under the new name.
+    pub(crate) fn publish(&self) -> io::Result<()> {
+        // Sync the folders so that the names survive a crash of the system. Some file systems cannot: ignore the error.
+        let sync = |path: PathBuf| File::open(path).and_then(|folder| folder.sync_all()).unwrap_or_default();
+        sync(self.path.clone());
+        fs::rename(&self.path, &self.target)?;
+        sync(self.target.with_file_name("."));
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // After the rename this call fails, because nothing has the temporary name any more.
+        let _ = fs::remove_file(&self.path).or_else(|_| fs::remove_dir_all(&self.path));
+    }
+}
+
+/// Takes the lock of a file or folder. It is released when that is closed or the process ends. Returns `Err(true)` if
+/// another has it, and `Err(false)` if the file system has no locks.
+#[cfg(unix)]
+fn lock(file: &File) -> Result<(), bool> {
+    // SAFETY: `file` is open, so the descriptor is valid.
+    match unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error().kind() == ErrorKind::WouldBlock),
+    }
+}
