@@ -91,7 +91,7 @@
 // The next slot holds a batch that was not released.
 #define TWINBUF_ERROR_HELD -8
 
-// The checkpoint is damaged, or belongs to another plan or other files.
+// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay right.
 #define TWINBUF_ERROR_CHECKPOINT -9
 
 // A read did not end within the timeout. Its thread was left behind.
@@ -161,7 +161,7 @@ typedef struct {
 typedef struct {
   // The size of this struct in the program.
   size_t size;
-  // Records in a batch. At least 1.
+  // Records in a batch of this rank. At least 1.
   uint64_t batch;
   // The first record.
   uint64_t first;
@@ -171,7 +171,7 @@ typedef struct {
   uint32_t shuffle;
   // TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
   uint32_t last_batch;
-  // Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
+  // With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
   uint64_t window;
   // Records in a chunk of the window.
   uint64_t chunk;
@@ -243,8 +243,9 @@ extern "C" {
 
 // Opens files, and stores a handle in `*out`.
 //
-// A pointer that is NULL is TWINBUF_ERROR_NULL. A file that is missing, not a regular file, too short or of another
-// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `format`, `record_bytes` or `sequence` TWINBUF_ERROR_OPTION. No file
+// at all, or one that is missing, not a regular file, too short or of another format, or that ends with a part of a record,
+// is TWINBUF_ERROR_FILE. Any thread may call it.
 int32_t twinbuf_open(const twinbuf_files *files,
                      twinbuf_records **out);
 
@@ -277,8 +278,8 @@ int32_t twinbuf_load(const twinbuf_records *records,
 int64_t twinbuf_steps(const twinbuf_loader *loader,
                       uint64_t epoch);
 
-// Begins with epoch `first`, and ends before epoch `end`. Reading starts at once. What is left of epochs begun earlier
-// is not delivered.
+// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What is
+// left of epochs begun earlier is not delivered.
 //
 // NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
 // loader: TWINBUF_ERROR_BUSY.
@@ -296,7 +297,11 @@ int32_t twinbuf_resume(twinbuf_loader *loader,
                        const twinbuf_text *from,
                        uint64_t end);
 
-// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length.
+// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length,
+// without the NUL.
+//
+// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a step
+// fewer than rank 0: at the end of an epoch, only rank 0's serves all.
 //
 // TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
 // the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
@@ -317,10 +322,10 @@ int32_t twinbuf_next(twinbuf_loader *loader,
                      uint64_t wait_ms);
 
 // Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
-// TWINBUF_ERROR_CANCELLED. No batch is lost, and a later call goes on. A read that the waiting thread does itself, from
-// memory, is not cut short.
+// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several calls
+// before that count as one. A read that the waiting thread does itself, from memory, is not cut short.
 //
-// NULL, or after free: an error. After close it does nothing. Any thread may call it at any time.
+// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any time.
 int32_t twinbuf_cancel(twinbuf_loader *loader);
 
 // Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes

@@ -33,7 +33,7 @@ pub const TWINBUF_ERROR_FILE: i32 = -6;
 pub const TWINBUF_ERROR_READ: i32 = -7;
 /// The next slot holds a batch that was not released.
 pub const TWINBUF_ERROR_HELD: i32 = -8;
-/// The checkpoint is damaged, or belongs to another plan or other files.
+/// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay right.
 pub const TWINBUF_ERROR_CHECKPOINT: i32 = -9;
 /// A read did not end within the timeout. Its thread was left behind.
 pub const TWINBUF_ERROR_TIMEOUT: i32 = -10;

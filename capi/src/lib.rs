@@ -11,6 +11,7 @@ mod error;
 mod table;
 
 use std::ffi::{CStr, OsStr, c_char, c_void};
+use std::fmt::Display;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,7 +90,7 @@ pub const TWINBUF_LAST_WRAP: u32 = 2;
 pub struct twinbuf_options {
     /// The size of this struct in the program.
     pub size: usize,
-    /// Records in a batch. At least 1.
+    /// Records in a batch of this rank. At least 1.
     pub batch: u64,
     /// The first record.
     pub first: u64,
@@ -99,7 +100,7 @@ pub struct twinbuf_options {
     pub shuffle: u32,
     /// TWINBUF_LAST_*: what becomes of the records that do not fill a step of all ranks.
     pub last_batch: u32,
-    /// Shuffles within a sliding window of so many chunks. Default: all records are shuffled.
+    /// With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
     pub window: u64,
     /// Records in a chunk of the window.
     pub chunk: u64,
@@ -179,21 +180,21 @@ pub struct twinbuf_description {
 ///
 /// The type is `repr(C)`, its first field is a `usize`, and all its bytes may be 0 or anything else.
 unsafe trait Versioned {
-    /// A caller's struct has at least so many bytes: the last field of the first version is there.
+    /// A caller's struct has at least so many bytes: those of the first version.
     const LEAST: usize;
 }
 
 macro_rules! versioned {
-    ($($type:ty: $last:ident),*) => {$(
+    ($($type:ty: $last:ident $field:ty),*) => {$(
         // SAFETY: integers and pointers, which the library checks before it uses them; `size` is the first.
         unsafe impl Versioned for $type {
-            const LEAST: usize = offset_of!($type, $last) + 1;
+            const LEAST: usize = offset_of!($type, $last) + size_of::<$field>();
         }
     )*};
 }
 
-versioned!(twinbuf_files: sequence, twinbuf_options: held_timeout_ms, twinbuf_batch: step);
-versioned!(twinbuf_text: len, twinbuf_description: shape);
+versioned!(twinbuf_files: sequence usize, twinbuf_options: held_timeout_ms u64, twinbuf_batch: step u64);
+versioned!(twinbuf_text: len usize, twinbuf_description: shape [u64; 8]);
 
 /// What a handle stands for.
 enum Entry {
@@ -256,8 +257,13 @@ fn closed() -> Failure {
     Failure::new(TWINBUF_ERROR_CLOSED, "loader: it was closed")
 }
 
-fn wrong(option: &str, wanted: &str, found: u32) -> Failure {
+fn wrong(option: &str, wanted: &str, found: impl Display) -> Failure {
     Failure::new(TWINBUF_ERROR_OPTION, format!("`{option}`: wanted {wanted}, found {found}"))
+}
+
+/// Returns what a number from 0 to 2 stands for.
+fn choose<T: Copy>(all: [T; 3], option: &str, number: u32) -> Result<T, Failure> {
+    all.get(number as usize).copied().ok_or_else(|| wrong(option, "0 to 2", number))
 }
 
 fn records_of(records: *const twinbuf_records) -> Result<Arc<Records>, Failure> {
@@ -291,7 +297,8 @@ unsafe fn sizes<T: Versioned>(pointer: *const T, name: &str) -> Result<(usize, u
     // SAFETY: the first field is the size.
     let size = unsafe { pointer.cast::<usize>().read() };
     let ours = size_of::<T>();
-    if (T::LEAST..=MOST).contains(&size) {
+    // A size that is no multiple of the alignment cuts a field.
+    if (T::LEAST..=MOST).contains(&size) && size % align_of::<T>() == 0 {
         return Ok((size.min(ours), size.saturating_sub(ours)));
     }
     let wrong = format!("{name}: wanted its `size`, {ours} in this version, found {size}");
@@ -375,8 +382,9 @@ unsafe fn write(text: serde_json::Result<String>, out: *mut twinbuf_text) -> Res
 
 /// Opens files, and stores a handle in `*out`.
 ///
-/// A pointer that is NULL is TWINBUF_ERROR_NULL. A file that is missing, not a regular file, too short or of another
-/// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `format`, `record_bytes` or `sequence` TWINBUF_ERROR_OPTION. No file
+/// at all, or one that is missing, not a regular file, too short or of another format, or that ends with a part of a record,
+/// is TWINBUF_ERROR_FILE. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinbuf_records) -> i32 {
     door(|| {
@@ -393,14 +401,13 @@ pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinb
         };
         let paths = (0..files.count).map(path).collect::<Result<Vec<_>, _>>()?;
         let cut = if files.sequence == 0 { Cut::Rows } else { Cut::sequence(files.sequence) };
-        let records = match files.format {
-            TWINBUF_FORMAT_RAW if files.record_bytes == 0 => {
-                return Err(wrong("record_bytes", "at least 1", 0));
-            }
-            TWINBUF_FORMAT_RAW => Records::options().header(files.header).open(paths, files.record_bytes)?,
-            TWINBUF_FORMAT_NPY => Records::open_npy(paths, cut)?,
-            TWINBUF_FORMAT_LLM_C => Records::open_llm_c(paths, cut)?,
-            found => return Err(wrong("format", "0 to 2", found)),
+        let records = match (files.format, files.record_bytes, files.sequence) {
+            (TWINBUF_FORMAT_RAW, 0, _) => Err(wrong("record_bytes", "at least 1", 0))?,
+            (TWINBUF_FORMAT_RAW, _, 1..) => Err(wrong("sequence", "0 for raw files", files.sequence))?,
+            (TWINBUF_FORMAT_RAW, bytes, _) => Records::options().header(files.header).open(paths, bytes)?,
+            (TWINBUF_FORMAT_NPY, ..) => Records::open_npy(paths, cut)?,
+            (TWINBUF_FORMAT_LLM_C, ..) => Records::open_llm_c(paths, cut)?,
+            (found, ..) => Err(wrong("format", "0 to 2", found))?,
         };
         // SAFETY: the caller's pointer is valid.
         unsafe { give(out, Entry::Records(Arc::new(records))) }
@@ -459,11 +466,9 @@ pub extern "C" fn twinbuf_load(
         check(out, "out")?;
         let plan = plan_of(&records, &options)?;
         let modes = [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct];
-        let mode = modes
-            .get(options.read_mode as usize)
-            .ok_or_else(|| wrong("read_mode", "0 to 2", options.read_mode));
+        let mode = choose(modes, "read_mode", options.read_mode)?;
         let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
-        let mut builder = Loader::builder(records, plan.clone()).read_mode(*mode?);
+        let mut builder = Loader::builder(records, plan.clone()).read_mode(mode);
         builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
         if options.depth > 0 {
             builder = builder.depth(options.depth);
@@ -485,14 +490,15 @@ fn plan_of(records: &Records, options: &twinbuf_options) -> Result<Plan, Failure
     // The loader refuses a range that ends behind the records.
     let end =
         if options.records == 0 { records.len() } else { options.first.saturating_add(options.records) };
+    if options.shuffle == 0 && options.window != 0 || options.window == 0 && options.chunk != 0 {
+        return Err(wrong("window", "`shuffle` with it, and `chunk` only with it", options.window));
+    }
     let shuffle = match (options.shuffle, options.window) {
         (0, _) => Shuffle::None,
         (_, 0) => Shuffle::Full,
         (_, _) => Shuffle::Window { chunk_records: options.chunk, window_chunks: options.window },
     };
-    let lasts = [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap];
-    let last = lasts.get(options.last_batch as usize);
-    let last = *last.ok_or_else(|| wrong("last_batch", "0 to 2", options.last_batch))?;
+    let last = choose([LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap], "last_batch", options.last_batch)?;
     let plan = Plan::builder(0).records(options.first..end.max(options.first)).batch(options.batch);
     let plan = plan.rank(options.rank, options.world.max(1)).shuffle(shuffle).last_batch(last);
     let plan = if options.seed == 0 { plan } else { plan.seed(options.seed) };
@@ -507,8 +513,8 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
     door(|| Ok(loader_of(loader)?.plan.steps(epoch).try_into().unwrap_or(i64::MAX)))
 }
 
-/// Begins with epoch `first`, and ends before epoch `end`. Reading starts at once. What is left of epochs begun earlier
-/// is not delivered.
+/// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What is
+/// left of epochs begun earlier is not delivered.
 ///
 /// NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
 /// loader: TWINBUF_ERROR_BUSY.
@@ -541,7 +547,11 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
     })
 }
 
-/// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length.
+/// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length,
+/// without the NUL.
+///
+/// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a step
+/// fewer than rank 0: at the end of an epoch, only rank 0's serves all.
 ///
 /// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
 /// the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
@@ -585,9 +595,7 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
                 state.begin(end, |loader| loader.into_epochs_from(&position, end))?;
                 return Err(error.into());
             }
-            Poll::Ready(Some(Err(error))) => {
-                return Err(failed.insert(error.into()).clone());
-            }
+            Poll::Ready(Some(Err(error))) => return Err(failed.insert(error.into()).clone()),
         };
         let (epoch, step, records) = (found.epoch(), found.step(), found.plan().len());
         let (data, len) = (found.as_mut_ptr(), found.len());
@@ -624,10 +632,10 @@ fn wait(
 }
 
 /// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
-/// TWINBUF_ERROR_CANCELLED. No batch is lost, and a later call goes on. A read that the waiting thread does itself, from
-/// memory, is not cut short.
+/// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several calls
+/// before that count as one. A read that the waiting thread does itself, from memory, is not cut short.
 ///
-/// NULL, or after free: an error. After close it does nothing. Any thread may call it at any time.
+/// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any time.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_cancel(loader: *mut twinbuf_loader) -> i32 {
     door(|| {

@@ -192,6 +192,22 @@ static void wrong_sizes(void) {
         FAILS(twinbuf_keep(&all.batch), TWINBUF_ERROR_SIZE, "batch");
         OK(twinbuf_free(loader));
     }
+    // A size that cuts a field.
+    all.files = files;
+    for (all.size = 0; all.size < sizeof(twinbuf_files) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_files)))
+        FAILS(twinbuf_open(&all.files, &records), TWINBUF_ERROR_SIZE, "files");
+    all.options = options;
+    for (all.size = 0; all.size < sizeof(twinbuf_options) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_options)))
+        FAILS(twinbuf_load(records, &all.options, &loader), TWINBUF_ERROR_SIZE, "options");
+    for (all.size = 0; all.size < sizeof(twinbuf_description) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_description)))
+        FAILS(twinbuf_describe(records, &all.description), TWINBUF_ERROR_SIZE, "out");
+    loader = open_loader(0);
+    OK(twinbuf_epochs(loader, 0, 1));
+    for (all.size = 0; all.size < sizeof(twinbuf_batch) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_batch)))
+        FAILS(twinbuf_next(loader, &all.batch, UINT64_MAX), TWINBUF_ERROR_SIZE, "batch");
+    for (all.size = 0; all.size < sizeof(twinbuf_text) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_text)))
+        FAILS(twinbuf_checkpoint(loader, &all.text), TWINBUF_ERROR_SIZE, "text");
+    OK(twinbuf_free(loader));
     // A newer program that leaves the later field at 0 runs; one that sets it is refused.
     given.size = sizeof given;
     unsigned char newer[sizeof given + 8] = {0};
@@ -244,6 +260,14 @@ static void wrong_options(void) {
     FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "workers");
     options = (twinbuf_options){.size = sizeof options, .batch = 2, .last_batch = 3};
     FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "last_batch");
+    options = (twinbuf_options){.size = sizeof options, .batch = 2, .window = 4, .chunk = 2};
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "window");
+    options = (twinbuf_options){.size = sizeof options, .batch = 2, .shuffle = 1, .chunk = 2};
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "chunk");
+    twinbuf_files bytes_in_sequence = {.size = sizeof bytes_in_sequence, .paths = (const char *[]){path}, .count = 1};
+    bytes_in_sequence.record_bytes = 64, bytes_in_sequence.sequence = 4;
+    twinbuf_records *refused;
+    FAILS(twinbuf_open(&bytes_in_sequence, &refused), TWINBUF_ERROR_OPTION, "sequence");
     // The last batch of 10 records in steps of 4: omitted, smaller, or filled up.
     for (uint32_t last = TWINBUF_LAST_DROP; last <= TWINBUF_LAST_WRAP; last++) {
         options = (twinbuf_options){.size = sizeof options, .batch = 4, .last_batch = last};
