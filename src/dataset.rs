@@ -83,6 +83,10 @@ pub trait Dataset: Send {
     /// # Errors
     ///
     /// Any error. The caller receives it as [`Error::Load`](crate::Error::Load), and the epoch ends.
+    ///
+    /// In a [driven](crate::loader::LoaderBuilder::driven) loader, an [`io::Error`](std::io::Error) of the kind
+    /// [`WouldBlock`](std::io::ErrorKind::WouldBlock) puts the read off: it is called again, with the same batch and the same
+    /// memory.
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError>;
 
     /// Returns the files of the records, if the records are unchanged byte ranges of files. The loader then reads

@@ -129,7 +129,8 @@ pub trait RecordTransform: Send {
     ///
     /// May return any error. After an error, the caller receives the earlier batches, then
     /// [`Error::Transform`](crate::Error::Transform); the epoch then ends. If it panics, the epoch ends with
-    /// [`Error::Panicked`](crate::Error::Panicked).
+    /// [`Error::Panicked`](crate::Error::Panicked). `WouldBlock` puts the work off, as in
+    /// [`Dataset::read`](crate::Dataset::read).
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError>;
 
     /// Transforms one record, writes the result to the start of `out`, and returns its length in bytes. The loader

@@ -12,6 +12,7 @@ use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::{Checkpoint, Identity};
+use super::reader::Progress;
 use crate::error::{At, Error};
 use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::ring::Sides;
@@ -46,6 +47,7 @@ pub struct Records {
     /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
     /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
+    pub(super) progress: Progress,
 }
 
 /// Where the fields of a batch are in its slot, and whose memory the slots are.

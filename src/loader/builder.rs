@@ -2,8 +2,8 @@
 
 use std::alloc;
 use std::collections::BTreeMap;
-use std::iter;
 use std::sync::Arc;
+use std::{iter, mem};
 
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::cudarc::driver::CudaContext;
@@ -11,7 +11,7 @@ use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
 use super::batch::{ALIGN, Layout, Records};
 use super::epochs::{Loader, Schedule};
-use super::reader::{FieldReader, Reader, Transforming};
+use super::reader::{Driven, FieldReader, Reader, Transforming};
 use super::sizes::{Depths, Part, Sizes};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
@@ -56,6 +56,7 @@ pub(super) struct Own {
     slots: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
     sends: bool,
+    driven: bool,
 }
 
 impl Loader {
@@ -76,6 +77,7 @@ impl Loader {
             slots: None,
             memory_limit: None,
             sends: false,
+            driven: false,
         };
         LoaderBuilder { backend: Host, options: Options::default(), own }
     }
@@ -103,6 +105,66 @@ impl<B: Backend> LoaderBuilder<B> {
     /// these cannot be cloned.
     pub fn workers(mut self, threads: usize) -> Self {
         self.own.workers = threads;
+        self
+    }
+
+    /// Starts no threads: [`Loader::driven`] returns the [`workers`](Self::workers), and whoever has them lets them fill
+    /// slots. Without overlap there is one, and the caller drives it: after [`Epochs::try_next`](super::Epochs::try_next)
+    /// returned `Pending`, [`Driven::try_next`](super::Driven::try_next) fills the slot.
+    ///
+    /// ```
+    /// use std::io;
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
+    ///
+    /// /// Record `i` is the byte `i`, which the driver makes.
+    /// #[derive(Clone, Default)]
+    /// struct Bytes(Arc<Mutex<Option<Made>>>);
+    ///
+    /// enum Made {
+    ///     Wanted(Vec<u64>),
+    ///     There(Vec<u8>),
+    /// }
+    ///
+    /// impl Dataset for Bytes {
+    ///     fn records(&self) -> u64 {
+    ///         100
+    ///     }
+    ///     fn record_bytes(&self) -> usize {
+    ///         1
+    ///     }
+    ///     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+    ///         let mut made = self.0.lock().unwrap();
+    ///         if let Some(Made::There(bytes)) = made.take() {
+    ///             out.copy_from_slice(&bytes);
+    ///             return Ok(out.len());
+    ///         }
+    ///         *made = Some(Made::Wanted(batch.runs().flatten().collect()));
+    ///         Err(io::Error::from(io::ErrorKind::WouldBlock).into())
+    ///     }
+    /// }
+    ///
+    /// let data = Bytes::default();
+    /// let plan = Plan::builder(100).batch(10).build()?;
+    /// let mut loader = Loader::builder(data.clone(), plan).driven().build()?;
+    /// let mut worker = loader.driven().remove(0);
+    /// let driver = std::thread::spawn(move || {
+    ///     while worker.next() {
+    ///         let mut made = data.0.lock().unwrap();
+    ///         let Some(Made::Wanted(records)) = made.take() else { continue };
+    ///         *made = Some(Made::There(records.into_iter().map(|record| record as u8).collect()));
+    ///     }
+    /// });
+    /// for (step, batch) in loader.epoch(0).enumerate() {
+    ///     assert_eq!(batch?[9] as usize, 10 * step + 9);
+    /// }
+    /// loader.close()?;
+    /// driver.join().unwrap();
+    /// # Ok::<(), BoxError>(())
+    /// ```
+    pub fn driven(mut self) -> Self {
+        self.own.driven = true;
         self
     }
 
@@ -246,7 +308,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let (mut sizes, mut layout) = self.sizes()?;
         let Self { backend, mut options, own } = self;
         let Own { mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = own;
-        let Own { slots, memory_limit, sends, .. } = own;
+        let Own { slots, memory_limit, sends, driven, .. } = own;
         let Depths { workers, helpers, host: depth, device } = sizes.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), depth, sizes.slot)?;
@@ -301,10 +363,11 @@ impl<B: Backend> LoaderBuilder<B> {
         let add_reads = Box::new(move |report: Report| report.with_reading(&counted));
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
         let sides = backend.sides(memory)?;
-        let pipe = Pipe::start(Setup {
+        let drivers = if driven { mem::take(&mut readers) } else { Vec::new() };
+        let mut pipe = Pipe::start(Setup {
             sides,
             sources: readers.into_iter().map(any).collect(),
-            driven: 0,
+            driven: drivers.len(),
             helper: helper.map(any),
             options,
             trace,
@@ -316,7 +379,9 @@ impl<B: Backend> LoaderBuilder<B> {
         })?;
         let identity = Arc::new(Identity::new(&plan, record_bytes, fingerprint));
         let schedule = Schedule { plan, identity, layout: Arc::new(layout), begun: None };
-        Ok(Loader::new(pipe, schedule, files, hints && overlap))
+        let driven = pipe.driven().into_iter().zip(drivers);
+        let driven = driven.map(|(worker, reader)| Driven::new(worker, reader)).collect();
+        Ok(Loader::new(pipe, schedule, files, hints && overlap, driven))
     }
 
     /// Checks the options against each other and against the data sets, and computes the memory that they need.
@@ -362,7 +427,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut datasets = self.own.datasets.iter();
         let files = datasets.all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
         let ours = self.own.transforms.values().flatten().all(|transform| transform.pays());
-        self.options.overlaps() && processors > 1 && files && ours
+        self.options.overlaps() && processors > 1 && files && ours && !self.own.driven
     }
 }
 

@@ -1,14 +1,15 @@
 //! The loader: the order of its batches, the count of steps and epochs, and a batch for each filled slot.
 
-use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
 use super::batch::{Batch, Layout, Records};
 use super::checkpoint::{Begun, Checkpoint, Identity, Start};
+use super::reader::{Driven, Progress};
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
@@ -73,6 +74,8 @@ pub struct Loader<B: Backend = Host> {
     position: (u64, u64),
     /// The plan and the data set of that checkpoint.
     identity: Arc<Identity>,
+    /// Workers that no driver has taken.
+    driven: Vec<Driven<B>>,
 }
 
 impl<B: Backend> Loader<B> {
@@ -83,10 +86,30 @@ impl<B: Backend> Loader<B> {
         schedule: Schedule,
         files: Vec<Arc<Reader>>,
         hints: bool,
+        driven: Vec<Driven<B>>,
     ) -> Self {
         let (identity, next) = (schedule.identity.clone(), Place::default());
         let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
-        Self { pipe, schedule, files, hints, epochs_begun, next, steps, longest, last, position, identity }
+        Self {
+            pipe,
+            schedule,
+            files,
+            hints,
+            epochs_begun,
+            next,
+            steps,
+            longest,
+            last,
+            position,
+            identity,
+            driven,
+        }
+    }
+
+    /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
+    /// has one fills slots.
+    pub fn driven(&mut self) -> Vec<Driven<B>> {
+        mem::take(&mut self.driven)
     }
 
     /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None`, the call has no
@@ -362,7 +385,8 @@ impl Schedule {
             self.batches(first, last)
         };
         iter::once_with(begin).flatten().map(move |(place, plan, identity)| {
-            (place, Records { plan, identity, layout: layout.clone(), offsets: Vec::new() })
+            let (layout, offsets, progress) = (layout.clone(), Vec::new(), Progress::default());
+            (place, Records { plan, identity, layout, offsets, progress })
         })
     }
 }

@@ -61,6 +61,7 @@ pub use self::builder::{LoaderBuilder, MAX_WORKERS};
 #[cfg(feature = "cuda")]
 pub use self::epochs::DeviceBatch;
 pub use self::epochs::Epochs;
+pub use self::reader::Driven;
 pub use crate::dataset::{Fields, Locator};
 pub use crate::error::{At, Reading};
 pub use crate::pipe::memory::MemoryLimit;

@@ -1,8 +1,14 @@
 //! The source of a loader: how the records of a batch are read and transformed into a slot.
+//!
+//! A fill goes on where it was: the unit keeps its [`Progress`]. So a data set or a transform whose work somebody else does
+//! can put it off ([`Dataset::read`]), and a [`Driven`] worker calls the source again.
 
+use std::io;
 use std::ops::DerefMut;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
+use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
@@ -10,7 +16,7 @@ use super::batch::Records;
 use super::sizes::Stage;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
-use crate::pipe::{Content, Filling, Source};
+use crate::pipe::{self, Backend, Content, Filling, Host, Source};
 use crate::transform::{Context, RecordTransform};
 
 /// The source of a loader's pipe: reads all fields of a batch.
@@ -34,25 +40,32 @@ pub(crate) struct FieldReader {
     pub(crate) transforms: Vec<Transforming>,
 }
 
+/// How far the fill of a slot has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// The fields that are whole. The rest is about the next one.
+    fields: usize,
+    /// The records that are in the slot, and the bytes that they take.
+    done: u64,
+    end: usize,
+    /// The steps that are over of the part of records after those: its read, and then each of its transforms.
+    steps: usize,
+    /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
+    lengths: Vec<usize>,
+    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
+    changed: (usize, usize, usize),
+    /// When the first transform of the part began.
+    since: Option<Instant>,
+}
+
 impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
     type Unit = Records;
 
     fn fill(&mut self, records: &mut Records, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error> {
-        let Records { plan, layout, offsets, .. } = records;
-        let (mut len, io_calls) = (0, FileRecords::read_calls());
-        for (index, field) in self.fields.iter_mut().enumerate() {
-            at.runs("data set");
-            let range = layout.range(index, count(plan.len())).unwrap_or_default();
-            let mut own = Vec::new();
-            let ragged = layout.fields[index].is_ragged();
-            len = range.start + field.load(plan, index, &mut slot[range], ragged.then_some(&mut own), at)?;
-            if ragged {
-                offsets.resize(index + 1, Vec::new());
-                offsets[index] = own;
-            }
-        }
+        let io_calls = FileRecords::read_calls();
+        let filled = self.go_on(records, slot, at);
         at.times.io_calls += FileRecords::read_calls() - io_calls;
-        Ok(Content::Bytes(len))
+        filled.map(Content::Bytes)
     }
 
     /// True if all fields are files in memory: a fill then waits for no disk, and runs no code of the caller.
@@ -62,77 +75,105 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
     }
 }
 
+impl Reader {
+    /// Fills the slot from where the fill is. Returns where the last field ends.
+    fn go_on(
+        &mut self,
+        records: &mut Records,
+        slot: &mut [u8],
+        at: &mut Filling<'_>,
+    ) -> Result<usize, Error> {
+        let Records { plan, layout, offsets, progress, .. } = records;
+        let mut len = 0;
+        while let Some(field) = self.fields.get_mut(progress.fields) {
+            at.runs("data set");
+            let index = progress.fields;
+            let range = layout.range(index, count(plan.len())).unwrap_or_default();
+            let ragged = layout.fields[index].is_ragged();
+            if ragged && offsets.len() <= index {
+                offsets.resize(index, Vec::new());
+                offsets.push(vec![0]);
+            }
+            len = range.start;
+            let own = offsets.get_mut(index).filter(|_| ragged);
+            field.load(plan, progress, &mut slot[range], own, at)?;
+            len += progress.end;
+            *progress = Progress { fields: index + 1, ..Progress::default() };
+        }
+        Ok(len)
+    }
+}
+
 impl FieldReader {
-    /// Reads the records of a batch to the start of `out`; with transforms, part by part. Returns where the records
-    /// end. If lengths vary, `offsets` receives the offset of each record and the end of the last one.
+    /// Reads the records of a batch to the start of `out`; with transforms, part by part. If lengths vary, `offsets` receives
+    /// the end of each record.
     fn load(
         &mut self,
         plan: &BatchIndices,
-        index: usize,
+        progress: &mut Progress,
         out: &mut [u8],
         mut offsets: Option<&mut Vec<usize>>,
         at: &mut Filling<'_>,
-    ) -> Result<usize, Error> {
+    ) -> Result<(), Error> {
         let step = if self.transforms.is_empty() { plan.len() } else { self.part };
-        if let Some(offsets) = &mut offsets {
-            offsets.push(0);
-        }
-        let (mut done, mut end) = (0, 0);
-        while let Some(part) = plan.part(done..plan.len().min(done + step)) {
-            let mut lengths = Vec::new();
-            let made = self.part(&part, index, &mut lengths, &mut out[end..], at)?;
+        while let Some(part) = plan.part(progress.done..plan.len().min(progress.done + step)) {
+            let mut start = progress.end;
+            let made = self.part(&part, progress, &mut out[start..], at)?;
+            let lengths = mem::take(&mut progress.lengths);
             if let Some(offsets) = &mut offsets {
-                let mut start = end;
                 offsets.extend(lengths.iter().map(|len| {
                     start += len;
                     start
                 }));
             }
-            end += made;
-            done += part.len();
+            progress.end += made;
+            progress.done += part.len();
+            progress.steps = 0;
         }
-        Ok(end)
+        Ok(())
     }
 
-    /// Reads and transforms some records to the start of `out`, and returns the bytes of the transformed records. If
-    /// lengths vary, `lengths` receives the length of each transformed record.
+    /// Reads and transforms some records to the start of `out`, and returns the bytes of the transformed records.
     fn part(
         &mut self,
         part: &BatchIndices,
-        index: usize,
-        lengths: &mut Vec<usize>,
+        progress: &mut Progress,
         out: &mut [u8],
         at: &mut Filling<'_>,
     ) -> Result<usize, Error> {
         let Self { dataset, files, record_bytes, ragged, transforms, .. } = self;
-        // `lengths` stays empty if all records have the same length, before and after each transform.
-        *lengths = match ragged.then(|| dataset.lengths(part)).flatten() {
-            Some(lengths) if lengths.len() == count(part.len()) => lengths,
-            found if *ragged => {
-                let wanted = format!("the lengths of {} records", part.len());
-                let found = found.map_or_else(|| "none".to_string(), |found| found.len().to_string());
-                return Err(Error::Field { at: at.at(), field: index, wanted, found });
+        if progress.steps == 0 {
+            // `lengths` stays empty if all records have the same length, before and after each transform.
+            progress.lengths = match ragged.then(|| dataset.lengths(part)).flatten() {
+                Some(lengths) if lengths.len() == count(part.len()) => lengths,
+                found if *ragged => {
+                    let wanted = format!("the lengths of {} records", part.len());
+                    let found = found.map_or_else(|| "none".to_string(), |found| found.len().to_string());
+                    return Err(Error::Field { at: at.at(), field: progress.fields, wanted, found });
+                }
+                _ if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
+                    vec![*record_bytes; count(part.len())]
+                }
+                _ => Vec::new(),
+            };
+            let wanted = match &*progress.lengths {
+                [] => bytes(part.len(), *record_bytes),
+                lengths => lengths.iter().fold(0, |sum: usize, &len| sum.saturating_add(len)),
+            };
+            let room = transforms.first_mut().map_or(&mut *out, |first| &mut first.scratch);
+            read(&mut **dataset, files.as_deref(), part, progress.fields, wanted, room, at)?;
+            if transforms.is_empty() {
+                return Ok(wanted);
             }
-            _ if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
-                vec![*record_bytes; count(part.len())]
-            }
-            _ => Vec::new(),
-        };
-        let wanted = match &**lengths {
-            [] => bytes(part.len(), *record_bytes),
-            lengths => lengths.iter().fold(0, |sum: usize, &len| sum.saturating_add(len)),
-        };
-        let Some(first) = transforms.first_mut() else {
-            read(&mut **dataset, files.as_deref(), part, index, wanted, out, at)?;
-            return Ok(wanted);
-        };
-        read(&mut **dataset, files.as_deref(), part, index, wanted, &mut first.scratch, at)?;
-        let began = Instant::now();
+            progress.steps = 1;
+        }
         at.runs("transform");
-        let made = transform(transforms, part, lengths, out)
+        let since = *progress.since.get_or_insert_with(Instant::now);
+        let made = transform(transforms, part, progress, out)
             .map_err(|source| Error::Transform { at: Some(at.at()), source })?;
         at.runs("data set");
-        at.times.transform += began.elapsed();
+        at.times.transform += since.elapsed();
+        progress.since = None;
         Ok(made)
     }
 }
@@ -147,7 +188,6 @@ fn read(
     room: &mut [u8],
     at: &mut Filling<'_>,
 ) -> Result<(), Error> {
-    at.read_bytes(wanted);
     let found = room.len();
     let Some(out) = room.get_mut(..wanted) else {
         let (wanted, found) = (wanted as u64, found as u64);
@@ -161,7 +201,10 @@ fn read(
         None => dataset.read(part, out),
     };
     match read {
-        Ok(found) if found == wanted => Ok(()),
+        Ok(found) if found == wanted => {
+            at.read_bytes(wanted);
+            Ok(())
+        }
         Ok(found) => Err(Error::Length { at: at.at(), wanted, found }),
         Err(source) => Err(at.failed(source)),
     }
@@ -186,43 +229,112 @@ pub(crate) struct Transforming {
     pub(crate) scratch: Buffer,
 }
 
-/// Applies the transforms one after the other. The last one writes to the start of `out`. Returns how many bytes it
-/// wrote. If lengths vary, `lengths` has the length of each record, and receives the length of each transformed record.
-/// Otherwise it is empty.
+/// Applies the transforms that are left, one after the other. The last one writes to the start of `out`. Returns how many
+/// bytes it wrote.
 fn transform(
     transforms: &mut [Transforming],
     part: &BatchIndices,
-    lengths: &mut [usize],
+    progress: &mut Progress,
     out: &mut [u8],
 ) -> Result<usize, BoxError> {
-    let Some((first, others)) = transforms.split_first_mut() else { return Ok(0) };
-    let Transforming { transform: apply, stage, scratch } = first;
-    let to = match others.first_mut() {
-        Some(next) => &mut next.scratch[..],
-        None => &mut *out,
-    };
-    let [before, after] = stage.bytes;
-    let made = if stage.ragged == [false; 2] {
-        let (from, made) = (bytes(part.len(), before), bytes(part.len(), after));
-        apply.apply(&scratch[..from], &mut to[..made], &Context::new(part))?;
-        lengths.fill(after);
-        made
-    } else {
-        let (mut from, mut made) = (0, 0);
-        for (len, record) in lengths.iter_mut().zip(0..) {
-            let Some(one) = part.part(record..record + 1) else { break };
-            let room = made..to.len().min(made + after);
-            let most = room.len();
-            let found = apply.apply_one(&scratch[from..from + *len], &mut to[room], &Context::new(&one))?;
-            if found > most || (!stage.ragged[1] && found != after) {
-                let wanted = if found > most { most } else { after };
-                return Err(format!("wanted a record of {wanted} bytes, found {found}").into());
+    let mut made = 0;
+    while let Some((before, others)) = transforms.split_at_mut_checked(progress.steps) {
+        let Some(Transforming { transform: apply, stage, scratch }) = before.last_mut() else { break };
+        let to = others.first_mut().map_or(&mut *out, |next| &mut next.scratch);
+        let [before, after] = stage.bytes;
+        if stage.ragged == [false; 2] {
+            let from = bytes(part.len(), before);
+            made = bytes(part.len(), after);
+            apply.apply(&scratch[..from], &mut to[..made], &Context::new(part))?;
+            progress.lengths.fill(after);
+        } else {
+            let (record, from, into) = &mut progress.changed;
+            while let Some(len) = progress.lengths.get_mut(*record) {
+                let Some(one) = part.part(*record as u64..*record as u64 + 1) else { break };
+                let room = *into..to.len().min(*into + after);
+                let most = room.len();
+                let found =
+                    apply.apply_one(&scratch[*from..*from + *len], &mut to[room], &Context::new(&one))?;
+                if found > most || (!stage.ragged[1] && found != after) {
+                    let wanted = if found > most { most } else { after };
+                    return Err(format!("wanted a record of {wanted} bytes, found {found}").into());
+                }
+                (*record, *from, *into) = (*record + 1, *from + *len, *into + found);
+                *len = found;
             }
-            from += *len;
-            made += found;
-            *len = found;
+            (_, _, made) = mem::take(&mut progress.changed);
         }
-        made
-    };
-    if others.is_empty() { Ok(made) } else { transform(others, part, lengths, out) }
+        progress.steps += 1;
+    }
+    Ok(made)
 }
+
+/// A loader's worker without a thread: whoever has it, the driver, lets it fill slots.
+///
+/// It is for a data set, or a transform, whose code must not run on threads of this crate, nor below a frame of it: that of
+/// an interpreter. Such a data set notes what is to be read, and puts the read off by [`io::ErrorKind::WouldBlock`]. The
+/// driver does what was noted, and calls the worker again, which calls the data set again.
+/// [`LoaderBuilder::driven`](super::LoaderBuilder::driven) builds such a loader.
+pub struct Driven<B: Backend = Host> {
+    worker: pipe::Driven<B::Ring<Records>>,
+    reader: Reader,
+}
+
+impl<B: Backend> Driven<B> {
+    pub(super) fn new(worker: pipe::Driven<B::Ring<Records>>, reader: Reader) -> Self {
+        Self { worker, reader }
+    }
+
+    /// Fills slots until a data set or a transform puts its work off: then this returns `true`, and the next call goes on
+    /// with it. Returns `false` once the loader is closed.
+    #[expect(clippy::should_implement_trait, reason = "there are no items")]
+    pub fn next(&mut self) -> bool {
+        let Self { worker, reader } = self;
+        iter::from_fn(|| worker.next().map(|fill| is_put_off::<B>(reader, fill))).any(|put_off| put_off)
+    }
+
+    /// Fills one slot, if there is a free one and a batch to read. Returns as [`next`](Self::next) does, and `false` also if
+    /// the slot is filled.
+    pub fn try_next(&mut self) -> Poll<bool> {
+        let Self { worker, reader } = self;
+        worker.try_next().map(|fill| fill.is_some_and(|fill| is_put_off::<B>(reader, fill)))
+    }
+}
+
+impl Driven {
+    /// Leaves the memory of the slot whose fill was put off to whatever still refers to it, for ever: the slot gets new
+    /// memory. Returns `None` if there is none.
+    pub fn leak_slot(&mut self) -> Option<()> {
+        let Poll::Ready(Some(mut fill)) = self.worker.try_next() else { return Some(()) };
+        let slot = fill.slot();
+        let new = Buffer::new(slot.len());
+        let leaked = new.map(|new| mem::forget(mem::replace(slot, new)));
+        fill.suspend();
+        leaked
+    }
+}
+
+/// Fills a slot as far as possible. Returns whether the rest was put off.
+fn is_put_off<B: Backend>(reader: &mut Reader, mut fill: pipe::Fill<'_, B::Ring<Records>>) -> bool {
+    let (records, slot, mut at) = fill.parts();
+    match reader.fill(records, slot, &mut at) {
+        Ok(Content::Bytes(bytes)) => fill.commit(bytes),
+        Ok(Content::End) => fill.end(),
+        Err(error) => {
+            let source = match &error {
+                Error::Load { source, .. } | Error::Transform { source, .. } => {
+                    source.downcast_ref::<io::Error>()
+                }
+                _ => None,
+            };
+            if source.is_some_and(|source| source.kind() == io::ErrorKind::WouldBlock) {
+                fill.suspend();
+                return true;
+            }
+            fill.fail(error);
+        }
+    }
+    false
+}
+
+debug!([B: Backend] Driven[B], |driven| worker: driven.worker);
