@@ -3,24 +3,24 @@
 //! No thread waits while it holds both the lock and the GIL. A wait with the lock lasts for [`SLICE`] at most.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use std::{fs, io, mem, thread};
 
 use pyo3::prelude::*;
 use twinbuf::loader::Reading;
+use twinbuf::pipe::Front;
 use twinbuf::{Breakdown, Checkpoint, Plan};
 
 use crate::errors::{self, Failure};
+use crate::foreign::{Identity, is_calling};
 use crate::handover;
 use crate::lease::Lease;
-use crate::locked::{IsThere, LEAVE, LEFT_FOR, Locked, SLICE, begin_end, detached};
+use crate::locked::{LEAVE, Locked, begin_end, detached};
 use crate::names::Names;
 use crate::position::Position;
-use crate::reading::{Kept, is_reading};
 use crate::run::Run;
 
 #[derive(Default)]
@@ -57,8 +57,9 @@ pub(crate) struct Shared {
     pub(crate) breakdown: Breakdown,
     /// Whether a thread reads ahead. If none does, asking for a batch reads it, even if the caller wants no wait.
     pub(crate) overlap: bool,
-    /// Whether a data set kept the memory of a slot.
-    pub(crate) kept: Arc<Kept>,
+    /// Whether threads of Python fill its slots, because it runs code of the program.
+    pub(crate) foreign: bool,
+    pub(crate) identity: Arc<Identity>,
 }
 
 /// Loaders whose threads must end before the interpreter does.
@@ -99,7 +100,7 @@ impl Shared {
 
     /// Refuses calls from `read_into` of this loader: the thread that called `read_into` may hold the lock.
     pub(crate) fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
-        if is_reading(&self.kept) {
+        if is_calling(&self.identity) {
             let message = "`read_into` used the loader that it reads for, which would wait for itself";
             return Err(errors::raise(py, Failure::new("LoaderError", message)));
         }
@@ -287,7 +288,8 @@ impl State {
     pub(crate) fn reading(&self) -> Option<Reading> {
         match &self.run {
             Run::Running(epochs) => epochs.reading(),
-            _ => None,
+            Run::Idle(loader) => loader.pipe().reading(),
+            Run::Closed => None,
         }
     }
 
@@ -317,120 +319,35 @@ fn goes_on(resume: &Checkpoint, epochs: &Range<u64>, single: bool) -> bool {
 }
 
 impl Drop for Shared {
-    /// Waits for a read in progress, but no longer than [`LEAVE`]. The thread may need the GIL to finish a batch.
+    /// Waits for a read in progress, but no longer than [`LEAVE`], and not for one of this thread.
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let run = mem::take(&mut state.run);
-        let Some(Ok(mut closing)) = loader_of(run, &self.kept).map(Closing::start) else { return };
-        let mut wait = || closing.wait(LEAVE);
-        let closed = Python::try_attach(|py| detached(py, &mut wait)).unwrap_or_else(wait);
-        // Drop an error of the loader, which nobody can receive any more. If closing takes too long, leave the threads
-        // behind.
-        if closed.is_none() {
-            closing.leave();
-        }
+        let limit = if is_calling(&self.identity) { Duration::ZERO } else { LEAVE };
+        let Some(loader) = self.state.get_mut().run.take() else { return };
+        let close = || loader.close_timeout(limit);
+        // Drop an error of the loader, which nobody can receive any more.
+        let _ = match Python::try_attach(|_| ()) {
+            Some(()) => Python::attach(|py| detached(py, close)),
+            None => close(),
+        };
     }
 }
 
-/// Ends the iteration and returns the loader to close, if there is one.
-pub(crate) fn loader_of(mut run: Run, kept: &Kept) -> Option<twinbuf::Loader> {
-    if kept.close() {
-        // Python code kept a view of a slot, so the memory of the slots must never be freed.
-        mem::forget(run);
-        return None;
-    }
-    run.take()
-}
-
-/// A loader that a thread of its own closes. Meanwhile the caller's thread can handle signals, or give up.
-pub(crate) struct Closing(Receiver<Result<(), twinbuf::Error>>);
-
-/// Loaders that `close` gave up. Their threads may still run.
-static LEFT: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
-
-impl Closing {
-    pub(crate) fn start(loader: twinbuf::Loader) -> io::Result<Self> {
-        let (sender, receiver) = sync_channel(1);
-        thread::Builder::new().name("twinbuf-close".to_string()).spawn(move || {
-            // Fails if the receiver was dropped: then nobody waits for the result.
-            let _ = sender.send(loader.close());
-        })?;
-        Ok(Self(receiver))
-    }
-
-    /// Waits up to `timeout` until the loader is closed, and returns the result. `None`: it is not closed yet.
-    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<Result<(), twinbuf::Error>> {
-        match self.0.recv_timeout(timeout) {
-            Ok(closed) => Some(closed),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Ok(())),
-        }
-    }
-
-    /// Gives up: leaves the threads behind.
-    pub(crate) fn leave(self) {
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(self);
-    }
-
-    fn is_there(&self) -> bool {
-        matches!(self.0.try_recv(), Err(TryRecvError::Empty))
-    }
-}
-
-/// The program begins to end: iterations are cut off, and the threads of all loaders end. Waits for those that may call
-/// Python code: such a thread must end before the interpreter does.
+/// The program begins to end: iterations are cut off, and the threads of all loaders end. Waits for the crate's own, which
+/// read files, for [`LEAVE`] in all; `_drive.py` waits for those of Python.
 #[pyfunction]
 pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<()> {
     begin_end(py)?;
     handover::stop_all(py);
-    let mut threads: Vec<(_, IsThere)> = Vec::new();
     let loaders = mem::take(&mut *LOADERS.lock().unwrap_or_else(PoisonError::into_inner));
+    let until = Instant::now() + LEAVE;
     for shared in loaders.iter().filter_map(Weak::upgrade).filter(|shared| !shared.state.is_forked()) {
-        // Take the loader away from its iterators: from now on they return no more batches.
-        let run = shared.state.detached(py, |state| mem::take(&mut state.run));
-        if let Some(closing) = loader_of(run, &shared.kept).map(Closing::start) {
-            let closing = closing?;
-            threads.push((LEAVE, Box::new(move || closing.is_there())));
-        }
+        detached(py, || {
+            // Take the loader away from its iterators: from now on they return no more batches.
+            let loader = shared.state.lock().run.take();
+            let limit =
+                if shared.foreign { Duration::ZERO } else { until.saturating_duration_since(Instant::now()) };
+            let _ = loader.map(|loader| loader.close_timeout(limit));
+        });
     }
-    let left = mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
-    threads.extend(
-        left.into_iter().map(|closing| -> (_, IsThere) { (LEFT_FOR, Box::new(move || closing.is_there())) }),
-    );
-    wait_for(py, threads)
-}
-
-/// Waits for threads to end, for the longest of the times that they come with. After that it waits only as long as some
-/// thread of the process computes: Python (before 3.14) would end such a thread in the middle of native code, which
-/// aborts the process. A thread that sleeps in the program's code may never wake up: it is left behind.
-fn wait_for(py: Python<'_>, mut threads: Vec<(Duration, IsThere)>) -> PyResult<()> {
-    let clock = py.import("time")?.getattr("process_time")?;
-    let used = || clock.call0()?.extract::<f64>();
-    let (mut waited, mut before) = (Duration::ZERO, used()?);
-    loop {
-        threads.retain_mut(|(_, is_there)| is_there());
-        let Some(patience) = threads.iter().map(|&(patience, _)| patience).max() else { return Ok(()) };
-        if waited >= patience {
-            let now = used()?;
-            if now - before < 0.05 * waited.as_secs_f64() && !is_runnable() {
-                return Ok(());
-            }
-            (waited, before) = (Duration::ZERO, now);
-        }
-        let since = Instant::now();
-        py.detach(|| thread::sleep(Duration::from_millis(1)));
-        // Count a slice at most: while the process is stopped (SIGSTOP), no thread of it can compute or end.
-        waited += since.elapsed().min(SLICE);
-        py.check_signals()?;
-    }
-}
-
-/// Whether another thread of this process has or wants a processor. Always `false` on systems other than Linux, which
-/// do not tell.
-fn is_runnable() -> bool {
-    let stat = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.ok()?.path().join("stat")).ok();
-    // The state follows the name of the thread, which is in parentheses (proc_pid_stat(5)).
-    let runs = |stat: &String| stat.rsplit(") ").next().is_some_and(|fields| fields.starts_with('R'));
-    // This thread is one of those that run.
-    fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.filter_map(stat).filter(runs).count() > 1)
+    Ok(())
 }

@@ -12,6 +12,7 @@ use twinbuf::Error;
 use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
+use crate::foreign::Filler;
 use crate::lease::Lease;
 use crate::locked::{SLICE, check_end};
 use crate::object::{Object, mapped};
@@ -33,6 +34,8 @@ pub(crate) struct Batches {
     pub(crate) iteration: u64,
     /// A function that turns a batch into what the loop gets.
     pub(crate) map: Option<Arc<Object>>,
+    /// Fills a slot in this thread, with `_drive.fill_one`: without overlap, if that runs code of the program.
+    pub(crate) fill: Option<Arc<(Py<Filler>, Py<PyAny>)>>,
     /// Whether a step of the breakdown has begun.
     pub(crate) stepping: AtomicBool,
     /// The longest wait for a batch.
@@ -83,6 +86,14 @@ impl Batches {
         self.shared.state.with(py, |state| state.position())
     }
 
+    /// Returns whether it filled a slot.
+    fn fill(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some((filler, fill_one)) = self.fill.as_deref() else { return Ok(false) };
+        let filled = fill_one.call1(py, (filler,));
+        filler.get().calls_no_more();
+        filled?.extract(py)
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.loader)
     }
@@ -120,6 +131,10 @@ impl Batches {
                     let message = "this iteration is over: another has begun, or a state was loaded";
                     return Err(errors::raise(py, Failure::new("LoaderError", message)));
                 }
+            }
+            if self.fill(py)? {
+                asked = shared.state.with(py, ask);
+                continue;
             }
             let slice =
                 self.timeout.map_or(SLICE, |timeout| SLICE.min(timeout.saturating_sub(since.elapsed())));

@@ -7,6 +7,7 @@ mod dlpack;
 mod dtype;
 mod engine;
 mod errors;
+mod foreign;
 mod handover;
 mod iterator;
 mod lease;
@@ -17,7 +18,6 @@ mod number;
 mod object;
 mod plan;
 mod position;
-mod reading;
 mod recorder;
 mod records;
 mod report;
@@ -39,6 +39,7 @@ mod _twinbuf {
     use crate::{
         batch::Batch,
         engine::_begin_end,
+        foreign::Filler,
         handover::{Items, Thread, Worker},
         loader::Loader,
         locked::{_end_hook, _forked},

@@ -15,16 +15,16 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::dataset::{self, PythonData};
 use crate::device;
-use crate::engine::{self, Closing, Shared, State};
+use crate::engine::{self, Shared, State};
 use crate::errors::{self, Failure};
+use crate::foreign::{Filler, Identity};
 use crate::iterator::{Batches, closed};
-use crate::locked::{LEAVE, Locked, SLICE, check_end, detached};
+use crate::locked::{LEAVE, Locked, check_end, detached};
 use crate::names::Names;
 use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
-use crate::reading::Kept;
 use crate::records::{Records, read_mode_of};
 use crate::report::Report;
 use crate::run::Run;
@@ -116,6 +116,8 @@ pub(crate) struct Loader {
     objects: Vec<Arc<Object>>,
     /// A function that turns each batch into what the loop gets.
     map: Option<Arc<Object>>,
+    /// Fills a slot in the loop's thread.
+    fill: Option<Arc<(Py<Filler>, Py<PyAny>)>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
     copy_stream: bool,
@@ -127,6 +129,7 @@ impl Loader {
     fn iterate(slf: &Bound<'_, Self>, which: Which, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Epochs> {
         let (py, this, timeout) = (slf.py(), slf.get(), seconds_or_none("timeout", timeout)?);
         this.shared.check(py)?;
+        check_end(py)?;
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
@@ -173,8 +176,9 @@ impl Loader {
             Ok(Some(iteration)) => {
                 let (shared, map) = (this.shared.clone(), this.map.clone());
                 let (loader, stepping) = (slf.clone().unbind().into_any(), AtomicBool::new(false));
+                let fill = this.fill.clone();
                 let batches =
-                    |map| Bound::new(py, Batches { shared, loader, iteration, map, stepping, timeout });
+                    |map| Bound::new(py, Batches { shared, loader, iteration, map, fill, stepping, timeout });
                 let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
                 let batches = batches(None)?;
                 let (position, map) = (batches.getattr("_position")?, map.and_then(|map| map.get(py)));
@@ -255,7 +259,6 @@ impl Loader {
         let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
         let copy_stream = switches::is_on(name.as_deref(), "COPY_STREAM").unwrap_or(copy_stream);
         let sender = device::sender(device, device_depth, name.as_deref(), trace.as_deref())?;
-        let kept = Arc::<Kept>::default();
         let sets = dataset::each(data);
         if sets.is_empty() {
             return Err(errors::option(py, "data: wanted at least one data set, found none"));
@@ -265,24 +268,27 @@ impl Loader {
         let memory_limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
         let breakdown = whole_or_none::<u64>("breakdown", breakdown)?.filter(|&steps| steps > 0);
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
+        let mut quick = true; // no field is files
         for (field, set) in sets.iter().enumerate() {
             let Ok(records) = set.cast::<Records>() else {
-                let data = PythonData::new(set, kept.clone())?;
+                let data = PythonData::new(set)?;
                 objects.push(data.object.clone());
                 opened.push(Box::new(data));
                 continue;
             };
             let (files, of_field) = records.get().for_loader()?;
             opened.push(files);
+            quick = false;
             for step in of_field {
-                let (step, object) = step.of_loader(py, &kept);
-                objects.extend(object);
+                let step = step.copy(py);
+                objects.extend(step.object().cloned());
                 steps.push((field, step));
             }
         }
         if let Some(set) = opened.first() {
             plan.get().check(py, set.records())?;
         }
+        let foreign = !objects.is_empty();
         let map = map.map(|map| Arc::new(Object::new(map)));
         objects.extend(map.clone());
         let builder = twinbuf::Loader::builder(opened, plan.get().inner.clone());
@@ -295,6 +301,7 @@ impl Loader {
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let builder = if sender.is_some() { builder.sends() } else { builder };
+        let builder = if foreign { builder.driven() } else { builder };
         let failed = |error| errors::loading(py, error);
         let asked_depth =
             given_depth.map_or_else(|| builder.wanted_slots().map(|wanted| wanted.0), Ok).map_err(failed)?;
@@ -302,15 +309,29 @@ impl Loader {
         let wanted = builder.wanted_slots().map_err(failed)?;
         let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
         let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
-        let built = detached(py, || builder.build()).map_err(failed)?;
+        let mut built = detached(py, || builder.build()).map_err(failed)?;
+        let (identity, driven) = (Arc::<Identity>::default(), built.driven());
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.settings.overlap);
         let state = State { run: Run::Idle(built), ..State::default() };
-        let shared = Arc::new(Shared { state: Locked::new(state), name, names, breakdown, overlap, kept });
+        let state = Locked::new(state);
+        let shared = Shared { state, name, names, breakdown, overlap, foreign, identity: identity.clone() };
+        let shared = Arc::new(shared);
         engine::register(&shared);
+        let mut fill = None;
+        for worker in driven {
+            let filler = Bound::new(py, Filler::new(worker, identity.clone(), quick))?;
+            let drive = py.import("twinbuf._drive")?;
+            if overlap {
+                drive.call_method1("fill", (filler, shared.name.as_deref()))?;
+            } else {
+                fill = Some(Arc::new((filler.unbind(), drive.getattr("fill_one")?.unbind())));
+            }
+        }
         let sender = sender.map(Bound::unbind);
         let (depth, workers) = (wanted.0, report.settings.workers);
-        let this = Self { shared, plan: plan.unbind(), objects, map, sender, copy_stream, depth, workers };
+        let this =
+            Self { shared, plan: plan.unbind(), objects, map, fill, sender, copy_stream, depth, workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }
@@ -383,6 +404,7 @@ impl Loader {
     /// they resume.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         slf.get().shared.is_not_reading(slf.py())?;
+        check_end(slf.py())?; // there may be no modules any more
         let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
         slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
     }
@@ -496,30 +518,37 @@ impl Loader {
         let limit = seconds_or_none("timeout", timeout)?.or((!self.objects.is_empty()).then_some(LEAVE));
         self.shared.check(py)?;
         self.stop_sending(py)?;
-        let shared = &self.shared;
-        let (reading, run) = shared.state.detached(py, |state| {
-            let reading = state.reading();
-            state.rest();
-            state.iteration += 1;
-            state.last_report = state.report();
-            (reading, std::mem::take(&mut state.run))
-        });
-        let Some(loader) = engine::loader_of(run, &shared.kept) else { return Ok(()) };
-        let (mut closing, since) = (Closing::start(loader)?, Instant::now());
-        loop {
-            let rest = limit.map(|limit| limit.saturating_sub(since.elapsed()));
-            if let Some(closed) = detached(py, || closing.wait(rest.unwrap_or(SLICE).min(SLICE))) {
-                return closed.map_err(|error| errors::loading(py, error));
+        let (shared, since) = (&self.shared, Instant::now());
+        shared.state.detached(py, State::end_iteration);
+        // No other read begins. Wait for those in progress.
+        let (mut raised, mut reading) = (Ok(()), None);
+        while let Some(found) = shared.state.with(py, |state| state.reading()) {
+            (raised, reading) = (py.check_signals(), Some(found));
+            if raised.is_err() || limit.is_some_and(|limit| since.elapsed() >= limit) {
+                break;
             }
-            let over = rest.is_some_and(|rest| rest.is_zero());
-            let raised = match py.check_signals() {
-                Ok(()) if !over => continue,
-                Ok(()) => errors::loading(py, Error::Timeout { waited: limit.unwrap_or_default(), reading }),
-                Err(raised) => raised,
-            };
-            closing.leave();
-            return Err(raised);
+            detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
+        let run = shared.state.with(py, |state| {
+            state.last_report = state.report();
+            std::mem::take(&mut state.run)
+        });
+        let waits = if raised.is_ok() { limit } else { Some(Duration::ZERO) };
+        let closed = detached(py, || {
+            let Run::Idle(loader) = run else { return Ok(()) };
+            match waits {
+                Some(limit) => loader.close_timeout(limit.saturating_sub(since.elapsed())),
+                None => loader.close(),
+            }
+        });
+        raised?;
+        closed.map_err(|error| match error {
+            Error::Timeout { reading: found, .. } => {
+                let (waited, reading) = (limit.unwrap_or_default(), found.or(reading));
+                errors::loading(py, Error::Timeout { waited, reading })
+            }
+            error => errors::loading(py, error),
+        })
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -575,6 +604,13 @@ impl Loader {
             "a Loader cannot be pickled, because it owns a thread and open files: build it in the process that uses it, \
              and send its `state_dict()`",
         ))
+    }
+}
+
+impl Drop for Loader {
+    /// No iterator is left. The threads that refer to the program's code end later.
+    fn drop(&mut self) {
+        self.objects.iter().for_each(|object| object.clear());
     }
 }
 

@@ -69,12 +69,6 @@ pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 /// The longest wait before signals are handled again.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// How long the exit waits for a thread that was left behind before: long enough to see whether it computes.
-pub(crate) const LEFT_FOR: Duration = Duration::from_millis(100);
-
-/// Tells whether a thread still runs.
-pub(crate) type IsThere = Box<dyn FnMut() -> bool>;
-
 /// Waits without the GIL. If the program has ended meanwhile, it does not return: the interpreter would end this thread in
 /// the middle of native code (before Python 3.14), which aborts the process.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {

@@ -86,13 +86,17 @@ pub(crate) fn range<'py>(
 
 /// The numbers of a batch's records as a numpy array.
 pub(crate) fn indices<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyAny>> {
+    py.import("numpy")?.call_method1("frombuffer", (bytes_of(py, batch)?, "int64"))
+}
+
+/// The numbers of a batch's records, as the bytes of an array of int64.
+pub(crate) fn bytes_of<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<Bound<'py, PyByteArray>> {
     let len = batch.len().checked_mul(8).and_then(|len| isize::try_from(len).ok());
     let len = len.ok_or_else(|| PyMemoryError::new_err("no memory for the numbers of a batch"))? as usize;
-    let bytes = PyByteArray::new_with(py, len, |bytes| {
+    PyByteArray::new_with(py, len, |bytes| {
         for (out, record) in bytes.chunks_exact_mut(8).zip(batch.runs().flatten()) {
             out.copy_from_slice(&record.to_ne_bytes());
         }
         Ok(())
-    })?;
-    py.import("numpy")?.call_method1("frombuffer", (bytes, "int64"))
+    })
 }

@@ -14,6 +14,7 @@ use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
+use crate::foreign::directly;
 use crate::locked::detached;
 use crate::number::{numbers, range, whole, whole_or_none};
 use crate::object::Object;
@@ -201,7 +202,7 @@ impl Records {
                     // Room that is aligned as a slot is.
                     resize(&mut room, out.len().div_ceil(8))?;
                     let room: &mut [u8] = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut room)[..out.len()];
-                    let made = step.apply_one(&record, room, &Context::new(&batch));
+                    let made = directly(|| step.apply_one(&record, room, &Context::new(&batch)));
                     let made = made.map_err(|error| Python::attach(|py| errors::of_transform(py, error)))?;
                     resize(&mut record, made)?;
                     record.copy_from_slice(&room[..made]);
@@ -494,12 +495,13 @@ impl Records {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let functions = self.steps.iter().filter_map(Step::object);
+        let functions = self.steps.iter().filter_map(Step::object).map(AsRef::as_ref);
         functions.chain(&self.calls).try_for_each(|object| object.traverse(&visit))
     }
 
     fn __clear__(&self) {
-        self.steps.iter().filter_map(Step::object).chain(&self.calls).for_each(Object::clear);
+        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear());
+        self.calls.iter().for_each(Object::clear);
     }
 
     /// All records as one numpy array, for ``numpy.asarray``. It reads them from the files.

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyTuple};
+use pyo3::types::{PyByteArray, PyTuple};
 use twinbuf::BoxError;
 use twinbuf::mmap::DType;
 use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
 use crate::errors;
+use crate::foreign::{Call, Work, answer_to};
 use crate::object::Object;
-use crate::reading::{Kept, Reading};
 
 /// One change of each record. `Records` has a list of them.
 #[derive(Clone)]
@@ -33,8 +33,6 @@ pub(crate) struct Function {
     /// The types of the records that it is called with, and of those that it returns.
     from: RecordType,
     to: RecordType,
-    /// Identifies the loader.
-    loader: Arc<Kept>,
 }
 
 impl Step {
@@ -53,26 +51,17 @@ impl Step {
 
     pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {
         let object = Arc::new(Object::new(function));
-        Self::Map(Arc::new(Function { object, from, to, loader: Arc::default() }))
-    }
-
-    /// Returns a copy of the step for one loader, and its Python object, which the loader reports to the garbage
-    /// collector.
-    pub(crate) fn of_loader(&self, py: Python<'_>, loader: &Arc<Kept>) -> (Self, Option<Arc<Object>>) {
-        let Self::Map(function) = self else { return (self.clone(), None) };
-        let Function { object, from, to, .. } = &**function;
-        let object = Arc::new(object.copy(py));
-        let (from, to, loader) = (from.clone(), to.clone(), loader.clone());
-        (Self::Map(Arc::new(Function { object: object.clone(), from, to, loader })), Some(object))
+        Self::Map(Arc::new(Function { object, from, to }))
     }
 
     /// Returns a copy of the step with its own reference to the Python object.
     pub(crate) fn copy(&self, py: Python<'_>) -> Self {
         let Self::Map(function) = self else { return self.clone() };
-        self.of_loader(py, &function.loader).0
+        let (from, to) = (function.from.clone(), function.to.clone());
+        Self::Map(Arc::new(Function { object: Arc::new(function.object.copy(py)), from, to }))
     }
 
-    pub(crate) fn object(&self) -> Option<&Object> {
+    pub(crate) fn object(&self) -> Option<&Arc<Object>> {
         match self {
             Self::Map(function) => Some(&function.object),
             _ => None,
@@ -103,17 +92,7 @@ impl RecordTransform for Step {
             }
             Self::Cast { from, to } => convert(*from, *to, records, out),
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
-            Self::Map(function) => {
-                let bytes = function.to.len();
-                // All records here have the same size. Records of varying size are transformed one by one, in
-                // `apply_one`.
-                let each = records.len() / (out.len() / bytes).max(1);
-                for ((index, out), context) in out.chunks_exact_mut(bytes).enumerate().zip(context.records())
-                {
-                    function.apply(&records[index * each..][..each], out, context.seed)?;
-                }
-                Ok(())
-            }
+            Self::Map(function) => function.apply(records, out, context),
         }
     }
 
@@ -139,28 +118,20 @@ impl RecordTransform for Step {
 }
 
 impl Function {
-    fn apply(&self, record: &[u8], out: &mut [u8], seed: u64) -> Result<(), BoxError> {
-        let called = Python::try_attach(|py| self.call(py, record, out, seed));
-        Ok(called.ok_or("the interpreter is shutting down")??)
-    }
-
-    /// Calls the function with its own copy of the record, and copies what it returns.
-    fn call(&self, py: Python<'_>, record: &[u8], out: &mut [u8], seed: u64) -> PyResult<()> {
-        let function = self.object.get(py);
-        let function = function.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
-        let array = array(py, PyByteArray::new(py, record), &self.from, 1)?.get_item(0)?;
-        let reading = Reading::begin(&self.loader);
-        let made = function.bind(py).call1((array, seed))?;
-        drop(reading);
-        let made = py.import("numpy")?.call_method1("asarray", (made,))?;
-        let (found, shape) = (made.getattr("dtype")?, made.getattr("shape")?.extract::<Vec<usize>>()?);
-        if dtype::parse(&found).ok() != self.to.dtype() || shape != self.to.shape() {
-            let (wanted, of) = (dtype::name(dtype::of(&self.to)), self.to.shape());
-            let wanted = format!("an array of {wanted} {of:?}");
-            return Err(errors::of_type("map", &wanted, format!("one of {found} {shape:?}")));
-        }
-        let bytes = made.call_method0("tobytes")?.cast_into::<PyBytes>()?;
-        out.copy_from_slice(bytes.as_bytes());
+    /// Calls the function with copies of the records, and copies what it returns.
+    fn apply(&self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
+        let Self { object, from, to } = self;
+        let call = || Call {
+            object: object.clone(),
+            work: Work::Map {
+                records: records.to_vec(),
+                seeds: context.records().map(|record| record.seed).collect(),
+                types: [from.clone(), to.clone()],
+            },
+        };
+        let made = answer_to(call)?;
+        let wanted = format!("{} bytes", out.len());
+        out.get_mut(..made.len()).filter(|out| out.len() == made.len()).ok_or(wanted)?.copy_from_slice(&made);
         Ok(())
     }
 }

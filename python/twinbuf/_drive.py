@@ -1,4 +1,4 @@
-"""The threads that run the program's code: an iterable, a function, what sends to a device.
+"""The threads that run the program's code: an iterable, a data set, a function, what sends to a device.
 
 They are Python's own daemon threads, and every frame on their stacks is Python's: the interpreter may end
 them at any time. What they wait for is in Rust.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 from types import GeneratorType
 from typing import Any
 
-from ._twinbuf import _begin_end, _end_hook, _Items, _Worker
+from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
 
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
 # process that is stopped for some time (SIGSTOP) ends no thread.
@@ -26,10 +28,28 @@ def start(items: _Items[Any], run: Callable[[Callable[[], None]], None], name: s
     """Start the thread that makes the items. ``run`` calls its loop with the caller's context."""
     worker = items.worker()
     if worker is not None:
-        thread = threading.Thread(target=_drive, args=(worker, run), name=name, daemon=True)
-        _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
-        thread.start()
-        _threads.add(thread)
+        _start(name, _drive, worker, run)
+
+
+def fill(worker: _Filler, name: str | None) -> None:
+    """Start a thread that fills slots of the loader of this name."""
+    _start(f"{name or 'twinbuf'}-read", _fill, worker)
+
+
+def fill_one(worker: _Filler) -> bool:
+    """Fill a slot. Returns whether there was one to fill."""
+    found = worker.try_next()
+    while found:
+        _answer(worker)
+        found = worker.try_next()
+    return found is not None
+
+
+def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
+    thread.start()
+    _threads.add(thread)
 
 
 @atexit.register
@@ -94,3 +114,62 @@ def _close(worker: _Worker) -> None:
             iterator.close()
         except Exception:
             logging.getLogger("twinbuf").exception("prefetch: closing a generator failed")
+
+
+def _fill(worker: _Filler) -> None:
+    while worker.next():
+        _answer(worker)
+
+
+def _answer(worker: _Filler) -> None:
+    """Make the call that the worker waits for. What it refers to is free again before the thread waits."""
+    made, raised = b"", None
+    try:
+        made = _made(*worker.wanted())
+    except BaseException as error:
+        raised = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+    if not worker.is_returned() and raised:
+        _clear(raised)
+    if not worker.is_returned():
+        gc.collect()  # perhaps a cycle that nothing uses
+    worker.answer(made, raised)
+
+
+def _made(code: Any, numbers: bytearray, *more: Any) -> bytes:
+    """Call a data set with the numbers of records and their slot, or a function with each of some records."""
+    import numpy as np
+
+    if len(more) == 1:
+        found = code.read_into(np.frombuffer(numbers, "int64"), *more)
+        # A number is allowed: `return file.readinto(out)` returns how many bytes it read.
+        if found is None or isinstance(found, int):
+            return b""
+        kind = type(found).__name__
+        raise TypeError(
+            "read_into: wanted `out` filled and nothing returned, "
+            f"found a {kind} returned: `numpy.asarray(out)[:] = array`"
+        )
+    seeds, (dtype, shape), (wanted, size) = more
+    records, made, good = np.frombuffer(numbers, dtype).reshape(len(seeds), *shape), [], None
+    for record, seed in zip(records, seeds, strict=True):
+        array = np.asarray(code(record, seed))
+        of = array.dtype
+        if array.shape != size or (of is not good and (of.name != wanted or not of.isnative)):
+            raise TypeError(
+                f"map: wanted an array of {wanted} {list(size)}, found one of {of} {list(array.shape)}"
+            )
+        good = of
+        made.append(array.tobytes())
+    return b"".join(made)
+
+
+def _clear(error: BaseException) -> None:
+    """Clear the frames in the traceback of an exception and of its causes, because they keep a slot."""
+    seen: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        error_or_none = left.pop()
+        if error_or_none is not None and error_or_none not in seen:
+            seen.append(error_or_none)
+            traceback.clear_frames(error_or_none.__traceback__)
+            left += [error_or_none.__cause__, error_or_none.__context__]

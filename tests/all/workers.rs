@@ -2,6 +2,8 @@
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::task::Poll;
@@ -9,8 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, RECORD, batches, files, open, plan, record};
-use twinbuf::transform::{RecordTransform, RecordType, per_record};
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::transform::{Context, RecordTransform, RecordType, map, per_record};
+use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
 /// A random augmentation: changes the record by random numbers from its seed.
 fn augment() -> impl RecordTransform {
@@ -413,4 +416,169 @@ fn every_history_of_calls_gives_the_plans_order() {
         drop(kept);
         loader.close().unwrap();
     }
+}
+
+/// Puts every other call off, if it is on.
+#[derive(Clone)]
+struct PutOff<T> {
+    inner: T,
+    on: bool,
+    /// The call that was put off: the next one is the same.
+    put_off: Option<(Vec<u64>, usize, Vec<u8>)>,
+}
+
+impl<T> PutOff<T> {
+    fn new(inner: T, on: bool) -> Self {
+        Self { inner, on, put_off: None }
+    }
+
+    fn now(&mut self, records: Vec<u64>, out: &[u8], input: &[u8]) -> Result<(), BoxError> {
+        let call = (records, out.as_ptr().addr(), input.to_vec());
+        match self.put_off.take() {
+            Some(before) => assert_eq!(before, call, "the same call comes again"),
+            None if self.on => {
+                self.put_off = Some(call);
+                return Err(io::Error::from(io::ErrorKind::WouldBlock).into());
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl Dataset for PutOff<()> {
+    fn records(&self) -> u64 {
+        103
+    }
+    fn record_bytes(&self) -> usize {
+        8
+    }
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        self.now(batch.runs().flatten().collect(), out, &[])?;
+        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+            out.copy_from_slice(&record.to_le_bytes());
+        }
+        Ok(out.len())
+    }
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl<T: RecordTransform + Clone + 'static> RecordTransform for PutOff<T> {
+    fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
+        self.inner.output(record)
+    }
+    fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
+        self.now(context.records().map(|record| record.number).collect(), out, records)?;
+        self.inner.apply(records, out, context)
+    }
+    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
+        self.now(context.records().map(|record| record.number).collect(), out, record)?;
+        self.inner.apply_one(record, out, context)
+    }
+    fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+/// Three fields: numbers that are changed twice, to records of varying length at last; files; numbers as they are.
+fn put_off(paths: &[PathBuf], on: bool) -> LoaderBuilder {
+    let data: Vec<Box<dyn Dataset>> =
+        vec![Box::new(PutOff::new((), on)), Box::new(open(paths)), Box::new(PutOff::new((), on))];
+    let shifted = per_record(16, |record, out, context| {
+        out[..8].copy_from_slice(&context.seed.to_le_bytes());
+        out[8..].copy_from_slice(record);
+        Ok(())
+    });
+    let cut = map(16, |record, out, context| {
+        let len = context.number as usize % 16;
+        out[..len].copy_from_slice(&record[..len]);
+        Ok(len)
+    });
+    let same = map(16, |record, out, _| {
+        out[..record.len()].copy_from_slice(record);
+        Ok(record.len())
+    });
+    let builder = Loader::builder(data, plan(103, 10)).transform(PutOff::new(shifted, on));
+    builder.transform(PutOff::new(cut, on)).transform(same)
+}
+
+fn whole(batch: &Batch) -> (Vec<u8>, Option<Vec<usize>>) {
+    let fields: Vec<u8> = (0..3).flat_map(|field| batch.field::<u8>(field).unwrap().to_vec()).collect();
+    (fields, batch.offsets(0).map(<[usize]>::to_vec))
+}
+
+#[test]
+fn a_driver_goes_on_with_what_was_put_off() {
+    let (_dir, paths) = files(&[40, 1, 62]);
+    let mut plain = put_off(&paths, false).build().unwrap();
+    let expected: Vec<_> = plain.epochs(1..3).map(|batch| whole(&batch.unwrap())).collect();
+    assert_eq!(expected.len(), 22);
+    for workers in 1..=3 {
+        let mut loader = put_off(&paths, true).workers(workers).driven().build().unwrap();
+        let drivers = loader.driven().into_iter().map(|mut worker| {
+            thread::spawn(move || {
+                let mut calls = 0;
+                while worker.next() {
+                    calls += 1;
+                }
+                calls
+            })
+        });
+        let drivers: Vec<_> = drivers.collect();
+        assert_eq!((drivers.len(), loader.driven().len()), (workers, 0));
+        for taken in [0, 1, 9, 22] {
+            let found = loader.epochs(1..3).take(taken).map(|batch| whole(&batch.unwrap()));
+            assert!(found.eq(expected[..taken].iter().cloned()), "{workers} workers, left after {taken}");
+        }
+        assert_eq!(loader.report().settings.workers, workers);
+        loader.close().unwrap();
+        let calls: usize = drivers.into_iter().map(|driver| driver.join().unwrap()).sum();
+        // Two reads, a part and ten records of a batch are put off.
+        assert!(calls >= 32 * 13 - 2 * 7, "{calls}");
+    }
+}
+
+#[test]
+fn without_overlap_the_caller_drives() {
+    let (_dir, paths) = files(&[40, 1, 62]);
+    let mut plain = put_off(&paths, false).build().unwrap();
+    let expected: Vec<_> = plain.epochs(1..3).map(|batch| whole(&batch.unwrap())).collect();
+    let mut loader = put_off(&paths, true).overlap(false).driven().build().unwrap();
+    let mut worker = loader.driven().pop().unwrap();
+    let mut batches = loader.into_epochs(1..3);
+    let mut found = Vec::new();
+    loop {
+        match batches.try_next() {
+            Poll::Ready(Some(batch)) => found.push(whole(&batch.unwrap())),
+            Poll::Ready(None) => break,
+            Poll::Pending => while worker.try_next() == Poll::Ready(true) {},
+        }
+    }
+    assert!(found == expected);
+    // It fills one slot at a time, though two are free.
+    assert_eq!(batches.report().loads, 22);
+}
+
+#[test]
+fn a_thread_does_not_wait_for_what_was_put_off() {
+    let (_dir, paths) = files(&[103]);
+    let mut loader = put_off(&paths, true).build().unwrap();
+    let error = loader.epoch(0).next().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Load { at, .. } if at.step == Some(0)), "{error:?}");
+    assert!(error.to_string().contains("block"), "{error}");
+}
+
+#[test]
+fn a_slot_that_is_leaked_gets_new_memory() {
+    let builder = Loader::builder(PutOff::new((), true), plan(103, 10)).driven().depth(2);
+    let mut loader = builder.build().unwrap();
+    let mut worker = loader.driven().pop().unwrap();
+    let mut batches = loader.into_epochs(0..1);
+    assert_eq!(worker.try_next(), Poll::Ready(true));
+    assert_eq!(worker.leak_slot(), Some(()));
+    drop(worker); // its fill fails
+    let error = batches.next().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Load { .. }), "{error}");
 }

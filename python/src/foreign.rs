@@ -1,0 +1,303 @@
+//! The program's own code below a loader: data sets written in Python, and the functions of `Records.map`.
+//!
+//! It runs in threads of Python, with no frame of Rust below it. A loader with such code is driven: a [`Filler`] lets the
+//! crate's reader fill slots up to a call of that code. The reader leaves the [`Call`] on its thread's desk, and puts the
+//! rest off. `_drive.py` makes the call and answers it, and the reader goes on.
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyMemoryView, PyTuple};
+use twinbuf::loader::Driven;
+use twinbuf::mmap::DType;
+use twinbuf::transform::RecordType;
+use twinbuf::{BatchIndices, BoxError};
+
+use crate::dtype;
+use crate::lease::View;
+use crate::locked::detached;
+use crate::number::bytes_of;
+use crate::object::Object;
+
+/// A call of the program's code.
+pub(crate) struct Call {
+    /// A data set or a function.
+    pub(crate) object: Arc<Object>,
+    pub(crate) work: Work,
+}
+
+pub(crate) enum Work {
+    /// `read_into` with these records, into this memory of a slot.
+    Read { batch: BatchIndices, record: RecordType, out: (*mut u8, usize) },
+    /// A function with each of some records, and its seed.
+    Map { records: Vec<u8>, seeds: Vec<u64>, types: [RecordType; 2] },
+}
+
+// SAFETY: the memory belongs to a fill that was put off, so nothing else uses it before the call was answered.
+unsafe impl Send for Call {}
+
+/// What a call returned: nothing, or the bytes of records.
+pub(crate) type Answer = PyResult<Vec<u8>>;
+
+#[derive(Default)]
+struct Desk {
+    wanted: Option<Call>,
+    answer: Option<Answer>,
+}
+
+thread_local! {
+    static DESK: RefCell<Desk> = RefCell::default();
+    /// The loaders for which this thread is making a call: a wait for such a loader would be a deadlock. There may be
+    /// several: a data set may read from another loader.
+    static CALLING: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Returns the answer to `call`, or leaves the call on the desk and puts the fill off.
+pub(crate) fn answer_to(call: impl FnOnce() -> Call) -> Result<Vec<u8>, BoxError> {
+    DESK.with_borrow_mut(|desk| match desk.answer.take() {
+        Some(answer) => Ok(answer?),
+        None => {
+            desk.wanted = Some(call());
+            Err(io::Error::from(io::ErrorKind::WouldBlock).into())
+        }
+    })
+}
+
+/// Does work that may call the program's code, in the thread of the caller.
+pub(crate) fn directly<T>(mut work: impl FnMut() -> Result<T, BoxError>) -> Result<T, BoxError> {
+    loop {
+        let done = work();
+        let Some(call) = DESK.with_borrow_mut(|desk| desk.wanted.take()) else { return done };
+        let answer = Python::attach(|py| {
+            let made = py.import("twinbuf._drive")?.getattr("_made")?.call1(call.arguments(py)?.0)?;
+            Ok(made.cast_into::<PyBytes>()?.as_bytes().to_vec())
+        });
+        DESK.with_borrow_mut(|desk| desk.answer = Some(answer));
+    }
+}
+
+/// Identifies a loader, by its address.
+#[derive(Default)]
+pub(crate) struct Identity(#[allow(dead_code, reason = "an allocation of its own")] u8);
+
+/// Whether this thread is making a call for the loader.
+pub(crate) fn is_calling(loader: &Arc<Identity>) -> bool {
+    CALLING.with_borrow(|calling| calling.contains(&Arc::as_ptr(loader).addr()))
+}
+
+impl Call {
+    /// Returns the arguments of `_drive._made`, and the view of a slot among them.
+    fn arguments<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Option<Lending>)> {
+        let object = self.object.get(py);
+        let object = object.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
+        match &self.work {
+            Work::Read { batch, record, out } => {
+                let lent = Bound::new(py, Lent::new(*out, usize::try_from(batch.len())?, record))?;
+                let view = PyMemoryView::from(&lent)?;
+                let arguments = (object, bytes_of(py, batch)?, &view).into_pyobject(py)?;
+                Ok((arguments, Some((view.unbind(), lent.unbind()))))
+            }
+            Work::Map { records, seeds, types } => {
+                let [from, to] = types.each_ref().map(|record| {
+                    // As many elements as there are bytes for, if records differ in length.
+                    let ragged = record.is_ragged().then(|| vec![-1]);
+                    let shape = record.shape().iter().map(|&axis| axis as isize).collect();
+                    (dtype::of(record), ragged.unwrap_or(shape))
+                });
+                if dtype::format(from.0).is_none() {
+                    let name = dtype::name(from.0);
+                    let line = format!("numpy has no {name}: use `to(\"float32\")`");
+                    return Err(PyTypeError::new_err(line));
+                }
+                let of = |(dtype, shape)| PyResult::Ok((dtype::name(dtype), PyTuple::new(py, shape)?));
+                let arguments = (object, PyByteArray::new(py, records), seeds.clone(), of(from)?, of(to)?);
+                Ok((arguments.into_pyobject(py)?, None))
+            }
+        }
+    }
+}
+
+/// A slot that is lent to `read_into`: the view, and what counts the uses of it.
+type Lending = (Py<PyMemoryView>, Py<Lent>);
+
+/// A worker of a loader. A thread of Python drives it, or the loop's thread without overlap.
+#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Filler")]
+pub(crate) struct Filler {
+    /// `None` once the loader is closed.
+    driven: Mutex<Option<Driven>>,
+    /// The call that is being made.
+    call: Mutex<Making>,
+    loader: Arc<Identity>,
+    /// Whether it reads no file: then a fill without a wait takes no time.
+    quick: bool,
+}
+
+#[derive(Default)]
+struct Making {
+    call: Option<Call>,
+    lending: Option<Lending>,
+    answer: Option<Answer>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Filler {
+    pub(crate) fn new(driven: Driven, loader: Arc<Identity>, quick: bool) -> Self {
+        Self { driven: Mutex::new(Some(driven)), call: Mutex::default(), loader, quick }
+    }
+
+    /// Lets the reader go on, without the GIL, up to the next call.
+    fn go_on(&self, step: impl FnOnce(&mut Driven) -> Poll<bool>) -> Poll<bool> {
+        let (mut driven, mut making) = (lock(&self.driven), lock(&self.call));
+        let Some(worker) = &mut *driven else { return Poll::Ready(false) };
+        if making.call.is_some() {
+            if making.answer.is_none() {
+                return Poll::Ready(true); // Ctrl-C kept it from being made
+            }
+            *making = Making { answer: making.answer.take(), ..Making::default() };
+        }
+        DESK.set(Desk { wanted: None, answer: making.answer.take() });
+        let found = step(worker);
+        making.call = DESK.take().wanted;
+        found
+    }
+}
+
+#[pymethods]
+impl Filler {
+    /// Fill slots until a call is to be made. False: the loader was closed, or the program is ending.
+    fn next(&self, py: Python<'_>) -> bool {
+        // Most slots are free already: there is no reason to release the GIL.
+        for _ in 0..2 * usize::from(self.quick) {
+            match self.go_on(Driven::try_next) {
+                Poll::Ready(true) => return true,
+                Poll::Ready(false) => {}
+                Poll::Pending => break,
+            }
+        }
+        detached(py, || {
+            let found = self.go_on(|driven| Poll::Ready(driven.next())) == Poll::Ready(true);
+            if !found {
+                // Its trace is written before this returns.
+                let driven = lock(&self.driven).take();
+                drop(driven);
+            }
+            found
+        })
+    }
+
+    /// Fill one slot, or up to a call that is to be made: then True. None: there is nothing to fill.
+    pub(crate) fn try_next(&self, py: Python<'_>) -> Option<bool> {
+        match detached(py, || self.go_on(Driven::try_next)) {
+            Poll::Ready(found) => Some(found),
+            Poll::Pending => None,
+        }
+    }
+
+    /// The arguments of the call, for `_made`.
+    fn wanted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let mut making = lock(&self.call);
+        let call = making.call.as_ref().ok_or_else(|| PyRuntimeError::new_err("no call is wanted"))?;
+        let (arguments, lending) = call.arguments(py)?;
+        making.lending = lending;
+        CALLING.with_borrow_mut(|calling| calling.push(Arc::as_ptr(&self.loader).addr()));
+        Ok(arguments)
+    }
+
+    /// Whether nothing refers to the slot that the call was made for.
+    fn is_returned(&self, py: Python<'_>) -> bool {
+        let making = lock(&self.call);
+        let Some((view, lent)) = &making.lending else { return true };
+        let released = view.call_method0(py, "release").is_ok();
+        // SAFETY: `view` keeps the object alive, and this thread is attached to the interpreter. Something else may refer to
+        // it: a tensor of `torch.frombuffer(out)` uses the memory without an export.
+        let shared = unsafe { ffi::Py_REFCNT(view.as_ptr()) } > 1;
+        released && !shared && lent.get().exports.load(Ordering::Relaxed) == 0
+    }
+
+    /// Answer the call: with what it returned, or with what it raised.
+    fn answer(&self, py: Python<'_>, made: &[u8], raised: Option<Bound<'_, PyAny>>) {
+        self.calls_no_more();
+        let mut answer = raised.map_or(Ok(made.to_vec()), |raised| Err(PyErr::from_value(raised)));
+        let returned = self.is_returned(py);
+        let lending = lock(&self.call).lending.take();
+        drop(lending);
+        if !returned {
+            let leaked = lock(&self.driven).as_mut().and_then(Driven::leak_slot);
+            answer = answer.and_then(|_| {
+                Err(match leaked {
+                    Some(()) => PyBufferError::new_err(
+                        "read_into kept `out`, or an array or tensor on it: fill it and let it go, because the slot is used \
+                         again",
+                    ),
+                    None => PyMemoryError::new_err("no memory for the slot that read_into kept"),
+                })
+            });
+        }
+        lock(&self.call).answer = Some(answer);
+    }
+
+    /// This thread makes no call for the loader any more.
+    pub(crate) fn calls_no_more(&self) {
+        CALLING.with_borrow_mut(|calling| {
+            calling.retain(|&loader| loader != Arc::as_ptr(&self.loader).addr());
+        });
+    }
+}
+
+/// The slot being filled, lent to `read_into` as a buffer.
+#[pyclass(frozen, module = "twinbuf._twinbuf")]
+pub(crate) struct Lent {
+    view: View,
+    /// The number of views that have not been released.
+    exports: AtomicUsize,
+}
+
+// SAFETY: the memory is lent for one call. `Filler::is_returned` finds out whether a view outlived it.
+unsafe impl Send for Lent {}
+// SAFETY: after construction only `exports` changes, and it is atomic.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    fn new((out, len): (*mut u8, usize), records: usize, record: &RecordType) -> Self {
+        let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
+        // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
+        let dtype = match (dtype::format(element), element.size()) {
+            (Some(_), _) => element,
+            (None, 1) => DType::U8,
+            (None, _) => DType::U16,
+        };
+        Self { view: View::new(out, len, dtype, shape), exports: AtomicUsize::new(0) }
+    }
+}
+
+#[pymethods]
+impl Lent {
+    /// # Safety
+    ///
+    /// Python calls it with a view to fill, according to the buffer protocol.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        // The view refers to this object, which keeps shape and strides.
+        let filled = slf.get().view.buffer(slf.clone().into_any(), flags)?;
+        slf.get().exports.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: Python passes a view that may be written.
+        unsafe { view.write(filled) };
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// Python calls it once for each view.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.fetch_sub(1, Ordering::Relaxed);
+    }
+}
