@@ -5,6 +5,7 @@ use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 #[cfg(feature = "cuda")]
@@ -12,7 +13,6 @@ use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::{Checkpoint, Identity};
-use super::reader::Progress;
 use crate::error::{At, Error};
 use crate::pipe::memory::{Item, Taken, for_slot};
 use crate::pipe::ring::Sides;
@@ -48,6 +48,24 @@ pub struct Records {
     /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
     pub(super) progress: Progress,
+}
+
+/// How far the fill of a slot has come.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// The fields that are whole. The rest is about the next one.
+    pub(super) fields: usize,
+    /// The records that are in the slot, and the bytes that they take.
+    pub(super) done: u64,
+    pub(super) end: usize,
+    /// The steps that are over of the part of records after those: its read, and then each of its transforms.
+    pub(super) steps: usize,
+    /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
+    pub(super) lengths: Vec<usize>,
+    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
+    pub(super) changed: (usize, usize, usize),
+    /// When the first transform of the part began.
+    pub(super) since: Option<Instant>,
 }
 
 /// Where the fields of a batch are in its slot, and whose memory the slots are.

@@ -7,9 +7,9 @@ use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
-use super::batch::{Batch, Layout, Records};
+use super::batch::{Batch, Layout, Progress, Records};
 use super::checkpoint::{Begun, Checkpoint, Identity, Start};
-use super::reader::{Driven, Progress};
+use super::reader::Driven;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]

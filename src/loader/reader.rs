@@ -12,7 +12,7 @@ use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
-use super::batch::Records;
+use super::batch::{Progress, Records};
 use super::sizes::Stage;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
@@ -38,24 +38,6 @@ pub(crate) struct FieldReader {
     pub(crate) part: u64,
     /// In the order of application.
     pub(crate) transforms: Vec<Transforming>,
-}
-
-/// How far the fill of a slot has come.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    /// The fields that are whole. The rest is about the next one.
-    fields: usize,
-    /// The records that are in the slot, and the bytes that they take.
-    done: u64,
-    end: usize,
-    /// The steps that are over of the part of records after those: its read, and then each of its transforms.
-    steps: usize,
-    /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
-    lengths: Vec<usize>,
-    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
-    changed: (usize, usize, usize),
-    /// When the first transform of the part began.
-    since: Option<Instant>,
 }
 
 impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
