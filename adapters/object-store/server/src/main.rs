@@ -1,0 +1,104 @@
+//! `twinbuf-object-store-server ROOT DELAY_MS`: prints its port and serves the folders of ROOT as buckets, until its standard input ends.
+//!
+//! It is s3s-fs, but for one thing: s3s-fs reads the whole object and computes its MD5 for each range. Here an ETag is
+//! computed once for each time of change of the file. Each answer to a read waits for DELAY_MS first. As in s3s-fs,
+//! `If-Match` has no effect.
+
+use std::collections::HashMap;
+use std::io::{Read, SeekFrom};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use s3s::dto::{
+    ETag, GetObjectInput, GetObjectOutput, HeadObjectInput, HeadObjectOutput, ListObjectsV2Input,
+    ListObjectsV2Output, StreamingBlob, Timestamp,
+};
+use s3s::service::S3ServiceBuilder;
+use s3s::{S3, S3Request, S3Response, S3Result};
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
+use tokio_util::io::ReaderStream;
+
+struct Server {
+    files: s3s_fs::FileSystem,
+    root: PathBuf,
+    delay: Duration,
+    tags: Arc<Mutex<HashMap<(PathBuf, SystemTime, u64), ETag>>>,
+}
+
+#[async_trait::async_trait]
+impl S3 for Server {
+    async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        tokio::time::sleep(self.delay).await;
+        let path = self.root.join(&req.input.bucket).join(&req.input.key);
+        let Ok(mut file) = tokio::fs::File::open(&path).await else {
+            return self.files.get_object(req).await;
+        };
+        let meta = file.metadata().await.map_err(s3s::S3Error::internal_error)?;
+        let (modified, size) = (meta.modified().map_err(s3s::S3Error::internal_error)?, meta.len());
+        let key = (path, modified, size);
+        let known = self.tags.lock().unwrap().get(&key).cloned();
+        let Some(tag) = known else {
+            let response = self.files.get_object(req).await?;
+            if let Some(tag) = response.output.e_tag.clone() {
+                self.tags.lock().unwrap().insert(key, tag);
+            }
+            return Ok(response);
+        };
+        let range = match req.input.range {
+            Some(range) => range.check(size)?,
+            None => 0..size,
+        };
+        file.seek(SeekFrom::Start(range.start)).await.map_err(s3s::S3Error::internal_error)?;
+        let len = range.end - range.start;
+        let body = ReaderStream::with_capacity(file.take(len), len.min(256 << 10) as usize);
+        Ok(S3Response::new(GetObjectOutput {
+            body: Some(StreamingBlob::wrap(body)),
+            content_length: Some(len as i64),
+            content_range: req.input.range.map(|_| format!("bytes {}-{}/{size}", range.start, range.end - 1)),
+            e_tag: Some(tag),
+            last_modified: Some(Timestamp::from(modified)),
+            ..GetObjectOutput::default()
+        }))
+    }
+
+    async fn head_object(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        self.files.head_object(req).await
+    }
+
+    async fn list_objects_v2(
+        &self,
+        req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        self.files.list_objects_v2(req).await
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(root), Some(delay)) = (args.next(), args.next()) else {
+        return Err("wanted a folder and a delay in milliseconds".into());
+    };
+    let files = s3s_fs::FileSystem::new(&root).map_err(|error| format!("{error:?}"))?;
+    let delay = Duration::from_millis(delay.parse()?);
+    let service =
+        S3ServiceBuilder::new(Server { files, root: root.into(), delay, tags: Arc::default() }).build();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    loop {
+        let (socket, _) = listener.accept().await?;
+        let service = service.clone();
+        tokio::spawn(async move {
+            let _ = auto::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(socket), service)
+                .await;
+        });
+    }
+}
