@@ -11,8 +11,8 @@
 //!   step.
 //! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
 //! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
-//! - [`Report`]: where the time went, and the predicted gain of other options. If compute dominates, the report says
-//!   that no option helps. [`observe::Trace`]: a timeline for Perfetto.
+//! - [`Report`]: what takes the time, which option to try, and what it saves at most. If compute dominates, the report
+//!   says that no option helps. [`observe::Trace`]: a timeline for Perfetto.
 //! - The caller receives errors in order, each once, with path and offset. A truncated file causes an error, never a
 //!   signal.
 //! - This crate does **not** decode, shuffle in memory or make tensors: a batch is bytes, or numbers without a copy,

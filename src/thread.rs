@@ -1,5 +1,5 @@
 //! Helpers for threads: values that must not be dropped in a forked process, thread names, panic messages, and how much
-//! of its time a thread spends on a processor.
+//! of its time a thread does not sleep.
 
 use std::fs::File;
 use std::mem;
@@ -99,55 +99,23 @@ pub(crate) fn this_thread() -> usize {
     MARK.try_with(|mark| std::ptr::from_ref(mark).addr()).unwrap_or(0)
 }
 
-/// How a thread spent an interval of its time, or several intervals together, in seconds. The fields are small, because
-/// each recorded batch may have two of these.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Share {
-    /// The length of the interval.
-    pub(crate) wall: f32,
-    /// The time on a processor.
-    pub(crate) cpu: f32,
-    /// The time in which the thread was ready to run, and other threads had the processors. 0 if the system does not
-    /// report it.
-    pub(crate) delay: f32,
-    /// `wall` times the number of threads of all programs that were running or ready to run at the end of the interval,
-    /// including this thread. 0 if the system does not report it.
-    pub(crate) running: f32,
-}
-
-impl Share {
-    pub(crate) fn add(&mut self, other: Self) {
-        self.wall += other.wall;
-        self.cpu += other.cpu;
-        self.delay += other.delay;
-        self.running += other.running;
-    }
-}
-
-/// The time that the calling thread has spent on a processor, and ready to run without one, since it started.
+/// How long the calling thread has been on a processor, or ready to run without one, since it started.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
-    cpu: Duration,
-    delay: Duration,
-}
+pub(crate) struct Clock(Duration);
 
 impl Clock {
-    /// Reads both times. `None` if the system does not report the CPU time.
+    /// Reads the clock. `None` if the system does not report the CPU time.
     pub(crate) fn now() -> Option<Self> {
         // Read the delay before the CPU time: a thread is often preempted at the end of the system call that reads the
         // CPU time. That delay then belongs to the interval that begins here. It must not belong to the interval that
-        // ends here (`since`), whose `wall` has been measured already.
+        // ends here (`since`), whose length has been measured already.
         let delay = delay();
-        Some(Self { cpu: cpu()?, delay })
+        Some(Self(cpu()? + delay))
     }
 
-    /// Returns how the thread spent the interval since then. `wall` is its length.
-    pub(crate) fn since(self, wall: Duration) -> Option<Share> {
-        let now = Self::now()?;
-        let cpu = now.cpu.saturating_sub(self.cpu).min(wall);
-        let delay = now.delay.saturating_sub(self.delay).min(wall - cpu);
-        let [wall, cpu, delay] = [wall, cpu, delay].map(|time| time.as_secs_f32());
-        Some(Share { wall, cpu, delay, running: running().unwrap_or(0.0) * wall })
+    /// Returns how much of the interval since then, whose length is `wall`, the thread did not sleep.
+    pub(crate) fn since(self, wall: Duration) -> Option<Duration> {
+        Some(Self::now()?.0.saturating_sub(self.0).min(wall))
     }
 }
 
@@ -171,42 +139,23 @@ fn delay() -> Duration {
     thread_local! {
         static STAT: Option<File> = File::open("/proc/thread-self/schedstat").ok();
     }
-    let nanos = STAT.try_with(|file| word(file.as_ref()?, 1)?.parse().ok());
+    let nanos = STAT.try_with(|file| word(file.as_ref()?)?.parse().ok());
     Duration::from_nanos(nanos.ok().flatten().unwrap_or(0))
 }
 
-/// Reads how many threads of all programs are running or ready to run: the fourth word of `/proc/loadavg` up to the
-/// slash, see proc(5). The number counts all processors. `None` if this process may use only some of them, because the
-/// number then means nothing.
-fn running() -> Option<f32> {
-    thread_local! {
-        static LOAD: Option<File> = all_processors().then(|| File::open("/proc/loadavg").ok()).flatten();
-    }
-    LOAD.try_with(|file| word(file.as_ref()?, 3)?.split('/').next()?.parse().ok()).ok().flatten()
-}
-
-/// Whether this process may use all processors of the machine.
-fn all_processors() -> bool {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    match std::thread::available_parallelism().map_or(0, std::num::NonZero::get) {
-        1 => online.trim() == "0",
-        mine => online.trim() == format!("0-{}", mine.saturating_sub(1)),
-    }
-}
-
-/// Reads a file of the system, at most 64 bytes, and returns its word at the index `number`.
+/// Reads a file of the system, at most 64 bytes, and returns its second word.
 #[cfg(unix)]
-fn word(file: &File, number: usize) -> Option<String> {
+fn word(file: &File) -> Option<String> {
     use std::os::unix::fs::FileExt;
 
     let mut text = [0; 64];
     let len = file.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(text.get(..len)?).ok()?;
-    text.split_ascii_whitespace().nth(number).map(ToString::to_string)
+    text.split_ascii_whitespace().nth(1).map(ToString::to_string)
 }
 
 #[cfg(not(unix))]
-fn word(_: &File, _: usize) -> Option<String> {
+fn word(_: &File) -> Option<String> {
     None
 }
 
@@ -218,14 +167,13 @@ mod tests {
     #[test]
     fn work_takes_a_processor_and_sleep_does_not() {
         let (started, clock) = (Instant::now(), Clock::now().unwrap());
-        while clock.since(Duration::MAX).unwrap().cpu < 3e-3 {
+        while clock.since(Duration::MAX).unwrap() < Duration::from_millis(3) {
             std::hint::spin_loop();
         }
-        let worked = clock.since(started.elapsed()).unwrap();
-        assert!(worked.cpu >= 3e-3 && worked.cpu + worked.delay <= worked.wall * 1.001, "{worked:?}");
+        let (took, slept) = (started.elapsed(), Duration::from_millis(20));
+        assert!((Duration::from_millis(3)..=took).contains(&clock.since(took).unwrap()));
         let clock = Clock::now().unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        let slept = clock.since(Duration::from_millis(20)).unwrap();
-        assert!(slept.cpu < 20e-3, "{slept:?}");
+        std::thread::sleep(slept);
+        assert!(clock.since(slept).unwrap() < slept);
     }
 }

@@ -20,7 +20,7 @@ use crate::text;
 /// Measures what training on these files waits for, and which options of the loader make it faster
 ///
 /// Reads a part of an epoch twice, as a first and as a later epoch, with the loader's defaults and a busy loop for the
-/// compute. Replays what it measured with other options, and measures the one that gains most.
+/// compute. If the report of every later epoch names the same options to try, measures them in turn with the defaults.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The files, one data set
@@ -106,7 +106,7 @@ struct Figures {
     compute_s: f64,
     first: Epoch,
     second: Epoch,
-    /// What the replays recommend, if all rounds agree.
+    /// What the reports of later epochs say to try, if all rounds agree.
     tried: Option<Tried>,
     /// The lines of a program.
     lines: Vec<String>,
@@ -122,8 +122,8 @@ struct Epoch {
     wall_s: f64,
     /// The shortest and the longest `wall_s` of all rounds.
     wall_range: [f64; 2],
-    /// The time without overlap, from a replay.
-    serial_s: f64,
+    /// The time that the loop waited for batches.
+    wait_s: f64,
     verdict: String,
 }
 
@@ -131,7 +131,6 @@ struct Epoch {
 #[derive(Serialize)]
 struct Tried {
     calls: String,
-    predicted_s: f64,
     /// The shortest and the longest later epoch of all rounds, with the defaults (here) and with the options (`range`).
     defaults_range: [f64; 2],
     range: [f64; 2],
@@ -170,7 +169,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
 
     let runs = (0..options.rounds).map(|_| probe.run(None)).collect::<Result<Vec<_>, _>>()?;
     let mut found = figures(&records, &plan, &runs);
-    let mut proposed = runs.iter().map(|run| run.second.recommended().map(|found| found.settings));
+    let mut proposed = runs.iter().map(|run| run.second.to_try().map(|(settings, _)| settings));
     let first = proposed.next().flatten();
     if let Some(settings) = first.filter(|_| proposed.all(|other| other == first)) {
         found.tried = Some(probe.verify(settings, &runs)?);
@@ -310,7 +309,6 @@ impl Probe<'_> {
         }
         let mut loader = builder.build()?;
         let mut pass = || -> Result<Report, BoxError> {
-            let mut batches = 0;
             // Read epoch 0 both times. Another epoch would begin with other batches, which are not in the cache yet.
             for batch in loader.epoch(0).take(usize::try_from(self.steps)?) {
                 let _batch = batch?;
@@ -318,13 +316,12 @@ impl Probe<'_> {
                 while Instant::now() < end {
                     std::hint::spin_loop();
                 }
-                batches += 1;
             }
-            Ok(loader.report().of_last(batches))
+            Ok(loader.report())
         };
-        let (first, second) = (pass()?, pass()?);
-        let both = loader.report();
+        let (first, both) = (pass()?, pass()?);
         loader.close()?;
+        let second = both.since(&first);
         Ok(Run { first, second, both, cached })
     }
 
@@ -339,11 +336,9 @@ impl Probe<'_> {
         let [before, after] = [&defaults, &others].map(|runs| walls(runs, |run| &run.second));
         let [first, first_after] = [&defaults, &others].map(|runs| median(&walls(runs, |run| &run.first)));
         let all_before = sorted(before.iter().copied().chain(runs.iter().map(|run| wall(&run.second))));
-        let predicted = runs.iter().filter_map(|run| run.second.predict(settings));
         let (defaults_range, range) = (ends(&all_before), ends(&after));
         Ok(Tried {
             calls: calls(settings, runs.first().map_or(settings, |run| run.both.settings)),
-            predicted_s: median(&sorted(predicted.map(|found| seconds(found.wall)))),
             defaults_range,
             range,
             recommended: range[1] < defaults_range[0] && first_after <= first * FIRST,
@@ -380,10 +375,6 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
         let walls = sorted(reports.iter().copied().map(wall));
         let loads = reports.iter().filter_map(|report| report.by_epoch.last());
         let load_s = median(&sorted(loads.map(|row| seconds(row.load) / row.batches.max(1) as f64)));
-        let off = |report: &&Report| {
-            let settings = Settings { overlap: false, ..report.settings };
-            report.predict(settings).map(|found| seconds(found.wall))
-        };
         // The verdict is that of the round with the median time.
         let mut by_wall = reports.clone();
         by_wall.sort_by(|a, b| wall(a).total_cmp(&wall(b)));
@@ -392,7 +383,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
             load_rate: batch_bytes as f64 / load_s.max(1e-9),
             wall_s: median(&walls),
             wall_range: ends(&walls),
-            serial_s: median(&sorted(reports.iter().filter_map(off))),
+            wait_s: median(&sorted(reports.iter().map(|report| seconds(report.train.waiting)))),
             verdict: by_wall
                 .get(by_wall.len() / 2)
                 .map(|report| report.verdict().to_string())
@@ -419,9 +410,9 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
     }
 }
 
-/// The seconds that the last batches of the report took.
+/// The seconds that the batches of the report took.
 fn wall(report: &Report) -> f64 {
-    report.predict(report.settings).map_or(0.0, |found| seconds(found.measured))
+    seconds(report.wall)
 }
 
 /// At least a nanosecond: no run is faster, and every ratio is then a number.
@@ -480,7 +471,7 @@ fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Err
     writeln!(
         out,
         "{:<7} {:>13} {:>13} {:>10} {:>23} {:>16}  decides",
-        "epoch", "load a batch", "read", "measured", "least to most", "without overlap"
+        "epoch", "load a batch", "read", "measured", "least to most", "of it waits"
     )?;
     for (name, epoch) in [("first", &found.first), ("later", &found.second)] {
         let [least, most] = epoch.wall_range.map(ms);
@@ -491,20 +482,19 @@ fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Err
             text::bytes(epoch.load_rate as u64),
             ms(epoch.wall_s),
             format!("{least:.1} to {most:.1}"),
-            ms(epoch.serial_s),
+            ms(epoch.wait_s),
             epoch.verdict,
         )?;
     }
     match &found.tried {
-        None => writeln!(out, "The defaults: in the replays no option gains 3 % in every round.")?,
-        Some(Tried { calls, predicted_s, defaults_range, range, recommended }) => {
+        None => writeln!(out, "The defaults: the reports of the rounds do not all name the same options to try.")?,
+        Some(Tried { calls, defaults_range, range, recommended }) => {
             let [[least, most], [before, before_most]] = [range, defaults_range].map(|range| range.map(ms));
             let found = if *recommended { "recommended" } else { "not faster in every round: the defaults" };
             writeln!(
                 out,
-                "{calls}: {found}. Later epochs {:.1} ms by the replay, {least:.1} to {most:.1} ms measured, with the \
-                 defaults {before:.1} to {before_most:.1} ms.",
-                ms(*predicted_s)
+                "{calls}: {found}. Later epochs {least:.1} to {most:.1} ms, with the defaults {before:.1} to \
+                 {before_most:.1} ms."
             )?;
         }
     }

@@ -30,9 +30,9 @@ pub(crate) fn report(
     reads: twinbuf::Report,
 ) -> PyResult<twinbuf::Report> {
     let Some(sender) = sender.map(|sender| sender.bind(py)) else { return Ok(reads) };
-    let (recorder, depth) = (sender.getattr("recorder")?, sender.getattr("depth")?.extract()?);
+    let recorder = sender.getattr("recorder")?;
     let measured = recorder.cast::<Recorder>()?.get().lock().report();
-    Ok(measured.on_device(reads, depth))
+    Ok(measured.on_device(reads))
 }
 
 /// Allocates `count` slots of the layout `slot` in page-locked memory, by torch. A copy to the device reads them

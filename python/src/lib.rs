@@ -46,7 +46,7 @@ mod _twinbuf {
         plan::{Chunks, Plan, Window},
         recorder::{Recorder, Watch},
         records::Records,
-        report::{Prediction, Report},
+        report::Report,
         tensors::{Group, Stream, Tensors, stream},
     };
 

@@ -3,14 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use twinbuf::loader::MAX_WORKERS;
-use twinbuf::{Breakdown, observe};
+use twinbuf::Breakdown;
 
 use crate::errors::{self, Failure, in_python};
-use crate::number::whole_or_none;
 
 /// What the loop iterates over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,50 +38,6 @@ pub(crate) struct Report {
     phases: String,
 }
 
-/// What the last batches would have taken with other settings. Times are seconds.
-#[pyclass(frozen, get_all, module = "twinbuf", name = "Prediction")]
-pub(crate) struct Prediction {
-    /// Whether batches are loaded ahead.
-    overlap: bool,
-    /// The number of slots.
-    depth: usize,
-    /// The number of loading threads.
-    workers: usize,
-    /// Batches that were replayed: the last ones, up to 1024.
-    batches: u64,
-    /// What these batches took.
-    measured: f64,
-    /// What they would have taken; with ``at_most``, at best.
-    wall: f64,
-    /// The part of ``wall`` that the loop would have waited.
-    wait: f64,
-    /// The part of ``measured`` that the settings save; negative if they take longer.
-    gain: f64,
-    /// Whether ``wall`` is a lower limit: loads may take turns, or other programs may take more of the processors.
-    at_most: bool,
-}
-
-#[pymethods]
-impl Prediction {
-    fn __repr__(&self) -> String {
-        let Self { overlap, depth, workers, batches, measured, wall, .. } = self;
-        let overlap = if *overlap { "True" } else { "False" };
-        format!(
-            "<Prediction: overlap={overlap}, depth={depth}, workers={workers}: {wall:.6} s in place of {measured:.6} s \
-             for {batches} batches>"
-        )
-    }
-}
-
-impl From<observe::Prediction> for Prediction {
-    fn from(found: observe::Prediction) -> Self {
-        let observe::Settings { overlap, depth, workers } = found.settings;
-        let (measured, wall, wait) = (seconds(found.measured), seconds(found.wall), seconds(found.waiting));
-        let (batches, gain, at_most) = (found.batches, found.gain(), found.at_most);
-        Self { overlap, depth, workers, batches, measured, wall, wait, gain, at_most }
-    }
-}
-
 fn seconds(time: Duration) -> f64 {
     time.as_secs_f64()
 }
@@ -104,19 +58,16 @@ impl Report {
 
     /// Replaces the crate's names and advice in a text by what they are in Python.
     fn in_python(&self, text: &str) -> String {
-        let overlap = "Set `overlap(true)`";
+        // A loader of Python always reads the variables.
+        let text = text.replace(" if the builder calls `from_env`", "");
         let text = match self.kind {
             Kind::Watched => {
                 let here = format!("{}: put `tb.prefetch(...)` in place of `tb.watch(...)`", self.line);
-                text.replace(overlap, &here)
+                text.replace("`overlap(true)`", &here)
             }
-            Kind::Prefetched => text.replace("Set `overlap(false)`", "Iterate without `tb.prefetch`"),
-            Kind::Rounds => text.replace("Set `overlap(false)`", "Make each round in the loop"),
-            Kind::Loader => text.to_string(),
+            Kind::Rounds => text.replace("`overlap(true)`", "`overlap=True`"),
+            Kind::Loader | Kind::Prefetched => text,
         };
-        let none = "No option of the loader gains";
-        let text =
-            if self.kind == Kind::Loader { text } else { text.replace(none, "No overlap or depth gains") };
         in_python(&text)
     }
 }
@@ -196,47 +147,16 @@ impl Report {
         self.inner.au()
     }
 
-    /// The stage that limits the loop, by a replay of the last batches.
+    /// What takes the time of the loop, by the sums of what was measured.
     #[getter]
     fn verdict(&self) -> String {
         self.inner.verdict().to_string()
     }
 
-    /// One sentence of advice, by a replay of the last batches.
+    /// The verdict in words and what to try: a few lines. Each number was measured, or is what is saved at most.
     #[getter]
     fn advice(&self) -> String {
         self.in_python(&self.inner.advice())
-    }
-
-    /// Predict what the last batches would have taken with other settings, by a replay of their measured times.
-    ///
-    /// What is not given stays as it is, but another depth or number of workers has overlap. None if nothing was measured, or if the loop would wait for a slot that it keeps.
-    /// Settings that a loader refuses raise `OptionError`.
-    #[pyo3(signature = (*, overlap=None, depth=None, workers=None))]
-    fn predict(
-        &self,
-        py: Python<'_>,
-        overlap: Option<bool>,
-        depth: Option<&Bound<'_, PyAny>>,
-        workers: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Prediction>> {
-        let within = |name: &str, given: Option<&Bound<'_, PyAny>>, most: usize| {
-            let given = whole_or_none(name, given)?;
-            let Some(found) = given.filter(|given| !(1..=most).contains(given)) else { return Ok(given) };
-            let wanted = if most == usize::MAX { "1 or more".into() } else { format!("1 to {most}") };
-            Err(errors::option(py, format!("{name}: wanted {wanted}, found {found}")))
-        };
-        let (depth, workers) =
-            (within("depth", depth, usize::MAX)?, within("workers", workers, MAX_WORKERS)?);
-        let now = self.inner.settings;
-        let overlap = overlap.unwrap_or(now.overlap || depth.is_some() || workers.is_some());
-        let (depth, workers) = (depth.unwrap_or(now.depth), workers.unwrap_or(now.workers));
-        Ok(self.inner.predict(observe::Settings { overlap, depth, workers }).map(Prediction::from))
-    }
-
-    /// Predict the smallest change of settings that gains at least 3 %, or None if there is none.
-    fn recommended(&self) -> Option<Prediction> {
-        self.inner.recommended().map(Prediction::from)
     }
 
     /// Write a page for any browser: the report and the last steps. It needs no other file.
@@ -259,7 +179,27 @@ impl Report {
         Err(PyTypeError::new_err("a Report cannot be pickled: send its figures, `report.to_dict()`"))
     }
 
+    /// ``format(report, "#")`` adds tables: the times of the stages, those of the last epochs, and how files were read.
+    fn __format__(&self, spec: &str) -> PyResult<String> {
+        match spec {
+            "" => Ok(self.__str__()),
+            "#" => Ok(self.text(format!("{:#}", self.inner))),
+            _ => Err(PyValueError::new_err(format!("format of a Report: wanted \"\" or \"#\", found {spec:?}"))),
+        }
+    }
+
     fn __str__(&self) -> String {
+        self.text(self.inner.to_string())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Report: {}>", self.__str__())
+    }
+}
+
+impl Report {
+    /// The text of the crate's report as the text of this one.
+    fn text(&self, text: String) -> String {
         if self.inner.batches == 0 {
             return "Nothing was measured.".to_string();
         }
@@ -270,10 +210,6 @@ impl Report {
                 format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
             }
         };
-        name + &self.in_python(&self.inner.to_string()) + &kept + &self.phases
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<Report: {}>", self.__str__())
+        name + &self.in_python(&text) + &kept + &self.phases
     }
 }

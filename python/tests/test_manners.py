@@ -214,7 +214,6 @@ def test_numpys_integers_are_integers(numbers: Numbers) -> None:
         tb.generate(lambda number: number, rounds=-two)
     loader = numbers(depth=two)
     assert len(loader.epochs(two)) == sum(1 for _ in loader.epochs(two)) == 32
-    assert loader.report().predict(depth=two, workers=two) is not None
 
 
 def test_int64_is_numpys_int64(numbers: Numbers) -> None:

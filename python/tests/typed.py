@@ -22,7 +22,7 @@ model = tb.Tensors.open("model.safetensors")
 for layer in tb.stream(model, lambda name: name.split(".")[0], depth=np.int64(2), memory_limit=1 << 30):
     print(layer.number, [tensor.shape for tensor in layer.torch().values()], model["a"].shape)
 schedule = tb.Plan(data, [(1000, 32), (np.int64(4000), np.int64(64))])
-print(schedule.steps(np.int64(1)), loader.report().predict(depth=np.int64(3), workers=np.int8(1)))
+print(schedule.steps(np.int64(1)))
 for number in tb.prefetch([1, 2], depth=np.int64(2)):
     print(number + 1)
 for made in tb.generate(lambda number: float(number), rounds=np.int64(2)):

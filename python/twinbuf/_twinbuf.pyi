@@ -102,18 +102,6 @@ class _Filler:
     def calls_no_more(self) -> None: ...
 
 @final
-class Prediction:
-    overlap: Final[bool]
-    depth: Final[int]
-    workers: Final[int]
-    batches: Final[int]
-    measured: Final[float]
-    wall: Final[float]
-    wait: Final[float]
-    gain: Final[float]
-    at_most: Final[bool]
-
-@final
 class Report:
     name: Final[str]
     epochs: Final[int]
@@ -131,10 +119,6 @@ class Report:
     au: Final[float | None]
     verdict: Final[str]
     advice: Final[str]
-    def predict(
-        self, *, overlap: bool | None = None, depth: _Int | None = None, workers: _Int | None = None
-    ) -> Prediction | None: ...
-    def recommended(self) -> Prediction | None: ...
     def save(self, path: _Path) -> None: ...
     def to_dict(self) -> dict[str, Any]: ...
 

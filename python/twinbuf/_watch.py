@@ -19,8 +19,7 @@ def watch(
     """Measure how long a loop waits for its items, and how long it uses them.
 
     At the end of the loop, also if it is left early, the report is printed to the standard error stream: the
-    share of waiting, the accelerator utilization (AU), the line to change, and what that gains: the last
-    steps are replayed with a thread that loads ahead.
+    share of waiting, the accelerator utilization (AU), the line to change, and what that saves at most.
 
     Parameters
     ----------

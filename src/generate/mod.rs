@@ -259,8 +259,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
         let Self { slots, make, before, after, options } = self;
-        let mut pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
-        pipe.recorder().report.lockstep = before.is_some();
+        let pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
         let (used, hook_failed) = (None, None);
         Ok(Generator { pipe, before, after, base, next, end, started, granted, used, hook_failed })

@@ -309,7 +309,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let Self { backend, mut options, own } = self;
         let Own { mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = own;
         let Own { slots, memory_limit, sends, driven, .. } = own;
-        let Depths { workers, helpers, host: depth, device } = sizes.depths;
+        let Depths { workers, helpers, host: depth, .. } = sizes.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), depth, sizes.slot)?;
         let how = ReadOptions::new().mode(read_mode);
@@ -373,7 +373,7 @@ impl<B: Backend> LoaderBuilder<B> {
             trace,
             kind: Kind::Batches,
             sends,
-            depths: (depth, device),
+            depth,
             locate: Box::new(move |field, record| locators.get(field)?.as_ref()?(record)),
             add_reads,
         })?;

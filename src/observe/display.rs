@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 use twinbuf_mmap::ReadStats;
 
+use super::history::STEPS;
 use super::report::{EpochTimes, Kind, Report, Verdict, rate};
 
 /// The number of epochs that are printed.
@@ -30,6 +31,14 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
+/// Formats a part of a whole.
+pub(super) fn percent(part: f64) -> String {
+    match part * 100.0 {
+        percent @ ..9.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
 /// Formats a number of bytes for a reader.
 #[allow(clippy::cast_precision_loss)] // only shown
 pub(crate) fn size(bytes: u64) -> String {
@@ -46,7 +55,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Prints a few lines of text: the times of both stages, the verdict, and the advice.
+/// Prints a few lines of text: what was received in which time, the verdict, and the [advice](Report::advice). The
+/// alternate form, `{report:#}`, adds tables: the times of the stages, those of the last epochs, and how files were read.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind == Kind::Rounds {
@@ -64,8 +74,14 @@ impl fmt::Display for Report {
         }
         write!(f, " in {}, {:.1} a second", time(self.wall), rate(self.batches, self.wall))?;
         let au = self.au().map_or_else(String::new, |au| format!(", AU {au:.3}"));
-        writeln!(f, "{au}")?;
-        writeln!(f, "{:<9} {:>10} {:>10}", "stage", "busy", "waiting")?;
+        write!(f, "{au}\n{}", self.advice())?;
+        if f.alternate() { self.tables(f) } else { Ok(()) }
+    }
+}
+
+impl Report {
+    fn tables(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n{:<9} {:>10} {:>10}", "stage", "busy", "waiting")?;
         write!(f, "{:<9} {:>10} {:>10}", self.loads_name(), time(self.read.busy), time(self.read.waiting))?;
         match self.read_rate() {
             rate if rate > 0.0 => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
@@ -81,35 +97,32 @@ impl fmt::Display for Report {
         if !self.device.is_zero() {
             writeln!(f, "device    {:>10}    of the caller's waiting", time(self.device))?;
         }
-        writeln!(f, "train     {:>10} {:>10}", time(self.train.busy), time(self.train.waiting))?;
+        write!(f, "train     {:>10} {:>10}", time(self.train.busy), time(self.train.waiting))?;
         if self.by_epoch.len() > 1 {
-            writeln!(
+            write!(
                 f,
-                "{:<9} {:>10} {:>10} {:>10} {:>10} {:>8}",
+                "\n{:<9} {:>10} {:>10} {:>10} {:>10} {:>8}",
                 "epoch", "in all", "load", "train", "waiting", "batches"
             )?;
             for row in &self.by_epoch[self.by_epoch.len().saturating_sub(ROWS)..] {
                 let EpochTimes { epoch, batches, wall, load, train, .. } = *row;
                 let [wall, load, busy, waiting] = [wall, load, train.busy, train.waiting].map(time);
-                writeln!(f, "{epoch:<9} {wall:>10} {load:>10} {busy:>10} {waiting:>10} {batches:>8}")?;
+                write!(f, "\n{epoch:<9} {wall:>10} {load:>10} {busy:>10} {waiting:>10} {batches:>8}")?;
             }
         }
         for choice in &self.choices {
-            writeln!(f, "files: {choice}")?;
+            write!(f, "\nfiles: {choice}")?;
         }
         if !self.choices.is_empty() {
             let ReadStats { bytes, disk, hinted, hint_time, .. } = self.reading;
             let memory = bytes.saturating_sub(disk);
-            write!(f, "read: {} from disk, {} from memory", size(disk), size(memory))?;
-            writeln!(f, "; {} hinted in {}", size(hinted), time(hint_time))?;
+            write!(f, "\nread: {} from disk, {} from memory", size(disk), size(memory))?;
+            write!(f, "; {} hinted in {}", size(hinted), time(hint_time))?;
         }
-        write!(f, "{}. ", self.verdict())?;
-        f.write_str(&self.advice())
+        Ok(())
     }
 }
 
-/// The number of steps in the timeline.
-const STEPS: usize = 24;
 /// In pixels: the width of the image, the width of the row names at its left, and the height of a row.
 const WIDTH: f64 = 760.0;
 const NAMES: f64 = 84.0;
@@ -136,11 +149,12 @@ impl Report {
     #[must_use]
     pub fn html(&self) -> String {
         let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-        let (verdict, advice, text) = (self.verdict(), escaped(&self.advice()), escaped(&self.to_string()));
+        let (verdict, advice, text) =
+            (self.verdict(), escaped(&self.advice()), escaped(&format!("{self:#}")));
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta name=\"viewport\" content=\"width=device-width\"><title>twinbuf: {verdict}</title>\
-             <style>{STYLE}</style></head>\n<body><h1>{verdict}</h1>\n<p>{advice}</p>\n"
+             <style>{STYLE}</style></head>\n<body><h1>{verdict}</h1>\n<p style=\"white-space:pre-line\">{advice}</p>\n"
         );
         // Writing to a `String` does not fail.
         let _ = self.timeline(&mut page);
@@ -150,8 +164,7 @@ impl Report {
     /// Writes the timeline of the last steps: a row for the caller, a row for the copies if there are any, and as few
     /// rows as possible for the loads.
     fn timeline(&self, out: &mut String) -> fmt::Result {
-        let units = &self.recent.units;
-        let mut units: Vec<_> = units[units.len().saturating_sub(STEPS)..].iter().collect();
+        let mut units: Vec<_> = self.recent[self.recent.len().saturating_sub(STEPS)..].iter().collect();
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
         // The time axis starts when the caller asks for the first of these batches. It cuts off loads that began
         // earlier.
@@ -165,9 +178,9 @@ impl Report {
         let above = rows.len();
         // The bars of the chart, each with its row, CSS class, start, end and step; and when the last load of each row ends.
         let (mut bars, mut lanes) = (Vec::new(), Vec::<Instant>::new());
-        units.sort_by_key(|seen| seen.load.start);
+        units.sort_by_key(|seen| seen.load.0);
         for seen in &units {
-            let (start, end) = (seen.load.start, seen.load.end);
+            let (start, end) = seen.load;
             let lane = lanes.iter().position(|&free| free <= start).unwrap_or(lanes.len());
             lanes.resize(lanes.len().max(lane + 1), end);
             lanes[lane] = end;

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::At;
-use crate::thread::Share;
 
 /// Identifies a unit: its call and its place in that call, and the epoch and step that errors and traces show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,10 +52,8 @@ pub(crate) struct LoadTimes {
     pub(crate) io_calls: u64,
     /// Bytes before the transforms.
     pub(crate) bytes: usize,
-    /// CPU share of the load, if it was measured.
-    pub(crate) cpu: Option<Share>,
-    /// Whether a waiting caller fills slots too.
-    pub(crate) helps: bool,
+    /// How long the thread ran on a processor, or was ready to, if that was measured.
+    pub(crate) awake: Option<Duration>,
     /// When the previous batch in this slot freed it.
     pub(crate) freed: Option<Freed>,
 }
@@ -71,8 +68,7 @@ impl LoadTimes {
             transform: Duration::ZERO,
             io_calls: 0,
             bytes: 0,
-            cpu: None,
-            helps: false,
+            awake: None,
             freed: None,
         }
     }
@@ -83,15 +79,7 @@ impl LoadTimes {
 
     /// Returns how long the thread slept during the load, as for a disk. At most that long if it was not measured.
     pub(crate) fn blocked(&self) -> Duration {
-        let awake = self.cpu.map_or(0.0, |share| share.cpu + share.delay);
-        self.took().saturating_sub(Duration::from_secs_f32(awake))
-    }
-
-    /// Returns how long the slot was free before the loading thread, which waited for it, started to load. `None` if it
-    /// did not wait for the slot.
-    pub(crate) fn slept(&self) -> Option<Duration> {
-        let slept = self.start.saturating_duration_since(self.freed?.at);
-        (slept < self.start - self.since).then_some(slept)
+        self.took().saturating_sub(self.awake.unwrap_or_default())
     }
 
     /// Passes the events of this load to `add`. In fact, reading and transforming alternate, part by part. The log has
@@ -116,7 +104,6 @@ pub(crate) struct Freed {
     /// The number of batches before that batch in the ring.
     pub(crate) number: u64,
     pub(crate) at: Instant,
-    pub(crate) thread: usize,
 }
 
 /// What a thread did.

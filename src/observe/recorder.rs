@@ -4,13 +4,12 @@
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::history::{History, Looks, Seen};
-use super::log::{self, Event, Freed, Interval, LoadTimes, Ticket, What};
-use super::replay::Settings;
-use super::report::{Kind, Report};
+use super::history::{History, Seen};
+use super::log::{self, Event, Interval, LoadTimes, Ticket, What};
+use super::report::{Kind, Report, Settings};
 use super::trace::{Trace, Track};
 use crate::error::Error;
-use crate::thread::{Clock, this_thread};
+use crate::thread::Clock;
 
 /// Records the events of a caller: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
@@ -40,6 +39,8 @@ struct Epoch {
 struct Asked {
     batch: Ticket,
     at: Instant,
+    /// Whether it is the first of an iteration.
+    first: bool,
     span: Span,
 }
 
@@ -53,7 +54,7 @@ impl Recorder {
     ) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
-        let (epoch, asked, since, history) = (None, None, None, History::default());
+        let (epoch, asked, since, history) = (None, None, None, History::new(report.settings.depth));
         Self { report, breakdown, track, wait, epoch, asked, since, history, sends }
     }
 
@@ -103,24 +104,16 @@ impl Recorder {
         self.history.in_use().map(|seen| seen.ticket)
     }
 
-    /// Measures the CPU time of the batch in use, just before the caller asks for the next batch.
-    #[inline]
-    pub(crate) fn ends(&mut self) {
-        self.history.ends();
-    }
-
     /// Records that the caller asks for a batch. Repeated requests for the same batch count once. The use of the
     /// previous batch ends; `copy` is when that batch was copied to the device.
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
-            if self.since.is_none() {
-                self.since = Some(now);
-                self.history.began(self.epoch.as_ref().map_or(now, |epoch| epoch.started));
-            }
+            let first = self.since.is_none();
+            self.since.get_or_insert(now);
             self.released(now, copy);
             let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
             let span = spans::wait(epoch, ticket.epoch, ticket.step);
-            self.asked = Some(Asked { batch: ticket, at: now, span });
+            self.asked = Some(Asked { batch: ticket, at: now, first, span });
         }
     }
 
@@ -159,8 +152,9 @@ impl Recorder {
             breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
-        let asked = self.asked.take().map_or(now, |asked| asked.at);
+        let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(self.wait, ticket, (asked, now), bytes);
+        self.report.waits(first, now.saturating_duration_since(asked), self.history.kept(load), load);
         self.history.received(ticket, load, asked, now);
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
@@ -172,6 +166,7 @@ impl Recorder {
 
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
+        self.report.parts.helped += load.took();
         if let Some(track) = &mut self.track {
             load.events(What::Read, ticket, |event| track.add(event));
         }
@@ -180,7 +175,7 @@ impl Recorder {
     /// Records that the caller's use of its batch ends.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
-        let (mut from, mut paused) = (received, Duration::ZERO);
+        let mut from = received;
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
@@ -195,12 +190,11 @@ impl Recorder {
             if end > from {
                 let start = start.max(from);
                 self.append(What::Pause, ticket, (start, end), 0);
-                paused += end - start;
                 from = end;
             }
         }
         self.append(What::Use, ticket, (from, now), 0);
-        self.history.released(now, paused, copy);
+        self.history.released(now, copy);
         if self.epoch.is_some() {
             self.append(What::Step, ticket, (asked, now), 0);
         }
@@ -236,12 +230,17 @@ pub(crate) struct LoadRecorder {
     track: Option<Track>,
     /// How the log names its work: `Read` or `Generate`.
     what: What,
-    looks: Looks,
+    /// When it last read the thread's clocks.
+    looked: Option<Instant>,
 }
+
+/// The least time between two measurements of a thread's CPU time. Each reads the clocks twice, which takes about a
+/// microsecond.
+const LOOK: Duration = Duration::from_millis(1);
 
 impl LoadRecorder {
     pub(crate) fn new(track: Option<Track>, what: What) -> Self {
-        Self { track, what, looks: Looks::default() }
+        Self { track, what, looked: None }
     }
 
     /// Returns the span of a load that begins.
@@ -251,7 +250,11 @@ impl LoadRecorder {
 
     /// Reads the thread's clocks at the beginning of a load, if they were not read for some time.
     pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
-        self.looks.clock(now)
+        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+            return None;
+        }
+        self.looked = Some(now);
+        Clock::now()
     }
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
@@ -272,7 +275,7 @@ impl LoadRecorder {
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.
 ///
-/// Its loads are the waits of the loop: [`Report::predict`] tells what a thread that loads ahead would gain.
+/// Its loads are the waits of the loop: [`Report::advice`] tells what a thread that loads ahead saves at most.
 ///
 /// ```
 /// use std::time::Instant;
@@ -292,11 +295,6 @@ impl LoadRecorder {
 pub struct LoopRecorder {
     recorder: Recorder,
     next: Ticket,
-    looks: Looks,
-    /// The thread's clocks when the loop asked for the item, if they were read.
-    clock: Option<Clock>,
-    /// When the loop received the last item.
-    last: Option<Instant>,
 }
 
 impl LoopRecorder {
@@ -314,9 +312,9 @@ impl LoopRecorder {
 
     fn make(track: Option<Track>, wait: What) -> Self {
         let settings = Settings { overlap: false, depth: 2, workers: 1 };
-        let report = Report::new(Kind::Items, settings, 0);
+        let report = Report::new(Kind::Items, settings);
         let recorder = Recorder::new(track, wait, &Breakdown::off(), report, false);
-        Self { recorder, next: Ticket::default(), looks: Looks::default(), clock: None, last: None }
+        Self { recorder, next: Ticket::default() }
     }
 
     /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
@@ -328,7 +326,6 @@ impl LoopRecorder {
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
     pub fn asked(&mut self, at: Instant) {
         self.recorder.asked(self.next, at, None);
-        self.clock = self.looks.clock(at).or(self.clock.take());
     }
 
     /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,
@@ -342,24 +339,13 @@ impl LoopRecorder {
             self.next.ordinal = ordinal;
             self.recorder.began(self.next, asked);
         }
-        let cpu = self.clock.take().and_then(|clock| clock.since(at - asked));
-        // If the loop slept until the item came, the iterable's workers have loaded it since the last item, not since
-        // the request.
-        let waits =
-            self.recorder.report.kind == Kind::Ahead && cpu.is_none_or(|cpu| 2.0 * cpu.cpu < cpu.wall);
-        let start = self.last.filter(|_| waits).unwrap_or(asked);
-        self.last = Some(at);
-        // An item occupies no slot, so the loop frees it at once.
-        let freed = Some(Freed { number: self.next.seq, at, thread: this_thread() });
-        let load = LoadTimes { end: at, cpu, ..LoadTimes::new(start) };
+        let load = LoadTimes { end: at, ..LoadTimes::new(asked) };
         self.recorder.received(self.next, 0, &load, at, None);
-        self.recorder.history.freed(freed);
     }
 
     /// Records that the loop ended at the time `at`.
     pub fn ended(&mut self, at: Instant) {
         self.recorder.ended(at, None);
-        self.last = None;
     }
 
     /// Returns a report of where the time went so far.
@@ -465,35 +451,6 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_would_hide_the_shorter_side_of_each_step() {
-        let report = recorded(&[(10, 30); 20]).report();
-        let found = report.predict(Settings { overlap: true, ..report.settings }).unwrap();
-        assert_eq!(found.measured, Duration::from_millis(1600));
-        // Two epochs, each with the first load of 10 ms and 20 uses of 30 ms. Threads also need some microseconds to
-        // wake up.
-        let wanted = 2.0 * (0.01 + 20.0 * 0.03);
-        assert!((found.wall.as_secs_f64() / wanted - 1.0).abs() < 0.02, "{found:?}");
-        assert!(report.advice().contains("`overlap(true)`"), "{}", report.advice());
-    }
-
-    #[test]
-    fn workers_of_the_iterable_that_decide_gain_nothing_from_a_thread() {
-        let mut recorder = LoopRecorder::default();
-        recorder.from_workers();
-        let mut now = Instant::now();
-        for step in 0..20 {
-            recorder.asked(now);
-            now += Duration::from_millis(10);
-            recorder.received(0, step, now);
-            now += Duration::from_millis(1);
-        }
-        recorder.ended(now);
-        let report = recorder.report();
-        assert_eq!(report.recommended(), None);
-        assert!(report.advice().contains("the workers decide"), "{}", report.advice());
-    }
-
-    #[test]
     fn reports_of_iterations_add_up() {
         // Run one loop on another thread: two loops on one thread would count as pauses of each other.
         let second = std::thread::spawn(|| recorded(&[(20, 5); 3]).report()).join().unwrap();
@@ -502,9 +459,8 @@ mod tests {
         assert_eq!((both.epochs, both.batches), (4, 10));
         assert_eq!(both.wall, first.wall + second.wall);
         assert_eq!(both.first, first.first);
-        let found = both.predict(both.settings).unwrap();
-        assert_eq!(found.batches, 10);
-        assert_eq!(found.measured, first.wall + second.wall);
+        assert_eq!((both.parts.starts, both.recent.len()), (4, 10));
+        assert_eq!(both.parts.start_waits, first.parts.start_waits + second.parts.start_waits);
         assert_eq!(Report::default().then(first.clone()), first);
     }
 }

@@ -5,34 +5,44 @@ use std::time::{Duration, Instant};
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
-use super::history::Recent;
-use super::log::{Event, StageTimes, What};
-use super::replay::Settings;
+use super::history::{STEPS, Seen, on_device};
+use super::log::{Event, LoadTimes, StageTimes, What};
 
-/// The bottleneck: the stage that would shorten the epoch if it were faster. See [`Report::verdict`].
+/// The options that a loader ran with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Settings {
+    /// Whether threads load ahead of the caller.
+    pub overlap: bool,
+    /// The number of host slots.
+    pub depth: usize,
+    /// The number of loading threads.
+    pub workers: usize,
+}
+
+/// The bottleneck: what takes the time of the loop. See [`Report::verdict`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Too little was measured, or the measurements do not explain the time.
+    /// Fewer than 8 batches were received.
     Unmeasured,
-    /// The caller's work is the bottleneck. A faster loader gains little.
+    /// The caller's own work, on the host or on a device. A faster loader saves less than 5 %, or with a device nothing.
     ComputeBound,
-    /// Reading is the bottleneck, and most bytes came from a disk.
+    /// Loads, most of it reading, and most bytes came from a disk.
     DiskBound,
-    /// Loading is the bottleneck: reading from memory or by the caller's [`Dataset`](crate::Dataset), or making the items of
-    /// an iterable.
+    /// Loads: reading from memory or by the caller's [`Dataset`](crate::Dataset), or making the items of an iterable.
     LoadBound,
-    /// The transform is the bottleneck. A faster disk gains little.
+    /// Loads, most of it the transforms. A faster disk saves little.
     TransformBound,
-    /// The copy to the device is the bottleneck.
+    /// Copies to the device.
     TransferBound,
-    /// The closure of a [`Generator`](crate::generate::Generator) is the bottleneck.
+    /// The closure of a [`Generator`](crate::generate::Generator).
     GenerationBound,
-    /// Other threads that receive batches from the caller are the bottleneck: they keep the batches, and the slots
-    /// stay occupied.
+    /// Batches that were kept after the caller had asked for the next one, by the caller or by another thread. Loads
+    /// waited for their slots, and the caller for the loads.
     HeldBound,
-    /// Several stages contribute about equally. No single faster stage shortens the epoch much more than another.
+    /// Nothing alone: loads take as long as their use, or less but come late now and then.
     Balanced,
 }
 
@@ -136,18 +146,31 @@ pub struct Report {
     pub by_epoch: Vec<EpochTimes>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
-    /// The number of slots on the device.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(super) device_depth: usize,
     /// Whether a breakdown turned overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) by_breakdown: bool,
-    /// Whether a round starts only after the caller has received the round before it.
     #[cfg_attr(feature = "serde", serde(skip))]
-    pub(crate) lockstep: bool,
-    /// The measurements of the last batches.
+    pub(super) parts: Parts,
+    /// The last batches.
     #[cfg_attr(feature = "serde", serde(skip))]
-    pub(super) recent: Arc<Recent>,
+    pub(super) recent: Arc<[Seen]>,
+}
+
+/// Parts of the sums, for the verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Parts {
+    /// How often the caller began to iterate.
+    pub(super) starts: u64,
+    /// The waits for the first batch of each iteration, and the loads of these batches as far as they fell into the wait.
+    pub(super) start_waits: Duration,
+    pub(super) start_loads: Duration,
+    /// The part of the waits, without those, in which a slot was kept that a load waited for.
+    pub(super) held: Duration,
+    /// The time of the loads that the caller did while it waited.
+    pub(super) helped: Duration,
+    /// The loads whose processor time was measured: their time, and the part in which they did not sleep.
+    pub(super) timed: Duration,
+    pub(super) awake: Duration,
 }
 
 /// The kind of the items of a pipe or of a loop.
@@ -167,8 +190,8 @@ pub(crate) enum Kind {
 }
 
 impl Report {
-    pub(crate) fn new(kind: Kind, settings: Settings, device_depth: usize) -> Self {
-        Self { kind, settings, device_depth, ..Self::default() }
+    pub(crate) fn new(kind: Kind, settings: Settings) -> Self {
+        Self { kind, settings, ..Self::default() }
     }
 
     /// Adds the figures that the pipe counts: loads and copies to the device. Estimates how long the caller waited for
@@ -176,7 +199,7 @@ impl Report {
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         // If the caller waits longer than a load or a copy takes, and the reader waits for slots as well, then both
         // wait for the device.
-        let before = self.each(self.read.busy + self.transform).max(transfer);
+        let before = self.each(self.loads()).max(transfer);
         let unexplained = self.train.waiting.saturating_sub(before);
         let behind =
             self.each(self.read.waiting) >= unexplained / 2 && self.train.waiting > before.mul_f64(1.25);
@@ -211,6 +234,24 @@ impl Report {
             row.batches += 1;
             row.bytes = row.bytes.saturating_add(bytes as u64);
             row.io_calls += io_calls;
+        }
+    }
+
+    /// Counts how the caller waited `waited` for a batch: the first of an iteration, or one whose load found its slot
+    /// `kept` that long.
+    #[inline]
+    pub(super) fn waits(&mut self, first: bool, waited: Duration, kept: Duration, load: &LoadTimes) {
+        let parts = &mut self.parts;
+        if first {
+            parts.starts += 1;
+            parts.start_waits += waited;
+            parts.start_loads += load.took().min(waited);
+        } else {
+            parts.held += kept.min(waited);
+        }
+        if let Some(awake) = load.awake {
+            parts.timed += load.took();
+            parts.awake += awake;
         }
     }
 
@@ -251,39 +292,99 @@ impl Report {
         if self.batches == 0 && self.epochs == 0 {
             return later;
         }
-        let (before, all) = (self.clone(), &mut later);
-        all.read.busy += before.read.busy;
-        all.read.waiting += before.read.waiting;
-        all.train.busy += before.train.busy;
-        all.train.waiting += before.train.waiting;
-        all.wall += before.wall;
-        all.transform += before.transform;
-        all.transfer += before.transfer;
-        all.device += before.device;
-        all.epochs += before.epochs;
-        all.batches += before.batches;
-        all.bytes = all.bytes.saturating_add(before.bytes);
-        all.read_bytes = all.read_bytes.saturating_add(before.read_bytes);
-        all.loads += before.loads;
-        all.io_calls += before.io_calls;
-        all.transfer_bytes += before.transfer_bytes;
-        if before.batches > 0 {
-            all.first = before.first;
+        later.combine(self, u64::saturating_add, Duration::saturating_add);
+        if self.batches > 0 {
+            later.first = self.first;
         }
-        let rows = [before.by_epoch, std::mem::take(&mut all.by_epoch)].concat();
-        all.by_epoch = rows[rows.len().saturating_sub(EPOCHS)..].to_vec();
-        all.recent = before.recent.then(&all.recent).into();
+        let rows = [&self.by_epoch[..], &later.by_epoch].concat();
+        later.by_epoch = rows[rows.len().saturating_sub(EPOCHS)..].to_vec();
+        let units = [&self.recent[..], &later.recent].concat();
+        later.recent = units[units.len().saturating_sub(STEPS)..].into();
         later
+    }
+
+    /// Returns what was measured since an `earlier` report of the same loader, for example the second epoch without the
+    /// first one, which filled the page cache. [`by_epoch`](Self::by_epoch) has the rows of the epochs that began since.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut since = self.clone();
+        since.combine(earlier, u64::saturating_sub, Duration::saturating_sub);
+        since.first = StageTimes::default();
+        let rows =
+            usize::try_from(since.epochs).map_or(0, |epochs| since.by_epoch.len().saturating_sub(epochs));
+        since.by_epoch.drain(..rows);
+        since
+    }
+
+    /// Replaces each sum by the result of a function of it and of that of the other report.
+    fn combine(
+        &mut self,
+        other: &Self,
+        count: fn(u64, u64) -> u64,
+        time: fn(Duration, Duration) -> Duration,
+    ) {
+        let mut other = other.clone();
+        self.counts().into_iter().zip(other.counts()).for_each(|(sum, found)| *sum = count(*sum, *found));
+        self.times().into_iter().zip(other.times()).for_each(|(sum, found)| *sum = time(*sum, *found));
+    }
+
+    /// All sums that are counts.
+    fn counts(&mut self) -> [&mut u64; 13] {
+        let Self {
+            epochs, batches, bytes, read_bytes, loads, io_calls, transfer_bytes, reading, parts, ..
+        } = self;
+        let ReadStats { bytes: read, disk, hinted, hints, failed, .. } = reading;
+        let starts = &mut parts.starts;
+        [
+            epochs,
+            batches,
+            bytes,
+            read_bytes,
+            loads,
+            io_calls,
+            transfer_bytes,
+            read,
+            disk,
+            hinted,
+            hints,
+            failed,
+            starts,
+        ]
+    }
+
+    /// All sums that are times.
+    fn times(&mut self) -> [&mut Duration; 15] {
+        let Self { wall, transform, transfer, device, read, train, reading, parts, .. } = self;
+        let [StageTimes { busy, waiting }, StageTimes { busy: used, waiting: waits }] = [read, train];
+        let Parts { start_waits, start_loads, held, helped, timed, awake, .. } = parts;
+        let hints = &mut reading.hint_time;
+        [
+            wall,
+            transform,
+            transfer,
+            device,
+            busy,
+            waiting,
+            used,
+            waits,
+            start_waits,
+            start_loads,
+            held,
+            helped,
+            timed,
+            awake,
+            hints,
+        ]
     }
 
     /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.
     ///
     /// `self` is the report of the loop, for example by a [`LoopRecorder`](super::LoopRecorder). `sender` is the report
-    /// of that loader: the use of a batch is there its copy. The device holds up to `device_depth` batches.
+    /// of that loader: the use of a batch is there its copy.
     #[must_use]
-    pub fn on_device(self, sender: Self, device_depth: usize) -> Self {
+    pub fn on_device(self, sender: Self) -> Self {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
-        let recent = self.recent.on_device(&sender.recent).into();
+        let recent = on_device(&self.recent, &sender.recent).into();
         let mut by_epoch = self.by_epoch;
         for row in &mut by_epoch {
             // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.
@@ -292,14 +393,18 @@ impl Report {
                 *row = EpochTimes { bytes, io_calls, load, ..*row };
             }
         }
+        let Parts { starts, start_waits, .. } = self.parts;
+        let Parts { start_loads, timed, awake, .. } = sender.parts;
+        let start_loads = start_loads.min(start_waits);
+        let parts = Parts { starts, start_waits, start_loads, timed, awake, ..Parts::default() };
         let Self { epochs, batches, wall, train, first, .. } = self;
-        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, device_depth, ..sender };
+        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
         let loads = all.loads;
         all.with_transfers(loads, transfer, transfer_bytes)
     }
 
     /// Returns the mean time of one worker. `all` is the sum over all workers.
-    fn each(&self, all: Duration) -> Duration {
+    pub(super) fn each(&self, all: Duration) -> Duration {
         all / u32::try_from(self.settings.workers.max(1)).unwrap_or(u32::MAX)
     }
 

@@ -94,8 +94,7 @@ use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{LoadTimes, Naming, Ticket, What};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
-use crate::observe::replay::Settings;
-use crate::observe::report::{Kind, LiveReport, Publisher, Report};
+use crate::observe::report::{Kind, LiveReport, Publisher, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
@@ -120,8 +119,8 @@ pub(crate) struct Setup<R: Ring> {
     pub(crate) kind: Kind,
     /// Whether the caller sends the items to a device: its row of the trace shows that.
     pub(crate) sends: bool,
-    /// Host slots, and slots on a device.
-    pub(crate) depths: (usize, usize),
+    /// Host slots.
+    pub(crate) depth: usize,
     pub(crate) locate: Locate,
     pub(crate) add_reads: AddReads,
 }
@@ -217,7 +216,7 @@ impl<R: Ring> Pipe<R> {
     /// Starts a thread for each source; without overlap none.
     pub(crate) fn start(setup: Setup<R>) -> Result<Self, Error> {
         let Setup { sides: (producer, consumer), sources, driven, helper, options, trace, kind, .. } = setup;
-        let Setup { sends, depths: (depth, device_depth), locate, add_reads, .. } = setup;
+        let Setup { sends, depth, locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
         let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
         let Options { held_timeout, breakdown, .. } = options;
@@ -235,7 +234,7 @@ impl<R: Ring> Pipe<R> {
         let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds));
-        let report = Report::new(kind, Settings { overlap, depth, workers }, device_depth);
+        let report = Report::new(kind, Settings { overlap, depth, workers });
         let recorder = Recorder::new(track, ring::wait_of::<R>(), &breakdown, report, sends);
         let (consumer, threads, own, limit) = (Some(consumer), Vec::with_capacity(workers), None, END_LIMIT);
         let running =
@@ -406,7 +405,6 @@ impl<R: Ring> Pipe<R> {
         place: Place,
         mut waiting: Waiting<'_, '_>,
     ) -> Poll<Result<Option<R::Item>, Error>> {
-        self.running.recorder.ends();
         let asked = Instant::now();
         self.asked(place, asked);
         let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
@@ -471,8 +469,7 @@ impl<R: Ring> Pipe<R> {
         let number = R::number(&item);
         let copied = R::copied(consumer, number);
         let header = R::header_mut(&mut item);
-        let load = &mut header.load;
-        load.helps = own.is_some() && *overlap;
+        let load = &header.load;
         self.last_fill = *load;
         let now = match *overlap {
             // The caller has just filled the slot itself: the end of the fill is the time of receipt.
@@ -713,7 +710,6 @@ mod tests {
 
     use super::ring::Sides;
     use super::*;
-    use crate::thread::Share;
 
     type Numbered = Slots<u64, u64>;
 
@@ -744,7 +740,7 @@ mod tests {
     }
 
     fn callers_recorder() -> Recorder {
-        let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 }, 0);
+        let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 });
         Recorder::new(None, What::Wait, &Breakdown::default(), report, false)
     }
 
@@ -768,17 +764,16 @@ mod tests {
     #[test]
     fn a_caller_helps_unless_fills_wait_for_a_disk_or_take_longer_than_it_may_wait() {
         const TOOK: Duration = Duration::from_millis(2);
-        let share = |cpu| Share { wall: 2e-3, cpu, delay: 0.0, running: 0.0 };
+        const HALF: Duration = Duration::from_micros(500);
         let until = |rest| Waiting::Until(Instant::now() + rest);
-        for (helps, cpu, waiting) in [
-            (true, Some(share(2e-3)), Waiting::Block),
-            (true, Some(Share { delay: 1e-3, ..share(1e-3) }), Waiting::Block),
-            (true, Some(share(2e-3)), until(Duration::from_secs(3600))),
-            (false, Some(share(2e-3)), until(TOOK)),
-            (false, Some(share(5e-4)), Waiting::Block),
-            (false, Some(share(5e-4)), until(Duration::from_secs(3600))),
+        for (helps, awake, waiting) in [
+            (true, Some(TOOK), Waiting::Block),
+            (true, Some(TOOK), until(Duration::from_secs(3600))),
+            (false, Some(TOOK), until(TOOK)),
+            (false, Some(HALF), Waiting::Block),
+            (false, Some(HALF), until(Duration::from_secs(3600))),
             (false, None, Waiting::Block),
-            (false, Some(share(2e-3)), Waiting::Try),
+            (false, Some(TOOK), Waiting::Try),
         ] {
             let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
             let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
@@ -787,13 +782,13 @@ mod tests {
             let mut own = worker(Numbers(None), 1);
             let mut recorder = callers_recorder();
             let start = Instant::now();
-            let mut last = LoadTimes { end: start + TOOK, cpu, ..LoadTimes::new(start) };
+            let mut last = LoadTimes { end: start + TOOK, awake, ..LoadTimes::new(start) };
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
             assert!(
                 matches!(&found, Some(Received::Item(item)) if **item == 7) == helps,
-                "{cpu:?} {found:?}"
+                "{awake:?} {found:?}"
             );
-            assert_eq!(shared.loads(), u64::from(helps), "{cpu:?}");
+            assert_eq!(shared.loads(), u64::from(helps), "{awake:?}");
         }
     }
 
@@ -825,9 +820,8 @@ mod tests {
             }
             let mut own = worker(Numbers(None), 1);
             let mut recorder = callers_recorder();
-            let (start, wall) = (Instant::now(), took.as_secs_f32());
-            let cpu = Some(Share { wall, cpu: wall, delay: 0.0, running: 0.0 });
-            let mut last = LoadTimes { end: start + took, cpu, ..LoadTimes::new(start) };
+            let start = Instant::now();
+            let mut last = LoadTimes { end: start + took, awake: Some(took), ..LoadTimes::new(start) };
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
             assert!(found.is_none(), "the worker has the first unit: {found:?}");
             assert_eq!(shared.loads(), 1 + u64::from(helps));

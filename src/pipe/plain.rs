@@ -77,7 +77,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
         let place = size_of::<Slot<T, U>>();
         check_memory("slots", slots.len(), place, &format_args!("{} slots", slots.len()))?;
         let trace = options.open(0, 1)?;
-        let depths = (slots.len(), 0);
+        let depth = slots.len();
         Pipe::start(Setup {
             sides: Slots::ring(slots),
             sources,
@@ -87,7 +87,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
             trace,
             kind: if rounds { Kind::Rounds } else { Kind::Items },
             sends: false,
-            depths,
+            depth,
             locate: Box::new(|_, _| None),
             add_reads: Box::new(|report| report),
         })
@@ -138,11 +138,8 @@ impl<R: Ring> Pipe<R> {
         }
     }
 
-    /// Lets `granted` units of the present call be started in all. The report takes into account whether that is one at a
-    /// time.
+    /// Lets `granted` units of the present call be started in all.
     pub fn grant(&mut self, granted: u64) {
-        let lockstep = granted <= self.received + 1;
-        self.recorder().report.lockstep = lockstep;
         self.begun.granted = granted;
         self.grant_since(granted, Instant::now());
     }

@@ -16,7 +16,7 @@ use twinbuf_core::TryRecvError;
 use crate::error::{BoxError, Error};
 use crate::observe::log::{Freed, LoadTimes, Ticket, What};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
-use crate::thread::{caught, this_thread};
+use crate::thread::caught;
 
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -350,8 +350,7 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
         drop(self.0.header.take());
-        let (number, at, thread) = (self.0.seq(), Instant::now(), this_thread());
-        self.0.header.load.freed = Some(Freed { number, at, thread });
+        self.0.header.load.freed = Some(Freed { number: self.0.seq(), at: Instant::now() });
     }
 }
 
@@ -385,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_knows_when_its_last_item_was_dropped_and_where() {
+    fn a_slot_knows_when_its_last_item_was_dropped() {
         let (mut producer, mut consumer) = Slots::<u64, ()>::ring(vec![0; 2]);
         let mut freed = |number| {
             let mut reserved = Slots::reserve(&mut producer).unwrap();
@@ -396,17 +395,12 @@ mod tests {
             let Received::Item(item) = &mut found else { panic!("item {number}: {found:?}") };
             assert_eq!(Slots::number(item), number);
             let freed = Slots::header_mut(item).load.freed;
-            let thread = std::thread::spawn(move || {
-                drop(found);
-                this_thread()
-            });
-            (freed, thread.join().unwrap())
+            std::thread::spawn(move || drop(found)).join().unwrap();
+            freed
         };
-        let ((none, _), (also_none, other), (first, _)) = (freed(0), freed(1), freed(2));
-        assert_eq!((none, also_none), (None, None));
-        assert_eq!(first.unwrap().number, 0);
-        let second = freed(3).0.unwrap();
-        assert_eq!((second.number, second.thread), (1, other));
-        assert!(first.unwrap().at <= second.at);
+        assert_eq!((freed(0), freed(1)), (None, None));
+        let (first, second) = (freed(2).unwrap(), freed(3).unwrap());
+        assert_eq!((first.number, second.number), (0, 1));
+        assert!(first.at <= second.at);
     }
 }

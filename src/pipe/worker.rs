@@ -75,7 +75,7 @@ impl Lane {
             load.end = Instant::now();
             // A driver may end a fill on another thread than it began it on: that has other clocks.
             let clock = clock.filter(|&(_, thread)| thread == this_thread());
-            load.cpu = clock.and_then(|(clock, _)| clock.since(load.end - load.start));
+            load.awake = clock.and_then(|(clock, _)| clock.since(load.end - load.start));
             self.recorder.loaded(ticket, load);
         }
         self.ready = load.end;

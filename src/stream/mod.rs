@@ -215,7 +215,7 @@ impl<B: Backend> StreamBuilder<B> {
             trace,
             kind: Kind::Groups,
             sends: false,
-            depths: (depth, device_depth),
+            depth,
             locate: Box::new(|_, _| None),
             add_reads,
         })?;

@@ -471,7 +471,7 @@ fn a_trace_and_a_report_show_passes_as_epochs() {
     }
     let report = layers.report();
     assert_eq!((report.epochs, report.batches), (2, 12));
-    assert!(report.to_string().contains("page cache"), "{report}");
+    assert!(format!("{report:#}").contains("page cache"), "{report:#}");
     let page = report.html();
     assert!(page.contains("<svg") && !page.contains("workers"), "a stream has one thread: {page}");
     layers.close().unwrap();

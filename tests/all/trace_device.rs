@@ -164,7 +164,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         assert_eq!(bytes(0, "disk_load"), train_report.read_bytes);
         assert_eq!(bytes(0, "gpu_transfer"), train_report.transfer_bytes);
         assert_eq!(bytes(1, "disk_load"), valid_report.read_bytes);
-        let text = train_report.to_string();
+        let text = format!("{train_report:#}");
         assert_eq!(text.matches(" GB/s\n").count(), 2, "{text}");
     }
     assert_eq!(sim.violations(), [""; 0]);

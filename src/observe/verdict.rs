@@ -1,0 +1,336 @@
+//! The verdict and the advice, from sums of what was measured. Each number in them was measured, or is a bound: "at
+//! most". There are no forecasts.
+
+use std::time::Duration;
+
+use super::display::{count, percent, time};
+use super::report::{Kind, Report, Settings, Verdict};
+
+/// The least number of batches that allow a verdict.
+const LEAST: u64 = 8;
+
+/// A caller that waits for less than this part of the time gains nothing from a faster loader.
+const SMALL: f64 = 0.05;
+
+/// A stage that is busy for this part of the time, or a loop that is, decides.
+const FULL: f64 = 0.9;
+
+/// Of two stages that run in turn, the longer one decides if it takes at least this many times as long as the other.
+const LONGER: f64 = 1.25;
+
+/// Why the loop takes as long as it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    /// Too few batches.
+    Few,
+    /// The caller's use.
+    Use,
+    /// Loads and uses alternate, because overlap is off.
+    InTurn,
+    /// The workers load nearly all the time.
+    Loads,
+    Copies,
+    /// The workers load nearly all the time, and the caller uses batches nearly all the time.
+    Both,
+    /// Slots were kept.
+    Held,
+    /// Work on a device kept the slots.
+    Device,
+    /// Loads take longer than the use, but the workers also wait for slots.
+    Longer,
+    /// Loads take less time than the use, but come late now and then.
+    Late,
+}
+
+/// The sums, in seconds.
+struct Sums {
+    /// The waits for the first batch of each iteration, if they are most of all waits; 0 otherwise. The other sums are
+    /// without them, and without the loads in them.
+    start: f64,
+    /// The time of the loop: `used` and `waits`.
+    wall: f64,
+    used: f64,
+    waits: f64,
+    /// The loads of one worker, on average.
+    loads: f64,
+    copies: f64,
+    /// The waits in which a slot was kept that a load waited for.
+    held: f64,
+}
+
+impl Sums {
+    fn of(report: &Report) -> Self {
+        let Report { parts, train, transfer, settings, .. } = report;
+        let [used, waits] = [train.busy, train.waiting].map(|time| time.as_secs_f64());
+        let most = parts.start_waits > train.waiting / 2;
+        let [start, start_loads] =
+            [parts.start_waits, parts.start_loads].map(|time| if most { time.as_secs_f64() } else { 0.0 });
+        let loads = report.loads().saturating_sub(parts.helped).as_secs_f64();
+        let waits = (waits - start).max(0.0);
+        Self {
+            start,
+            wall: (used + waits).max(1e-12),
+            used,
+            waits,
+            loads: (loads - start_loads).max(0.0) / settings.workers.max(1) as f64,
+            copies: transfer.as_secs_f64(),
+            held: parts.held.as_secs_f64(),
+        }
+    }
+
+    fn cause(&self, report: &Report) -> Cause {
+        let Self { wall, used, waits, loads, copies, .. } = *self;
+        match () {
+            () if report.batches < LEAST => Cause::Few,
+            () if waits <= SMALL * wall => Cause::Use,
+            () if !report.settings.overlap => Cause::InTurn,
+            () if loads.max(copies) >= FULL * wall && used >= FULL * wall => Cause::Both,
+            () if copies >= FULL * wall && copies >= loads => Cause::Copies,
+            () if loads >= FULL * wall => Cause::Loads,
+            () if self.held > waits / 2.0 => Cause::Held,
+            () if !report.device.is_zero() => Cause::Device,
+            // What makes the items ahead is not seen: only its waits are known.
+            () if report.kind == Kind::Ahead => Cause::Loads,
+            () if copies > loads.max(used) => Cause::Copies,
+            () if loads > used => Cause::Longer,
+            () => Cause::Late,
+        }
+    }
+
+    /// The seconds that are saved if loads that take `loads` seconds in all go on beside copies and the use, and nothing
+    /// waits.
+    fn saves(&self, loads: f64) -> f64 {
+        (self.wall - loads.max(self.copies).max(self.used)).max(0.0)
+    }
+
+    /// A part of the time as text.
+    fn part(&self, seconds: f64) -> String {
+        percent(seconds / self.wall)
+    }
+}
+
+/// What to try: a change, the way to make it without a change of the program, and the seconds that it saves at most.
+struct Try {
+    change: String,
+    settings: Settings,
+    variable: Option<String>,
+    saves: f64,
+    /// The condition of the saving.
+    only: &'static str,
+}
+
+impl Report {
+    /// Returns the bottleneck: what takes the time of the loop, by the sums of the measured times.
+    ///
+    /// | measured | verdict |
+    /// | --- | --- |
+    /// | fewer than 8 batches | [`Unmeasured`](Verdict::Unmeasured) |
+    /// | the caller waits for less than 5 % of the time | [`ComputeBound`](Verdict::ComputeBound) |
+    /// | overlap is off | the longer of load and use; [`Balanced`](Verdict::Balanced) if it is less than 1.25 times as long |
+    /// | copies to the device take 90 % of the time, or more than loads and use | [`TransferBound`](Verdict::TransferBound) |
+    /// | each worker loads for 90 % of the time | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound); `Balanced` if the use takes 90 % too |
+    /// | in half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
+    /// | on a device, the loader waited for slots as well | `ComputeBound`: by work that the caller enqueued |
+    /// | loads take more time than the use | the largest part of loads |
+    /// | none of these | `Balanced`: loads come late now and then |
+    ///
+    /// If the waits for the first batch of each iteration are more than half of all waits, the verdict is that of the
+    /// time without them.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict_of(&Sums::of(self))
+    }
+
+    fn verdict_of(&self, sums: &Sums) -> Verdict {
+        match sums.cause(self) {
+            Cause::Few => Verdict::Unmeasured,
+            Cause::Use | Cause::Device => Verdict::ComputeBound,
+            Cause::Both | Cause::Late => Verdict::Balanced,
+            Cause::Copies => Verdict::TransferBound,
+            Cause::Held => Verdict::HeldBound,
+            Cause::Loads | Cause::Longer => self.load_verdict(),
+            Cause::InTurn => {
+                let Sums { used, waits, copies, .. } = *sums;
+                match () {
+                    () if used >= LONGER * waits => Verdict::ComputeBound,
+                    () if waits < LONGER * used => Verdict::Balanced,
+                    () if copies > waits / 2.0 => Verdict::TransferBound,
+                    () => self.load_verdict(),
+                }
+            }
+        }
+    }
+
+    /// The verdict if loads decide: their largest part.
+    fn load_verdict(&self) -> Verdict {
+        match self.kind {
+            _ if self.transform > self.read.busy => Verdict::TransformBound,
+            Kind::Rounds => Verdict::GenerationBound,
+            Kind::Batches | Kind::Groups if self.reading.disk > self.reading.bytes / 2 => Verdict::DiskBound,
+            _ => Verdict::LoadBound,
+        }
+    }
+
+    /// The time of all loads, summed over all workers.
+    pub(super) fn loads(&self) -> Duration {
+        self.read.busy + self.transform
+    }
+
+    /// Returns the verdict in words and what to try, as one to four lines: what the loop waits for, one change with what
+    /// it saves at most, and how to measure it.
+    ///
+    /// Each number was measured, or is a bound. A bound assumes that loads and uses take as long as they did. Other
+    /// programs, a lock or a disk that loads share can make the saving smaller.
+    #[must_use]
+    pub fn advice(&self) -> String {
+        if self.batches == 0 {
+            return "Nothing was measured.".to_string();
+        }
+        let sums = Sums::of(self);
+        let (cause, mut text) = (sums.cause(self), self.in_words(&sums));
+        if sums.start > 0.0 && cause != Cause::Few {
+            let starts = count(self.parts.starts, "iteration", "iterations");
+            text += &format!(
+                "\nThe start took {} of all time ({}): the wait for the first batch of {starts}.",
+                percent(sums.start / (sums.wall + sums.start)),
+                time(self.parts.start_waits)
+            );
+        }
+        let Some(Try { change, variable, saves, only, .. }) = self.option(&sums, cause) else { return text };
+        let variable = variable.map_or_else(String::new, |variable| format!(" ({variable})"));
+        text + &format!(
+            "\nTry: {change}{variable}. It saves at most {} of the time{only}.\nTo measure what it saves, run the \
+             program with it and without it, in turn.",
+            percent(saves / (sums.wall + sums.start))
+        )
+    }
+
+    /// Returns the settings that the [advice](Self::advice) says to try, and the part of the time that they save at most,
+    /// from 0 to 1. `None` if it names no option, or one that is no setting.
+    #[must_use]
+    pub fn to_try(&self) -> Option<(Settings, f64)> {
+        let sums = Sums::of(self);
+        let Try { settings, saves, .. } = self.option(&sums, sums.cause(self))?;
+        (settings != self.settings).then_some((settings, saves / (sums.wall + sums.start)))
+    }
+
+    /// The verdict in words: one or two lines.
+    fn in_words(&self, sums: &Sums) -> String {
+        let (verdict, cause) = (self.verdict_of(sums), sums.cause(self));
+        let Sums { start, used, loads, copies, .. } = *sums;
+        let batches = self.batches.max(1) as f64;
+        let each = |seconds: f64| time(Duration::from_secs_f64(seconds / batches));
+        let [use_part, wait_part, load_part] = [used, sums.waits, loads].map(|time| sums.part(time));
+        let names = [(Kind::Rounds, "rounds"), (Kind::Groups, "groups")];
+        let units = names.iter().find(|(kind, _)| *kind == self.kind).map_or("batches", |(_, name)| name);
+        let workers = count(self.settings.workers as u64, "loading thread", "loading threads");
+        let busy = match self.settings.workers {
+            1 => format!("The {workers} is busy for {load_part} of it"),
+            _ => format!("Each of {workers} is busy for {load_part} of it, on average"),
+        };
+        let why = match cause {
+            Cause::Few => {
+                let found = count(self.batches, "batch is", "batches are");
+                return format!("{verdict}: {found} too few for a verdict. It takes {LEAST}.");
+            }
+            Cause::Use => {
+                let keep = format!("\nA faster loader saves at most {wait_part}: keep the settings.");
+                let keep = if start > 0.0 { "" } else { &keep };
+                format!("the loop uses {units} for {use_part} of the time, and waits for {wait_part}.{keep}")
+            }
+            Cause::InTurn => format!(
+                "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}, in turn: overlap \
+                 is off."
+            ),
+            Cause::Loads if self.kind == Kind::Ahead => format!(
+                "the loop waits for {units} for {wait_part} of the time.\nThe workers of the iterable make them: start \
+                 more, or make loading cheaper. That saves at most {wait_part}."
+            ),
+            Cause::Loads => format!("the loop waits for loads for {wait_part} of the time. {busy}."),
+            Cause::Copies => format!(
+                "the loop waits for {units} for {wait_part} of the time. Copies to the device take {} of it.",
+                sums.part(copies)
+            ),
+            Cause::Both => format!(
+                "loads or copies take {} of the time, and the use of the {units} {use_part}.\nOnly both faster saves more \
+                 than {wait_part}: keep the settings.",
+                sums.part(loads.max(copies))
+            ),
+            Cause::Held => format!(
+                "the loop waits for {units} for {wait_part} of the time. In {} of it, a load waited for a slot whose batch \
+                 was kept after the loop had asked for the next.",
+                percent(sums.held / sums.waits)
+            ),
+            Cause::Device => format!(
+                "the loop only enqueues work, for {use_part} of the time, and waits for {wait_part}. The loader waits as \
+                 well: the slots are still in use on the device.\nHow long the device works is not measured. To measure \
+                 it, synchronize the stream at the end of each step, in one run: the time is then that of the use."
+            ),
+            Cause::Longer => format!(
+                "the loop waits for loads for {wait_part} of the time. A load takes longer than a use, {} and {} on \
+                 average, but the loading threads also wait for slots.",
+                each(self.loads().as_secs_f64()),
+                each(used)
+            ),
+            Cause::Late => format!(
+                "the loop waits for {units} for {wait_part} of the time. Loads take {load_part} of the time, less than \
+                 the use ({use_part}), but come late now and then."
+            ),
+        };
+        format!("{verdict}: {}{why}", if start > 0.0 { "without the start, " } else { "" })
+    }
+
+    /// One option to try.
+    fn option(&self, sums: &Sums, cause: Cause) -> Option<Try> {
+        let now = self.settings;
+        let variable = |name: &str, value: usize| {
+            // Only a loader has the variables.
+            let switch = format!("`TWINBUF_{name}={value}` if the builder calls `from_env`");
+            (self.kind == Kind::Batches).then_some(switch)
+        };
+        let again = sums.start - self.first.waiting.as_secs_f64();
+        let restarts = self.kind == Kind::Batches && now.overlap && self.parts.starts > 1;
+        Some(match cause {
+            _ if restarts && again > SMALL * (sums.wall + sums.start) => {
+                let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
+                Try { change, settings: now, variable: None, saves: again, only: "" }
+            }
+            Cause::InTurn => {
+                // With files, a caller that waits loads too.
+                let two = if self.choices.is_empty() { sums.used } else { sums.used.max(sums.wall / 2.0) };
+                let (change, variable) = match self.by_breakdown {
+                    true => ("turn off the breakdown, which turns overlap off", None),
+                    false => {
+                        ("`overlap(true)`: a thread then loads while the loop uses", variable("OVERLAP", 1))
+                    }
+                };
+                let settings = Settings { overlap: true, ..now };
+                Try { change: change.to_string(), settings, variable, saves: sums.waits.min(two), only: "" }
+            }
+            Cause::Loads if self.kind == Kind::Batches => {
+                let workers = now.workers + 1;
+                let settings = Settings { workers, depth: now.depth.max(workers + 1), ..now };
+                let helper = usize::from(!self.parts.helped.is_zero());
+                let loads = sums.loads * now.workers as f64 + self.parts.helped.as_secs_f64();
+                Try {
+                    change: format!("`workers({workers})`"),
+                    settings,
+                    variable: variable("WORKERS", workers),
+                    saves: sums.saves(loads / (workers + helper) as f64),
+                    only: ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk",
+                }
+            }
+            Cause::Held => {
+                let change = "drop each batch before asking for the next, or copy what is kept".to_string();
+                Try { change, settings: now, variable: None, saves: sums.held, only: "" }
+            }
+            Cause::Longer | Cause::Late if self.kind != Kind::Rounds => {
+                let depth = now.depth + 2;
+                let (change, variable) = (format!("`depth({depth})`"), variable("DEPTH", depth));
+                let settings = Settings { depth, ..now };
+                Try { change, settings, variable, saves: sums.saves(sums.loads), only: "" }
+            }
+            _ => return None,
+        })
+    }
+}
