@@ -245,7 +245,7 @@ def test_the_report_is_that_of_the_loop(numbers: Numbers) -> None:
     assert (report.name, report.epochs, report.batches) == ("train", 2, 20)
     assert report.overlap and report.load > 0 and report.wait > 0 and report.transfer > 0 and report.advice
     assert report.wall == pytest.approx(report.wait + report.compute)
-    assert str(report).startswith("train: 2 epochs, 20 batches") and "transfer" in str(report)
+    assert str(report).startswith("train: 2 epochs, 20 batches") and "transfer" in f"{report:#}"
     assert list(iterator) and loader.report().batches == 32
 
 

@@ -168,9 +168,6 @@ pub(super) struct Parts {
     pub(super) held: Duration,
     /// The time of the loads that the caller did while it waited.
     pub(super) helped: Duration,
-    /// The loads whose processor time was measured: their time, and the part in which they did not sleep.
-    pub(super) timed: Duration,
-    pub(super) awake: Duration,
 }
 
 /// The kind of the items of a pipe or of a loop.
@@ -248,10 +245,6 @@ impl Report {
             parts.start_loads += load.took().min(waited);
         } else {
             parts.held += kept.min(waited);
-        }
-        if let Some(awake) = load.awake {
-            parts.timed += load.took();
-            parts.awake += awake;
         }
     }
 
@@ -353,10 +346,10 @@ impl Report {
     }
 
     /// All sums that are times.
-    fn times(&mut self) -> [&mut Duration; 15] {
+    fn times(&mut self) -> [&mut Duration; 13] {
         let Self { wall, transform, transfer, device, read, train, reading, parts, .. } = self;
         let [StageTimes { busy, waiting }, StageTimes { busy: used, waiting: waits }] = [read, train];
-        let Parts { start_waits, start_loads, held, helped, timed, awake, .. } = parts;
+        let Parts { start_waits, start_loads, held, helped, .. } = parts;
         let hints = &mut reading.hint_time;
         [
             wall,
@@ -371,8 +364,6 @@ impl Report {
             start_loads,
             held,
             helped,
-            timed,
-            awake,
             hints,
         ]
     }
@@ -394,9 +385,8 @@ impl Report {
             }
         }
         let Parts { starts, start_waits, .. } = self.parts;
-        let Parts { start_loads, timed, awake, .. } = sender.parts;
-        let start_loads = start_loads.min(start_waits);
-        let parts = Parts { starts, start_waits, start_loads, timed, awake, ..Parts::default() };
+        let start_loads = sender.parts.start_loads.min(start_waits);
+        let parts = Parts { starts, start_waits, start_loads, ..Parts::default() };
         let Self { epochs, batches, wall, train, first, .. } = self;
         let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
         let loads = all.loads;

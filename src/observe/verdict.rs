@@ -200,8 +200,9 @@ impl Report {
         let variable = variable.map_or_else(String::new, |variable| format!(" ({variable})"));
         text + &format!(
             "\nTry: {change}{variable}. It saves at most {} of the time{only}.\nTo measure what it saves, run the \
-             program with it and without it, in turn.",
-            percent(saves / (sums.wall + sums.start))
+             program with it and without it, in turn{}.",
+            percent(saves / (sums.wall + sums.start)),
+            if self.choices.is_empty() { "" } else { ", or `twinbuf probe` on the files" }
         )
     }
 
@@ -223,11 +224,18 @@ impl Report {
         let [use_part, wait_part, load_part] = [used, sums.waits, loads].map(|time| sums.part(time));
         let names = [(Kind::Rounds, "rounds"), (Kind::Groups, "groups")];
         let units = names.iter().find(|(kind, _)| *kind == self.kind).map_or("batches", |(_, name)| name);
-        let workers = count(self.settings.workers as u64, "loading thread", "loading threads");
         let busy = match self.settings.workers {
-            1 => format!("The {workers} is busy for {load_part} of it"),
-            _ => format!("Each of {workers} is busy for {load_part} of it, on average"),
+            1 => format!("The loading thread is busy for {load_part} of the time"),
+            workers => {
+                format!("Each of {workers} loading threads is busy for {load_part} of the time, on average")
+            }
         };
+        let waits = format!("the loop waits for {units} for {wait_part} of the time.");
+        let without = if start > 0.0 { "without the start, " } else { "" };
+        // On a device, the caller may only enqueue work.
+        let on_device = self.transfer_bytes > 0;
+        let use_part =
+            if on_device { format!("{use_part}, without work it only enqueued") } else { use_part };
         let why = match cause {
             Cause::Few => {
                 let found = count(self.batches, "batch is", "batches are");
@@ -236,48 +244,63 @@ impl Report {
             Cause::Use => {
                 let keep = format!("\nA faster loader saves at most {wait_part}: keep the settings.");
                 let keep = if start > 0.0 { "" } else { &keep };
-                format!("the loop uses {units} for {use_part} of the time, and waits for {wait_part}.{keep}")
+                format!(
+                    "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}.{keep}"
+                )
             }
             Cause::InTurn => format!(
-                "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}, in turn: overlap \
-                 is off."
+                "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}. Overlap is off: it \
+                 does one after the other."
             ),
-            Cause::Loads if self.kind == Kind::Ahead => format!(
-                "the loop waits for {units} for {wait_part} of the time.\nThe workers of the iterable make them: start \
-                 more, or make loading cheaper. That saves at most {wait_part}."
-            ),
-            Cause::Loads => format!("the loop waits for loads for {wait_part} of the time. {busy}."),
+            Cause::Loads => {
+                let part = match (verdict, self.kind) {
+                    (Verdict::DiskBound, _) => ", and most bytes came from a disk",
+                    (Verdict::TransformBound, _) => ", most of it with the transform",
+                    _ => "",
+                };
+                let cheaper = match self.kind {
+                    Kind::Batches => return format!("{verdict}: {without}{waits} {busy}{part}."),
+                    Kind::Ahead => {
+                        "The workers of the iterable make them: start more, or make loading cheaper"
+                    }
+                    Kind::Rounds => "Make the closure faster",
+                    Kind::Items | Kind::Groups => "Make loading cheaper",
+                };
+                let busy = if self.kind == Kind::Ahead { String::new() } else { format!(" {busy}{part}.") };
+                format!("{waits}{busy}\n{cheaper}: that saves at most {wait_part} of the time.")
+            }
             Cause::Copies => format!(
-                "the loop waits for {units} for {wait_part} of the time. Copies to the device take {} of it.",
+                "{waits} Copies to the device take {}, and loads {load_part}.\nSend fewer bytes, such as a smaller type: that \
+                 saves at most {wait_part} of the time.",
                 sums.part(copies)
             ),
             Cause::Both => format!(
-                "loads or copies take {} of the time, and the use of the {units} {use_part}.\nOnly both faster saves more \
-                 than {wait_part}: keep the settings.",
+                "{waits} Loads or copies take {}, and the use {use_part}.\n\
+                 Only both faster saves more than {wait_part}: keep the settings.",
                 sums.part(loads.max(copies))
             ),
             Cause::Held => format!(
-                "the loop waits for {units} for {wait_part} of the time. In {} of it, a load waited for a slot whose batch \
-                 was kept after the loop had asked for the next.",
-                percent(sums.held / sums.waits)
+                "{waits} For {} a load could not start, because an earlier \
+                 batch was kept after the loop had asked for the next, and its slot was not free.",
+                sums.part(sums.held)
             ),
             Cause::Device => format!(
-                "the loop only enqueues work, for {use_part} of the time, and waits for {wait_part}. The loader waits as \
-                 well: the slots are still in use on the device.\nHow long the device works is not measured. To measure \
-                 it, synchronize the stream at the end of each step, in one run: the time is then that of the use."
+                "{waits} Loads wait too, for slots that the device still uses. Copies take {}, and loads {load_part}.\nWhat the device computes is not measured: the loop \
+                 only enqueues it. To measure it, synchronize the stream at the end of each step, in one run. It then counts \
+                 as use.",
+                sums.part(copies)
             ),
             Cause::Longer => format!(
-                "the loop waits for loads for {wait_part} of the time. A load takes longer than a use, {} and {} on \
-                 average, but the loading threads also wait for slots.",
+                "{waits} On average a load takes {} and a use {}, but the \
+                 loading threads also wait for free slots.",
                 each(self.loads().as_secs_f64()),
                 each(used)
             ),
-            Cause::Late => format!(
-                "the loop waits for {units} for {wait_part} of the time. Loads take {load_part} of the time, less than \
-                 the use ({use_part}), but come late now and then."
-            ),
+            Cause::Late => {
+                format!("{waits} Loads take {load_part}, less than the use ({use_part}), but some come late.")
+            }
         };
-        format!("{verdict}: {}{why}", if start > 0.0 { "without the start, " } else { "" })
+        format!("{verdict}: {without}{why}")
     }
 
     /// One option to try.
@@ -300,9 +323,7 @@ impl Report {
                 let two = if self.choices.is_empty() { sums.used } else { sums.used.max(sums.wall / 2.0) };
                 let (change, variable) = match self.by_breakdown {
                     true => ("turn off the breakdown, which turns overlap off", None),
-                    false => {
-                        ("`overlap(true)`: a thread then loads while the loop uses", variable("OVERLAP", 1))
-                    }
+                    false => ("`overlap(true)`, to load while the loop uses", variable("OVERLAP", 1)),
                 };
                 let settings = Settings { overlap: true, ..now };
                 Try { change: change.to_string(), settings, variable, saves: sums.waits.min(two), only: "" }
@@ -313,7 +334,7 @@ impl Report {
                 let helper = usize::from(!self.parts.helped.is_zero());
                 let loads = sums.loads * now.workers as f64 + self.parts.helped.as_secs_f64();
                 Try {
-                    change: format!("`workers({workers})`"),
+                    change: format!("`workers({workers})`, one more loading thread"),
                     settings,
                     variable: variable("WORKERS", workers),
                     saves: sums.saves(loads / (workers + helper) as f64),
@@ -326,7 +347,8 @@ impl Report {
             }
             Cause::Longer | Cause::Late if self.kind != Kind::Rounds => {
                 let depth = now.depth + 2;
-                let (change, variable) = (format!("`depth({depth})`"), variable("DEPTH", depth));
+                let (change, variable) =
+                    (format!("`depth({depth})`, to load further ahead"), variable("DEPTH", depth));
                 let settings = Settings { depth, ..now };
                 Try { change, settings, variable, saves: sums.saves(sums.loads), only: "" }
             }

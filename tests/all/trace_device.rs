@@ -135,7 +135,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         same("valid: read", &["disk_load"], valid_report.read.busy);
         same("layers: train", &["train"], layers_report.train.busy);
         same("layers: train", &["queue_wait"], layers_report.train.waiting);
-        same("games: train", &["train"], games_report.train.busy);
+        same("games: train", &["train", "before"], games_report.train.busy);
         same("games: train", &["queue_wait"], games_report.train.waiting);
         same("games: generate", &["generate"], games_report.read.busy);
         // The trace has what was discarded too.

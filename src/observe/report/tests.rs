@@ -58,7 +58,7 @@ fn a_caller_that_does_not_wait_gains_nothing() {
         says(
             &found,
             Verdict::ComputeBound,
-            &["uses batches for 96 %", "waits for 4.0 %", "saves at most 4.0 %"],
+            &["waits for batches for 4.0 %", "uses them for 96 %", "saves at most 4.0 %"],
         );
         assert!(!found.advice().contains("Try"), "{found}");
     }
@@ -68,7 +68,7 @@ fn a_caller_that_does_not_wait_gains_nothing() {
 fn without_overlap_the_longer_of_load_and_use_decides() {
     let gains = |part: &str| {
         format!(
-            "Try: `overlap(true)`: a thread then loads while the loop uses (`TWINBUF_OVERLAP=1` \
+            "Try: `overlap(true)`, to load while the loop uses (`TWINBUF_OVERLAP=1` \
                                       if the builder calls `from_env`). It saves at most {part} of the time."
         )
     };
@@ -88,18 +88,16 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
 #[test]
 fn workers_that_load_all_the_time_decide() {
     let found = report(120, 880, 970);
-    let one_more =
-        "Try: `workers(2)` (`TWINBUF_WORKERS=2` if the builder calls `from_env`). It saves at most 52 % of";
+    let one_more = "Try: `workers(2)`, one more loading thread (`TWINBUF_WORKERS=2` if the builder calls `from_env`). It saves at most 52 % of";
     says(
         &found,
         Verdict::LoadBound,
-        &["waits for loads for 88 %", "1 loading thread is busy for 97 % of it", one_more],
+        &["waits for batches for 88 %", "The loading thread is busy for 97 % of the time", one_more],
     );
     // Three workers, which take the time of three.
     let settings = Settings { workers: 3, ..found.settings };
     let three = Report { settings, ..report(120, 880, 2910) };
-    let one_more =
-        "Try: `workers(4)` (`TWINBUF_WORKERS=4` if the builder calls `from_env`). It saves at most 27 % of";
+    let one_more = "Try: `workers(4)`, one more loading thread (`TWINBUF_WORKERS=4` if the builder calls `from_env`). It saves at most 27 % of";
     says(&three, Verdict::LoadBound, &["Each of 3 loading threads is busy for 97 %", one_more]);
     // The largest part names the verdict.
     let transform =
@@ -121,7 +119,7 @@ fn workers_that_load_all_the_time_decide() {
 #[test]
 fn copies_decide_if_they_take_all_the_time() {
     let found = report(100, 900, 500).with_transfers(10, ms(950), 1);
-    says(&found, Verdict::TransferBound, &["Copies to the device take 95 % of it"]);
+    says(&found, Verdict::TransferBound, &["Copies to the device take 95 %"]);
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn slots_that_are_kept_decide_if_most_waits_are_for_them() {
         found.parts.held = ms(held);
         found
     };
-    let words = ["In 75 % of it, a load waited for a slot", "Try: drop each batch", "It saves at most 60 %"];
+    let words = ["For 60 % a load could not start", "Try: drop each batch", "It saves at most 60 %"];
     says(&kept(600), Verdict::HeldBound, &words);
     says(&kept(300), Verdict::LoadBound, &[]);
 }
@@ -139,7 +137,15 @@ fn slots_that_are_kept_decide_if_most_waits_are_for_them() {
 #[test]
 fn work_that_is_only_enqueued_is_the_computes() {
     let found = Report { device: ms(900), ..report(100, 900, 200) };
-    says(&found, Verdict::ComputeBound, &["only enqueues work", "is not measured", "synchronize the stream"]);
+    says(
+        &found,
+        Verdict::ComputeBound,
+        &[
+            "Loads wait too, for slots that the device still uses",
+            "is not measured",
+            "synchronize the stream",
+        ],
+    );
     assert!(!found.advice().contains("Try"), "{found}");
 }
 
@@ -147,15 +153,11 @@ fn work_that_is_only_enqueued_is_the_computes() {
 fn loads_that_come_late_now_and_then_need_slots() {
     let words = [
         "waits for batches for 20 %",
-        "Loads take 68 % of the time, less than the use (80 %)",
-        "Try: `depth(5)` (`TWINBUF_DEPTH=5` if the builder calls `from_env`). It saves at most 20 % of the time.",
+        "Loads take 68 %, less than the use (80 %)",
+        "Try: `depth(5)`, to load further ahead (`TWINBUF_DEPTH=5` if the builder calls `from_env`). It saves at most 20 % of the time.",
     ];
     says(&report(800, 200, 680), Verdict::Balanced, &words);
-    let words = [
-        "60.00 ms and 30.00 ms on average, but the loading threads also wait for slots",
-        "`depth(5)`",
-        "at most 25 %",
-    ];
+    let words = ["On average a load takes 60.00 ms and a use 30.00 ms, but", "`depth(5)`", "at most 25 %"];
     says(&report(300, 500, 600), Verdict::LoadBound, &words);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
@@ -171,7 +173,7 @@ fn the_verdict_is_without_the_start_if_that_is_most_of_the_waits() {
         found
     };
     let words = [
-        "without the start, the loop uses batches for 98 % of",
+        "without the start, the loop waits for batches for 2.0 % of",
         "The start took 39 % of all time (330.0 ms): the wait for the first batch of 1 iteration.",
     ];
     says(&start(1, 330), Verdict::ComputeBound, &words);
@@ -217,7 +219,7 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
     let (first, second) = (numbered(100), numbered(1));
     let mut both = first.then(second.clone());
     assert_eq!((both.reading.bytes, both.reading.disk), (107 + 8, 108 + 9), "what the readers count too");
-    assert_eq!(both.reading.hint_time, ms(114 + 15));
+    assert_eq!(both.reading.hint_time, ms(112 + 13));
     for (sum, number) in both.counts().into_iter().zip(0..) {
         assert_eq!(*sum, 101 + 2 * number);
     }
@@ -247,6 +249,62 @@ fn time_that_both_sides_wait_is_the_devices() {
     ] {
         assert_eq!(of(read, train, transfer), ms(0));
     }
+}
+
+/// The examples of the guide are what reports print.
+#[test]
+fn the_guide_has_a_report_for_each_verdict() {
+    let guide = include_str!("../../../docs/report.md");
+    let kind = |kind, report: Report| Report { kind, ..report };
+    let part = |transform, report: Report| {
+        let read = StageTimes { busy: report.read.busy - ms(transform), ..report.read };
+        Report { transform: ms(transform), read, ..report }
+    };
+    let parts = |change: fn(&mut Report), mut report: Report| {
+        change(&mut report);
+        report
+    };
+    let starts = |report: &mut Report| {
+        (report.epochs, report.parts.starts, report.parts.start_waits) = (3, 3, ms(330));
+        (report.parts.start_loads, report.first.waiting) = (ms(330), ms(110));
+    };
+    let disk = |report: &mut Report| (report.reading.bytes, report.reading.disk) = (100, 60);
+    let reports = [
+        Report { batches: 7, ..report(10, 990, 990) },
+        report(960, 40, 500),
+        in_turn(300, 700),
+        parts(disk, report(120, 880, 970)),
+        report(120, 880, 970),
+        report(300, 500, 600),
+        part(600, report(120, 880, 970)),
+        kind(Kind::Rounds, report(120, 880, 970)),
+        report(100, 900, 300).with_transfers(10, ms(950), 1 << 20),
+        parts(|report| report.parts.held = ms(600), report(200, 800, 400)),
+        report(800, 200, 680),
+        report(950, 60, 950),
+        parts(starts, report(500, 340, 430)),
+        Report { device: ms(900), ..report(100, 900, 200).with_transfers(10, ms(300), 1 << 20) },
+    ];
+    let text = |report: Report| {
+        format!(
+            "```text
+{}
+```
+",
+            Report { bytes: 10 << 20, epochs: report.epochs.max(1), ..report }
+        )
+    };
+    let lacks: Vec<_> = reports.into_iter().map(text).filter(|text| !guide.contains(text)).collect();
+    assert!(
+        lacks.is_empty(),
+        "docs/report.md lacks:
+
+{}",
+        lacks.join(
+            "
+"
+        )
+    );
 }
 
 #[test]
