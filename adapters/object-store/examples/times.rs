@@ -168,7 +168,7 @@ impl Server {
             wall.as_secs_f64(),
             stats.requests,
             stats.bytes as f64 / 1048576.0,
-            stats.wasted() * 100.0,
+            (stats.bytes - stats.used) as f64 / stats.bytes as f64 * 100.0,
             wall.as_secs_f64() / model,
         );
         Ok(())

@@ -4,16 +4,16 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::error::{Error, Kind};
+use crate::options::Options;
 
 /// An object as it was when it was opened.
 pub(crate) struct Object {
@@ -29,12 +29,9 @@ pub(crate) struct Client {
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The URL in front of an object's path.
     pub(crate) root: String,
-    pub(crate) handle: Handle,
-    /// The runtime of `handle`, unless it is the caller's.
+    /// The runtime, unless `options` has the caller's.
     pub(crate) own: Option<Runtime>,
-    /// The maximum number of requests of one batch at a time.
-    pub(crate) parallel: usize,
-    pub(crate) timeout: Duration,
+    pub(crate) options: Options,
     /// Requests, bytes received, bytes used.
     pub(crate) counters: [AtomicU64; 3],
 }
@@ -52,14 +49,23 @@ impl Drop for Client {
 }
 
 impl Client {
+    /// Starts a future on the runtime. It ends early if the set is dropped.
+    fn start(&self, future: impl Future<Output = ()> + Send + 'static) -> JoinSet<()> {
+        let own = self.own.as_ref().map(Runtime::handle);
+        let mut tasks = JoinSet::new();
+        if let Some(handle) = self.options.runtime.as_ref().or(own) {
+            tasks.spawn_on(future, handle);
+        }
+        tasks
+    }
+
     /// Runs a future on the runtime, and waits for it. Works in an asynchronous context, where tokio refuses to block.
     pub(crate) fn wait<T: Send + 'static>(
         &self,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
         let (sender, receiver) = mpsc::channel();
-        let mut tasks = JoinSet::new();
-        tasks.spawn_on(async move { sender.send(future.await) }, &self.handle);
+        let _tasks = self.start(async move { drop(sender.send(future.await)) });
         receiver.recv().unwrap_or_else(|_| Err(self.ended()))
     }
 
@@ -70,7 +76,7 @@ impl Client {
         ranges: Vec<(Arc<Object>, Range<u64>)>,
     ) -> (mpsc::Receiver<Result<Chunk, Error>>, JoinSet<()>) {
         let (sender, receiver) = mpsc::channel();
-        let (client, mut tasks) = (self.clone(), JoinSet::new());
+        let client = self.clone();
         let all = async move {
             let requests = ranges.into_iter().enumerate().map(|(request, (object, range))| {
                 let (client, sender) = (client.clone(), sender.clone());
@@ -79,15 +85,14 @@ impl Client {
                     client.get(&object, range, send).await
                 }
             });
-            let mut ends = stream::iter(requests).buffer_unordered(client.parallel);
+            let mut ends = stream::iter(requests).buffer_unordered(client.options.requests.max(1));
             while let Some(end) = ends.next().await {
                 if let Err(error) = end {
                     return drop(sender.send(Err(error)));
                 }
             }
         };
-        tasks.spawn_on(all, &self.handle);
-        (receiver, tasks)
+        (receiver, self.start(all))
     }
 
     /// Requests a range of an object. `each` gets its parts, in order, with their offsets. Returns the object's tag.
@@ -97,9 +102,9 @@ impl Client {
         range: Range<u64>,
         each: impl FnMut(u64, Bytes) + Send,
     ) -> Result<String, Error> {
-        let got = tokio::time::timeout(self.timeout, self.get_untimed(object, &range, each)).await;
-        let failed = |kind| Error { url: format!("{}{}", self.root, object.path), range, kind };
-        got.unwrap_or(Err(Kind::Timeout(self.timeout))).map_err(failed)
+        let limit = self.options.timeout;
+        let got = tokio::time::timeout(limit, self.get_untimed(object, &range, each)).await;
+        got.unwrap_or(Err(Kind::Timeout(limit))).map_err(|kind| Error { url: self.url(object), range, kind })
     }
 
     async fn get_untimed(
@@ -131,12 +136,13 @@ impl Client {
         while let Some(bytes) = parts.try_next().await.map_err(failed)? {
             let offset = at;
             at += bytes.len() as u64;
-            if at > range.end {
-                break;
-            }
             each(offset, bytes);
         }
         if at == range.end { Ok(tag) } else { Err(Kind::Length(at - range.start)) }
+    }
+
+    pub(crate) fn url(&self, object: &Object) -> String {
+        format!("{}{}", self.root, object.path)
     }
 
     /// The error after the end of the runtime.

@@ -24,8 +24,6 @@ pub struct Objects {
     shards: Arc<[Shard]>,
     record: usize,
     element: Option<(DType, Vec<usize>)>,
-    gap: u64,
-    request: u64,
 }
 
 /// An object and its records.
@@ -76,8 +74,11 @@ impl Objects {
         for (index, &(shard, offset, _)) in pieces.iter().enumerate() {
             let end = offset + self.record as u64;
             if let Some(last) = requests.last_mut() {
-                let near = last.shard == shard && offset <= last.range.end.saturating_add(self.gap);
-                if near && (end == last.range.end || end - last.range.start <= self.request) {
+                let near =
+                    last.shard == shard && offset <= last.range.end.saturating_add(self.client.options.gap);
+                if near
+                    && (end == last.range.end || end - last.range.start <= self.client.options.request_bytes)
+                {
                     (last.range.end, last.pieces.end) = (end, index + 1);
                     continue;
                 }
@@ -85,10 +86,6 @@ impl Objects {
             requests.push(Request { shard, range: offset..end, pieces: index..index + 1 });
         }
         requests
-    }
-
-    fn url(&self, shard: &Shard) -> String {
-        format!("{}{}", self.client.root, shard.object.path)
     }
 }
 
@@ -106,8 +103,7 @@ impl Dataset for Objects {
     }
 
     fn name(&self) -> String {
-        let first = self.shards.first().map(|shard| self.url(shard)).unwrap_or_default();
-        if self.shards.len() < 2 { first } else { format!("{first} and {} more", self.shards.len() - 1) }
+        format!("{} objects of {}", self.shards.len(), self.client.root)
     }
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
@@ -149,30 +145,20 @@ impl Dataset for Objects {
         let objects = self.clone();
         Some(Box::new(move |record| {
             let (shard, offset) = objects.locate(record)?;
-            Some((objects.url(&objects.shards[shard]).into(), offset))
+            Some((objects.client.url(&objects.shards[shard].object).into(), offset))
         }))
     }
 
     /// FNV-1a (64 bits) over the objects' sizes and ETags, in order. Their names have no effect: a copy with the same ETags
     /// is the same data set.
     fn fingerprint(&mut self) -> Result<u64, BoxError> {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for shard in self.shards.iter() {
+        let bytes = self.shards.iter().flat_map(|shard| {
             let tag = shard.object.tag.as_deref().unwrap_or_default();
-            for byte in shard.object.size.to_le_bytes().iter().chain(tag.as_bytes()).chain(&[0]) {
-                hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-            }
-        }
-        Ok(hash)
-    }
-}
-
-impl fmt::Debug for Objects {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Objects")
-            .field("name", &self.name())
-            .field("records", &self.len())
-            .finish_non_exhaustive()
+            shard.object.size.to_le_bytes().into_iter().chain(tag.bytes()).chain([0])
+        });
+        Ok(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }))
     }
 }
 
@@ -193,21 +179,10 @@ pub struct Stats {
     pub used: u64,
 }
 
-impl Stats {
-    /// Returns the share of the received bytes that no batch needed, 0 to 1.
-    #[must_use]
-    pub fn wasted(&self) -> f64 {
-        self.bytes.saturating_sub(self.used) as f64 / self.bytes.max(1) as f64
-    }
-}
-
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests, bytes, .. } = self;
-        write!(
-            f,
-            "{requests} requests, {bytes} bytes received, {:.1} % of them not used",
-            self.wasted() * 100.0
-        )
+        let Self { requests, bytes, used } = self;
+        let wasted = bytes.saturating_sub(*used) as f64 / (*bytes).max(1) as f64 * 100.0;
+        write!(f, "{requests} requests, {bytes} bytes received, {wasted:.1} % of them not used")
     }
 }

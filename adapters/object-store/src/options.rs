@@ -20,7 +20,6 @@ use crate::error::{Error, Kind};
 use crate::{Objects, Shard};
 
 /// How objects are found, opened and requested: `Options { gap: 0, ..Options::default() }`.
-#[derive(Debug)]
 pub struct Options {
     /// Settings of the store: credentials, region, endpoint, timeouts, such as `("aws_region", "eu-central-1")`. The names
     /// are `object_store`'s configuration keys, in lower case or as environment variables; others are ignored. Default:
@@ -88,19 +87,13 @@ impl Objects {
         let root = url.strip_suffix('/').unwrap_or(url);
         let root = root.strip_suffix(base.as_ref()).unwrap_or(root);
         let root = if root.ends_with('/') { root.to_string() } else { format!("{root}/") };
-        let (own, handle) = match options.runtime {
-            Some(handle) => (None, handle),
-            None => {
-                let own = Builder::new_multi_thread().worker_threads(2).enable_all().build();
-                let own = own.map_err(|error| failed(error.into()))?;
-                let handle = own.handle().clone();
-                (Some(own), handle)
-            }
+        let own = match &options.runtime {
+            Some(_) => None,
+            None => Some(Builder::new_multi_thread().worker_threads(2).enable_all().build()),
         };
-        let (parallel, timeout) = (options.requests.max(1), options.timeout);
-        let client = Client { store, root, handle, own, parallel, timeout, counters: Default::default() };
-        let client = Arc::new(client);
-        let found = find(client.clone(), url.to_string(), base, options.names, options.header_bytes);
+        let own = own.transpose().map_err(|error| failed(error.into()))?;
+        let client = Arc::new(Client { store, root, own, options, counters: Default::default() });
+        let found = find(client.clone(), url.to_string(), base);
         let heads = client.wait(found)?;
         let (folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
         let records = open(&files).map_err(|source| {
@@ -110,8 +103,7 @@ impl Objects {
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
         let (shards, record) = (shards(&records, &objects.collect()), records.record_bytes());
         let element = records.is_typed().then(|| (records.dtype(), records.shape().to_vec()));
-        let (gap, request) = (options.gap, options.request_bytes);
-        Ok(Self { client, shards: shards.into(), record, element, gap, request })
+        Ok(Self { client, shards: shards.into(), record, element })
     }
 }
 
@@ -128,18 +120,13 @@ fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path), B
 }
 
 /// The objects with their first bytes: those with `names` below `base`, `base` itself, or all below it.
-async fn find(
-    client: Arc<Client>,
-    url: String,
-    base: Path,
-    mut names: Vec<String>,
-    header: u64,
-) -> Result<Vec<(Object, Vec<u8>)>, Error> {
+async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Object, Vec<u8>)>, Error> {
     let failed = |source| Error { url: url.clone(), range: 0..0, kind: Kind::Open(Box::new(source)) };
+    let (client, store, parallel) = (&client, &client.store, client.options.requests.max(1));
+    let mut names = client.options.names.clone();
     if names.is_empty() && !url.ends_with('/') {
         names.push(String::new());
     }
-    let (client, store, parallel) = (&client, &client.store, client.parallel);
     let mut found: Vec<ObjectMeta> = if names.is_empty() {
         store.list(Some(&base)).try_filter(|meta| ready(meta.size > 0)).try_collect().await.map_err(failed)?
     } else {
@@ -154,7 +141,7 @@ async fn find(
         return Err(Error { url, range: 0..0, kind: Kind::Empty });
     }
     let heads = stream::iter(found).map(|meta| async move {
-        let (mut head, range) = (Vec::new(), 0..header.clamp(1, meta.size.max(1)));
+        let (mut head, range) = (Vec::new(), 0..client.options.header_bytes.clamp(1, meta.size.max(1)));
         let mut object = Object { path: meta.location, size: meta.size, tag: None };
         object.tag = Some(client.get(&object, range, |_, bytes| head.extend_from_slice(&bytes)).await?);
         Ok((object, head))
