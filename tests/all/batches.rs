@@ -146,29 +146,6 @@ fn a_batch_may_be_changed_in_place() {
 }
 
 #[test]
-fn holding_every_slot_is_an_error_and_no_deadlock() {
-    let (_dir, paths) = files(&[16]);
-    for overlap in [false, true] {
-        let mut loader = builder(&paths).overlap(overlap).depth(2).build().unwrap();
-        let mut epoch = loader.epoch(5);
-        let (first, second) = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
-        let error = epoch.next().unwrap().unwrap_err();
-        assert!(
-            matches!(&error, Error::SlotHeld { at: held, option: "depth", slots: 2 } if *held == at(5, 2)),
-            "{error:?}"
-        );
-        assert!(epoch.next().is_none());
-        drop((first, second));
-        drop(epoch);
-        assert_eq!(
-            batches(&mut loader, 5).into_iter().filter(Result::is_ok).count(),
-            4,
-            "the loader goes on"
-        );
-    }
-}
-
-#[test]
 fn every_batch_can_be_kept_in_memory_of_its_own() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {

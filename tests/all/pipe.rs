@@ -6,10 +6,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::common::{files, open, plan};
-use twinbuf::pipe::{self, Content, Filled, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Filled, Filling, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, generate};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -156,20 +155,6 @@ fn a_panic_of_the_order_is_an_error_of_its_unit() {
 }
 
 #[test]
-fn close_tells_an_error_that_was_met_ahead() {
-    let source = Numbers { fails: Some(1), ..Numbers::default() };
-    let mut pipe = build(&source, 1, 3, true);
-    let mut items = pipe.items(0..9);
-    assert_eq!(*items.next().unwrap().unwrap(), 0);
-    while source.fills.load(Ordering::Relaxed) < 2 {
-        std::thread::yield_now();
-    }
-    drop(items);
-    let error = pipe.close().unwrap_err().to_string();
-    assert_eq!(error, "epoch 0, step 1: the batch could not be read: no such number");
-}
-
-#[test]
 fn close_tells_no_error_of_an_earlier_call() {
     let source = Numbers { fails: Some(1), ..Numbers::default() };
     let mut pipe = build(&source, 1, 3, true);
@@ -269,85 +254,6 @@ impl Wake for Task {
     }
 }
 
-/// Awaits the next item, and drops what is held when it began to wait. Returns the item, and how often the task was woken
-/// before. Nothing has the waker of a task that has its item.
-fn awaited<F: Front>(items: &mut Items<'_, F>, mut held: Option<F::Item>) -> (Result<F::Item, Error>, usize) {
-    let (wake, wakes) = channel();
-    let task = Arc::new(Task(wake));
-    let waker = Waker::from(Arc::clone(&task));
-    for woken in 0.. {
-        if let Poll::Ready(found) = items.poll_next(&mut Context::from_waker(&waker)) {
-            let found = found.unwrap();
-            let began = Instant::now();
-            while found.is_ok() && Arc::strong_count(&task) > 2 {
-                std::thread::yield_now(); // a wake may still be under way
-                assert!(began.elapsed() < Duration::from_secs(60), "it waits no more");
-            }
-            return (found, woken);
-        }
-        drop(held.take());
-        wakes.recv().unwrap();
-    }
-    unreachable!("it waits as often as it has to")
-}
-
-/// A task that holds all slots is told at the timeout, though nobody polls it and nothing is released.
-#[test]
-fn a_task_that_holds_every_slot_is_told() {
-    const TIMEOUT: Duration = Duration::from_millis(40);
-    fn told<F: Front>(items: &mut Items<'_, F>) {
-        let began = Instant::now();
-        let (found, woken) = awaited(items, None);
-        assert!(matches!(found.map(drop), Err(Error::SlotHeld { .. })));
-        assert!(began.elapsed() >= TIMEOUT, "not before");
-        // The wake of a unit that came before may be late.
-        assert!((1..9).contains(&woken), "at its time: {woken}");
-    }
-    for overlap in [false, true] {
-        let (_dir, paths) = files(&[32]);
-        let builder = Loader::builder(open(&paths), plan(32, 4)).depth(2).overlap(overlap);
-        let mut loader = builder.held_timeout(TIMEOUT).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        let held = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
-        told(&mut epoch);
-        drop(held);
-
-        let make = |round, slot: &mut u64| {
-            *slot = round;
-            Ok::<(), BoxError>(())
-        };
-        let builder = twinbuf::generate(make).overlap(overlap).held_timeout(TIMEOUT);
-        let mut generator = builder.build().unwrap();
-        let mut rounds = generator.rounds(9);
-        let held = (rounds.next().unwrap().unwrap(), rounds.next().unwrap().unwrap());
-        told(&mut rounds);
-        drop(held);
-
-        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default());
-        let mut pipe = builder.overlap(overlap).held_timeout(TIMEOUT).build().unwrap();
-        let mut items = pipe.items(0..9);
-        let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
-        told(&mut items);
-        drop(held);
-    }
-}
-
-/// Each wait for a held slot has its clock.
-#[test]
-fn a_task_is_told_each_time() {
-    for overlap in [false, true] {
-        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
-        let mut pipe = builder.held_timeout(Duration::from_millis(40)).build().unwrap();
-        for _ in 0..9 {
-            let mut items = pipe.items(0..9);
-            let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
-            let found = pollster::block_on(items.next_async()).unwrap();
-            assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}, overlap {overlap}");
-            drop(held);
-        }
-    }
-}
-
 /// When a pipe is closed, no thread waits on for a slot that was held.
 #[test]
 fn a_closed_pipe_forgets_the_task() {
@@ -367,35 +273,6 @@ fn a_closed_pipe_forgets_the_task() {
             next = wakes.recv_timeout(LONG / 10);
         }
         assert_eq!(next, Err(RecvTimeoutError::Disconnected), "overlap {overlap}");
-    }
-}
-
-/// The task is woken though another call found the slot held before it.
-#[test]
-fn a_task_is_told_after_a_call_that_did_not_wait() {
-    for overlap in [false, true] {
-        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
-        let mut pipe = builder.held_timeout(Duration::from_millis(40)).build().unwrap();
-        let mut items = pipe.items(0..9);
-        let held = (items.next().unwrap().unwrap(), items.next().unwrap().unwrap());
-        assert!(items.try_next().is_pending());
-        let found = pollster::block_on(items.next_async()).unwrap();
-        assert!(matches!(found, Err(Error::SlotHeld { .. })), "{found:?}, overlap {overlap}");
-        drop(held);
-    }
-}
-
-/// What was held is held no more when an item comes: for the next call, and for the task.
-#[test]
-fn a_slot_that_is_released_is_held_no_more() {
-    for overlap in [false, true] {
-        let builder = pipe::builder(vec![0; 1]).worker(Numbers::default()).overlap(overlap);
-        let mut pipe = builder.held_timeout(LONG).build().unwrap();
-        let mut items = pipe.items(0..9);
-        let held = items.next().unwrap().unwrap();
-        assert!(items.try_next().is_pending() && items.held_for().is_some());
-        assert_eq!(*awaited(&mut items, Some(held)).0.unwrap(), 1);
-        assert!(items.held_for().is_none(), "overlap {overlap}");
     }
 }
 
@@ -710,23 +587,6 @@ fn builders_refuse_what_cannot_work() {
     assert_eq!(refused(pipe::builder(vec![0])), "option `worker`: wanted at least one, found none");
     let none = twinbuf::generate::with_slots(Vec::new(), |_, _: &mut u64| Ok::<(), BoxError>(()));
     assert!(matches!(none.build(), Err(Error::Option { option: "slots", .. })));
-}
-
-/// Polls of any kind find what is there, and a future that was dropped has lost nothing.
-#[test]
-fn waits_of_every_kind_may_be_mixed() {
-    let (open, _dropped, mut pipe) = gated();
-    let mut items = pipe.items(0..4);
-    assert!(items.try_next().is_pending());
-    drop(items.next_async());
-    assert!(items.next_timeout(Duration::from_millis(1)).is_pending());
-    (0..4).for_each(|_| open.send(()).unwrap());
-    let Poll::Ready(Some(Ok(first))) = items.next_timeout(LONG) else { panic!("no first item") };
-    assert_eq!(*first, 0);
-    drop(first);
-    assert_eq!(*pollster::block_on(items.next_async()).unwrap().unwrap(), 1);
-    assert_eq!(items.size_hint(), (1, Some(2)));
-    assert_eq!(items.map(|item| *item.unwrap()).collect::<Vec<_>>(), [2, 3]);
 }
 
 /// Counts itself when it is dropped, on the thread of the test.

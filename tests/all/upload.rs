@@ -1,13 +1,9 @@
 //! The upload stage on the software driver: the same batches as without a device, errors in order, nothing lost.
 
 use std::sync::{Arc, mpsc};
-use std::task::Poll;
 use std::thread;
-use std::time::Duration;
 
-use crate::common::{
-    Fault, Faulty, Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
-};
+use crate::common::{Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
 use twinbuf::loader::{DeviceBatch, LoaderBuilder};
 use twinbuf::mmap::Buffer;
@@ -268,36 +264,6 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     assert!(rest == expected[3..]);
 }
 
-#[test]
-fn every_fault_of_the_data_at_every_step_arrives_in_order_and_once() {
-    const STEPS: u64 = 6;
-    for fault in [Fault::Error, Fault::Panic, Fault::ShortRead] {
-        for at in 0..STEPS {
-            for overlap in [false, true] {
-                let (_sim, ctx) = start(at);
-                let stream = ctx.new_stream().unwrap();
-                let (data, dropped) = Faulty::new(STEPS * 4, fault, at * 4 + 1);
-                let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
-                let mut loader = Loader::builder(data, plan).overlap(overlap).cuda(ctx).build().unwrap();
-                for epoch in 0..2 {
-                    let mut found: Vec<_> = loader
-                        .epoch(epoch)
-                        .map(|batch| batch.map(|batch| (bytes(&batch, &stream).len(), batch.step())))
-                        .collect();
-                    let error = found.pop().unwrap().unwrap_err().to_string();
-                    assert!(error.starts_with(&format!("epoch {epoch}, step {at}: ")), "{error}");
-                    assert!(found.into_iter().map(Result::unwrap).eq((0..at).map(|step| (4 * RECORD, step))));
-                }
-                loader.close().unwrap();
-                assert!(
-                    dropped.load(std::sync::atomic::Ordering::Relaxed),
-                    "{fault:?} at {at}: the thread is joined"
-                );
-            }
-        }
-    }
-}
-
 /// A life of a loader, up to its first error. Returns the number of batches before it.
 fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<(), Error>) {
     let mut received = 0;
@@ -395,27 +361,6 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
 }
 
 #[test]
-fn a_batch_that_is_kept_takes_its_slot_and_no_more() {
-    let (_dir, paths) = files(&[64]);
-    let (_sim, ctx) = start(1);
-    for overlap in [false, true] {
-        let loader = Loader::builder(open(&paths), plan(64, 8))
-            .overlap(overlap)
-            .held_timeout(Duration::from_millis(1));
-        let mut loader = loader.cuda(ctx.clone()).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        let kept = (epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap());
-        let error = epoch.next().unwrap().unwrap_err();
-        assert!(
-            matches!(&error, Error::SlotHeld { at: held, option: "device_depth", slots: 2 } if *held == at(0, 2)),
-            "{error}"
-        );
-        drop((kept, epoch));
-        assert_eq!(loader.epoch(1).map(Result::unwrap).count(), 8, "and then goes on");
-    }
-}
-
-#[test]
 fn the_trace_has_the_copies_and_the_wait_for_them() {
     let (dir, paths) = files(&[64]);
     let (_sim, ctx) = start(1);
@@ -469,39 +414,6 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
         };
         let rounding = 0.002;
         assert!(ms(" load ") + ms(" h2d ") + ms(" other ") <= ms(" total ") + rounding, "{line}");
-    }
-}
-
-#[test]
-fn every_way_to_wait_delivers_the_same() {
-    let (_dir, paths) = files(&[41]);
-    let mut host = Loader::builder(open(&paths), plan(41, 6)).build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
-    for overlap in [false, true] {
-        let (_sim, ctx) = start(2);
-        let stream = ctx.new_stream().unwrap();
-        let mut loader =
-            Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).cuda(ctx).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        let mut tried = Vec::new();
-        loop {
-            match epoch.try_next() {
-                Poll::Ready(Some(batch)) => tried.push(bytes(&batch.unwrap(), &stream)),
-                Poll::Ready(None) => break,
-                Poll::Pending => std::thread::yield_now(),
-            }
-        }
-        assert!(tried == expected);
-        drop(epoch);
-        let mut epoch = loader.epoch(0);
-        let awaited = pollster::block_on(async {
-            let mut found = Vec::new();
-            while let Some(batch) = epoch.next_async().await {
-                found.push(bytes(&batch.unwrap(), &stream));
-            }
-            found
-        });
-        assert!(awaited == expected);
     }
 }
 

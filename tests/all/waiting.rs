@@ -1,14 +1,12 @@
 //! The ways to wait for a batch: not at all, as a task, as a stream.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::common::{Gated, batches, files, is_dropped_by_a_waker, open, plan};
-use futures_core::Stream;
+use crate::common::{Gated, files, is_dropped_by_a_waker, open, plan};
 use twinbuf::{Loader, Plan};
 
 fn gated() -> (Sender<()>, Loader) {
@@ -25,37 +23,6 @@ impl Wake for Woken {
         self.0.fetch_add(1, Ordering::Relaxed);
         let _ = self.1.send(());
     }
-}
-
-#[test]
-fn a_batch_that_is_not_there_is_pending_and_wakes_its_task_once() {
-    let (open, mut loader) = gated();
-    let mut epoch = loader.epoch(0);
-    assert!(epoch.try_next().is_pending());
-    assert!(epoch.try_next().is_pending());
-
-    let (told, wakes) = channel();
-    let woken = Arc::new(Woken(AtomicUsize::new(0), told));
-    let waker = Waker::from(woken.clone());
-    let mut cx = Context::from_waker(&waker);
-    assert!(epoch.poll_next(&mut cx).is_pending());
-    open.send(()).unwrap();
-    wakes.recv().unwrap();
-    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
-    let Poll::Ready(Some(Ok(first))) = epoch.try_next() else { panic!("woken for nothing") };
-    assert_eq!(first.step(), 0);
-    drop(first);
-    // The waits may be mixed, and a dropped future has lost nothing.
-    drop(epoch.next_async());
-    for step in 1..3 {
-        open.send(()).unwrap();
-        let next = if step == 1 { epoch.next() } else { pollster::block_on(epoch.next_async()) };
-        assert_eq!(next.unwrap().unwrap().step(), step);
-    }
-    open.send(()).unwrap();
-    assert_eq!(epoch.next().unwrap().unwrap().step(), 3);
-    assert!(matches!(epoch.try_next(), Poll::Ready(None)));
-    assert!(matches!(epoch.poll_next(&mut cx), Poll::Ready(None)));
 }
 
 #[test]
@@ -79,61 +46,6 @@ fn an_epoch_is_read_from_its_creation_on() {
     drop(batch);
     (0..3).for_each(|_| open_valid.send(()).unwrap());
     assert_eq!(validation.map(Result::unwrap).count(), 3);
-}
-
-#[test]
-fn a_wait_without_end_is_ended_by_an_error_of_the_data_set() {
-    let (open, mut loader) = gated();
-    let mut epoch = loader.epoch(0);
-    assert!(epoch.try_next().is_pending());
-    drop(open); // the data set's `recv` fails
-    let error = pollster::block_on(epoch.next_async()).unwrap().unwrap_err();
-    assert!(error.to_string().starts_with("epoch 0, step 0: "), "{error}");
-    assert!(matches!(epoch.try_next(), Poll::Ready(None)));
-}
-
-#[test]
-fn every_way_delivers_the_same() {
-    let (_dir, paths) = files(&[41]);
-    for overlap in [false, true] {
-        let mut loader = Loader::builder(open(&paths), plan(41, 6)).overlap(overlap).build().unwrap();
-        let expected: Vec<_> = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect();
-
-        let mut epoch = loader.epoch(0);
-        let mut tried = Vec::new();
-        loop {
-            match epoch.try_next() {
-                Poll::Ready(Some(batch)) => tried.push(batch.unwrap().to_vec()),
-                Poll::Ready(None) => break,
-                Poll::Pending => std::thread::yield_now(),
-            }
-        }
-        assert!(tried == expected);
-        drop(epoch);
-
-        let mut epoch = loader.epoch(0);
-        let awaited = pollster::block_on(async {
-            let mut found = Vec::new();
-            while let Some(batch) = epoch.next_async().await {
-                found.push(batch.unwrap().to_vec());
-            }
-            found
-        });
-        assert!(awaited == expected);
-        drop(epoch);
-
-        let mut stream = loader.epoch(0);
-        let streamed = pollster::block_on(async {
-            let mut found = Vec::new();
-            while let Some(batch) =
-                std::future::poll_fn(|cx| Stream::poll_next(Pin::new(&mut stream), cx)).await
-            {
-                found.push(batch.unwrap().to_vec());
-            }
-            found
-        });
-        assert!(streamed == expected);
-    }
 }
 
 #[test]
@@ -164,21 +76,6 @@ fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     drop((batch, later));
     // The reader may wait at the gate, and dropping the loader may wait for the reader.
     drop(open);
-}
-
-#[test]
-fn a_wait_with_a_timeout_ends_and_loses_nothing() {
-    let (open, mut loader) = gated();
-    let mut epoch = loader.epoch(0);
-    for _ in 0..3 {
-        assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending());
-    }
-    open.send(()).unwrap();
-    let Poll::Ready(Some(Ok(first))) = epoch.next_timeout(LONG) else { panic!("no batch") };
-    assert_eq!(first.step(), 0);
-    drop((first, open));
-    let Poll::Ready(Some(Err(_))) = epoch.next_timeout(LONG) else { panic!("no error") };
-    assert!(matches!(epoch.next_timeout(LONG), Poll::Ready(None)));
 }
 
 /// Longer than anything takes here. Only a failing test waits this long.

@@ -217,20 +217,6 @@ fn batches_are_kept_and_dropped_on_another_thread() {
 }
 
 #[test]
-fn every_slot_held_is_an_error_and_no_deadlock() {
-    let (_dir, paths) = files(&[60]);
-    let builder = Loader::builder(open(&paths), plan(60, 3)).workers(2).depth(4);
-    let mut loader = builder.held_timeout(Duration::from_millis(5)).build().unwrap();
-    let mut epoch = loader.epoch(0);
-    let kept = epoch.by_ref().take(4).map(Result::unwrap).collect::<Vec<_>>();
-    let error = epoch.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::SlotHeld { option: "depth", slots: 4, .. }), "{error}");
-    drop(kept);
-    drop(epoch);
-    assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 20);
-}
-
-#[test]
 fn what_cannot_work_is_refused() {
     let (_dir, paths) = files(&[64]);
     let builder = || Loader::builder(open(&paths), plan(64, 8));

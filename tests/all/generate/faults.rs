@@ -131,39 +131,6 @@ fn a_fault_met_ahead_of_a_caller_that_left_is_told_in_the_next_call() {
 }
 
 #[test]
-fn close_tells_the_failure_that_nobody_has_heard() {
-    for lockstep in [false, true] {
-        for heard in [false, true] {
-            let (tell, told) = mpsc::channel();
-            let make = move |round, _: &mut Vec<u64>| {
-                if round < 2 {
-                    return Ok(());
-                }
-                tell.send(())?;
-                Err("made ahead".into())
-            };
-            let mut generator = build((true, lockstep), |_| {}, make);
-            let mut rounds = generator.rounds(5);
-            drop(rounds.next().unwrap().unwrap());
-            drop(rounds.next().unwrap().unwrap());
-            told.recv_timeout(LONG).unwrap();
-            if heard {
-                assert!(rounds.next().unwrap().is_err());
-            }
-            drop(rounds);
-            match generator.close() {
-                Ok(()) => assert!(heard, "lockstep {lockstep}"),
-                Err(Error::Load { at, source }) => {
-                    assert_eq!(at, round(2));
-                    assert!(!heard && source.to_string() == "made ahead", "lockstep {lockstep}");
-                }
-                Err(other) => panic!("{other:?}"),
-            }
-        }
-    }
-}
-
-#[test]
 fn a_hook_that_fails_ends_the_rounds_and_is_tried_again() {
     for overlap in [true, false] {
         let calls = Mutex::new(Vec::new());

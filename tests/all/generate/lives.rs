@@ -1,6 +1,5 @@
 //! Generators that are dropped, closed or forked in any state.
 
-use super::faults::{Fault, faulty};
 use super::*;
 #[cfg(unix)]
 use crate::common::forked::forked;
@@ -81,44 +80,6 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
     drop(release);
     caller.join().unwrap();
     assert!(dropped.load(Ordering::Relaxed));
-}
-
-#[test]
-fn a_caller_that_panics_joins_the_thread() {
-    for mode in MODES {
-        let (make, watch) = faulty(Fault::Error, u64::MAX, 0);
-        let caller = std::thread::spawn(move || {
-            let mut generator = build(mode, |_| {}, make);
-            let _held = generator.rounds(9).next().unwrap().unwrap();
-            panic!("the caller's own");
-        });
-        assert!(caller.join().is_err());
-        assert!(watch.dropped.load(Ordering::Relaxed), "{mode:?}");
-    }
-}
-
-#[test]
-#[cfg(unix)]
-fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
-    for lockstep in [false, true] {
-        let mut generator = build((true, lockstep), |_| {}, simulator());
-        drop(generator.rounds(1).next().unwrap().unwrap());
-        assert!(forked(|| {
-            let mut rounds = generator.rounds(5);
-            matches!(rounds.next(), Some(Err(Error::Forked { at })) if at == round(1))
-                && rounds.next().is_none()
-        }));
-        assert_eq!(generator.rounds(5).count(), 5, "the parent goes on");
-        // The fork happens in the middle of a call.
-        let mut rounds = generator.rounds(5);
-        drop(rounds.next().unwrap().unwrap());
-        assert!(forked(|| {
-            let told = matches!(rounds.next(), Some(Err(Error::Forked { at })) if at == round(7));
-            drop(rounds);
-            told
-        }));
-        assert!(forked(|| generator.close().is_ok()));
-    }
 }
 
 #[test]

@@ -302,29 +302,6 @@ fn left_early_only_what_is_under_way_is_made() {
 }
 
 #[test]
-fn a_round_held_too_long_is_an_error_and_no_hang() {
-    for mode in MODES {
-        let mut generator = build(mode, |_| {}, simulator());
-        let mut rounds = generator.rounds(9);
-        let first = rounds.next().unwrap().unwrap();
-        let second = rounds.next().unwrap().unwrap();
-        drop(second);
-        let error = rounds.next().unwrap().unwrap_err();
-        assert!(matches!(&error, Error::SlotHeld { at, .. } if *at == round(2)), "{mode:?}: {error:?}");
-        assert_eq!(
-            error.to_string(),
-            "round 2: wanted the next of 2 slots, found it held by what the caller received earlier: drop that"
-        );
-        assert!(rounds.next().is_none(), "{mode:?}: the end");
-        assert_eq!(first.number(), 0, "{mode:?}: unharmed");
-        drop(rounds);
-        drop(first);
-        let numbers: Vec<u64> = generator.rounds(3).map(|round| round.unwrap().number()).collect();
-        assert_eq!(numbers, [2, 3, 4], "{mode:?}: nothing was lost");
-    }
-}
-
-#[test]
 fn the_slots_are_recycled() {
     for mode in MODES {
         let slots = [(); 2].map(|()| Vec::<u64>::with_capacity(64));

@@ -44,24 +44,6 @@ fn a_wait_that_ends_early_loses_no_round() {
     }
 }
 
-#[test]
-fn a_task_awaits_rounds_and_is_woken() {
-    for overlap in [false, true] {
-        let mut generator = build((overlap, true), |_| {}, simulator());
-        let expected: Vec<_> = generator.rounds(8).map(|round| round.unwrap().clone()).collect();
-        let mut again = build((overlap, true), |_| {}, simulator());
-        let found = pollster::block_on(async {
-            let mut rounds = again.rounds(8);
-            let mut found = Vec::new();
-            while let Some(round) = rounds.next_async().await {
-                found.push(round.unwrap().clone());
-            }
-            found
-        });
-        assert_eq!(found, expected, "overlap {overlap}");
-    }
-}
-
 /// A generator whose hooks and rounds write down what happens.
 fn logged(overlap: bool, log: &Log, fail: Option<u64>) -> Generator<'static, u64> {
     let (before, after) = (log.clone(), log.clone());

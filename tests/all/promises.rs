@@ -1,0 +1,517 @@
+//! What every front promises, tested once for all: the loader, on the host and on a device, the stream of tensors, the
+//! generator and the pipe. A new front is one more [`Tested`].
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use futures_core::Stream;
+use twinbuf::generate::{self, Generator};
+use twinbuf::loader::At;
+use twinbuf::pipe::{self, Content, Cuda, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::stream::TensorStream;
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, cuda, stream};
+use twinbuf_cuda_sim::{Options, Sim};
+
+use crate::common::forked::forked;
+use crate::common::model::{Model, SIZES};
+
+/// Longer than anything takes here. Only a failing test waits this long.
+const LONG: Duration = Duration::from_secs(300);
+const SLOTS: usize = 3;
+const UNITS: u64 = SIZES.len() as u64;
+
+/// What a source does for a unit before it fills the slot.
+type Fill = Arc<dyn Fn(u64) -> Result<(), BoxError> + Send + Sync>;
+
+/// How a front is built.
+struct Setup {
+    overlap: bool,
+    /// One of `Tested::WORKERS`.
+    variant: usize,
+    held_timeout: Duration,
+    fill: Fill,
+    /// What is dropped after the front.
+    kept: RefCell<Vec<Box<dyn std::any::Any>>>,
+}
+
+impl Setup {
+    fn new(overlap: bool, variant: usize) -> Self {
+        Self { overlap, variant, held_timeout: LONG, fill: Arc::new(|_| Ok(())), kept: RefCell::default() }
+    }
+
+    fn filled(self, fill: impl Fn(u64) -> Result<(), BoxError> + Send + Sync + 'static) -> Self {
+        Self { fill: Arc::new(fill), ..self }
+    }
+}
+
+trait Tested: Front + Sized {
+    /// The number of workers of each variant.
+    const WORKERS: &[usize] = &[1];
+    /// Whether its source calls [`Setup::fill`].
+    const FILLS: bool = true;
+
+    fn build(setup: &Setup) -> Self;
+
+    fn call(&mut self) -> Items<'_, Self>;
+
+    fn number(item: &Self::Item) -> u64;
+
+    fn close(self) -> Result<(), Error>;
+
+    /// The units of the call after one that has received all up to `reached`.
+    fn units(_reached: u64) -> Range<u64> {
+        0..UNITS
+    }
+
+    /// The option for the number of slots.
+    const OPTION: &str = "depth";
+}
+
+/// Units that are numbers.
+#[derive(Clone)]
+struct Numbers(Fill);
+
+impl Dataset for Numbers {
+    fn records(&self) -> u64 {
+        UNITS
+    }
+
+    fn record_bytes(&self) -> usize {
+        8
+    }
+
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        (self.0)(batch.step())?;
+        out.copy_from_slice(&batch.step().to_le_bytes());
+        Ok(out.len())
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl Source<u64> for Numbers {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        (self.0)(*unit).map_err(|error| at.failed(error))?;
+        *slot = *unit;
+        Ok(Content::Bytes(8))
+    }
+}
+
+fn loader(setup: &Setup) -> twinbuf::loader::LoaderBuilder {
+    let plan = Plan::builder(UNITS).batch(1).build().unwrap();
+    Loader::builder(Numbers(setup.fill.clone()), plan).overlap(setup.overlap).held_timeout(setup.held_timeout)
+}
+
+impl Tested for Loader {
+    const WORKERS: &[usize] = &[1, 2];
+
+    fn build(setup: &Setup) -> Self {
+        loader(setup).workers(Self::WORKERS[setup.variant]).depth(SLOTS).build().unwrap()
+    }
+    fn call(&mut self) -> Items<'_, Self> {
+        self.epoch(0)
+    }
+    fn number(item: &Self::Item) -> u64 {
+        item.cast::<u64>().unwrap()[0]
+    }
+    fn close(self) -> Result<(), Error> {
+        self.close()
+    }
+}
+
+impl Tested for Loader<Cuda> {
+    const OPTION: &str = "device_depth";
+
+    fn build(setup: &Setup) -> Self {
+        let sim = Sim::start(Options { delay_us: 5, ..Options::seeded(1) });
+        setup.kept.borrow_mut().push(Box::new(sim));
+        loader(setup).cuda(cuda::context(0).unwrap()).device_depth(SLOTS).build().unwrap()
+    }
+    fn call(&mut self) -> Items<'_, Self> {
+        self.epoch(0)
+    }
+    fn number(item: &Self::Item) -> u64 {
+        item.step()
+    }
+    fn close(self) -> Result<(), Error> {
+        self.close()
+    }
+}
+
+impl Tested for TensorStream {
+    const FILLS: bool = false;
+
+    fn build(setup: &Setup) -> Self {
+        let model = Model::new(&[400, 3, 0, 2_500, 70, 9]);
+        let builder = stream(model.groups()).overlap(setup.overlap).keep(0).depth(SLOTS);
+        setup.kept.borrow_mut().push(Box::new(model));
+        builder.held_timeout(setup.held_timeout).build().unwrap()
+    }
+    fn call(&mut self) -> Items<'_, Self> {
+        self.pass()
+    }
+    fn number(item: &Self::Item) -> u64 {
+        item.number() as u64
+    }
+    fn close(self) -> Result<(), Error> {
+        self.close()
+    }
+}
+
+impl Tested for Generator<'static, u64> {
+    /// The second variant in lockstep.
+    const WORKERS: &[usize] = &[1, 1];
+
+    fn build(setup: &Setup) -> Self {
+        let fill = setup.fill.clone();
+        let make = move |round, slot: &mut u64| {
+            *slot = round;
+            fill(round)
+        };
+        let builder = generate::with_slots([0; SLOTS], make).overlap(setup.overlap);
+        let builder = if setup.variant == 1 { builder.before(|_| Ok::<(), BoxError>(())) } else { builder };
+        builder.held_timeout(setup.held_timeout).build().unwrap()
+    }
+    fn call(&mut self) -> Items<'_, Self> {
+        self.rounds(UNITS)
+    }
+    fn number(item: &Self::Item) -> u64 {
+        assert_eq!(**item, item.number());
+        item.number()
+    }
+    fn close(self) -> Result<(), Error> {
+        self.close()
+    }
+    fn units(reached: u64) -> Range<u64> {
+        reached..reached + UNITS
+    }
+}
+
+impl Tested for Pipe<Slots<u64, u64>> {
+    const WORKERS: &[usize] = &[1, 2];
+
+    fn build(setup: &Setup) -> Self {
+        let builder = pipe::builder(vec![0; SLOTS]).overlap(setup.overlap).held_timeout(setup.held_timeout);
+        let workers = Self::WORKERS[setup.variant];
+        (0..workers).fold(builder, |builder, _| builder.worker(Numbers(setup.fill.clone()))).build().unwrap()
+    }
+    fn call(&mut self) -> Items<'_, Self> {
+        self.items(0..UNITS)
+    }
+    fn number(item: &Self::Item) -> u64 {
+        **item
+    }
+    fn close(self) -> Result<(), Error> {
+        self.close()
+    }
+}
+
+/// Defines the tests of promises: each for all fronts, their variants, and with overlap and without.
+macro_rules! promises {
+    ($($name:ident)+) => {$(
+        #[test]
+        fn $name() {
+            for overlap in [true, false] {
+                promises!(@ $name(overlap) Loader, Loader<Cuda>, TensorStream, Generator<'static, u64>, Pipe<Slots<u64, u64>>);
+            }
+        }
+    )+};
+    (@ $name:ident($overlap:ident) $($front:ty),+) => {$(
+        for variant in 0..<$front as Tested>::WORKERS.len() {
+            println!("{}, variant {variant}, overlap {}", std::any::type_name::<$front>(), $overlap);
+            promise::$name::<$front>(Setup::new($overlap, variant));
+        }
+    )+};
+}
+
+promises! {
+    every_way_to_wait_gives_the_same
+    a_wait_that_ends_early_loses_nothing
+    slots_that_are_held_are_an_error_and_no_hang
+    a_slot_that_is_released_wakes_its_task
+    a_fault_comes_once_and_in_its_place
+    close_tells_what_nobody_has_heard
+    what_is_left_anywhere_joins_its_threads_and_loses_nothing
+    a_forked_process_is_told
+}
+
+/// Counts wakes and sends a message for each.
+struct Woken(AtomicU64, Sender<()>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let _ = self.1.send(());
+    }
+}
+
+fn ready<T>(found: Poll<Option<Result<T, Error>>>) -> T {
+    let Poll::Ready(Some(item)) = found else { panic!("no item") };
+    item.unwrap()
+}
+
+fn place(error: &Error) -> &At {
+    match error {
+        Error::Load { at, .. } | Error::Panicked { at, .. } => at,
+        error => panic!("{error}"),
+    }
+}
+
+/// The unit of a place: its step, or the round of a generator.
+fn unit(at: &At) -> u64 {
+    at.step.unwrap_or(at.epoch)
+}
+
+mod promise {
+    use super::*;
+
+    pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(setup: Setup) {
+        type Way<F> = fn(&mut Items<'_, F>) -> Option<Result<<F as Front>::Item, Error>>;
+        fn until<T>(mut look: impl FnMut() -> Poll<T>) -> T {
+            loop {
+                if let Poll::Ready(found) = look() {
+                    return found;
+                }
+                std::thread::yield_now();
+            }
+        }
+        let ways: [Way<F>; 5] = [
+            |items| items.next(),
+            |items| until(|| items.try_next()),
+            |items| until(|| items.next_timeout(Duration::from_micros(50))),
+            |items| pollster::block_on(items.next_async()),
+            |items| pollster::block_on(poll_fn(|cx| Stream::poll_next(Pin::new(&mut *items), cx))),
+        ];
+        let (mut front, mut reached) = (F::build(&setup), 0);
+        for way in ways {
+            let mut items = front.call();
+            for wanted in F::units(reached) {
+                assert_eq!(F::number(&way(&mut items).unwrap().unwrap()), wanted);
+                reached = wanted + 1;
+            }
+            assert!(way(&mut items).is_none() && way(&mut items).is_none());
+        }
+        front.close().unwrap();
+    }
+
+    pub(super) fn a_wait_that_ends_early_loses_nothing<F: Tested>(setup: Setup) {
+        if !setup.overlap || !F::FILLS || F::WORKERS[setup.variant] > 1 {
+            return;
+        }
+        let (open, gate) = channel();
+        let gate = Mutex::new(gate);
+        let setup = setup.filled(move |_| Ok(gate.lock().unwrap().recv()?));
+        let mut front = F::build(&setup);
+        let mut items = front.call();
+        for _ in 0..3 {
+            assert!(items.try_next().is_pending());
+            assert!(items.next_timeout(Duration::from_micros(1)).is_pending());
+            drop(items.next_async());
+        }
+        let (told, wakes) = channel();
+        let woken = Arc::new(Woken(AtomicU64::new(0), told));
+        let waker = Waker::from(woken.clone());
+        assert!(items.poll_next(&mut Context::from_waker(&waker)).is_pending());
+        open.send(()).unwrap();
+        wakes.recv().unwrap();
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "woken once");
+        assert_eq!(F::number(&ready(items.try_next())), 0);
+        open.send(()).unwrap();
+        assert_eq!(F::number(&ready(items.next_timeout(LONG))), 1);
+        open.send(()).unwrap();
+        assert_eq!(F::number(&pollster::block_on(items.next_async()).unwrap().unwrap()), 2);
+        // Then the source fails.
+        drop(open);
+        let Poll::Ready(Some(Err(error))) = items.next_timeout(LONG) else { panic!("no error") };
+        assert_eq!(unit(place(&error)), 3);
+        assert!(matches!(items.try_next(), Poll::Ready(None)));
+        assert!(matches!(items.poll_next(&mut Context::from_waker(&waker)), Poll::Ready(None)));
+    }
+
+    pub(super) fn slots_that_are_held_are_an_error_and_no_hang<F: Tested>(setup: Setup) {
+        const TIMEOUT: Duration = Duration::from_millis(20);
+        let setup = Setup { held_timeout: TIMEOUT, ..setup };
+        let (mut front, mut reached) = (F::build(&setup), 0);
+        // A thread; a task, each time anew; a task after a call that did not wait.
+        for (task, tried) in [(false, false), (true, false), (true, false), (true, true)] {
+            let mut items = front.call();
+            let first = F::units(reached).start;
+            let held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
+            assert!(!tried || items.try_next().is_pending());
+            let began = Instant::now();
+            let error = if task { pollster::block_on(items.next_async()) } else { items.next() };
+            let error = error.unwrap().map(|item| F::number(&item)).unwrap_err();
+            assert!(tried || began.elapsed() >= TIMEOUT, "not before its time");
+            reached = first + SLOTS as u64;
+            let Error::SlotHeld { at, option, slots: SLOTS } = &error else { panic!("{error}") };
+            assert!((unit(at), *option) == (reached, F::OPTION), "{error}");
+            // A generator has no option for it.
+            let or = at.step.map_or(String::new(), |_| format!(", or raise `{option}`"));
+            let text =
+                "wanted the next of 3 slots, found it held by what the caller received earlier: drop that";
+            assert_eq!(error.to_string(), format!("{at}: {text}{or}"));
+            assert!(items.next().is_none());
+            assert!(held.iter().map(F::number).eq(first..reached), "unharmed");
+        }
+        assert!(front.call().map(|item| F::number(&item.unwrap())).eq(F::units(reached)), "it goes on");
+        front.close().unwrap();
+    }
+
+    /// A task whose slot is held is woken by its release alone, and then nothing is held.
+    pub(super) fn a_slot_that_is_released_wakes_its_task<F: Tested>(setup: Setup) {
+        let mut front = F::build(&setup);
+        let mut items = front.call();
+        let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
+        let (told, wakes) = channel();
+        let woken = Arc::new(Woken(AtomicU64::new(0), told));
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        while items.held_for().is_none() {
+            assert!(items.poll_next(&mut cx).is_pending());
+            std::thread::yield_now();
+        }
+        let before = woken.0.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            assert!(items.poll_next(&mut cx).is_pending());
+        }
+        // Without a copy thread the task of a device's batch polls again.
+        if setup.overlap || F::OPTION == "depth" {
+            assert_eq!(woken.0.load(Ordering::Relaxed), before, "it wakes itself");
+        }
+        held.clear();
+        let item = loop {
+            wakes.recv().unwrap();
+            if let Poll::Ready(item) = items.poll_next(&mut cx) {
+                break item.unwrap().unwrap();
+            }
+        };
+        assert_eq!(F::number(&item), SLOTS as u64);
+        assert!(items.held_for().is_none());
+        let began = Instant::now();
+        while Arc::strong_count(&woken) > 2 {
+            std::thread::yield_now(); // a wake may still be under way
+            assert!(began.elapsed() < LONG, "the waker of a task that waits no more is kept");
+        }
+    }
+
+    pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(Setup { overlap, variant, .. }: Setup) {
+        for (at, panics) in (0..UNITS).flat_map(|at| [(at, false), (at, true)]).filter(|_| F::FILLS) {
+            let calls = Arc::new(AtomicU64::new(0));
+            let counted = calls.clone();
+            let setup = Setup::new(overlap, variant).filled(move |unit| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                assert!(unit != at || !panics, "unit {unit} is cursed");
+                if unit == at { Err(format!("no unit {unit}").into()) } else { Ok(()) }
+            });
+            let (mut front, mut reached) = (F::build(&setup), 0);
+            for _ in 0..2 {
+                let mut items = front.call();
+                for wanted in F::units(reached).start..at {
+                    assert_eq!(F::number(&items.next().unwrap().unwrap()), wanted);
+                }
+                let error = items.next().unwrap().map(|item| F::number(&item)).unwrap_err();
+                assert_eq!(unit(place(&error)), at);
+                match error {
+                    Error::Load { source, .. } if !panics => {
+                        assert_eq!(source.to_string(), format!("no unit {at}"))
+                    }
+                    Error::Panicked { message, .. } if panics => {
+                        assert_eq!(message, format!("unit {at} is cursed"))
+                    }
+                    error => panic!("{error}"),
+                }
+                assert!(items.next().is_none() && items.next().is_none());
+                assert_eq!(Iterator::size_hint(&items), (0, Some(0)));
+                reached = at;
+            }
+            // No unit far behind is started.
+            let most = 2 * (at + (SLOTS + F::WORKERS[variant]) as u64);
+            assert!(calls.load(Ordering::Relaxed) <= most, "{calls:?} at {at}");
+            front.close().unwrap();
+            assert_eq!(Arc::strong_count(&setup.fill), 1, "its threads are joined");
+        }
+    }
+
+    pub(super) fn close_tells_what_nobody_has_heard<F: Tested>(Setup { overlap, variant, .. }: Setup) {
+        for heard in [false, true].into_iter().filter(|_| overlap && F::FILLS) {
+            let (tell, told) = channel();
+            let tell = Mutex::new(tell);
+            let setup = Setup::new(overlap, variant).filled(move |unit| {
+                if unit != 1 {
+                    return Ok(());
+                }
+                tell.lock().unwrap().send(())?;
+                Err("met ahead".into())
+            });
+            let mut front = F::build(&setup);
+            let mut items = front.call();
+            assert_eq!(F::number(&items.next().unwrap().unwrap()), 0);
+            told.recv().unwrap();
+            assert!(!heard || items.next().unwrap().is_err());
+            drop(items);
+            match front.close() {
+                Ok(()) => assert!(heard),
+                Err(Error::Load { at, source }) => {
+                    assert_eq!((unit(&at), &*source.to_string(), heard), (1, "met ahead", false));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub(super) fn what_is_left_anywhere_joins_its_threads_and_loses_nothing<F: Tested>(
+        Setup { overlap, variant, .. }: Setup,
+    ) {
+        for (taken, end) in (0..=UNITS).flat_map(|taken| ["drop", "close", "panic"].map(|end| (taken, end))) {
+            let setup = Setup::new(overlap, variant);
+            let mut front = F::build(&setup);
+            for items in [front.call().take(taken as usize)] {
+                assert!(items.map(|item| F::number(&item.unwrap())).eq(0..taken));
+            }
+            if end == "drop" {
+                assert!(front.call().map(|item| F::number(&item.unwrap())).eq(F::units(taken)));
+            }
+            match end {
+                "close" => front.close().unwrap(),
+                "drop" => drop(front),
+                _ => {
+                    let caller = catch_unwind(AssertUnwindSafe(move || {
+                        let _held = front.call().next();
+                        panic!("the caller's own");
+                    }));
+                    assert!(caller.is_err());
+                }
+            }
+            assert_eq!(Arc::strong_count(&setup.fill), 1, "after {taken}, {end}");
+        }
+    }
+
+    /// Its threads stay in the process that it was forked from.
+    pub(super) fn a_forked_process_is_told<F: Tested>(setup: Setup) {
+        if !setup.overlap || !F::FILLS || F::OPTION == "device_depth" {
+            return;
+        }
+        let mut front = F::build(&setup);
+        let mut items = front.call();
+        assert_eq!(F::number(&items.next().unwrap().unwrap()), 0);
+        assert!(forked(|| {
+            let told = items.find_map(Result::err);
+            matches!(told, Some(Error::Forked { .. })) && items.next().is_none()
+        }));
+        assert!(items.map(|item| F::number(&item.unwrap())).eq(1..UNITS), "the parent goes on");
+        assert!(forked(|| matches!(front.call().try_next(), Poll::Ready(Some(Err(Error::Forked { .. }))))));
+        assert!(forked(|| front.close().is_ok()));
+    }
+}
