@@ -1,6 +1,5 @@
 //! How much stack and heap a ring takes.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -10,35 +9,8 @@ use std::time::Duration;
 
 use twinbuf_core::{HeapRing, Ring, Wait, Word};
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call is forwarded to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) };
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 
 /// The slots of two rings, each far larger than the thread's stack.
 const HUGE: usize = 64 << 20;
@@ -70,9 +42,7 @@ fn slots_larger_than_the_stack() {
 
 /// The number of allocations that `f` makes on this thread.
 fn allocations(f: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    f();
-    ALLOCATIONS.get() - before
+    twinbuf_testing::allocated(f).0
 }
 
 /// Hand-offs allocate nothing, whether they find their slot ready or sleep for it. (Elsewhere `parking_lot_core`

@@ -3,35 +3,16 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{must_end, start};
 use twinbuf_cuda::Uploader;
+use twinbuf_testing::{ALLOCATIONS, Counting};
 
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-/// The system's allocator, with a counter. The software driver has a separate allocator. It is not
-/// counted.
-struct Counted;
-
-// SAFETY: forwards every call.
-unsafe impl GlobalAlloc for Counted {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) };
-    }
-}
-
+/// The software driver has an allocator of its own, which is not counted.
 #[global_allocator]
-static ALLOCATOR: Counted = Counted;
+static ALLOCATOR: Counting = Counting;
 
 fn nothing_is_allocated_when_copies_first_overlap() {
     const BYTES: usize = 64 * 64;

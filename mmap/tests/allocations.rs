@@ -1,43 +1,10 @@
 //! How often a reader allocates for a batch, once its first epoch has passed: at most twice, and four times for records of
 //! varying length.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, ReadOptions, Reader, Records, Shuffle};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.with(|all| all.set(all.get() + 1));
-}
-
-// SAFETY: the system's allocator, with each call passed on as it is; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(memory, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 
 /// Allocations for a batch in the third epoch, the mean. `None` where the system has no such reads.
 fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode) -> Option<f64> {
@@ -52,11 +19,11 @@ fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode
         reader.begin((0..).map_while(move |step| batches.batch(number, step)));
         let first = plan.batch(number, 0).unwrap();
         reader.read(&first, &mut slot).unwrap();
-        let before = ALLOCATIONS.get();
-        for step in 1..plan.steps(number) {
-            reader.read(&plan.batch(number, step).unwrap(), &mut slot).unwrap();
-        }
-        allocations = ALLOCATIONS.get() - before;
+        (allocations, _) = twinbuf_testing::allocated(|| {
+            for step in 1..plan.steps(number) {
+                reader.read(&plan.batch(number, step).unwrap(), &mut slot).unwrap();
+            }
+        });
     }
     Some(allocations as f64 / (plan.steps(2) - 1) as f64)
 }

@@ -9,8 +9,6 @@ mod ragged;
 #[path = "fuzz_bodies/tensors.rs"]
 mod tensors;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::path::Path;
 
 use body::headers;
@@ -18,39 +16,15 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use twinbuf_mmap::{Cut, DType, Error, Records};
 
-thread_local! {
-    /// The largest allocation that this thread made since it was last reset.
-    static LARGEST: Cell<usize> = const { Cell::new(0) };
-}
-
-struct Watched;
-
-// SAFETY: every call is passed to `System`, and `System` keeps the contract. The counter is initialised at compile time
-// and has no destructor, so looking at it allocates nothing.
-unsafe impl GlobalAlloc for Watched {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.set(LARGEST.get().max(layout.size()));
-        // SAFETY: the caller's promise is that of `System.alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `System.alloc` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static WATCHED: Watched = Watched;
+static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 
 /// Far more than the few KiB of the files here need.
 const LARGE: usize = 1 << 20;
 
 /// Fails if `check` takes a large piece of memory at once.
 fn frugal(check: impl FnOnce()) {
-    LARGEST.set(0);
-    check();
-    let largest = LARGEST.get();
+    let (_, largest) = twinbuf_testing::allocated(check);
     assert!(largest < LARGE, "{largest} bytes at once");
 }
 

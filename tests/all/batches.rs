@@ -84,27 +84,6 @@ fn many_epochs_over_the_same_thread_and_slots() {
 }
 
 #[test]
-fn an_epoch_given_up_early_leaves_nothing_to_the_next() {
-    let (_dir, paths) = files(&[64]);
-    let plan = plan(64, 4);
-    for overlap in [false, true] {
-        for depth in 1 + usize::from(overlap)..=4 {
-            let mut loader =
-                Loader::builder(open(&paths), plan.clone()).overlap(overlap).depth(depth).build().unwrap();
-            for taken in 0..=16usize {
-                let epoch = taken as u64;
-                let some: Vec<_> =
-                    loader.epoch(epoch).take(taken).map(|batch| batch.unwrap().to_vec()).collect();
-                assert_eq!(some.len(), taken);
-                let whole: Vec<_> = batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
-                assert_eq!(whole.len(), 16);
-                assert!(whole.starts_with(&some), "overlap {overlap}, depth {depth}, after {taken}");
-            }
-        }
-    }
-}
-
-#[test]
 fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
     let (_dir, paths) = files(&[16]);
     for overlap in [false, true] {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::common::{Gated, files, is_dropped_by_a_waker, open, plan};
+use crate::common::{Gated, is_dropped_by_a_waker};
 use twinbuf::{Loader, Plan};
 
 fn gated() -> (Sender<()>, Loader) {
@@ -78,86 +78,10 @@ fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     drop(open);
 }
 
-/// Longer than anything takes here. Only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(300);
-
 #[test]
 fn a_waker_may_drop_the_loader_on_the_reading_thread() {
     let (open, loader) = gated();
     is_dropped_by_a_waker(loader, &open);
-}
-
-/// Loaders whose slots the caller holds: one thread, two, and none.
-fn held() -> [(Loader, Vec<twinbuf::Batch>); 3] {
-    [(1, true), (2, true), (1, false)].map(|(workers, overlap)| {
-        let (_dir, paths) = files(&[64]);
-        let builder = Loader::builder(open(&paths), plan(64, 2)).workers(workers).overlap(overlap);
-        let mut loader = builder.held_timeout(LONG).build().unwrap();
-        // All of them: a free slot may get the batch that a test waits for.
-        let slots = if overlap { workers + 2 } else { 2 };
-        let held = loader.epoch(0).take(slots).map(Result::unwrap).collect();
-        (loader, held)
-    })
-}
-
-#[test]
-fn a_task_whose_slot_is_held_is_woken_by_its_release_alone() {
-    for (mut loader, mut held) in held() {
-        let (told, wakes) = channel();
-        let woken = Arc::new(Woken(AtomicUsize::new(0), told));
-        let waker = Waker::from(woken.clone());
-        let mut cx = Context::from_waker(&waker);
-        // A batch of another call needs a slot too.
-        let mut epoch = loader.epoch(1);
-        let mut found = epoch.poll_next(&mut cx);
-        while epoch.held_for().is_none() {
-            assert!(found.is_pending());
-            std::thread::yield_now();
-            found = epoch.poll_next(&mut cx);
-        }
-        let before = woken.0.load(Ordering::Relaxed);
-        for _ in 0..10 {
-            assert!(epoch.poll_next(&mut cx).is_pending());
-        }
-        assert_eq!(woken.0.load(Ordering::Relaxed), before, "it wakes itself");
-        held.clear();
-        let batch = loop {
-            wakes.recv().unwrap();
-            if let Poll::Ready(batch) = epoch.poll_next(&mut cx) {
-                break batch;
-            }
-        };
-        assert_eq!(batch.unwrap().unwrap().step(), 0);
-    }
-}
-
-/// `cargo test --release --test all waiting -- --ignored --nocapture`
-#[cfg(target_os = "linux")]
-#[test]
-#[ignore = "a measurement of two seconds each"]
-fn processor_time_of_a_task_whose_slot_is_held() {
-    let used = || {
-        // SAFETY: an integer structure may be all zeros, and the call fills it.
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: the structure lives until the call returns.
-        assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) }, 0);
-        let time = |time: libc::timeval| {
-            let part = |number| u64::try_from(number).unwrap();
-            Duration::from_secs(part(time.tv_sec)) + Duration::from_micros(part(time.tv_usec))
-        };
-        time(usage.ru_utime) + time(usage.ru_stime)
-    };
-    for (mut loader, held) in held() {
-        let mut epoch = loader.epoch(1);
-        let before = used();
-        let release = std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(2));
-            drop(held);
-        });
-        assert_eq!(pollster::block_on(epoch.next_async()).unwrap().unwrap().step(), 0);
-        println!("{:?} of processor time in 2 s", used() - before);
-        release.join().unwrap();
-    }
 }
 
 /// No clock has that time: the wait has no end, as with any other long timeout.

@@ -1,8 +1,60 @@
-//! What the tests of several crates share.
+//! What the tests of several crates share: the extent of a test, and an allocator that counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Chooses the extent of a test: its number of seeds, cases or rounds, or the bound of a model. `few` finds every listed
 /// mutant (`tools/mutate*.py`); `TWINBUF_TEST_WHOLE=1`, as in `.ci/run`, takes `all`.
 #[must_use]
 pub fn extent<T>(few: T, all: T) -> T {
     if std::env::var_os("TWINBUF_TEST_WHOLE").is_some_and(|value| value == "1") { all } else { few }
+}
+
+/// The system's allocator, with counters. For a test program that sets it as its `global_allocator`.
+#[derive(Debug)]
+pub struct Counting;
+
+/// The allocations of all threads.
+pub static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static OF_THREAD: Cell<u64> = const { Cell::new(0) };
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Runs `work`, and returns the number of allocations on this thread, and the bytes of the largest.
+pub fn allocated(work: impl FnOnce()) -> (u64, usize) {
+    let before = OF_THREAD.get();
+    LARGEST.set(0);
+    work();
+    (OF_THREAD.get() - before, LARGEST.get())
+}
+
+fn count(layout: Layout) {
+    // Relaxed: the counters order nothing.
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    OF_THREAD.set(OF_THREAD.get() + 1);
+    LARGEST.set(LARGEST.get().max(layout.size()));
+}
+
+// SAFETY: every call is forwarded to the system's allocator. The counters of a thread are initialized at compile time and have
+// no destructor, so counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) };
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
 }
