@@ -24,10 +24,10 @@ mmap   aarch64-unknown-linux-gnu      test --no-fail-fast -p twinbuf-mmap --test
 mmap   i686-unknown-linux-gnu         test --no-fail-fast -p twinbuf-mmap --tests
 mmap   s390x-unknown-linux-gnu        test --no-fail-fast -p twinbuf-mmap --tests
 mmap   x86_64-pc-windows-gnu          test --no-fail-fast -p twinbuf-mmap --tests
-root   aarch64-unknown-linux-gnu      test --no-fail-fast -p twinbuf --test all -- batches:: faults:: resume:: waiting::
-root   i686-unknown-linux-gnu         test --no-fail-fast -p twinbuf --test all -- batches:: faults:: resume:: waiting::
-root   s390x-unknown-linux-gnu        test --no-fail-fast -p twinbuf --test all -- batches:: faults:: resume:: waiting::
-root   x86_64-pc-windows-gnu          test --no-fail-fast -p twinbuf --test all -- batches:: faults:: resume:: waiting::
+root   aarch64-unknown-linux-gnu      test --no-fail-fast -p twinbuf --test all -- batches:: faults:: promises:: resume:: waiting::
+root   i686-unknown-linux-gnu         test --no-fail-fast -p twinbuf --test all -- batches:: faults:: promises:: resume:: waiting::
+root   s390x-unknown-linux-gnu        test --no-fail-fast -p twinbuf --test all -- batches:: faults:: promises:: resume:: waiting::
+root   x86_64-pc-windows-gnu          test --no-fail-fast -p twinbuf --test all -- batches:: faults:: promises:: resume:: waiting::
 check  x86_64-pc-windows-msvc         check -p twinbuf-core -p twinbuf-mmap -p twinbuf --lib --tests
 check  aarch64-apple-darwin           check -p twinbuf-core -p twinbuf-mmap -p twinbuf --lib --tests
 check  x86_64-apple-darwin            check -p twinbuf-core -p twinbuf-mmap -p twinbuf --lib

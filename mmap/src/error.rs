@@ -169,7 +169,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`, `open(O_DIRECT)`,
-        /// `preadv(O_DIRECT)`, `fcntl(F_NOCACHE)` or `ReOpenFile`.
+        /// `preadv(O_DIRECT)` or `ReOpenFile`.
         call: &'static str,
         /// The system's error.
         source: io::Error,

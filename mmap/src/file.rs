@@ -137,18 +137,6 @@ impl DataFile {
         }
     }
 
-    /// Opens the same file a second time, by its path.
-    #[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
-    pub(crate) fn open_again(&self, flags: libc::c_int) -> Result<File, Error> {
-        use std::os::unix::fs::OpenOptionsExt;
-        let failed = |source| Error::opening(&self.path, source);
-        let mut options = OpenOptions::new();
-        let again = options.read(true).custom_flags(flags | libc::O_NONBLOCK).open(&self.path);
-        let again = again.map_err(failed)?;
-        self.check(&again.metadata().map_err(failed)?)?;
-        Ok(again)
-    }
-
     /// Fills `out` with the bytes from `start` on.
     pub(crate) fn read_exact(&self, out: &mut [u8], start: u64) -> Result<(), Error> {
         let file = self.file()?;

@@ -24,7 +24,6 @@ mod generate;
 mod histories;
 mod owned;
 mod pipe;
-#[cfg(target_os = "linux")]
 mod promises;
 mod ragged;
 #[cfg(target_os = "linux")]

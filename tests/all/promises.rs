@@ -15,12 +15,10 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 use twinbuf::generate::{self, Generator};
 use twinbuf::loader::At;
-use twinbuf::pipe::{self, Content, Cuda, Filling, Front, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::stream::TensorStream;
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, cuda, stream};
-use twinbuf_cuda_sim::{Options, Sim};
+use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, stream};
 
-use crate::common::forked::forked;
 use crate::common::model::{Model, SIZES};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -131,13 +129,21 @@ impl Tested for Loader {
     }
 }
 
-impl Tested for Loader<Cuda> {
+/// A loader on a device, where there is a software driver.
+#[cfg(target_os = "linux")]
+type OnDevice = Loader<twinbuf::pipe::Cuda>;
+#[cfg(not(target_os = "linux"))]
+type OnDevice = Loader;
+
+#[cfg(target_os = "linux")]
+impl Tested for OnDevice {
     const OPTION: &str = "device_depth";
 
     fn build(setup: &Setup) -> Self {
+        use twinbuf_cuda_sim::{Options, Sim};
         let sim = Sim::start(Options { delay_us: 5, ..Options::seeded(1) });
         setup.kept.borrow_mut().push(Box::new(sim));
-        loader(setup).cuda(cuda::context(0).unwrap()).device_depth(SLOTS).build().unwrap()
+        loader(setup).cuda(twinbuf::cuda::context(0).unwrap()).device_depth(SLOTS).build().unwrap()
     }
     fn call(&mut self) -> Items<'_, Self> {
         self.epoch(0)
@@ -224,7 +230,7 @@ macro_rules! promises {
         #[test]
         fn $name() {
             for overlap in [true, false] {
-                promises!(@ $name(overlap) Loader, Loader<Cuda>, TensorStream, Generator<'static, u64>, Pipe<Slots<u64, u64>>);
+                promises!(@ $name(overlap) Loader, OnDevice, TensorStream, Generator<'static, u64>, Pipe<Slots<u64, u64>>);
             }
         }
     )+};
@@ -244,8 +250,9 @@ promises! {
     a_fault_comes_once_and_in_its_place
     close_tells_what_nobody_has_heard
     what_is_left_anywhere_joins_its_threads_and_loses_nothing
-    a_forked_process_is_told
 }
+#[cfg(unix)]
+promises! { a_forked_process_is_told }
 
 /// Counts wakes and sends a message for each.
 struct Woken(AtomicU64, Sender<()>);
@@ -499,7 +506,9 @@ mod promise {
     }
 
     /// Its threads stay in the process that it was forked from.
+    #[cfg(unix)]
     pub(super) fn a_forked_process_is_told<F: Tested>(setup: Setup) {
+        use crate::common::forked::forked;
         if !setup.overlap || !F::FILLS || F::OPTION == "device_depth" {
             return;
         }

@@ -102,8 +102,8 @@ pub enum ReadMode {
     /// (`process_vm_writev`), and so are longer ones once 32 MiB were found in the page cache without a gap, into
     /// slots of 2 MiB and more. The pages copied from count as resident memory of the process.
     Pread,
-    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux and FreeBSD, `F_NOCACHE` on macOS,
-    /// `FILE_FLAG_NO_BUFFERING` on Windows.
+    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on Windows. Other
+    /// systems have none.
     ///
     /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and the container allow
     /// it, otherwise with up to 32 threads. They fill buffers of the reader

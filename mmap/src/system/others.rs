@@ -1,9 +1,7 @@
 //! Systems that this crate is compiled for but not run on: hints and direct I/O, where a system has them.
 //!
-//! - macOS and related systems: `F_RDADVISE` for hints, `F_NOCACHE` for direct I/O.
-//! - FreeBSD: `posix_fadvise` for hints and for dropping pages, `O_DIRECT`.
 //! - Windows: `PrefetchVirtualMemory`, `FILE_FLAG_NO_BUFFERING`.
-//! - Other Unixes: `madvise` for hints, and nothing else.
+//! - Unixes: `madvise` for hints, and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -21,46 +19,6 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
             Ok(()) => asked.bytes += bytes.end - bytes.start,
             Err(_) => asked.failed += 1,
         }
-    }
-}
-
-/// Hints with `F_RDADVISE`, which does not wait (fcntl(2)).
-#[cfg(target_vendor = "apple")]
-fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
-    use std::os::fd::AsRawFd;
-    let failed = |source| file.failed("fcntl(F_RDADVISE)", source);
-    let too_large = |_| failed(io::ErrorKind::FileTooLarge.into());
-    let advice = libc::radvisory {
-        ra_offset: bytes.start.try_into().map_err(too_large)?,
-        ra_count: (bytes.end - bytes.start).try_into().map_err(too_large)?,
-    };
-    let file = file.file()?;
-    // SAFETY: the descriptor is open as long as `file` lives; the kernel reads one `radvisory`.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_RDADVISE, &raw const advice) } {
-        -1 => Err(failed(io::Error::last_os_error())),
-        _ => Ok(()),
-    }
-}
-
-/// Hints with `posix_fadvise`. A file system that does not support it (UFS) does nothing (`vop_stdadvise`).
-#[cfg(target_os = "freebsd")]
-fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
-    fadvise(file, bytes, libc::POSIX_FADV_WILLNEED)
-}
-
-#[cfg(target_os = "freebsd")]
-fn fadvise(data: &DataFile, bytes: &Range<u64>, advice: libc::c_int) -> Result<(), Error> {
-    use std::os::fd::AsRawFd;
-    let offset = |at: u64| {
-        libc::off_t::try_from(at)
-            .map_err(|_| data.failed("posix_fadvise", io::ErrorKind::FileTooLarge.into()))
-    };
-    let (start, len) = (offset(bytes.start)?, offset(bytes.end - bytes.start)?);
-    let file = data.file()?;
-    // SAFETY: the descriptor is open as long as `file` lives; the call takes no pointer.
-    match unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, advice) } {
-        0 => Ok(()),
-        errno => Err(data.failed("posix_fadvise", io::Error::from_raw_os_error(errno))),
     }
 }
 
@@ -87,7 +45,7 @@ fn advise(data: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     }
 }
 
-#[cfg(not(any(target_vendor = "apple", target_os = "freebsd", windows)))]
+#[cfg(not(windows))]
 fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
     let Ok(map) = &file.map else { return Err(Error::Unsupported { call: "mmap" }) };
     // An offset that does not fit a usize is past the end of the mapping, because the mapping's length fits.
@@ -95,24 +53,6 @@ fn advise(file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
         [bytes.start, bytes.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
     let advised = map.advise_range(memmap2::Advice::WillNeed, start, end - start);
     advised.map_err(|source| file.failed("madvise", source))
-}
-
-/// Opens the file again, by its path. `F_NOCACHE` and `O_DIRECT` apply to an open file, and `/dev/fd` would only give
-/// the one that is already open.
-#[cfg(any(target_vendor = "apple", target_os = "freebsd"))]
-pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
-    #[cfg(target_os = "freebsd")]
-    return data.open_again(libc::O_DIRECT);
-    #[cfg(target_vendor = "apple")]
-    {
-        use std::os::fd::AsRawFd;
-        let file = data.open_again(0)?;
-        // SAFETY: the descriptor is open as long as `file` lives; the call takes a number.
-        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) } {
-            -1 => Err(data.failed("fcntl(F_NOCACHE)", io::Error::last_os_error())),
-            _ => Ok(file),
-        }
-    }
 }
 
 /// Opens the file again, by its handle and not by its path: the path may name another file by now.
@@ -135,37 +75,18 @@ pub(crate) fn reopen(data: &DataFile) -> Result<File, Error> {
     Ok(unsafe { File::from_raw_handle(handle.cast()) })
 }
 
-#[cfg(not(any(target_vendor = "apple", target_os = "freebsd", windows)))]
+#[cfg(not(windows))]
 pub(crate) fn reopen(_: &DataFile) -> Result<File, Error> {
     Err(Error::Unsupported { call: "open(O_DIRECT)" })
 }
 
-/// Whether `error` means that a read was not aligned to the file's blocks. On FreeBSD, some file systems refuse such a
-/// read, and others read through the cache. macOS accepts any read.
+/// Whether `error` means that a read was not aligned to the file's blocks.
 pub(crate) fn too_small(error: &io::Error) -> bool {
-    #[cfg(target_os = "freebsd")]
-    return error.raw_os_error() == Some(libc::EINVAL);
-    #[cfg(windows)]
-    return error
-        .raw_os_error()
-        .is_some_and(|code| code.cast_unsigned() == windows_sys::Win32::Foundation::ERROR_INVALID_PARAMETER);
-    #[cfg(not(any(target_os = "freebsd", windows)))]
-    {
-        let _ = error;
-        false
-    }
-}
-
-/// Drops a file from the cache. Writes it out first, because dirty pages stay. A length of 0 means up to the end of the
-/// file.
-#[cfg(target_os = "freebsd")]
-pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
-    data.file()?.sync_all().map_err(|source| data.failed("fsync", source))?;
-    fadvise(data, &(0..0), libc::POSIX_FADV_DONTNEED)
+    // `ERROR_INVALID_PARAMETER`; elsewhere no file is reopened.
+    cfg!(windows) && error.raw_os_error() == Some(87)
 }
 
 /// Fails: these systems have no such call, or it has no effect, or it also drops what was not written out yet.
-#[cfg(not(target_os = "freebsd"))]
 pub(crate) fn evict(_: &DataFile) -> Result<(), Error> {
     Err(Error::Unsupported { call: "posix_fadvise" })
 }
