@@ -253,12 +253,10 @@ pub enum Error {
         /// The value of the variable. It may not be valid UTF-8.
         found: OsString,
     },
-    /// An environment variable starts with `TWINBUF_`, or almost does, but no option has this variable.
+    /// An environment variable starts with `TWINBUF_`, but no option has this variable.
     UnknownSwitch {
         /// The name of the variable.
         name: String,
-        /// The known variable with a similar name, if there is one.
-        meant: Option<&'static str>,
     },
     /// The system could not start a loading thread.
     Spawn(io::Error),
@@ -343,10 +341,7 @@ impl Error {
             Self::Switch { name, wanted, found } => {
                 write!(f, "environment: {name}: wanted {wanted}, found {found:?}")
             }
-            Self::UnknownSwitch { name, meant } => {
-                write!(f, "environment: there is no switch {name}")?;
-                meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
-            }
+            Self::UnknownSwitch { name } => write!(f, "environment: there is no switch {name}"),
             Self::Spawn(_) => f.write_str("the loading thread could not be started"),
             Self::Write(e) => write!(f, "{}: {} failed at byte {}", e.path.display(), e.call, e.offset),
             Self::Trace { path, .. } => write!(f, "{}: the trace could not be written", path.display()),

@@ -67,7 +67,7 @@ impl Switches {
             } else if let Some(switch) = found.strip_prefix(PREFIX).filter(|switch| is_switch(switch)) {
                 switches.set(switch, &found, value, true)?;
             } else if !is_foreign(&found) {
-                return Err(Error::UnknownSwitch { meant: meant(&found), name: found });
+                return Err(Error::UnknownSwitch { name: found });
             }
         }
         for (switch, name, value) in own {
@@ -114,20 +114,13 @@ fn is_switch(name: &str) -> bool {
     NAMES.iter().any(|known| known.strip_prefix(PREFIX) == Some(name))
 }
 
-/// Whether a variable that is no switch of this loader can be ignored: it belongs to the tests or to another loader, or
-/// its name does not resemble a switch.
+/// Whether a variable that is no switch of this loader can be ignored: it belongs to the tests, to another loader or to
+/// another program.
 fn is_foreign(name: &str) -> bool {
-    let Some(rest) = name.strip_prefix(PREFIX) else { return meant(name).is_none() };
+    let Some(rest) = name.strip_prefix(PREFIX) else { return true };
     let mut loaders = NAMES.iter().filter_map(|known| rest.strip_suffix(&known[PREFIX.len() - 1..]));
     RESERVED.iter().any(|prefix| name.starts_with(prefix))
         || loaders.any(|loader| !loader.is_empty() && !NOT_LOADERS.contains(&loader))
-}
-
-/// Returns the switch that `name` was probably meant to be: at most two letters are missing, added, wrong or swapped.
-fn meant(name: &str) -> Option<&'static str> {
-    let name = name.to_ascii_uppercase();
-    let name = name.replacen("TWINBUF_HOST_", PREFIX, 1);
-    NAMES.into_iter().find(|known| strsim::osa_distance(known, &name) <= 2)
 }
 
 fn parse<T>(
@@ -200,8 +193,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # Errors
     ///
     /// - [`Error::Switch`]: a variable has a value outside this table.
-    /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`, or the name of a variable is almost a
-    ///   name in this table. Variables that start with `TWINBUF_TEST_`, `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or
+    /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`. Variables that start with `TWINBUF_TEST_`, `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or
     ///   `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores them. It also ignores the variables
     ///   of loaders with other names.
     ///

@@ -237,7 +237,7 @@ macro_rules! promises {
     (@ $name:ident($overlap:ident) $($front:ty),+) => {$(
         for variant in 0..<$front as Tested>::WORKERS.len() {
             println!("{}, variant {variant}, overlap {}", std::any::type_name::<$front>(), $overlap);
-            promise::$name::<$front>(Setup::new($overlap, variant));
+            promise::$name::<$front>($overlap, variant);
         }
     )+};
 }
@@ -284,7 +284,7 @@ fn unit(at: &At) -> u64 {
 mod promise {
     use super::*;
 
-    pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(setup: Setup) {
+    pub(super) fn every_way_to_wait_gives_the_same<F: Tested>(overlap: bool, variant: usize) {
         type Way<F> = fn(&mut Items<'_, F>) -> Option<Result<<F as Front>::Item, Error>>;
         fn until<T>(mut look: impl FnMut() -> Poll<T>) -> T {
             loop {
@@ -301,6 +301,7 @@ mod promise {
             |items| pollster::block_on(items.next_async()),
             |items| pollster::block_on(poll_fn(|cx| Stream::poll_next(Pin::new(&mut *items), cx))),
         ];
+        let setup = Setup::new(overlap, variant);
         let (mut front, mut reached) = (F::build(&setup), 0);
         for way in ways {
             let mut items = front.call();
@@ -313,13 +314,13 @@ mod promise {
         front.close().unwrap();
     }
 
-    pub(super) fn a_wait_that_ends_early_loses_nothing<F: Tested>(setup: Setup) {
-        if !setup.overlap || !F::FILLS || F::WORKERS[setup.variant] > 1 {
+    pub(super) fn a_wait_that_ends_early_loses_nothing<F: Tested>(overlap: bool, variant: usize) {
+        if !overlap || !F::FILLS || F::WORKERS[variant] > 1 {
             return;
         }
         let (open, gate) = channel();
         let gate = Mutex::new(gate);
-        let setup = setup.filled(move |_| Ok(gate.lock().unwrap().recv()?));
+        let setup = Setup::new(overlap, variant).filled(move |_| Ok(gate.lock().unwrap().recv()?));
         let mut front = F::build(&setup);
         let mut items = front.call();
         for _ in 0..3 {
@@ -347,9 +348,9 @@ mod promise {
         assert!(matches!(items.poll_next(&mut Context::from_waker(&waker)), Poll::Ready(None)));
     }
 
-    pub(super) fn slots_that_are_held_are_an_error_and_no_hang<F: Tested>(setup: Setup) {
+    pub(super) fn slots_that_are_held_are_an_error_and_no_hang<F: Tested>(overlap: bool, variant: usize) {
         const TIMEOUT: Duration = Duration::from_millis(20);
-        let setup = Setup { held_timeout: TIMEOUT, ..setup };
+        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) };
         let (mut front, mut reached) = (F::build(&setup), 0);
         // A thread; a task, each time anew; a task after a call that did not wait.
         for (task, tried) in [(false, false), (true, false), (true, false), (true, true)] {
@@ -377,7 +378,8 @@ mod promise {
     }
 
     /// A task whose slot is held is woken by its release alone, and then nothing is held.
-    pub(super) fn a_slot_that_is_released_wakes_its_task<F: Tested>(setup: Setup) {
+    pub(super) fn a_slot_that_is_released_wakes_its_task<F: Tested>(overlap: bool, variant: usize) {
+        let setup = Setup::new(overlap, variant);
         let mut front = F::build(&setup);
         let mut items = front.call();
         let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
@@ -394,7 +396,7 @@ mod promise {
             assert!(items.poll_next(&mut cx).is_pending());
         }
         // Without a copy thread the task of a device's batch polls again.
-        if setup.overlap || F::OPTION == "depth" {
+        if overlap || F::OPTION == "depth" {
             assert_eq!(woken.0.load(Ordering::Relaxed), before, "it wakes itself");
         }
         held.clear();
@@ -413,7 +415,7 @@ mod promise {
         }
     }
 
-    pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(Setup { overlap, variant, .. }: Setup) {
+    pub(super) fn a_fault_comes_once_and_in_its_place<F: Tested>(overlap: bool, variant: usize) {
         for (at, panics) in (0..UNITS).flat_map(|at| [(at, false), (at, true)]).filter(|_| F::FILLS) {
             let calls = Arc::new(AtomicU64::new(0));
             let counted = calls.clone();
@@ -432,10 +434,10 @@ mod promise {
                 assert_eq!(unit(place(&error)), at);
                 match error {
                     Error::Load { source, .. } if !panics => {
-                        assert_eq!(source.to_string(), format!("no unit {at}"))
+                        assert_eq!(source.to_string(), format!("no unit {at}"));
                     }
                     Error::Panicked { message, .. } if panics => {
-                        assert_eq!(message, format!("unit {at} is cursed"))
+                        assert_eq!(message, format!("unit {at} is cursed"));
                     }
                     error => panic!("{error}"),
                 }
@@ -451,7 +453,7 @@ mod promise {
         }
     }
 
-    pub(super) fn close_tells_what_nobody_has_heard<F: Tested>(Setup { overlap, variant, .. }: Setup) {
+    pub(super) fn close_tells_what_nobody_has_heard<F: Tested>(overlap: bool, variant: usize) {
         for heard in [false, true].into_iter().filter(|_| overlap && F::FILLS) {
             let (tell, told) = channel();
             let tell = Mutex::new(tell);
@@ -479,14 +481,15 @@ mod promise {
     }
 
     pub(super) fn what_is_left_anywhere_joins_its_threads_and_loses_nothing<F: Tested>(
-        Setup { overlap, variant, .. }: Setup,
+        overlap: bool,
+        variant: usize,
     ) {
         for (taken, end) in (0..=UNITS).flat_map(|taken| ["drop", "close", "panic"].map(|end| (taken, end))) {
             let setup = Setup::new(overlap, variant);
             let mut front = F::build(&setup);
-            for items in [front.call().take(taken as usize)] {
-                assert!(items.map(|item| F::number(&item.unwrap())).eq(0..taken));
-            }
+            let mut items = front.call();
+            (0..taken).for_each(|unit| assert_eq!(F::number(&items.next().unwrap().unwrap()), unit));
+            drop(items);
             if end == "drop" {
                 assert!(front.call().map(|item| F::number(&item.unwrap())).eq(F::units(taken)));
             }
@@ -507,11 +510,12 @@ mod promise {
 
     /// Its threads stay in the process that it was forked from.
     #[cfg(unix)]
-    pub(super) fn a_forked_process_is_told<F: Tested>(setup: Setup) {
+    pub(super) fn a_forked_process_is_told<F: Tested>(overlap: bool, variant: usize) {
         use crate::common::forked::forked;
-        if !setup.overlap || !F::FILLS || F::OPTION == "device_depth" {
+        if !overlap || !F::FILLS || F::OPTION == "device_depth" {
             return;
         }
+        let setup = Setup::new(overlap, variant);
         let mut front = F::build(&setup);
         let mut items = front.call();
         assert_eq!(F::number(&items.next().unwrap().unwrap()), 0);

@@ -146,40 +146,12 @@ fn every_other_value_is_an_error() {
 }
 
 #[test]
-fn an_unknown_switch_is_refused_and_the_one_that_was_meant_is_named() {
-    for (slip, expected) in [
-        ("TWINBUF_OVERLP", Some("TWINBUF_OVERLAP")),
-        ("TWINBUF_OVRLP", Some("TWINBUF_OVERLAP")),
-        ("TWINBUF_OVERLAPP", Some("TWINBUF_OVERLAP")),
-        ("TWINBUF_OVRELAP", Some("TWINBUF_OVERLAP")),
-        ("TWINBUF_DEPHT", Some("TWINBUF_DEPTH")),
-        ("TWINBUF_DEPT", Some("TWINBUF_DEPTH")),
-        ("TWINBUF_HINT", Some("TWINBUF_HINTS")),
-        ("TWINBUF_TRACES", Some("TWINBUF_TRACE")),
-        ("TWINBUF_BRAEKDOWN", Some("TWINBUF_BREAKDOWN")),
-        ("TWINBUF_BREAK_DOWN", Some("TWINBUF_BREAKDOWN")),
-        ("twinbuf_overlap", Some("TWINBUF_OVERLAP")),
-        ("TWINBUFF_DEPTH", Some("TWINBUF_DEPTH")),
-        ("TWIBUF_TRACE", Some("TWINBUF_TRACE")),
-        ("TWINBUFOVERLAP", Some("TWINBUF_OVERLAP")),
-        ("TWINBUF-HINTS", Some("TWINBUF_HINTS")),
-        ("TWINBUF_COPYSTREAM", Some("TWINBUF_COPY_STREAM")),
-        ("TWINBUF_HOST_DEPTH", Some("TWINBUF_DEPTH")),
-        // No suggestion: the option has no switch, or no switch has a similar name.
-        ("TWINBUF_DEVICE_DEPTH", None),
-        ("TWINBUF_PREFETCH", None),
-        ("TWINBUF_PROFILE", None),
-        ("TWINBUF_", None),
-        ("TWINBUF_VALID_OVERLP", None),
-    ] {
+fn an_unknown_switch_is_refused() {
+    for slip in
+        ["TWINBUF_OVERLP", "TWINBUF_HOST_DEPTH", "TWINBUF_PREFETCH", "TWINBUF_", "TWINBUF_VALID_OVERLP"]
+    {
         let error = from(&[(slip, "1")]).unwrap_err();
-        let Error::UnknownSwitch { name, meant } = &error else { panic!("{error:?}") };
-        assert_eq!((&**name, *meant), (slip, expected));
-        let text = match expected {
-            Some(meant) => format!("environment: there is no switch {slip}; did you mean {meant}?"),
-            None => format!("environment: there is no switch {slip}"),
-        };
-        assert_eq!(error.to_string(), text);
+        assert_eq!(error.to_string(), format!("environment: there is no switch {slip}"));
     }
 }
 
