@@ -26,8 +26,8 @@ use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
 /// [`workers`](crate::loader::LoaderBuilder::workers).
 ///
 /// A call that blocks until the next batch is ready is one more worker: it fills a slot behind the one that it waits
-/// for. It does so if the files are in the page cache, a fill takes less than a millisecond, no transform is a closure,
-/// and there is a processor for it.
+/// for. It does so if the files are in the page cache, fills sleep for less than a millisecond each, no transform is a
+/// closure, and there is a processor for it.
 ///
 /// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
 /// of workers, and for any depth.
