@@ -109,7 +109,7 @@ pub(crate) fn parse(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
 }
 
 /// Returns the axes of a record, from a `shape` in Python.
-fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+pub(crate) fn shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if let Ok(axes) = shape.extract() {
         return Ok(axes);
     }

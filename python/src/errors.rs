@@ -153,6 +153,10 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
             Ok(error) => raise(py, Failure::of_file(&error)),
             Err(_) => raise(py, Failure::new("LoaderError", whole)),
         },
+        Error::Write(why) => {
+            let failure = Failure::of_writing(why.path, &why.source).told(|_| whole);
+            raise(py, Failure { offset: Some(why.offset), ..failure })
+        }
         Error::Trace { path, source } => raise(py, Failure::of_writing(path, &source).told(|_| whole)),
         _ => raise(py, Failure::new("LoaderError", whole)),
     }

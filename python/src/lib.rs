@@ -25,6 +25,7 @@ mod run;
 mod switches;
 mod tensors;
 mod transform;
+mod writer;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
@@ -48,6 +49,7 @@ mod _twinbuf {
         records::Records,
         report::Report,
         tensors::{Group, Stream, Tensors, stream},
+        writer::Writer,
     };
 
     #[pymodule_init]

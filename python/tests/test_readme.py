@@ -59,7 +59,7 @@ def test_the_programs_in_the_readmes(
         "device": "cpu",
     }
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     for block in blocks:
         exec(block.replace('"cuda"', '"cpu"'), names)
     assert steps == 18 + 18

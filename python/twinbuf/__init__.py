@@ -39,6 +39,7 @@ from ._twinbuf import (
     stream,
 )
 from ._watch import Watched, watch
+from ._write import Writer
 from .errors import (
     CheckpointError,
     Error,
@@ -71,6 +72,7 @@ __all__ = [
     "Tensors",
     "Watched",
     "Window",
+    "Writer",
     "__version__",
     "generate",
     "prefetch",

@@ -1,0 +1,80 @@
+//! The part of `Writer` (`twinbuf/_write.py`) that copies rows into slots, without the GIL.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use twinbuf::mmap::DType;
+use twinbuf::{Error, write};
+
+use crate::errors::{self, Failure};
+use crate::locked::{Locked, check_end, detached};
+use crate::{dtype, number};
+
+#[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Writer")]
+pub(crate) struct Writer {
+    /// `None` after the end.
+    writer: Locked<Option<write::Writer>>,
+    #[pyo3(get)]
+    dtype: &'static str,
+}
+
+impl Writer {
+    /// Uses the writer without the GIL. A writer that ended, or that is in another process, is an error.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        use_it: impl FnOnce(&mut Option<write::Writer>) -> Option<Result<T, Error>> + Send,
+    ) -> PyResult<T> {
+        self.writer.check(py, "make the Writer after the fork")?;
+        check_end(py)?;
+        let ended = || errors::raise(py, Failure::new("LoaderError", "the Writer has ended: make a new one"));
+        let result = self.writer.detached(py, use_it).ok_or_else(ended)?;
+        result.map_err(|error| errors::loading(py, error))
+    }
+}
+
+#[pymethods]
+impl Writer {
+    #[new]
+    fn new(
+        path: PathBuf,
+        dtype: &Bound<'_, PyAny>,
+        row: &Bound<'_, PyAny>,
+        depth: &Bound<'_, PyAny>,
+        slot: &Bound<'_, PyAny>,
+        shard: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let (py, raw, shape) = (row.py(), dtype.is_none(), dtype::shape(row)?);
+        let dtype = if raw { DType::U8 } else { dtype::parse(dtype)? };
+        let npy = write::Writer::npy(&path, dtype, &shape);
+        let builder = if raw { write::Writer::raw(path, shape.iter().product()) } else { npy };
+        let builder = builder.depth(number::whole("depth", depth)?);
+        let builder = builder.slot_bytes(number::whole("slot_bytes", slot)?);
+        let shard = number::whole_or_none("shard_bytes", shard)?;
+        let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
+        let writer = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
+        Ok(Self { writer: Locked::new(Some(writer)), dtype: dtype::name(dtype) })
+    }
+
+    fn append(&self, py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+        let rows = PyBuffer::<u8>::get(rows)?;
+        // `None`: no rows, or not one after another, which `append` in Python rules out.
+        let Some(bytes) = rows.as_slice_ptr() else { return Ok(()) };
+        // SAFETY: `rows` keeps the memory until after the call. Whoever changes it meanwhile changes what is written.
+        let bytes = unsafe { bytes.as_ref() };
+        let failed = |error: std::io::Error| error.downcast().unwrap_or_else(Error::Spawn);
+        self.with(py, |writer| Some(writer.as_mut()?.write_all(bytes).map_err(failed)))
+    }
+
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |writer| Some(writer.take()?.finish().map(|written| written.to_string())))
+    }
+
+    fn discard(&self, py: Python<'_>) {
+        if !self.writer.is_forked() {
+            self.writer.detached(py, |writer| *writer = None);
+        }
+    }
+}

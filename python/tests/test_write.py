@@ -1,0 +1,240 @@
+"""`Writer`: what it writes, read back by numpy and `Records`; errors, threads, forks, interrupts, exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import twinbuf as tb
+
+TYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32"),
+    *("uint64", "int64", "float64", "complex64", "complex128"),
+)
+
+
+def python(code: str, folder: Path, wanted: int = 0) -> str:
+    """Run a program in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == wanted, done.stderr
+    return done.stdout
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_numpy_reads_what_random_programs_write(tmp_path: Path, seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    dtype = TYPES[seed % len(TYPES)]
+    row = tuple(int(axis) for axis in draws.integers(1, 9, draws.integers(0, 5)))
+    item = int(np.prod(row, initial=1)) * np.dtype(dtype).itemsize
+    shards = None if seed % 3 else 4096 * item + int(draws.integers(0, 100_000))
+    options = {"depth": int(draws.integers(1, 4)), "slot_bytes": int(draws.integers(0, 40_000))}
+    arrays = []
+    with tb.Writer(tmp_path / "x.npy", dtype, row, shard_bytes=shards, **options) as out:
+        for _ in range(draws.integers(0, 20)):
+            shape = (int(draws.integers(0, 1 + 50_000 // item)), *row)
+            array = np.frombuffer(draws.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype)
+            array = (array != 0).reshape(shape) if dtype == "bool" else array.reshape(shape)
+            arrays.append(array)
+            out.append(np.asfortranarray(array) if draws.integers(0, 2) else array)
+    files = [tmp_path / "x.npy"] if shards is None else sorted((tmp_path / "x.npy").iterdir())
+    found = np.concatenate([np.load(file) for file in files])
+    wanted = np.concatenate([np.empty((0, *row), dtype), *arrays])
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    assert found.tobytes() == wanted.tobytes()
+    if len(wanted):
+        assert len(tb.Records.open_npy(tmp_path / "x.npy")) == len(wanted)
+    assert names(tmp_path) == ["x.npy"]
+
+
+def test_tensors_and_numbers(tmp_path: Path) -> None:
+    with tb.Writer(str(tmp_path / "x.npy"), torch.float32, (3,)) as out:
+        out.append(torch.ones(2, 3, requires_grad=True))
+        out.append(torch.arange(12.0).reshape(3, 4).T)
+    assert np.load(tmp_path / "x.npy")[2:].tolist() == torch.arange(12.0).reshape(3, 4).T.tolist()
+    out = tb.Writer(tmp_path / "x.npy", np.int64)
+    out.append([1, 2, 3])
+    line = out.finish()
+    assert line.startswith("3 rows, 24 B, 1 files in ") and out.finish() == line
+    assert np.load(tmp_path / "x.npy").tolist() == [1, 2, 3]
+    out.discard()
+    with pytest.raises(tb.LoaderError, match="has ended"):
+        out.append([4])
+    assert np.load(tmp_path / "x.npy").tolist() == [1, 2, 3]
+
+
+def test_refused(tmp_path: Path) -> None:
+    out = tb.Writer(tmp_path / "x.npy", "float32", (3,))
+    for rows in (
+        np.ones((2, 3)),
+        np.ones((2, 4), "float32"),
+        np.ones(3, "float32"),
+        np.float32(1),
+        [[1, 2, 3]],
+    ):
+        with pytest.raises(TypeError, match=r"wanted an array of float32 of shape \(n, 3\), found"):
+            out.append(rows)
+    with pytest.raises(tb.FileError, match="another writer"):
+        tb.Writer(tmp_path / "x.npy", "float32")
+    del out
+    assert names(tmp_path) == []
+    for dtype, options in (
+        ("bfloat16", {}),
+        ("float32", {"depth": 0}),
+        ("float32", {"row": (3, 0)}),
+        ("float32", {"shard_bytes": 100}),
+        ("float32", {"slot_bytes": 1 << 60}),
+    ):
+        with pytest.raises(tb.OptionError):
+            tb.Writer(tmp_path / "x.npy", dtype, **options)
+    with pytest.raises(tb.OptionError):
+        tb.Writer(tmp_path, "float32")
+    with pytest.raises(FileNotFoundError):
+        tb.Writer(tmp_path / "no" / "x.npy", "float32")
+
+
+def test_an_exception_discards_the_file(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_text("before")
+    with pytest.raises(KeyError), tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
+        out.append(np.ones((2000, 3), "float32"))
+        raise KeyError
+    assert names(tmp_path) == ["x.npy"] and (tmp_path / "x.npy").read_text() == "before"
+    with pytest.raises(tb.LoaderError, match="has ended"):
+        out.finish()
+
+
+def test_threads_append_whole_arrays(tmp_path: Path) -> None:
+    with tb.Writer(tmp_path / "x.npy", "int64", (2,), slot_bytes=0) as out:
+
+        def append(thread: int) -> None:
+            for number in range(300):
+                out.append(np.full((7, 2), 1000 * thread + number))
+
+        threads = [threading.Thread(target=append, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = np.load(tmp_path / "x.npy").reshape(-1, 14)
+    assert (found == found[:, :1]).all()
+    for thread in range(4):
+        of_thread = found[found[:, 0] // 1000 == thread, 0]
+        assert of_thread.tolist() == [1000 * thread + number for number in range(300)]
+
+
+def test_a_limit_on_files_is_an_error_with_path_and_offset(tmp_path: Path) -> None:
+    python(
+        """
+import errno, resource, numpy, twinbuf as tb
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+errors = []
+try:
+    with tb.Writer("x.npy", "uint8", (1000,), slot_bytes=0) as out:
+        for _ in range(200):
+            out.append(numpy.ones((1, 1000), "uint8"))
+except tb.FileError as error:
+    errors.append(error)
+assert [(error.path.name, error.offset, error.errno) for error in errors] == [("x.npy", 100_000, errno.EFBIG)]
+""",
+        tmp_path,
+    )
+    assert names(tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_is_told(tmp_path: Path) -> None:
+    out = tb.Writer(tmp_path / "x.npy", "int64")
+    out.append([1, 2])
+    child = os.fork()
+    if child == 0:
+        try:
+            out.append([3])
+        except tb.ForkedError:
+            out.discard()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    out.append([4])
+    out.finish()
+    assert np.load(tmp_path / "x.npy").tolist() == [1, 2, 4]
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "thread()", "daemon()"])
+def test_the_end_of_the_program_leaves_nothing(tmp_path: Path, end: str) -> None:
+    code = f"""
+import threading, numpy, twinbuf as tb
+out = tb.Writer("x.npy", "int64", (1000,))
+cycle = [out]
+cycle.append(cycle)
+rows = numpy.ones((100, 1000), int)
+begun = threading.Event()
+def append(number):
+    for _ in range(number):
+        out.append(rows)
+        begun.set()
+def thread():
+    threading.Thread(target=append, args=(50,)).start()
+def daemon():
+    threading.Thread(target=append, args=(10**9,), daemon=True).start()
+    begun.wait()
+out.append(rows)
+{end}
+"""
+    python(code, tmp_path, {"raise SystemExit(3)": 3, "1 / 0": 1}.get(end, 0))
+    assert names(tmp_path) == []
+
+
+# More: TWINBUF_INTERRUPTS=10000.
+def test_interrupts_lose_and_double_nothing(tmp_path: Path) -> None:
+    wanted = int(os.environ.get("TWINBUF_INTERRUPTS", "300"))
+    out = tb.Writer(tmp_path / "x.npy", "int64", (500,), slot_bytes=0)
+    appended, unsure, interrupts = [], [], 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    number = 0
+    try:
+        while interrupts < wanted:
+            number += 1
+            state = unsure
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 50 * 1e-6)
+                out.append(np.full((1, 500), number))
+                state = appended
+            except KeyboardInterrupt:
+                interrupts += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                state.append(number)
+    except KeyboardInterrupt:  # in the `finally`
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    out.finish()
+    found = np.load(tmp_path / "x.npy")
+    assert (found == found[:, :1]).all()
+    found = found[:, 0].tolist()
+    assert found == sorted(set(found))
+    assert set(appended) <= set(found) <= set(range(1, number + 1))
+
+
+def test_bytes_have_no_header(tmp_path: Path) -> None:
+    with tb.Writer(tmp_path / "x", None, (5,)) as out:
+        out.append(np.arange(10, dtype="uint8").reshape(2, 5))
+    assert (tmp_path / "x").read_bytes() == bytes(range(10))

@@ -1,0 +1,80 @@
+"""`Writer`: rows that a loop makes are written to a file behind it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+import numpy
+
+from ._twinbuf import _Writer
+
+
+class Writer:
+    """Write arrays to ``path``, a ``.npy`` file: one buffer is filled while a thread writes the other.
+
+    ``row`` is the shape of a row: ``Writer("emb.npy", "float32", (768,))`` takes arrays of shape
+    ``(n, 768)``. The file has its name only when it is whole: when the ``with`` block ends, or after
+    `finish`. An exception in the block discards the file, and one that was there before stays. If the disk
+    is full or fails, the next call raises `FileError`, with ``path``, ``offset`` and ``errno``; nothing more
+    is written then.
+
+    With ``shard_bytes``, ``path`` is a new folder, for files of at most that size. `Records.open_npy` opens
+    it.
+
+    With ``dtype=None`` the file has no header, and the arrays are bytes of shape ``(n, *row)``.
+
+    >>> import numpy, tempfile, twinbuf as tb
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with tb.Writer(folder.name + "/emb.npy", "float32", (3,)) as out:
+    ...     for _ in range(4):
+    ...         out.append(numpy.ones((2, 3), "float32"))
+    >>> numpy.load(folder.name + "/emb.npy").shape
+    (8, 3)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dtype: Any,
+        row: tuple[int, ...] = (),
+        *,
+        depth: int = 2,
+        slot_bytes: int = 4 << 20,
+        shard_bytes: int | None = None,
+    ) -> None:
+        self._writer = _Writer(path, dtype, row, depth, slot_bytes, shard_bytes)
+        self._row, self._dtype, self._written = tuple(row), numpy.dtype(self._writer.dtype), ""
+        # Also at the end of the program: no temporary file stays.
+        weakref.finalize(self, self._writer.discard)
+
+    def append(self, rows: Any) -> None:
+        """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written."""
+        if hasattr(rows, "detach"):
+            rows = rows.detach().cpu().numpy()
+        array = numpy.ascontiguousarray(rows)
+        if array.dtype != self._dtype or numpy.ndim(rows) == 0 or array.shape[1:] != self._row:
+            wanted = f"{self._dtype} of shape (n, {', '.join(map(str, self._row))})"
+            raise TypeError(f"rows: wanted an array of {wanted}, found {array.dtype} of {numpy.shape(rows)}")
+        self._writer.append(array.reshape(-1).view(numpy.uint8))
+
+    def finish(self) -> str:
+        """Write the rest, sync it, and name the file. Return a line that tells where the time went."""
+        self._written = self._written or self._writer.finish()
+        return self._written
+
+    def discard(self) -> None:
+        """Stop, and remove what was written, unless the file has its name already."""
+        self._writer.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        self.discard()
