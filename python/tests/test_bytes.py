@@ -38,17 +38,6 @@ def test_every_batch_is_the_slice_of_its_records(case: Case, order: str, drop_la
         assert set(seen) == set(range(len(case.records)))
 
 
-@pytest.mark.parametrize("options", [{"overlap": False}, {"depth": 2}, {"depth": 5}, {"workers": 3}])
-def test_no_option_changes_a_batch(npy: Case, options: dict[str, int]) -> None:
-    plan = tb.Plan(npy.data, 10, shuffle="full", seed=3, drop_last=False)
-    batches = [batch.numpy().tobytes() for batch in tb.Loader(npy.data, plan).epochs(2)]
-    other = []
-    for batch in tb.Loader(npy.data, plan, **options).epochs(2):
-        other.append(batch.numpy().tobytes())
-        del batch
-    assert batches == other
-
-
 def test_ranks_come_from_the_launcher(npy: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -88,20 +88,6 @@ def test_batches_lengths_and_resumption_at_every_step(
     assert len(loader.epochs(range(2, 4))) == sum(steps[2:]) == sum(1 for _ in loader.epochs(range(2, 4)))
 
 
-@pytest.mark.parametrize("shuffle", ["full", tb.Window(3, 10), tb.Chunks(7)])
-def test_every_rank_reads_each_record_once_an_epoch(npy: Case, shuffle: Any) -> None:
-    schedule = [(5, 4), (6, 9), (1, 16)]
-    for epoch in range(3):
-        seen: list[int] = []
-        for rank in range(3):
-            plan = plan_of(npy, schedule, shuffle, rank=rank, world=3)
-            loader = tb.Loader(npy.data, plan)
-            batches = loader.epoch(epoch)
-            assert len(batches) == plan.steps(epoch)
-            seen += [record for batch in batches for record in batch.indices.tolist()]
-        assert len(seen) == len(set(seen)) > 203 - 3 * 16
-
-
 @pytest.mark.parametrize("after", [[(1000, 6)], [(3, 30), (8, 11), (1, 5)], 25])
 def test_another_schedule_continues_after_all_steps_of_the_training(npy: Case, after: Any) -> None:
     first = tb.Loader(npy.data, plan_of(npy, [(12, 20), (1, 8)], "full"))

@@ -50,7 +50,9 @@ class Batches:
         if at != self._next:
             state = self._loader.state_dict()
             if state["epoch"] != epoch:
-                state |= {"trained": None, "before": []}  # for another epoch, the plan alone tells the steps
+                # For another epoch, the plan alone tells the steps before it.
+                steps = sum(self._loader.plan.steps(before) for before in range(epoch))
+                state |= {"trained": steps, "before": []}
             self._loader.load_state_dict(state | {"epoch": epoch, "step": step})
             self._batches = iter(self._loader.epoch(epoch))
         self._next = epoch, step + 1
