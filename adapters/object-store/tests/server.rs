@@ -99,7 +99,12 @@ impl Server {
         let retry = RetryConfig { max_retries: 3, backoff, ..RetryConfig::default() };
         let store =
             AmazonS3Builder::new().with_bucket_name("bucket").with_endpoint(&self.proxy).with_region("x");
-        let store = store.with_allow_http(true).with_skip_signature(true).with_retry(retry).build()?;
+        let store = store
+            .with_allow_http(true)
+            .with_access_key_id("x")
+            .with_secret_access_key("x")
+            .with_retry(retry)
+            .build()?;
         let options = Options { store: Some(Arc::new(store)), gap: 0, ..options };
         Ok(Objects::open("s3://bucket/train/", options, |files| Records::open(files, RECORD))?)
     }

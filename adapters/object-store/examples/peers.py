@@ -1,0 +1,138 @@
+"""Samples a second, requests and bytes over S3's protocol: twinbuf beside a DataLoader over s3fs, litdata and streaming.
+
+    pip install twinbuf torch obstore s3fs boto3 litdata mosaicml-streaming
+    python examples/peers.py target/release/twinbuf-object-store-server [KIB [MIB]]
+
+The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), full shuffle where a library has it.
+What is not installed is left out. streaming and litdata read shards whole, and keep them on the disk.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+BATCH = 64
+
+
+def twinbuf(size, count):
+    import obstore
+    import twinbuf as tb
+
+    names = {}
+    text = Path(__file__).parents[1].joinpath("README.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    store = obstore.store.from_url("s3://bucket/raw", client_options={"allow_http": True})
+    rows = names["Rows"](store, "uint8", (size,), header=0)
+    plan = tb.Plan(rows, batch=BATCH, shuffle="full", seed=1)
+    return sum(len(batch) for batch in tb.Loader(rows, plan, workers=4))
+
+
+def s3fs_loader(size, count):
+    import s3fs
+    import torch
+
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self):
+            self.store, self.each = None, None
+
+        def open(self):
+            self.store = s3fs.S3FileSystem(key="x", secret="x", endpoint_url=os.environ["AWS_ENDPOINT"])
+            self.paths = sorted(self.store.ls("bucket/raw"))
+            self.each = self.store.info(self.paths[0])["size"] // size
+
+        def __len__(self):
+            return count
+
+        def __getitems__(self, indices):
+            if self.store is None:
+                self.open()
+            paths = [self.paths[index // self.each] for index in indices]
+            starts = [index % self.each * size for index in indices]
+            parts = self.store.cat_ranges(paths, starts, [start + size for start in starts])
+            return [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
+
+    loader = torch.utils.data.DataLoader(
+        Rows(), batch_size=BATCH, shuffle=True, num_workers=4, multiprocessing_context="spawn"
+    )
+    return sum(len(batch) for batch in loader)
+
+
+def litdata(size, count):
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    shutil.rmtree("/tmp/peers-litdata", ignore_errors=True)
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT"], "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    data = StreamingDataset("s3://bucket/litdata", shuffle=True, storage_options=options, cache_dir="/tmp/peers-litdata")
+    return sum(len(batch) for batch in StreamingDataLoader(data, batch_size=BATCH, num_workers=4))
+
+
+def streaming(size, count):
+    import torch
+    from streaming import StreamingDataset
+
+    shutil.rmtree("/tmp/peers-streaming", ignore_errors=True)
+    data = StreamingDataset(
+        remote="s3://bucket/streaming", local="/tmp/peers-streaming", shuffle=True, batch_size=BATCH, num_canonical_nodes=1
+    )
+    return sum(len(batch["x"]) for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=4))
+
+
+def sample(item):
+    index, size = item
+    return np.full(size, index % 256, dtype=np.uint8)
+
+
+def write(bucket, size, count):
+    (bucket / "raw").mkdir(parents=True)
+    for index in range(8):
+        (bucket / f"raw/{index}").write_bytes(np.random.default_rng(index).bytes(count // 8 * size))
+    try:
+        from litdata import optimize
+
+        optimize(sample, [(index, size) for index in range(count)], str(bucket / "litdata"), chunk_bytes="32MB", num_workers=1)
+    except ImportError as error:
+        print(f"litdata: {error}")
+    try:
+        from streaming import MDSWriter
+
+        with MDSWriter(out=str(bucket / "streaming"), columns={"x": "ndarray"}, size_limit=32 << 20) as out:
+            for index in range(count):
+                out.write({"x": sample((index, size))})
+    except ImportError as error:
+        print(f"streaming: {error}")
+
+
+if __name__ == "__main__":
+    server = sys.argv[1]
+    size = int(sys.argv[2] if len(sys.argv) > 2 else 64) << 10
+    count = (int(sys.argv[3] if len(sys.argv) > 3 else 256) << 20) // size
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder, "bucket"), size, count)
+        process = subprocess.Popen([server, folder, "30"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        url = f"http://{process.stdout.readline().strip()}"
+        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
+        os.environ |= {"AWS_REGION": "x", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+        for name, run in [("twinbuf", twinbuf), ("DataLoader over s3fs", s3fs_loader), ("litdata", litdata), ("streaming", streaming)]:
+            try:
+                for _ in range(2):  # the first one computes the server's ETags
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    process.stdout.readline()
+                    start = time.perf_counter()
+                    found = run(size, count)
+                    seconds = time.perf_counter() - start
+                process.stdin.write("\n")
+                process.stdin.flush()
+                reads, read = map(int, process.stdout.readline().split())
+                print(f"{name}: {found} of {count} samples, {found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB", flush=True)
+            except Exception as error:
+                print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        print(f"load of the machine: {Path('/proc/loadavg').read_text().strip()}")
+        process.kill()
