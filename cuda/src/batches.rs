@@ -112,7 +112,8 @@ impl<M: 'static> DeviceBatches<M> {
     /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends.
     /// - [`Error::Empty`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        if self.hand.is_some() || self.held_by_a_capture() {
+        // Without a copy thread a batch comes by a call of this thread, but another thread may drop the lease.
+        if self.held_by_a_capture() || self.hand.is_some() && !self.ring.is_held() {
             return Poll::Ready(self.try_recv());
         }
         let received = ready!(self.ring.poll_recv(cx)).map(keep);
