@@ -1,6 +1,5 @@
 //! The errors of this crate.
 
-use std::fmt;
 use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -21,15 +20,20 @@ pub(crate) fn ended(fate: &Fate) -> Error {
 ///
 /// An error of the driver ends an uploader. The caller still receives the batches that were copied before it. After
 /// them, every call on both sides returns the same error.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No CUDA driver is installed: none of the library names could be loaded.
+    #[error(
+        "no CUDA driver found; tried {}: install the NVIDIA driver, or make it visible to this container",
+        names(tried)
+    )]
     NoDriver {
         /// Each library name, and the system's error for it.
         tried: Vec<(String, String)>,
     },
     /// A library with the name of the driver was loaded, but it lacks a driver function.
+    #[error("{library}: wanted a CUDA driver, found a library without `{function}`")]
     NotADriver {
         /// The name of the loaded library.
         library: String,
@@ -37,16 +41,22 @@ pub enum Error {
         function: &'static str,
     },
     /// The CUDA toolkit's stub library was loaded instead of a driver. The stub is only for linking.
+    #[error(
+        "{library}: wanted a CUDA driver, found the toolkit's stub, which is for linking only: remove its folder from the \
+         library path, and install the NVIDIA driver"
+    )]
     StubDriver {
         /// The name of the loaded library.
         library: String,
     },
     /// The driver was loaded, but it has no usable device.
+    #[error("{library}: the CUDA driver found no device: check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice {
         /// The name of the loaded library.
         library: String,
     },
     /// A driver call failed. CUDA may also report an error of earlier asynchronous work in this way.
+    #[error("{call}: {name} ({code})")]
     Driver {
         /// The name of the driver function.
         call: &'static str,
@@ -56,6 +66,7 @@ pub enum Error {
         name: String,
     },
     /// An argument or an option has an invalid value.
+    #[error("option `{option}`: wanted {wanted}, found {found}")]
     Option {
         /// The name of the argument, or of the builder's method.
         option: &'static str,
@@ -65,6 +76,7 @@ pub enum Error {
         found: String,
     },
     /// A function of the caller that fills or takes the bytes of a [`Stager`](crate::Stager)'s slot failed.
+    #[error("the bytes of a copy could not be read or written: {message}")]
     Fill {
         /// The kind of its error.
         kind: io::ErrorKind,
@@ -72,98 +84,64 @@ pub enum Error {
         message: String,
     },
     /// The system could not start a thread.
+    #[error("a thread could not be started: {kind}")]
     Spawn {
         /// The system's error.
         kind: io::ErrorKind,
     },
     /// The stream or the memory belongs to a different context than the uploader or the stager.
+    #[error("wanted a stream and memory of the uploader's context, found those of another context")]
     OtherContext,
     /// The stream is the per-thread default stream. On each thread, its handle refers to a different stream. A lease
     /// may move between threads, and its release could not be ordered. Use a stream from `ctx.new_stream()` or
     /// `ctx.default_stream()`, or copy the batch with [`Lease::into_owned`](crate::Lease::into_owned), because
     /// `into_owned` accepts this stream.
+    #[error(
+        "wanted a stream that is the same on every thread, found the per-thread default stream: copy the batch with \
+         `into_owned`, or use a stream from `new_stream` or `default_stream`"
+    )]
     PerThreadStream,
     /// The stream is being captured into a graph. Captured work cannot wait for a copy, and the next copy cannot
     /// wait for captured work. Use the batch on the stream that launches the graph.
+    #[error(
+        "wanted a stream that is not being captured into a graph: use the batch on the stream that launches it"
+    )]
     Captured,
     /// A lease holds the next device slot: the lease exists, was leaked, or was dropped while a stream that used it
     /// was being captured.
+    #[error(
+        "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the capture of the \
+         streams that used it, or raise `device_depth`"
+    )]
     SlotHeld {
         /// The number of device slots.
         device_depth: usize,
     },
     /// The next host slot is in use: it is being copied, it was committed and is not copied yet, or a
     /// [`ReservedSlot`](crate::ReservedSlot) holds it.
+    #[error("the next host slot is still being filled or copied")]
     Full,
     /// The next batch is not ready. With `overlap(false)`, one thread both commits and receives: `recv` also returns
     /// this error, because it would wait forever.
+    #[error("the next batch is not ready: it was not committed, or its copy was not issued yet")]
     Empty,
     /// A [`ReservedSlot`](crate::ReservedSlot) was dropped without a commit: its batch will not come. The next receive
     /// call continues after it.
+    #[error("a reserved host slot was dropped without a commit: its batch will not come")]
     Cancelled,
     /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
     /// [`on_copied`](crate::Uploader::on_copied) panicked. The data may be incomplete.
+    #[error(
+        "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete"
+    )]
     Abandoned,
     /// The [`DeviceBatches`](crate::DeviceBatches) were dropped, so nothing will receive what is committed; or the
     /// [`HostSlots`](crate::HostSlots) were, before a reserved slot was committed.
+    #[error("one side of the uploader was dropped: no one receives what is committed")]
     Closed,
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDriver { tried } => {
-                f.write_str("no CUDA driver found; tried ")?;
-                for (i, (name, error)) in tried.iter().enumerate() {
-                    let comma = if i > 0 { ", " } else { "" };
-                    write!(f, "{comma}{name} ({error})")?;
-                }
-                f.write_str(": install the NVIDIA driver, or make it visible to this container")
-            }
-            Self::NotADriver { library, function } => {
-                write!(f, "{library}: wanted a CUDA driver, found a library without `{function}`")
-            }
-            Self::StubDriver { library } => write!(
-                f,
-                "{library}: wanted a CUDA driver, found the toolkit's stub, which is for linking only: remove its folder \
-                 from the library path, and install the NVIDIA driver"
-            ),
-            Self::NoDevice { library } => write!(
-                f,
-                "{library}: the CUDA driver found no device: check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
-            ),
-            Self::Driver { call, code, name } => write!(f, "{call}: {name} ({code})"),
-            Self::Option { option, wanted, found } => {
-                write!(f, "option `{option}`: wanted {wanted}, found {found}")
-            }
-            Self::Fill { message, .. } => write!(f, "the bytes of a copy could not be read or written: {message}"),
-            Self::Spawn { kind } => write!(f, "a thread could not be started: {kind}"),
-            Self::OtherContext => {
-                f.write_str("wanted a stream and memory of the uploader's context, found those of another context")
-            }
-            Self::PerThreadStream => f.write_str(
-                "wanted a stream that is the same on every thread, found the per-thread default stream: copy the batch \
-                 with `into_owned`, or use a stream from `new_stream` or `default_stream`",
-            ),
-            Self::Captured => f.write_str(
-                "wanted a stream that is not being captured into a graph: use the batch on the stream that launches it",
-            ),
-            Self::SlotHeld { device_depth } => write!(
-                f,
-                "wanted the next of {device_depth} device slots, found it held by a lease: drop that lease, end the \
-                 capture of the streams that used it, or raise `device_depth`"
-            ),
-            Self::Full => f.write_str("the next host slot is still being filled or copied"),
-            Self::Cancelled => f.write_str("a reserved host slot was dropped without a commit: its batch will not come"),
-            Self::Empty => {
-                f.write_str("the next batch is not ready: it was not committed, or its copy was not issued yet")
-            }
-            Self::Abandoned => f.write_str(
-                "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete",
-            ),
-            Self::Closed => f.write_str("one side of the uploader was dropped: no one receives what is committed"),
-        }
-    }
+/// Formats each library name with the system's error for it.
+fn names(tried: &[(String, String)]) -> String {
+    tried.iter().map(|(name, error)| format!("{name} ({error})")).collect::<Vec<_>>().join(", ")
 }
-
-impl std::error::Error for Error {}
