@@ -28,48 +28,55 @@ def twinbuf(size, count):
     names = {}
     text = Path(__file__).parents[1].joinpath("README.md").read_text()
     exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
-    store = obstore.store.from_url("s3://bucket/raw", client_options={"allow_http": True})
+    keys = {
+        key.lower(): os.environ[key]
+        for key in ("AWS_ENDPOINT", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    }
+    store = obstore.store.from_url("s3://bucket/raw", config=keys, client_options={"allow_http": True})
     rows = names["Rows"](store, "uint8", (size,), header=0)
     plan = tb.Plan(rows, batch=BATCH, shuffle="full", seed=1)
     return sum(len(batch) for batch in tb.Loader(rows, plan, workers=4))
 
 
-def s3fs_loader(size, count):
-    import s3fs
-    import torch
+class Rows:
+    """A data set over s3fs, opened in each process."""
 
-    class Rows(torch.utils.data.Dataset):
-        def __init__(self):
-            self.store, self.each = None, None
+    def __init__(self, size, count):
+        self.size, self.count, self.store = size, count, None
 
-        def open(self):
+    def __len__(self):
+        return self.count
+
+    def __getitems__(self, indices):
+        import s3fs
+
+        if self.store is None:
             self.store = s3fs.S3FileSystem(key="x", secret="x", endpoint_url=os.environ["AWS_ENDPOINT"])
             self.paths = sorted(self.store.ls("bucket/raw"))
-            self.each = self.store.info(self.paths[0])["size"] // size
+            self.each = self.store.info(self.paths[0])["size"] // self.size
+        paths = [self.paths[index // self.each] for index in indices]
+        starts = [index % self.each * self.size for index in indices]
+        parts = self.store.cat_ranges(paths, starts, [start + self.size for start in starts])
+        return [np.frombuffer(part, dtype=np.uint8) for part in parts]
 
-        def __len__(self):
-            return count
 
-        def __getitems__(self, indices):
-            if self.store is None:
-                self.open()
-            paths = [self.paths[index // self.each] for index in indices]
-            starts = [index % self.each * size for index in indices]
-            parts = self.store.cat_ranges(paths, starts, [start + size for start in starts])
-            return [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts]
+def s3fs_loader(size, count):
+    import torch
 
-    loader = torch.utils.data.DataLoader(
-        Rows(), batch_size=BATCH, shuffle=True, num_workers=4, multiprocessing_context="spawn"
-    )
-    return sum(len(batch) for batch in loader)
+    options = {"batch_size": BATCH, "shuffle": True, "num_workers": 4, "multiprocessing_context": "spawn"}
+    return sum(len(batch) for batch in torch.utils.data.DataLoader(Rows(size, count), **options))
 
 
 def litdata(size, count):
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_AVAILABLE = False  # its clients of obstore refuse http; boto3 does not
     shutil.rmtree("/tmp/peers-litdata", ignore_errors=True)
     options = {"endpoint_url": os.environ["AWS_ENDPOINT"], "aws_access_key_id": "x", "aws_secret_access_key": "x"}
-    data = StreamingDataset("s3://bucket/litdata", shuffle=True, storage_options=options, cache_dir="/tmp/peers-litdata")
+    data = StreamingDataset(
+        "s3://bucket/litdata", shuffle=True, storage_options=options, cache_dir="/tmp/peers-litdata"
+    )
     return sum(len(batch) for batch in StreamingDataLoader(data, batch_size=BATCH, num_workers=4))
 
 
@@ -79,7 +86,11 @@ def streaming(size, count):
 
     shutil.rmtree("/tmp/peers-streaming", ignore_errors=True)
     data = StreamingDataset(
-        remote="s3://bucket/streaming", local="/tmp/peers-streaming", shuffle=True, batch_size=BATCH, num_canonical_nodes=1
+        remote="s3://bucket/streaming",
+        local="/tmp/peers-streaming",
+        shuffle=True,
+        batch_size=BATCH,
+        num_canonical_nodes=1,
     )
     return sum(len(batch["x"]) for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=4))
 
@@ -96,7 +107,13 @@ def write(bucket, size, count):
     try:
         from litdata import optimize
 
-        optimize(sample, [(index, size) for index in range(count)], str(bucket / "litdata"), chunk_bytes="32MB", num_workers=1)
+        optimize(
+            sample,
+            [(index, size) for index in range(count)],
+            str(bucket / "litdata"),
+            chunk_bytes="32MB",
+            num_workers=1,
+        )
     except ImportError as error:
         print(f"litdata: {error}")
     try:
@@ -117,9 +134,19 @@ if __name__ == "__main__":
         write(Path(folder, "bucket"), size, count)
         process = subprocess.Popen([server, folder, "30"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         url = f"http://{process.stdout.readline().strip()}"
-        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
-        os.environ |= {"AWS_REGION": "x", "AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-        for name, run in [("twinbuf", twinbuf), ("DataLoader over s3fs", s3fs_loader), ("litdata", litdata), ("streaming", streaming)]:
+        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        os.environ |= {
+            "AWS_REGION": "x",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+        }
+        for name, run in [
+            ("twinbuf", twinbuf),
+            ("DataLoader over s3fs", s3fs_loader),
+            ("litdata", litdata),
+            ("streaming", streaming),
+        ]:
             try:
                 for _ in range(2):  # the first one computes the server's ETags
                     process.stdin.write("\n")
@@ -131,7 +158,10 @@ if __name__ == "__main__":
                 process.stdin.write("\n")
                 process.stdin.flush()
                 reads, read = map(int, process.stdout.readline().split())
-                print(f"{name}: {found} of {count} samples, {found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB", flush=True)
+                print(
+                    f"{name}: {found} of {count} samples, {found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB",
+                    flush=True,
+                )
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
         print(f"load of the machine: {Path('/proc/loadavg').read_text().strip()}")

@@ -219,6 +219,19 @@ fn faults_at_every_request() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// By names, as HTTP has no lists, and with the settings of the URL's store.
+#[test]
+fn http_reads_names() -> Result<(), BoxError> {
+    let Some(server) = Server::start()? else { return Ok(()) };
+    let names = ["1", "0"].map(String::from).into();
+    let options =
+        Options { names, settings: vec![("allow_http".into(), "true".into())], ..Options::default() };
+    let url = format!("{}/bucket/train/", server.proxy);
+    let (found, error) = epoch(Objects::open(&url, options, |files| Records::open(files, RECORD))?, 2)?;
+    assert!(error.is_none() && found.concat() == [bytes(1), bytes(0)].concat());
+    Ok(())
+}
+
 /// The server ignores `If-Match`.
 #[test]
 fn objects_change_in_mid_epoch() -> Result<(), BoxError> {
