@@ -21,7 +21,7 @@ use twinbuf_object_store::{Objects, Options};
 const DELAY: u64 = 30;
 const REQUESTS: u64 = 16;
 /// Long enough for a figure, short enough for all of them.
-const MOST: Duration = Duration::from_secs(8);
+const MOST: Duration = Duration::from_secs(4);
 
 fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

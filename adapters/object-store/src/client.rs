@@ -36,8 +36,8 @@ pub(crate) struct Client {
     pub(crate) counters: [AtomicU64; 3],
 }
 
-/// Part of the range of a request: the request's index, the offset in the object, the bytes.
-pub(crate) type Chunk = (usize, u64, Bytes);
+/// An object's tag, and the bytes of a range of it, in parts.
+pub(crate) type Got = (String, Vec<Bytes>);
 
 impl Drop for Client {
     /// Does not wait for requests that hang. The thread may be one of another runtime, which must not block.
@@ -69,50 +69,39 @@ impl Client {
         receiver.recv().unwrap_or_else(|_| Err(self.ended()))
     }
 
-    /// Requests ranges of objects, several at a time. After an error, the receiver gets nothing more. The requests end when
-    /// the set of tasks is dropped.
+    /// Requests ranges of objects, several at a time. The receiver gets each request's index and bytes when it has ended: to
+    /// wake a thread for each part costs more than to copy later. After an error it gets nothing more. The requests end
+    /// when the set of tasks is dropped.
     pub(crate) fn fetch(
         self: &Arc<Self>,
         ranges: Vec<(Arc<Object>, Range<u64>)>,
-    ) -> (mpsc::Receiver<Result<Chunk, Error>>, JoinSet<()>) {
+    ) -> (mpsc::Receiver<Result<(usize, Vec<Bytes>), Error>>, JoinSet<()>) {
         let (sender, receiver) = mpsc::channel();
         let client = self.clone();
         let all = async move {
             let requests = ranges.into_iter().enumerate().map(|(request, (object, range))| {
-                let (client, sender) = (client.clone(), sender.clone());
-                async move {
-                    let send = |offset, bytes| drop(sender.send(Ok((request, offset, bytes))));
-                    client.get(&object, range, send).await
-                }
+                let client = client.clone();
+                async move { client.get(&object, range).await.map(|(_, parts)| (request, parts)) }
             });
             let mut ends = stream::iter(requests).buffer_unordered(client.options.requests.max(1));
             while let Some(end) = ends.next().await {
-                if let Err(error) = end {
-                    return drop(sender.send(Err(error)));
+                let failed = end.is_err();
+                if sender.send(end).is_err() || failed {
+                    return;
                 }
             }
         };
         (receiver, self.start(all))
     }
 
-    /// Requests a range of an object. `each` gets its parts, in order, with their offsets. Returns the object's tag.
-    pub(crate) async fn get(
-        &self,
-        object: &Object,
-        range: Range<u64>,
-        each: impl FnMut(u64, Bytes) + Send,
-    ) -> Result<String, Error> {
+    /// Requests a range of an object.
+    pub(crate) async fn get(&self, object: &Object, range: Range<u64>) -> Result<Got, Error> {
         let limit = self.options.timeout;
-        let got = tokio::time::timeout(limit, self.get_untimed(object, &range, each)).await;
+        let got = tokio::time::timeout(limit, self.get_untimed(object, &range)).await;
         got.unwrap_or(Err(Kind::Timeout(limit))).map_err(|kind| Error { url: self.url(object), range, kind })
     }
 
-    async fn get_untimed(
-        &self,
-        object: &Object,
-        range: &Range<u64>,
-        mut each: impl FnMut(u64, Bytes) + Send,
-    ) -> Result<String, Kind> {
+    async fn get_untimed(&self, object: &Object, range: &Range<u64>) -> Result<Got, Kind> {
         let changed = |found| {
             let wanted = format!("{} of {} bytes", object.tag.as_deref().unwrap_or("an object"), object.size);
             Kind::Changed { wanted, found }
@@ -132,13 +121,9 @@ impl Client {
         if size != object.size || object.tag.as_ref().is_some_and(|wanted| *wanted != tag) {
             return Err(changed(format!("{tag} of {size} bytes")));
         }
-        let (mut parts, mut at) = (response.into_stream(), range.start);
-        while let Some(bytes) = parts.try_next().await.map_err(failed)? {
-            let offset = at;
-            at += bytes.len() as u64;
-            each(offset, bytes);
-        }
-        if at == range.end { Ok(tag) } else { Err(Kind::Length(at - range.start)) }
+        let parts: Vec<Bytes> = response.into_stream().try_collect().await.map_err(failed)?;
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        if len == range.end - range.start { Ok((tag, parts)) } else { Err(Kind::Length(len)) }
     }
 
     pub(crate) fn url(&self, object: &Object) -> String {

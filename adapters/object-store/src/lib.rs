@@ -116,19 +116,22 @@ impl Dataset for Objects {
         pieces.sort_unstable();
         let requests = self.requests(&pieces);
         let range = |request: &Request| (self.shards[request.shard].object.clone(), request.range.clone());
-        let (chunks, _tasks) = self.client.fetch(requests.iter().map(range).collect());
-        let (mut received, mut copied) = (0, 0);
-        for chunk in chunks {
-            let (request, from, bytes) = chunk?;
-            let (record, until) = (self.record as u64, from + bytes.len() as u64);
-            received += bytes.len();
-            let pieces = &pieces[requests[request].pieces.clone()];
-            let first = pieces.partition_point(|&(_, offset, _)| offset + record <= from);
-            for &(_, offset, to) in pieces[first..].iter().take_while(|&&(_, offset, _)| offset < until) {
-                let (start, end) = (offset.max(from), until.min(offset + record));
-                let bytes = &bytes[size(start - from)..size(end - from)];
-                out[to + size(start - offset)..][..bytes.len()].copy_from_slice(bytes);
-                copied += bytes.len();
+        let (answers, _tasks) = self.client.fetch(requests.iter().map(range).collect());
+        let (record, mut received, mut copied) = (self.record as u64, 0, 0);
+        for answer in answers {
+            let (request, parts) = answer?;
+            let Request { range, pieces: within, .. } = &requests[request];
+            let (mut from, mut rest) = (range.start, &pieces[within.clone()]);
+            for bytes in parts {
+                let until = from + bytes.len() as u64;
+                rest = &rest[rest.partition_point(|&(_, offset, _)| offset + record <= from)..];
+                for &(_, offset, to) in rest.iter().take_while(|&&(_, offset, _)| offset < until) {
+                    let (start, end) = (offset.max(from), until.min(offset + record));
+                    let bytes = &bytes[size(start - from)..size(end - from)];
+                    out[to + size(start - offset)..][..bytes.len()].copy_from_slice(bytes);
+                    copied += bytes.len();
+                }
+                (from, received) = (until, received + bytes.len());
             }
         }
         for (counter, more) in self.client.counters.iter().zip([requests.len(), received, copied]) {

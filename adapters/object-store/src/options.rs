@@ -141,10 +141,11 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
         return Err(Error { url, range: 0..0, kind: Kind::Empty });
     }
     let heads = stream::iter(found).map(|meta| async move {
-        let (mut head, range) = (Vec::new(), 0..client.options.header_bytes.clamp(1, meta.size.max(1)));
+        let range = 0..client.options.header_bytes.clamp(1, meta.size.max(1));
         let mut object = Object { path: meta.location, size: meta.size, tag: None };
-        object.tag = Some(client.get(&object, range, |_, bytes| head.extend_from_slice(&bytes)).await?);
-        Ok((object, head))
+        let (tag, parts) = client.get(&object, range).await?;
+        object.tag = Some(tag);
+        Ok((object, parts.concat()))
     });
     heads.buffered(parallel).try_collect().await
 }
