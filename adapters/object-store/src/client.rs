@@ -39,6 +39,9 @@ pub(crate) struct Client {
 /// An object's tag, and the bytes of a range of it, in parts.
 pub(crate) type Got = (String, Vec<Bytes>);
 
+/// A request's index and the bytes of its range.
+pub(crate) type Answer = Result<(usize, Vec<Bytes>), Error>;
+
 impl Drop for Client {
     /// Does not wait for requests that hang. The thread may be one of another runtime, which must not block.
     fn drop(&mut self) {
@@ -75,7 +78,7 @@ impl Client {
     pub(crate) fn fetch(
         self: &Arc<Self>,
         ranges: Vec<(Arc<Object>, Range<u64>)>,
-    ) -> (mpsc::Receiver<Result<(usize, Vec<Bytes>), Error>>, JoinSet<()>) {
+    ) -> (mpsc::Receiver<Answer>, JoinSet<()>) {
         let (sender, receiver) = mpsc::channel();
         let client = self.clone();
         let all = async move {

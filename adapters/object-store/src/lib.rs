@@ -2,6 +2,7 @@
 
 mod client;
 mod error;
+mod open;
 mod options;
 
 use std::fmt;
