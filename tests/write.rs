@@ -167,10 +167,11 @@ fn program(draws: &mut Draws, case: &Case, mut out: Writer) -> Option<Vec<u8>> {
     }
 }
 
-/// `TWINBUF_WRITE_PROGRAMS` sets their number, and `TWINBUF_WRITE_KEEP` a folder for what numpy is to read.
+/// `TWINBUF_WRITE_PROGRAMS` sets their number.
 #[test]
 fn what_random_programs_write_is_read_back() {
-    let programs = std::env::var("TWINBUF_WRITE_PROGRAMS").map_or(200, |number| number.parse().unwrap());
+    let programs = std::env::var("TWINBUF_WRITE_PROGRAMS")
+        .map_or_else(|_| twinbuf_testing::extent(200, 2000), |number| number.parse().unwrap());
     let folder = folder();
     for seed in 0..programs {
         let mut draws = Draws(seed);
@@ -439,7 +440,8 @@ mod unix {
     /// `TWINBUF_WRITE_KILLS` sets the number of kills.
     #[test]
     fn a_kill_leaves_the_old_file_or_the_new_one_and_the_next_run_cleans_up() {
-        let kills = std::env::var("TWINBUF_WRITE_KILLS").map_or(24, |number| number.parse().unwrap());
+        let kills = std::env::var("TWINBUF_WRITE_KILLS")
+            .map_or_else(|_| twinbuf_testing::extent(24, 200), |number| number.parse().unwrap());
         let folder = folder();
         let mut draws = Draws(3);
         let (mut old, mut new) = (0, 0);
