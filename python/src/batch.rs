@@ -176,6 +176,12 @@ impl Batch {
         }
     }
 
+    /// The epoch and the step.
+    #[getter]
+    fn _place(&self) -> (u64, u64) {
+        (self.epoch, self.step)
+    }
+
     /// Replaces the batch's memory by these tensors on a device, which frees its slot.
     fn _moved(slf: Py<Self>, tensors: Py<PyAny>) -> PyResult<Py<Self>> {
         let records = slf.get().records()?;

@@ -22,7 +22,7 @@ use twinbuf::{BatchIndices, BoxError};
 
 use crate::dtype;
 use crate::lease::View;
-use crate::locked::detached;
+use crate::locked::{check_end, detached};
 use crate::number::bytes_of;
 use crate::object::Object;
 
@@ -196,11 +196,12 @@ impl Filler {
     }
 
     /// Fill one slot, or up to a call that is to be made: then True. None: there is nothing to fill.
-    pub(crate) fn try_next(&self, py: Python<'_>) -> Option<bool> {
-        match detached(py, || self.go_on(Driven::try_next)) {
+    fn try_next(&self, py: Python<'_>) -> PyResult<Option<bool>> {
+        check_end(py)?;
+        Ok(match detached(py, || self.go_on(Driven::try_next)) {
             Poll::Ready(found) => Some(found),
             Poll::Pending => None,
-        }
+        })
     }
 
     /// The arguments of the call, for `_made`.
@@ -247,7 +248,7 @@ impl Filler {
     }
 
     /// This thread makes no call for the loader any more.
-    pub(crate) fn calls_no_more(&self) {
+    fn calls_no_more(&self) {
         CALLING.with_borrow_mut(|calling| {
             calling.retain(|&loader| loader != Arc::as_ptr(&self.loader).addr());
         });

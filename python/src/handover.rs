@@ -6,7 +6,8 @@
 //! [`Worker`].
 //!
 //! No item is lost: if `next()` raises an exception, such as that of Ctrl-C, it puts the item back into
-//! [`Iterable::made`].
+//! [`Iterable::made`]. Where the loop's thread calls functions of the program for each item, `_loop.py` is the iterator,
+//! and [`Items::take`] gives it the items.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,30 +16,24 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{iter, mem};
 
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 use twinbuf::pipe::{self, Driven, Pipe, Slots};
 
-use crate::batch::Batch;
 use crate::errors;
-use crate::locked::{LEAVE, Locked, SLICE, check_end, detached};
+use crate::locked::{Locked, SLICE, check_end, detached};
 use crate::number::seconds_or_none;
-use crate::object::{Object, mapped};
-use crate::recorder::Recorder;
+use crate::object::Object;
 use crate::report::{Kind, Report};
-use crate::tensors::Group;
+use crate::taken::{Left, Taken};
 
 struct Item {
     item: Py<PyAny>,
     /// The state of the iterable after this item.
     state: Option<Py<PyAny>>,
-    /// Whether it is yet to be sent to the device.
-    unsent: bool,
-    /// Whether `next()` received it before, and put it back.
-    received: bool,
 }
 
 /// The iterable, and the functions that are called for its items. The thread and the loop share it. It has the only
@@ -56,24 +51,6 @@ struct Iterable {
 }
 
 impl Iterable {
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let Some(iterator) = self.iterator.get(py) else { return Ok(None) };
-        let item = iterator.bind(py).cast::<PyIterator>()?.clone().next().transpose()?;
-        Ok(item.map(Bound::unbind))
-    }
-
-    fn send(&self, py: Python<'_>, item: Py<PyAny>) -> PyResult<Py<PyAny>> {
-        match self.send.as_ref().and_then(|send| send.get(py)) {
-            Some(send) => send.call1(py, (item,)),
-            None => Ok(item),
-        }
-    }
-
-    fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let states = self.states.as_ref().and_then(|states| states.get(py));
-        states.map(|states| states.call0(py)).transpose()
-    }
-
     fn objects(&self) -> impl Iterator<Item = &Object> {
         iter::once(&self.iterator).chain(&self.send).chain(&self.states)
     }
@@ -214,18 +191,20 @@ impl Worker {
         if self.making.stop.load(Ordering::SeqCst) {
             return false;
         }
-        let mut driven = self.driven();
         // Most slots are free already: there is no reason to release the GIL.
-        let found = driven.try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
-        let found = match found {
-            Poll::Ready(found) => found,
-            Poll::Pending => {
-                let (Making { thread, caller, .. }, driven) = (&*self.making, &mut *driven);
-                let wait = || driven.next().map(pipe::Fill::suspend).is_some();
-                detached(py, || thread.pass(caller, wait))
-            }
+        let found = self.try_next() || {
+            let (Making { thread, caller, .. }, mut driven) = (&*self.making, self.driven());
+            let driven = &mut *driven;
+            let wait = || driven.next().map(pipe::Fill::suspend).is_some();
+            detached(py, || thread.pass(caller, wait))
         };
         found && !self.making.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether an item is wanted now.
+    fn try_next(&self) -> bool {
+        let found = self.driven().try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
+        found == Poll::Ready(true)
     }
 
     /// The iterable; None if it was collected.
@@ -247,7 +226,7 @@ impl Worker {
     /// Hand over an item, and the state of the iterable after it.
     #[pyo3(signature = (item, state=None))]
     fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>) {
-        self.iterable.made().push_back(Item { item, state, unsent: false, received: false });
+        self.iterable.made().push_back(Item { item, state });
         self.end_fill(|fill| fill.commit(0));
     }
 
@@ -313,20 +292,14 @@ impl Thread {
 }
 
 struct State {
-    /// The crate's iterator. `None` at the end, or without overlap, where the loop's thread makes the items.
+    /// The crate's iterator. `None` at the end.
     run: Option<pipe::Items<'static, Pipe<Slots<(), ()>>>>,
     /// The number of rounds that the pipe was told it may start.
     granted: u64,
     /// The number of items that `next()` has received and put back into `made`, at its front.
     put_back: usize,
-    /// The number of rounds that may be started: with `before`, those for which it has run.
+    /// The number of rounds that may be started: those for which `before` has run.
     asked: u64,
-    /// The number of items that were received.
-    received: u64,
-    /// The round that the loop has, if `after` has not run for it.
-    used: Option<u64>,
-    /// What `before` raised: `next()` raises it in place of the round.
-    failed: Option<PyErr>,
     total: Arc<Mutex<twinbuf::Report>>,
 }
 
@@ -355,10 +328,7 @@ impl State {
         match found {
             Poll::Pending => Poll::Pending,
             Poll::Ready(None) => Poll::Ready(Ok(false)),
-            Poll::Ready(Some(Ok(_))) => {
-                self.received += 1;
-                Poll::Ready(Ok(true))
-            }
+            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(true)),
             Poll::Ready(Some(Err(error))) => {
                 // If the loop goes on after this error, the next call lets the thread make further items.
                 self.granted = 0;
@@ -403,26 +373,14 @@ static ITERATIONS: Mutex<Vec<Arc<Making>>> = Mutex::new(Vec::new());
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
 pub(crate) struct Items {
     shared: Arc<Shared>,
-    /// A function that makes a sent item usable in the loop's thread.
-    receive: Option<Py<PyAny>>,
-    /// A function that turns a batch into what the loop gets.
-    map: Option<Py<PyAny>>,
     iterable: Arc<Iterable>,
-    /// A function, called with the number of a round before it is started.
-    before: Option<Py<PyAny>>,
-    /// A function, called with the number of a round when the loop is done with it.
-    after: Option<Py<PyAny>>,
     /// For `generate`, the number of rounds: an error ends them. `None` for other iterables: they may go on after one.
     rounds: Option<u64>,
-    /// What the thread drives, until the thread takes it.
+    /// What the thread drives, until the thread takes it; the loop's thread without overlap.
     worker: Mutex<Option<Py<Worker>>>,
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
     /// empty at the end, where that is the present state of the iterable.
     place: Option<Py<PyList>>,
-    /// Measures the loop, if it is over the batches or groups of a loader or stream with a device.
-    recorder: Option<Py<Recorder>>,
-    /// Whether a thread makes and sends the items. If not, the loop's thread does.
-    overlap: bool,
     name: String,
 }
 
@@ -430,8 +388,8 @@ pub(crate) struct Items {
 impl Items {
     #[new]
     #[pyo3(signature = (
-        iterator, depth, *, send=None, receive=None, map=None, states=None, place=None, thread=None, before=None,
-        after=None, rounds=None, recorder=None, overlap=true, name="", trace=None, epoch=0
+        iterator, depth, *, send=None, states=None, place=None, thread=None, rounds=None, lockstep=false,
+        overlap=true, name="", trace=None, epoch=0
     ))]
     #[allow(clippy::too_many_arguments, reason = "keywords")]
     fn new(
@@ -439,15 +397,11 @@ impl Items {
         iterator: Py<PyIterator>,
         depth: usize,
         send: Option<Py<PyAny>>,
-        receive: Option<Py<PyAny>>,
-        map: Option<Py<PyAny>>,
         states: Option<Py<PyAny>>,
         place: Option<Py<PyList>>,
         thread: Option<&Bound<'_, Thread>>,
-        before: Option<Py<PyAny>>,
-        after: Option<Py<PyAny>>,
         rounds: Option<u64>,
-        recorder: Option<Py<Recorder>>,
+        lockstep: bool,
         overlap: bool,
         name: &str,
         trace: Option<std::path::PathBuf>,
@@ -461,26 +415,21 @@ impl Items {
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
         let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
         let all = rounds.unwrap_or(u64::MAX);
-        let asked = if before.is_some() { 0 } else { all };
+        let asked = if lockstep { 0 } else { all };
+        let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
+        let builder = if rounds.is_some() { builder.rounds() } else { builder };
+        let builder = if name.is_empty() { builder } else { builder.name(name) };
+        let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
+        let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
+        pipe.begin(epoch, (0..all).map(|_| ()), 0);
         let mut worker = None;
-        let run = if overlap {
-            let builder = pipe::builder(vec![(); depth]).driven();
-            let builder = if rounds.is_some() { builder.rounds() } else { builder };
-            let builder = if name.is_empty() { builder } else { builder.name(name) };
-            let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
-            let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-            pipe.begin(epoch, (0..all).map(|_| ()), 0);
-            if let Some(driven) = pipe.driven().pop() {
-                let (driven, iterable, making) = (Mutex::new(driven), iterable.clone(), making.clone());
-                let (running, used) = (OnceLock::new(), AtomicBool::new(false));
-                worker = Some(Py::new(py, Worker { driven, iterable, making, running, used })?);
-            }
-            Some(pipe::Items::owned(pipe))
-        } else {
-            None
-        };
-        let state =
-            State { run, granted: 0, put_back: 0, asked, received: 0, used: None, failed: None, total };
+        if let Some(driven) = pipe.driven().pop() {
+            let (driven, iterable, making) = (Mutex::new(driven), iterable.clone(), making.clone());
+            let (running, used) = (OnceLock::new(), AtomicBool::new(false));
+            worker = Some(Py::new(py, Worker { driven, iterable, making, running, used })?);
+        }
+        let run = Some(pipe::Items::owned(pipe));
+        let state = State { run, granted: 0, put_back: 0, asked, total };
         let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
         making.shared.get_or_init(|| Arc::downgrade(&shared));
         let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -488,20 +437,7 @@ impl Items {
         iterations.push(making);
         drop(iterations);
         let (name, worker) = (name.to_string(), Mutex::new(worker));
-        Ok(Self {
-            shared,
-            receive,
-            map,
-            iterable,
-            before,
-            after,
-            rounds,
-            worker,
-            place,
-            recorder,
-            overlap,
-            name,
-        })
+        Ok(Self { shared, iterable, rounds, worker, place, name })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -509,24 +445,48 @@ impl Items {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
-        check_end(py)?;
-        let recorder = self.recorder.as_ref().map(Py::get);
-        if let Some(recorder) = recorder {
-            recorder.lock().asked(Instant::now());
+        let mut waits = false;
+        loop {
+            match self.next(py, waits)? {
+                Poll::Pending => waits = true,
+                Poll::Ready(None) => return Ok(None),
+                Poll::Ready(Some(item)) => {
+                    // Handle signals now: an exception raised later would lose the item.
+                    if let Err(raised) = py.check_signals() {
+                        self.put_back(py, item);
+                        return Err(raised);
+                    }
+                    return self.hand_out(py, item).map(Some);
+                }
+            }
         }
-        let found = self.next(py);
-        if let Ok(None) = found {
-            check_end(py)?; // which is not the end of the items
-        }
-        let Some(recorder) = recorder else { return found };
-        if found.as_ref().map_or_else(|error| error.is_instance_of::<PyException>(py), Option::is_none) {
-            recorder.ended();
-        }
-        found
     }
 
-    /// What the thread drives. It is handed out once; None without overlap.
+    /// The next item, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
+    fn take(slf: &Bound<'_, Self>, waits: bool) -> PyResult<Option<Taken>> {
+        let (py, own) = (slf.py(), slf.clone().unbind());
+        match slf.get().next(py, waits)? {
+            Poll::Pending => Ok(None),
+            Poll::Ready(None) => Err(PyStopIteration::new_err(())),
+            Poll::Ready(Some(item)) => {
+                Ok(Some(Taken::new(item.item.clone_ref(py), move |py, left| match left {
+                    Left::Out => drop(own.get().hand_out(py, item)),
+                    Left::Back if !own.get().is_stopped() => own.get().put_back(py, item),
+                    Left::Back | Left::Gone => {}
+                })))
+            }
+        }
+    }
+
+    /// Let this many rounds begin in all.
+    fn grant(&self, py: Python<'_>, rounds: u64) {
+        self.shared.state.with(py, |state| {
+            state.asked = rounds;
+            state.grant();
+        });
+    }
+
+    /// What the thread drives. It is handed out once.
     fn worker(&self) -> Option<Py<Worker>> {
         self.worker.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -536,6 +496,12 @@ impl Items {
         if !self.shared.state.is_forked() {
             self.stop(py);
         }
+    }
+
+    /// Whether `close` has ended it.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.is_stopped()
     }
 
     /// Whether there are no more items.
@@ -553,8 +519,6 @@ impl Items {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.iterable.objects().try_for_each(|object| object.traverse(&visit))?;
-        let functions = [&self.receive, &self.map, &self.before, &self.after];
-        functions.into_iter().try_for_each(|function| visit.call(function))?;
         visit.call(&self.place)?;
         // No other thread holds this lock: a thread takes it only while attached to Python, and runs no Python code until
         // it lets go. So the garbage collector does not run in between.
@@ -575,95 +539,55 @@ impl Items {
 }
 
 impl Items {
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        self.after(py)?;
-        if self.before.is_some() && self.shared.state.with(py, |state| state.asked == 0) {
-            self.ask(py)?;
+    /// Asks for the next item, and waits for it for one [`SLICE`] at most, or not at all. `None` at the end.
+    fn next(&self, py: Python<'_>, waits: bool) -> PyResult<Poll<Option<Item>>> {
+        self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
+        if waits {
+            py.check_signals()?;
         }
-        let put_back = self.shared.state.with(py, |state| {
-            let before = state.put_back;
-            state.put_back = before.saturating_sub(1);
-            before
-        });
-        let item = if put_back > 0 { self.iterable.made().pop_front() } else { self.take(py)? };
-        let Some(mut item) = item else { return Ok(None) };
-        // After an exception from here on, put the item back for the next call, unless `map` failed for this item.
-        let mut again = true;
-        let received = self.receive(py, &mut item).and_then(|found| py.check_signals().map(|()| found));
-        let made = received.and_then(|found| {
-            let first = !mem::replace(&mut item.received, true);
-            if let (true, Some(recorder)) = (first, &self.recorder) {
-                if let Some((epoch, step)) = place_of(found.bind(py)) {
-                    recorder.get().lock().received(epoch, step, Instant::now());
-                }
+        check_end(py)?;
+        let Making { thread, caller, .. } = &*self.shared.making;
+        let next = |state: &mut State, timeout| match state.put_back.checked_sub(1) {
+            Some(rest) => {
+                state.put_back = rest;
+                Poll::Ready(Ok(true))
             }
-            let Some(map) = &self.map else { return Ok(found) };
-            mapped(py, map, &found).inspect_err(|raised| again = !raised.is_instance_of::<PyException>(py))
-        });
-        match made {
-            Ok(found) => {
-                if let (Some(place), Some(state)) = (&self.place, item.state) {
-                    place.bind(py).set_item(0, state)?;
-                }
-                if self.after.is_some() {
-                    self.shared.state.with(py, |state| state.used = state.received.checked_sub(1));
-                }
-                Ok(Some(found))
+            None => state.next(timeout),
+        };
+        let found = match waits {
+            // Most items are ready already: there is no reason to release the GIL and wait to get it back.
+            false => self.shared.state.with(py, |state| next(state, Duration::ZERO)),
+            true => detached(py, || caller.pass(thread, || next(&mut self.shared.state.lock(), SLICE))),
+        };
+        match found {
+            Poll::Pending => Ok(Poll::Pending),
+            Poll::Ready(Ok(true)) => {
+                let item = self.iterable.made().pop_front();
+                // There is none if the end of the program or `close` has dropped it.
+                check_end(py).map(|()| Poll::Ready(item))
             }
-            Err(raised) => {
-                if again && !self.is_stopped() {
-                    self.iterable.made().push_front(item);
-                    self.shared.state.with(py, |state| state.put_back += 1);
-                }
-                Err(raised)
+            Poll::Ready(Ok(false)) => {
+                check_end(py)?; // which is not the end of the items
+                self.at_the_end(py)?;
+                self.shared.state.with(py, State::end);
+                Ok(Poll::Ready(None))
             }
+            Poll::Ready(Err(error)) => Err(self.failed(py, error)),
         }
     }
 
-    /// Returns the next item. Without overlap, this call makes it. `None` at the end.
-    fn take(&self, py: Python<'_>) -> PyResult<Option<Item>> {
-        if let Some(error) = self.shared.state.with(py, |state| state.failed.take()) {
-            self.stop(py);
-            return Err(error);
+    /// Hands an item to the loop.
+    fn hand_out(&self, py: Python<'_>, item: Item) -> PyResult<Py<PyAny>> {
+        if let (Some(place), Some(state)) = (&self.place, item.state) {
+            place.bind(py).set_item(0, state)?;
         }
-        if self.recorder.is_some() && (!self.overlap || self.is_stopped()) {
-            // If `close` or another iteration has ended this one, the loader's iterator raises an error here.
-            let Some(item) = self.iterable.next(py)? else {
-                self.at_the_end(py)?;
-                return Ok(None);
-            };
-            let state = self.iterable.state(py)?;
-            return Ok(Some(Item { item, state, unsent: true, received: false }));
-        }
-        // Most items are ready already: there is no reason to release the GIL and wait to get it back.
-        let mut found = self.shared.state.with(py, |state| state.next(Duration::ZERO));
-        loop {
-            let made = match found {
-                Poll::Ready(made) => made,
-                Poll::Pending => {
-                    py.check_signals()?;
-                    check_end(py)?;
-                    let Making { thread, caller, .. } = &*self.shared.making;
-                    found = detached(py, || caller.pass(thread, || self.shared.state.lock().next(SLICE)));
-                    continue;
-                }
-            };
-            match made {
-                Ok(true) => return Ok(self.iterable.made().pop_front()),
-                Ok(false) => {
-                    self.at_the_end(py)?;
-                    self.shared.state.with(py, State::end);
-                    if self.recorder.is_some() {
-                        // The thread refers to the loader or stream until it ends, and that writes the end of its trace
-                        // when it is dropped. Wait, so that a program which drops it after the loop has the whole
-                        // trace.
-                        self.shared.making.join(py, Some(LEAVE))?;
-                    }
-                    return Ok(None);
-                }
-                Err(error) => return Err(self.failed(py, error)),
-            }
-        }
+        Ok(item.item)
+    }
+
+    /// Keeps an item for the next call.
+    fn put_back(&self, py: Python<'_>, item: Item) {
+        self.iterable.made().push_front(item);
+        self.shared.state.with(py, |state| state.put_back += 1);
     }
 
     /// Empties `place`: from now on the state after the last item is that of the iterable.
@@ -695,67 +619,11 @@ impl Items {
             error => errors::loading(py, error),
         }
     }
-
-    /// Makes an item usable in the loop's thread, and lets the next round begin.
-    fn receive(&self, py: Python<'_>, item: &mut Item) -> PyResult<Py<PyAny>> {
-        if !self.overlap && item.unsent {
-            item.item = self.iterable.send(py, item.item.clone_ref(py))?;
-            item.unsent = false;
-        }
-        let found = match &self.receive {
-            Some(receive) => receive.call1(py, (&item.item,))?,
-            None => item.item.clone_ref(py),
-        };
-        if self.before.is_some() && self.shared.state.with(py, |state| state.asked <= state.received) {
-            self.ask(py)?;
-        }
-        Ok(found)
-    }
-
-    /// Calls `after` for the round that the loop had. If `after` raises an error, there are no more rounds.
-    fn after(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(after) = &self.after else { return Ok(()) };
-        let Some(used) = self.shared.state.with(py, |state| state.used.take()) else { return Ok(()) };
-        let Err(raised) = after.call1(py, (used,)) else { return Ok(()) };
-        if !raised.is_instance_of::<PyException>(py) {
-            self.shared.state.with(py, |state| state.used = Some(used));
-            return Err(raised);
-        }
-        self.stop(py);
-        Err(errors::not_the_end(py, "after", raised))
-    }
-
-    /// Calls `before`, and then lets the next round start. If `before` raises an error, `next()` raises it in place of
-    /// that round.
-    fn ask(&self, py: Python<'_>) -> PyResult<()> {
-        let next = self.shared.state.with(py, |state| state.asked);
-        if self.rounds.is_some_and(|rounds| next >= rounds) {
-            return Ok(());
-        }
-        let called = self.before.as_ref().map_or(Ok(()), |before| before.call1(py, (next,)).map(drop));
-        let failed = match called {
-            Ok(()) => None,
-            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
-            Err(error) => Some(errors::not_the_end(py, "before", error)),
-        };
-        self.shared.state.with(py, |state| {
-            state.asked = next + 1;
-            if failed.is_some() {
-                state.failed = failed;
-            } else {
-                state.grant();
-            }
-        });
-        Ok(())
-    }
 }
 
 impl Drop for Items {
     fn drop(&mut self) {
         if !self.shared.state.is_forked() {
-            if let Some(recorder) = &self.recorder {
-                recorder.get().ended();
-            }
             Python::try_attach(|py| self.stop(py)).unwrap_or_else(|| self.shared.stop(None));
         }
     }
@@ -766,12 +634,4 @@ pub(crate) fn stop_all(py: Python<'_>) {
     let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
     let shared = iterations.iter().filter_map(|making| making.shared());
     shared.filter(|shared| !shared.state.is_forked()).for_each(|shared| shared.stop(Some(py)));
-}
-
-/// Returns the epoch and the step of a batch, or the pass and the step of a group.
-fn place_of(item: &Bound<'_, PyAny>) -> Option<(u64, u64)> {
-    if let Ok(batch) = item.cast::<Batch>() {
-        return Some((batch.get().epoch, batch.get().step));
-    }
-    item.cast::<Group>().ok().map(|group| group.get().place)
 }

@@ -1,10 +1,11 @@
 //! The iterator of batches: waits in slices, and handles signals between two of them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyException, PyMemoryError};
+use pyo3::exceptions::{PyMemoryError, PyStopIteration};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
@@ -12,11 +13,10 @@ use twinbuf::Error;
 use crate::batch::Batch;
 use crate::engine::{Asked, Freed, Shared, State};
 use crate::errors::{self, Failure};
-use crate::foreign::Filler;
 use crate::lease::Lease;
 use crate::locked::{SLICE, check_end};
-use crate::object::{Object, mapped};
 use crate::position::Position;
+use crate::taken::{Left, Taken};
 
 /// How long to wait for a slot in use: another thread may be about to release it.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -32,14 +32,12 @@ pub(crate) struct Batches {
     /// The Python `Loader`. It reports the Python objects in `shared` and `map` to the garbage collector.
     pub(crate) loader: Py<PyAny>,
     pub(crate) iteration: u64,
-    /// A function that turns a batch into what the loop gets.
-    pub(crate) map: Option<Arc<Object>>,
-    /// Fills a slot in this thread, with `_drive.fill_one`: without overlap, if that runs code of the program.
-    pub(crate) fill: Option<Arc<(Py<Filler>, Py<PyAny>)>>,
     /// Whether a step of the breakdown has begun.
     pub(crate) stepping: AtomicBool,
     /// The longest wait for a batch.
     pub(crate) timeout: Option<Duration>,
+    /// Since when the loop has waited.
+    pub(crate) since: Mutex<Option<Instant>>,
 }
 
 impl Batches {
@@ -58,20 +56,62 @@ impl Batches {
         raised
     }
 
-    /// Turns a batch into what the loop gets.
-    fn hand_out(&self, py: Python<'_>, lease: Arc<Lease>) -> PyResult<Py<PyAny>> {
-        // Handle signals now: an exception raised later would lose the batch.
-        if let Err(raised) = py.check_signals() {
-            return Err(self.put_back(py, lease, true, raised));
+    /// Asks for the next batch, and waits for it for one [`SLICE`] at most, or not at all. `None` at the end.
+    fn next(&self, py: Python<'_>, waits: bool) -> PyResult<Poll<Option<Arc<Lease>>>> {
+        let shared = &*self.shared;
+        shared.check(py)?;
+        check_end(py)?;
+        self.end_step();
+        let since = || self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
+        let asked = match waits {
+            true => {
+                let waited = since().get_or_insert_with(Instant::now).elapsed();
+                py.check_signals()?;
+                let rest = self.timeout.map(|timeout| timeout.saturating_sub(waited));
+                if rest.is_some_and(|rest| rest.is_zero()) {
+                    since().take();
+                    let reading = shared.state.with(py, |state| state.reading());
+                    let waited = self.timeout.unwrap_or_default();
+                    return Err(errors::loading(py, Error::Timeout { waited, reading }));
+                }
+                let (freed, asked) = shared.state.detached(py, |state| {
+                    let freed = state.free_a_slot(PATIENCE);
+                    (freed, shared.ask(state, self.iteration, rest.unwrap_or(SLICE).min(SLICE)))
+                });
+                if let Err(raised) = tell(py, shared, &freed) {
+                    return Err(match asked {
+                        Asked::Batch(lease) => self.put_back(py, lease, true, raised),
+                        _ => raised,
+                    });
+                }
+                asked
+            }
+            // Most batches are ready already: there is no reason to release the GIL and wait to get it back.
+            false if shared.overlap || shared.foreign => shared.state.with(py, ask),
+            // Without overlap, this call reads the batch itself, so release the GIL.
+            false => shared.state.detached(py, ask),
+        };
+        if !matches!(asked, Asked::NotYet) {
+            since().take();
         }
-        self.stepping.store(self.shared.breakdown.is_on(), Ordering::Relaxed);
-        let batch = Py::new(py, Batch::new(lease.clone()))?.into_any();
-        let Some(map) = self.map.as_ref().and_then(|map| map.get(py)) else { return Ok(batch) };
-        mapped(py, &map, &batch).map_err(|raised| {
-            // If `map` failed, do not return the batch again: it would fail again. After Ctrl-C, return it again.
-            let again = !raised.is_instance_of::<PyException>(py);
-            self.put_back(py, lease, again, raised)
-        })
+        match asked {
+            Asked::Batch(lease) => {
+                self.stepping.store(shared.breakdown.is_on(), Ordering::Relaxed);
+                return Ok(Poll::Ready(Some(lease)));
+            }
+            Asked::NotYet => return Ok(Poll::Pending),
+            _ => check_end(py)?,
+        }
+        match asked {
+            Asked::Failed(error) => Err(errors::loading(py, *error)),
+            Asked::Closed => Err(closed(py)),
+            Asked::Replaced => {
+                let message = "this iteration is over: another has begun, or a state was loaded";
+                Err(errors::raise(py, Failure::new("LoaderError", message)))
+            }
+            _ => Ok(Poll::Ready(None)),
+        }
     }
 }
 
@@ -86,68 +126,39 @@ impl Batches {
         self.shared.state.with(py, |state| state.position())
     }
 
-    /// Returns whether it filled a slot.
-    fn fill(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some((filler, fill_one)) = self.fill.as_deref() else { return Ok(false) };
-        let filled = fill_one.call1(py, (filler,));
-        filler.get().calls_no_more();
-        filled?.extract(py)
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.loader)
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let shared = &*self.shared;
-        shared.check(py)?;
-        check_end(py)?;
-        self.end_step();
-        let since = Instant::now();
-        let ask = |state: &mut State| shared.ask(state, self.iteration, Duration::ZERO);
-        let mut asked = match shared.overlap {
-            // Most batches are ready already: there is no reason to release the GIL and wait to get it back.
-            true => shared.state.with(py, ask),
-            // Without overlap, this call reads the batch itself, so release the GIL.
-            false => shared.state.detached(py, ask),
-        };
+    pub(crate) fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let mut waits = false;
         loop {
-            if !matches!(asked, Asked::Batch(_)) {
-                check_end(py)?;
+            match self.next(py, waits)? {
+                Poll::Pending => waits = true,
+                Poll::Ready(None) => return Ok(None),
+                // Handle signals now: an exception raised later would lose the batch.
+                Poll::Ready(Some(lease)) => match py.check_signals() {
+                    Ok(()) => return Ok(Some(Batch::new(lease))),
+                    Err(raised) => return Err(self.put_back(py, lease, true, raised)),
+                },
             }
-            match asked {
-                Asked::Batch(lease) => return self.hand_out(py, lease).map(Some),
-                Asked::End => return Ok(None),
-                Asked::NotYet => {
-                    py.check_signals()?;
-                    if let Some(waited) = self.timeout.filter(|&timeout| since.elapsed() >= timeout) {
-                        let reading = shared.state.with(py, |state| state.reading());
-                        return Err(errors::loading(py, Error::Timeout { waited, reading }));
+        }
+    }
+
+    /// The next batch, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
+    fn take(&self, py: Python<'_>, waits: bool) -> PyResult<Option<Taken>> {
+        match self.next(py, waits)? {
+            Poll::Pending => Ok(None),
+            Poll::Ready(None) => Err(PyStopIteration::new_err(())),
+            Poll::Ready(Some(lease)) => {
+                let batch = Py::new(py, Batch::new(lease.clone()))?.into_any();
+                let (shared, iteration) = (self.shared.clone(), self.iteration);
+                Ok(Some(Taken::new(batch, move |py, left| {
+                    if left != Left::Out {
+                        let again = left == Left::Back;
+                        shared.state.with(py, |state| state.put_back(iteration, lease, again));
                     }
-                }
-                Asked::Failed(error) => return Err(errors::loading(py, *error)),
-                Asked::Closed => return Err(closed(py)),
-                Asked::Replaced => {
-                    let message = "this iteration is over: another has begun, or a state was loaded";
-                    return Err(errors::raise(py, Failure::new("LoaderError", message)));
-                }
-            }
-            if self.fill(py)? {
-                asked = shared.state.with(py, ask);
-                continue;
-            }
-            let slice =
-                self.timeout.map_or(SLICE, |timeout| SLICE.min(timeout.saturating_sub(since.elapsed())));
-            let freed;
-            (freed, asked) = shared.state.detached(py, |state| {
-                let freed = state.free_a_slot(PATIENCE);
-                (freed, shared.ask(state, self.iteration, slice))
-            });
-            if let Err(raised) = tell(py, shared, &freed) {
-                return Err(match asked {
-                    Asked::Batch(lease) => self.put_back(py, lease, true, raised),
-                    _ => raised,
-                });
+                })))
             }
         }
     }

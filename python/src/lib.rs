@@ -23,6 +23,7 @@ mod records;
 mod report;
 mod run;
 mod switches;
+mod taken;
 mod tensors;
 mod transform;
 mod writer;
@@ -48,6 +49,7 @@ mod _twinbuf {
         recorder::{Recorder, Watch},
         records::Records,
         report::Report,
+        taken::Taken,
         tensors::{Group, Stream, Tensors, stream},
         writer::Writer,
     };

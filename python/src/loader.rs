@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{IntoPyDict, PyDict, PyIterator, PyRange, PyType};
+use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
+use crate::batch::Batch;
 use crate::dataset::{self, PythonData};
 use crate::device;
 use crate::engine::{self, Shared, State};
@@ -116,8 +117,8 @@ pub(crate) struct Loader {
     objects: Vec<Arc<Object>>,
     /// A function that turns each batch into what the loop gets.
     map: Option<Arc<Object>>,
-    /// Fills a slot in the loop's thread.
-    fill: Option<Arc<(Py<Filler>, Py<PyAny>)>>,
+    /// Fills slots in the loop's thread: without overlap, if that runs code of the program.
+    filler: Option<Py<Filler>>,
     /// Sends the batches to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
     copy_stream: bool,
@@ -126,7 +127,11 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    fn iterate(slf: &Bound<'_, Self>, which: Which, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Epochs> {
+    fn iterate<'py>(
+        slf: &Bound<'py, Self>,
+        which: Which,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, this, timeout) = (slf.py(), slf.get(), seconds_or_none("timeout", timeout)?);
         this.shared.check(py)?;
         check_end(py)?;
@@ -134,15 +139,15 @@ impl Loader {
             return Err(closed(py));
         }
         let (loader, begun, beginning) = (slf.clone().unbind(), OnceLock::new(), Mutex::default());
-        Ok(Epochs {
-            loader,
-            which,
-            timeout,
-            begun,
-            beginning,
-            all: OnceLock::new(),
-            received: AtomicU64::new(0),
-        })
+        let (all, received) = (OnceLock::new(), AtomicU64::new(0));
+        let epochs = Bound::new(py, Epochs { loader, which, timeout, begun, beginning, all, received })?;
+        let map = this.map.as_ref().and_then(|map| map.get(py));
+        if map.is_none() && this.filler.is_none() && this.sender.is_none() {
+            return Ok(epochs.into_any());
+        }
+        // Python code, so that there is no frame of Rust below that of the program.
+        let send = this.sender.as_ref().map(|sender| (sender, this.shared.overlap, this.copy_stream));
+        py.import("twinbuf._loop")?.getattr("Epochs")?.call1((epochs, this.filler.as_ref(), map, send))
     }
 
     /// Returns the number of batches of an iteration over `which` that begins now.
@@ -159,7 +164,7 @@ impl Loader {
         slf: &Bound<'_, Self>,
         which: &Which,
         timeout: Option<Duration>,
-    ) -> PyResult<Py<PyAny>> {
+    ) -> PyResult<Py<Batches>> {
         let (py, this) = (slf.py(), slf.get());
         this.shared.check(py)?;
         check_end(py)?;
@@ -174,16 +179,9 @@ impl Loader {
         });
         match begun {
             Ok(Some(iteration)) => {
-                let (shared, map) = (this.shared.clone(), this.map.clone());
-                let (loader, stepping) = (slf.clone().unbind().into_any(), AtomicBool::new(false));
-                let fill = this.fill.clone();
-                let batches =
-                    |map| Bound::new(py, Batches { shared, loader, iteration, map, fill, stepping, timeout });
-                let Some(sender) = &this.sender else { return Ok(batches(map)?.into_any().unbind()) };
-                let batches = batches(None)?;
-                let (position, map) = (batches.getattr("_position")?, map.and_then(|map| map.get(py)));
-                let options = (batches, this.shared.overlap, position, map, this.copy_stream);
-                sender.call_method1(py, "begin", options)
+                let (shared, loader) = (this.shared.clone(), slf.clone().unbind().into_any());
+                let (stepping, since) = (AtomicBool::new(false), Mutex::default());
+                Py::new(py, Batches { shared, loader, iteration, stepping, timeout, since })
             }
             Ok(None) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, *error)),
@@ -318,20 +316,20 @@ impl Loader {
         let shared = Shared { state, name, names, breakdown, overlap, foreign, identity: identity.clone() };
         let shared = Arc::new(shared);
         engine::register(&shared);
-        let mut fill = None;
+        let mut filler = None;
         for worker in driven {
-            let filler = Bound::new(py, Filler::new(worker, identity.clone(), quick))?;
-            let drive = py.import("twinbuf._drive")?;
+            let worker = Py::new(py, Filler::new(worker, identity.clone(), quick))?;
             if overlap {
-                drive.call_method1("fill", (filler, shared.name.as_deref()))?;
+                let fill = py.import("twinbuf._drive")?.getattr("fill")?;
+                fill.call1((worker, shared.name.as_deref()))?;
             } else {
-                fill = Some(Arc::new((filler.unbind(), drive.getattr("fill_one")?.unbind())));
+                filler = Some(worker);
             }
         }
         let sender = sender.map(Bound::unbind);
         let (depth, workers) = (wanted.0, report.settings.workers);
         let this =
-            Self { shared, plan: plan.unbind(), objects, map, fill, sender, copy_stream, depth, workers };
+            Self { shared, plan: plan.unbind(), objects, map, filler, sender, copy_stream, depth, workers };
         this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
         Ok(this)
     }
@@ -345,11 +343,11 @@ impl Loader {
     /// and names what is being read. The next call waits again. Without overlap there is no such wait. While the files are
     /// in memory, a loop that waits may read a batch itself, and ``timeout`` does not limit that read.
     #[pyo3(signature = (epochs, /, *, timeout=None))]
-    fn epochs(
-        slf: &Bound<'_, Self>,
-        epochs: &Bound<'_, PyAny>,
-        timeout: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Epochs> {
+    fn epochs<'py>(
+        slf: &Bound<'py, Self>,
+        epochs: &Bound<'py, PyAny>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (first, end) = match epochs.cast::<PyRange>() {
             Ok(range) => {
                 let part = |name: &str| range.getattr(name)?.extract::<i64>();
@@ -369,16 +367,16 @@ impl Loader {
 
     /// The batches of one epoch, or the rest of it after `load_state_dict`. ``timeout`` as of `epochs`.
     #[pyo3(signature = (epoch, *, timeout=None))]
-    fn epoch(
-        slf: &Bound<'_, Self>,
-        epoch: &Bound<'_, PyAny>,
-        timeout: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Epochs> {
+    fn epoch<'py>(
+        slf: &Bound<'py, Self>,
+        epoch: &Bound<'py, PyAny>,
+        timeout: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         Self::iterate(slf, Which::One(Some(epoch_of(epoch)?)), timeout)
     }
 
     /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
-    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Epochs> {
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         Self::iterate(slf, Which::One(None), None)
     }
 
@@ -633,7 +631,7 @@ pub(crate) struct Epochs {
     which: Which,
     /// The longest wait for a batch.
     timeout: Option<Duration>,
-    begun: OnceLock<Py<PyAny>>,
+    begun: OnceLock<Py<Batches>>,
     /// Held by the thread that begins the iteration.
     beginning: Mutex<()>,
     /// The number of batches of the whole iteration, once it is known.
@@ -663,7 +661,9 @@ impl Which {
     }
 }
 
+#[pymethods]
 impl Epochs {
+    /// The number of batches of the whole iteration.
     fn all(&self, py: Python<'_>) -> PyResult<u64> {
         match self.all.get() {
             Some(&all) => Ok(all),
@@ -674,10 +674,7 @@ impl Epochs {
             }
         }
     }
-}
 
-#[pymethods]
-impl Epochs {
     fn __iter__(slf: Py<Self>) -> Py<Self> {
         slf
     }
@@ -693,22 +690,23 @@ impl Epochs {
         self.loader.get().report(py)
     }
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let batches = match self.begun.get() {
-            Some(batches) => batches,
-            None => {
-                let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-                if self.begun.get().is_none() {
-                    self.all(py)?;
-                    let begun = Loader::begin(self.loader.bind(py), &self.which, self.timeout)?;
-                    let _ = self.begun.set(begun);
-                }
-                self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))?
+    /// Begins the iteration, for `_loop.py`.
+    fn begin(&self, py: Python<'_>) -> PyResult<&Py<Batches>> {
+        if self.begun.get().is_none() {
+            let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+            if self.begun.get().is_none() {
+                self.all(py)?;
+                let begun = Loader::begin(self.loader.bind(py), &self.which, self.timeout)?;
+                let _ = self.begun.set(begun);
             }
-        };
-        let batch = batches.bind(py).cast::<PyIterator>()?.clone().next().transpose()?;
+        }
+        self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let batch = self.begin(py)?.get().__next__(py)?;
         self.received.fetch_add(u64::from(batch.is_some()), Ordering::Relaxed);
-        Ok(batch.map(Bound::unbind))
+        Ok(batch)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -5,8 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::errors;
-
 /// The only reference to a Python object, such as a data set or a function, that a loader or an iteration has: all of
 /// its threads share it. The garbage collector finds cycles by counting references, and sees only those that a Python
 /// object reports.
@@ -37,9 +35,4 @@ impl Object {
         let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(object);
     }
-}
-
-/// Calls `map`, a function that turns a batch into what the loop gets.
-pub(crate) fn mapped(py: Python<'_>, map: &Py<PyAny>, batch: &Py<PyAny>) -> PyResult<Py<PyAny>> {
-    map.call1(py, (batch,)).map_err(|raised| errors::not_the_end(py, "map", raised))
 }

@@ -49,6 +49,16 @@ impl Recorder {
         Ok(Self { recorder: Mutex::new(recorder) })
     }
 
+    /// The loop asks for its next item.
+    fn asked(&self) {
+        self.lock().asked(Instant::now());
+    }
+
+    /// The loop has this item.
+    fn received(&self, epoch: u64, step: u64) {
+        self.lock().received(epoch, step, Instant::now());
+    }
+
     /// The loop has received its last item.
     pub(crate) fn ended(&self) {
         self.lock().ended(Instant::now());

@@ -184,7 +184,9 @@ impl Report {
         match spec {
             "" => Ok(self.__str__()),
             "#" => Ok(self.text(format!("{:#}", self.inner))),
-            _ => Err(PyValueError::new_err(format!("format of a Report: wanted \"\" or \"#\", found {spec:?}"))),
+            _ => Err(PyValueError::new_err(format!(
+                "format of a Report: wanted \"\" or \"#\", found {spec:?}"
+            ))),
         }
     }
 

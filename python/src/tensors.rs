@@ -288,7 +288,10 @@ impl Stream {
         sender.call_method0(py, "stop")?;
         this.state.detached(py, State::end);
         sender.call_method0(py, "join")?;
-        sender.call_method1(py, "begin", (pass,))
+        py.import("twinbuf._loop")?
+            .getattr("Loop")?
+            .call_method1("sending", (sender, pass))
+            .map(Bound::unbind)
     }
 
     /// The number of groups.
@@ -399,7 +402,7 @@ impl Drop for PassOfGroups {
 pub(crate) struct Group {
     content: Content,
     /// The number of the pass, and the step in it.
-    pub(crate) place: (u64, u64),
+    place: (u64, u64),
     /// Its number in the order of the groups.
     #[pyo3(get)]
     number: usize,
@@ -431,6 +434,12 @@ impl Group {
             Content::Host(lease) => lease.tensors(py),
             Content::Device(tensors) => Ok(tensors.bind(py).clone().into_any()),
         }
+    }
+
+    /// The pass and the step.
+    #[getter]
+    fn _place(&self) -> (u64, u64) {
+        self.place
     }
 
     /// Returns the group with these tensors, which are on a device, in place of its own.

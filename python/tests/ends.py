@@ -40,7 +40,10 @@ SLOW = tuple(f"slow{1 + step / 20:.2f}" for step in range(1, 21))
 NEIGHBOURS = tuple(f"{kind}{percent}" for kind in ("python", "numpy") for percent in (3, 10, 100))
 ENDS = ("fall", "exit3", "raise", "sigint", "sigterm")
 LEFT = ("exception", "global", "cycle", "close", "close.2")
-LOOPS = ("files", "read_into", "prefetch", "prefetch loader", "generate", "stream")
+LOOPS = (
+    *("files", "read_into", "prefetch", "prefetch loader", "generate", "stream"),
+    *("read_into in turn", "made", "hooks"),  # code of the program in the loop's thread
+)
 CALLS = (
     *("prefetch", "prefetch next", "prefetch list", "prefetch files", "prefetch read_into"),
     *(
@@ -152,7 +155,7 @@ QUICK = re.compile(
             r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
-            r"daemon:(files|read_into|prefetch|generate):50 ms:held",
+            r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
             r"finalizer:(prefetch|generate|read_into):(atexit before|del)",
             r"control:poll10:fall:quiet:break:poll",
         )
@@ -533,11 +536,14 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
             return tb.prefetch(map(slow, range(10**6)))
         if kind == "generate":
             return tb.generate(slow)
+        if kind == "hooks":
+            return tb.generate(lambda number: number, before=slow, after=slow)
         if kind == "stream":
             stream = tb.stream(layers(folder), lambda name: int(name.split(".")[1]), cycle=True)
             return itertools.chain.from_iterable(itertools.repeat(stream))  # pass after pass
-        data: Any = numbers(folder, "files", 10**6) if kind == "files" else Squares(slow, 10**6)
-        loader = tb.Loader(data, tb.Plan(data, 2))
+        data: Any = numbers(folder, "files", 10**6) if kind in ("files", "made") else Squares(slow, 10**6)
+        made = {"map": lambda batch: slow(batch.step)} if kind == "made" else {}
+        loader = tb.Loader(data, tb.Plan(data, 2), overlap=kind != "read_into in turn", **made)
         return tb.prefetch(loader) if kind == "prefetch loader" else loader.epochs(1)
 
     things = items()

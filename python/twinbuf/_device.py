@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from ._drive import start
+from ._drive import make_one, start
+from ._loop import Loop
 from ._prefetch import around
 from ._streams import Accelerator, Sent, Upload, streams_of
 from ._twinbuf import _Items, _Recorder, _Thread
 from .errors import OptionError
-
-if TYPE_CHECKING:
-    from ._twinbuf import Batch
 
 
 def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | None) -> Sender | None:
@@ -53,6 +52,7 @@ class Sender:
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
         self._thread = _Thread()
+        self._pid = os.getpid()
 
     def slot(self, nbytes: int) -> Any:
         """Return page-locked bytes for the loader to read into."""
@@ -60,20 +60,29 @@ class Sender:
 
     def begin(
         self,
+        loop: Loop[Any],
         batches: Any,
-        overlap: bool = True,
         position: Callable[[], Any] | None = None,
-        map: Callable[[Batch], Any] | None = None,
+        overlap: bool = True,
         copy_stream: bool = True,
-    ) -> _Items[Any]:
-        """Return the iterator that the caller of the loader gets."""
+    ) -> None:
+        """Let the loop have the batches."""
         upload = self._upload
         upload.start(copy_stream)
+        recorded: Any = None
 
         def send(batch: Any) -> Sent:
             with upload.using():
                 sent = upload.send(batch.torch())
             return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
+
+        def receive(sent: Sent) -> Any:
+            nonlocal recorded
+            batch = upload.receive(sent)
+            if batch._place != recorded:  # not once more after Ctrl-C
+                recorded = batch._place
+                self.recorder.received(*recorded)
+            return batch
 
         self._place = [position()] if position else []
         self._thread = _Thread()
@@ -81,17 +90,34 @@ class Sender:
             batches,
             self.depth - 1,
             send=send,
-            receive=upload.receive,
-            map=map,
             states=position,
             place=self._place,
             thread=self._thread,
-            recorder=self.recorder,
             overlap=overlap,
         )
         self._items = weakref.ref(items)
-        start(items, around(upload), "twinbuf-upload")
-        return items
+        loop._batches, loop._sender, loop._receive = batches, self, receive
+        if overlap:
+            loop._make, loop._start = None, partial(start, items, around(upload), "twinbuf-upload")
+        else:
+            loop._make = partial(make_one, items.worker())
+        # The last step: before it, Ctrl-C undoes all.
+        loop._items = items
+
+    def ended(self, whole: bool) -> None:
+        """The loop got an error, or has had its last batch.
+
+        Then the thread writes the end of its trace when it lets go of the loader or stream. Wait, so that a
+        program which drops that after the loop has the whole trace.
+        """
+        self.recorder.ended()
+        if whole:
+            self._thread.join(1.0)
+
+    def left(self) -> None:
+        """Nothing refers to the loop any more."""
+        if self._pid == os.getpid():
+            self.recorder.ended()
 
     def stop(self) -> None:
         """Let the thread end as soon as it has the batch that it waits for."""

@@ -12,11 +12,13 @@ import gc
 import logging
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from types import GeneratorType
 from typing import Any
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
+from .errors import LoaderError
 
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
 # process that is stopped for some time (SIGSTOP) ends no thread.
@@ -25,10 +27,11 @@ _SLICE, _SLICES = 0.05, 20
 
 
 def start(items: _Items[Any], run: Callable[[Callable[[], None]], None], name: str) -> None:
-    """Start the thread that makes the items. ``run`` calls its loop with the caller's context."""
-    worker = items.worker()
-    if worker is not None:
-        _start(name, _drive, worker, run)
+    """Start the thread that makes the items. ``run`` calls its loop with the caller's context.
+
+    After Ctrl-C in it, it can be called again: only one thread gets the worker.
+    """
+    _start(name, _drive, weakref.ref(items), run)
 
 
 def fill(worker: _Filler, name: str | None) -> None:
@@ -38,17 +41,35 @@ def fill(worker: _Filler, name: str | None) -> None:
 
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
-    found = worker.try_next()
-    while found:
-        _answer(worker)
+    try:
         found = worker.try_next()
-    return found is not None
+        while found:
+            _answer(worker)
+            found = worker.try_next()
+        return found is not None
+    finally:
+        worker.calls_no_more()  # where Ctrl-C came before the answer
+
+
+def make_one(worker: _Worker | None) -> bool:
+    """Make an item. Returns whether one was wanted."""
+    if worker is None or not worker.try_next():
+        return False
+    _make(worker)
+    return True
 
 
 def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
     _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
-    thread.start()
+    try:
+        thread.start()
+    except KeyError as error:  # of `threading`, after the handler of a signal raised an exception in it
+        raise (error.__context__ or error) from None
+    except RuntimeError as error:
+        if "interpreter shutdown" not in str(error):
+            raise
+        raise LoaderError("the program is ending: no thread can be started") from error
     _threads.add(thread)
 
 
@@ -73,7 +94,13 @@ def _end() -> None:
     _end_hook()
 
 
-def _drive(worker: _Worker, run: Callable[[Callable[[], None]], None]) -> None:
+def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], None]) -> None:
+    items = of()
+    worker = None if items is None else items.worker()
+    del items
+    if worker is None:
+        return
+
     def loop() -> None:
         while worker.next():
             _make(worker)

@@ -9,6 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from ._drive import start
+from ._loop import Loop, not_the_end
 from ._prefetch import around
 from ._twinbuf import _Items
 from .errors import OptionError
@@ -86,7 +87,58 @@ def generate(
         except StopIteration as stop:  # it would end the rounds in silence (PEP 479)
             raise RuntimeError("make raised StopIteration") from stop
 
-    numbers = map(made, count())
-    items: _Items[T] = _Items(numbers, 1, before=before, after=after, rounds=limit, name=name, trace=trace)
+    numbers, lockstep = map(made, count()), before is not None
+    items: _Items[T] = _Items(numbers, 1, rounds=limit, lockstep=lockstep, name=name, trace=trace)
     start(items, around(), name or "twinbuf-generate")
-    return items
+    return items if before is None and after is None else _Hooked(items, before, after, limit)
+
+
+class _Hooked(Loop[T]):
+    """The rounds of `generate` with ``before`` or ``after``."""
+
+    def __init__(
+        self,
+        items: _Items[T],
+        before: Callable[[int], object] | None,
+        after: Callable[[int], object] | None,
+        rounds: int,
+    ) -> None:
+        super().__init__(items, None if before is None else self._received)
+        self._before, self._after, self._rounds = before, after, rounds
+        # The rounds for which they were called.
+        self._asked = self._done = 0
+        # What `before` raised, in place of the round.
+        self._failed: Exception | None = None
+
+    def _asks(self) -> None:
+        if self._after is not None and self._done < self._count:
+            try:
+                self._after(self._count - 1)
+            except Exception as raised:
+                self._done = self._count
+                self.close()
+                raise not_the_end("after", raised) from raised.__cause__
+            self._done = self._count
+        if self._before is not None and self._asked == 0:
+            self._ask(self._before)
+        if self._failed is not None and self._asked == self._count + 1:
+            failed, self._failed = self._failed, None
+            self.close()
+            raise failed
+
+    def _received(self, item: T) -> T:
+        if self._before is not None and self._asked <= self._count + 1:
+            self._ask(self._before)
+        return item
+
+    def _ask(self, before: Callable[[int], object]) -> None:
+        """Call `before` for the next round, and then let it begin."""
+        number = self._asked
+        if number < self._rounds:
+            try:
+                before(number)
+            except Exception as raised:
+                self._failed = not_the_end("before", raised)
+            self._asked = number + 1
+            if self._failed is None:
+                self._items.grant(self._asked)

@@ -13,6 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._drive import start
+from ._loop import Loop
 from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import Report, _Items, _Thread
 from .errors import LoaderTimeoutError, OptionError
@@ -127,12 +128,12 @@ class Prefetcher(Around[T]):
         self._epochs = 0
         # The state after the last item that the loop received. Empty: that is the iterable's present state.
         self._place: list[Any] = []
-        self._items: Callable[[], _Items[T] | None] = lambda: None
+        self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None
         # The thread of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
         # The only iterator, if the iterable is an iterator itself: neither can start again.
-        self._only: _Items[T] | None = None
+        self._only: _Items[T] | Loop[T] | None = None
 
     def __iter__(self) -> Iterator[T]:
         """Start fetching.
@@ -156,7 +157,6 @@ class Prefetcher(Around[T]):
             iterator,
             self._depth,
             send=as_tensors if self._convert else upload.send if upload else None,
-            receive=upload.receive if upload else None,
             states=states,
             place=self._place,
             thread=self._thread,
@@ -165,11 +165,12 @@ class Prefetcher(Around[T]):
             epoch=self._epochs,
         )
         self._epochs += 1
-        self._items = weakref.ref(items)
+        loop: _Items[T] | Loop[T] = items if upload is None else Loop(items, upload.receive)
+        self._items = weakref.ref(loop)
         if iterator is self._iterable:
-            self._only = items
+            self._only = loop
         start(items, around(upload), self._name or "twinbuf-prefetch")
-        return items
+        return loop
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"

@@ -1,0 +1,136 @@
+"""The iterator of a loop in whose thread functions of the program are called for each item.
+
+It is in Python, so that there is no frame of Rust below those functions when the interpreter ends their
+thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ._drive import fill_one
+
+if TYPE_CHECKING:
+    from ._device import Sender
+    from ._twinbuf import Report, _Epochs, _Filler, _Taken
+
+T = TypeVar("T")
+
+
+class Loop(Generic[T]):
+    """Hands out the items of `_Items`, or the batches of a loader.
+
+    An item that is taken and not handed out goes back: after Ctrl-C the next call has it again.
+    """
+
+    # What sends the items to a device, where it has them from, and what starts its thread.
+    _sender: Sender | None = None
+    _batches: Any = None
+    _start: Callable[[], None] | None = None
+
+    def __init__(
+        self,
+        items: Any,
+        receive: Callable[[Any], Any] | None = None,
+        make: Callable[[], bool] | None = None,
+        map: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``make`` makes an item in this thread, and returns whether one was wanted."""
+        self._items, self._receive, self._make, self._map = items, receive, make, map
+        # How many were handed out.
+        self._count = 0
+
+    def __iter__(self) -> Loop[T]:
+        return self
+
+    def __next__(self) -> T:
+        self._asks()
+        taken: _Taken | None
+        waits = False
+        try:
+            while (taken := self._items.take(waits)) is None:
+                waits = self._make is None or not self._make()
+        except Exception as raised:
+            if self._sender is not None:
+                self._sender.ended(whole=isinstance(raised, StopIteration))
+            raise
+        try:
+            found = taken.item if self._receive is None else self._receive(taken.item)
+            if self._map is not None:
+                try:
+                    found = self._map(found)
+                except Exception as raised:
+                    taken.gone()  # or it would fail again
+                    raise not_the_end("map", raised) from raised.__cause__
+            self._count += 1
+            # From here to the end nothing is called, so no signal is handled.
+            taken.handed_out = True
+            return found  # type: ignore[no-any-return]
+        except BaseException:
+            taken.back()
+            raise
+
+    def _asks(self) -> None:
+        if self._start is not None:
+            self._start()
+            self._start = None
+        if self._sender is not None:
+            if self._items.is_closed:
+                next(self._batches)  # raises why
+            self._sender.recorder.asked()
+
+    def __del__(self) -> None:
+        if self._sender is not None:
+            self._sender.left()
+
+    @property
+    def ended(self) -> bool:
+        return self._items.ended  # type: ignore[no-any-return]
+
+    def report(self) -> Report:
+        return self._items.report()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._items.close()
+
+
+class Epochs(Loop[T]):
+    """The batches of a loader with ``map``, with a device, or with code of the program but no overlap."""
+
+    def __init__(
+        self,
+        epochs: _Epochs[Any],
+        filler: _Filler | None,
+        map: Callable[[Any], Any] | None,
+        send: tuple[Sender, bool, bool] | None,
+    ) -> None:
+        super().__init__(None, None, None if filler is None else partial(fill_one, filler), map)
+        self._epochs, self._send = epochs, send
+
+    def _asks(self) -> None:
+        if self._items is None:
+            batches = self._epochs.begin()
+            if self._send is None:
+                self._items = batches
+            else:
+                sender, overlap, copy_stream = self._send
+                source = batches if self._make is None else Loop(batches, None, self._make)
+                sender.begin(self, source, batches._position, overlap, copy_stream)
+        super()._asks()
+
+    def __len__(self) -> int:
+        return max(0, self._epochs.all() - self._count)
+
+    def report(self) -> Report:
+        return self._epochs.report()
+
+
+def not_the_end(code: str, raised: Exception) -> Exception:
+    """Return what the program's code raised, but not StopIteration, which would end the loop (PEP 479)."""
+    if not isinstance(raised, StopIteration):
+        return raised
+    error = RuntimeError(f"{code} raised StopIteration")
+    error.__cause__ = raised
+    return error
