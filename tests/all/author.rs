@@ -4,17 +4,21 @@
 //!
 //! `TWINBUF_AUTHOR_CASES` runs that many random cases more. `--nocapture` prints the number of cases and the slowest one.
 
+#![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
+
+use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use crate::histories::Dice;
 use twinbuf::Error;
-use twinbuf::pipe::{self, Content, Driven, Filling, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Driven, Filled, Filling, Items, Pipe, Slots, Source};
 
 /// Much longer than any case takes, and shorter than the 10 s for which the drop of a pipe waits.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -120,7 +124,7 @@ impl std::error::Error for Broken {}
 
 struct Order {
     units: std::ops::Range<u64>,
-    hint: usize,
+    hint: Option<usize>,
     mark: Mark,
 }
 
@@ -134,7 +138,7 @@ impl Iterator for Order {
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.mark.0.hit(What::OrderHint);
-        (self.hint, Some(self.hint))
+        (self.hint.unwrap_or(0), self.hint)
     }
 }
 
@@ -226,6 +230,10 @@ enum End {
     Drop,
 }
 
+const HOWS: [How; 4] = [How::Next, How::Try, How::Timeout, How::Poll];
+
+const ENDS: [End; 3] = [End::Close, End::CloseTimeout, End::Drop];
+
 /// Threads, driven workers, slots, overlap.
 const MODES: [(usize, usize, usize, bool); 8] = [
     (1, 0, 2, false),
@@ -243,18 +251,37 @@ struct Case {
     what: What,
     at: u64,
     always: bool,
-    how: How,
+    /// How the caller asks; each time in another way if there is none.
+    how: Option<How>,
     end: End,
     mode: (usize, usize, usize, bool),
     /// How many items of each call are taken.
     take: usize,
-    /// Whether the caller goes on after an error, and whether it keeps the last item.
+    /// Whether the caller goes on after an error.
     resumes: bool,
-    keeps: bool,
+    /// How many items it keeps.
+    keeps: usize,
+    /// Chooses the rest. Nothing is chosen if it is 0.
+    seed: u64,
+}
+
+impl Case {
+    fn random(seed: u64) -> Self {
+        let mut dice = Dice(seed);
+        let mut below = |limit: usize| dice.below(limit as u64) as usize;
+        let (what, mode) = (CULPRITS[below(CULPRITS.len())], MODES[below(MODES.len())]);
+        let (how, end) = (HOWS.get(below(8)).copied(), ENDS[below(3)]);
+        let (at, always, resumes) = (below(12) as u64, below(3) == 0, below(2) == 0);
+        let (take, keeps) = ([below(9), ALL][below(2)], below(mode.2));
+        Self { what, at, always, how, end, mode, take, resumes, keeps, seed }
+    }
 }
 
 /// Units of a call.
 const UNITS: u32 = 6;
+
+/// More than there are.
+const ALL: usize = 99;
 
 /// Runs a case. Returns what is wrong.
 fn run(case: Case) -> Result<(), String> {
@@ -263,8 +290,10 @@ fn run(case: Case) -> Result<(), String> {
     let heard = Mutex::new(Vec::new());
     let ran = catch_unwind(AssertUnwindSafe(|| run_with(case, &bad, &heard)));
     let heard = heard.into_inner().unwrap();
-    if ran.is_err() {
-        return Err(format!("a panic of the test itself, after {heard:?}"));
+    match ran {
+        Ok(Ok(())) => {}
+        Ok(Err(wrong)) => return Err(format!("{wrong}, after {heard:?}")),
+        Err(_) => return Err(format!("a panic of the test itself, after {heard:?}")),
     }
     let gone = heard.iter().find(|text| text.contains("thread is gone"));
     if let Some(gone) = gone.filter(|_| what != What::Driver) {
@@ -272,9 +301,9 @@ fn run(case: Case) -> Result<(), String> {
     }
     let wrong = match what {
         // All units are asked for, but those behind an error.
-        What::Long | What::Short | What::Empty => case.take > 10,
+        What::Long | What::Short | What::Empty => case.seed == 0 && case.take == ALL,
         // What was filled for a call that was left is discarded, with its errors.
-        _ => case.take > 10 && bad.panics.load(Ordering::Relaxed) > 0 && case.end != End::Drop,
+        _ => case.take == ALL && bad.panics.load(Ordering::Relaxed) > 0 && case.end != End::Drop,
     };
     if wrong && heard.is_empty() {
         return Err("nobody hears of it".to_string());
@@ -292,18 +321,21 @@ fn run(case: Case) -> Result<(), String> {
     }
 }
 
-fn run_with(case: Case, bad: &Arc<Bad>, heard: &Mutex<Vec<String>>) {
-    let (threads, driven, depth, overlap) = case.mode;
-    let hear = |text: String| heard.lock().unwrap().push(text);
-    // Notes a panic.
-    fn caught<T>(heard: &impl Fn(String), what: &str, call: impl FnOnce() -> T) -> Option<T> {
-        catch_unwind(AssertUnwindSafe(call))
-            .map_err(|panic| {
-                mem::forget(panic);
-                heard(format!("panic of {what}"));
-            })
-            .ok()
+/// What the caller has heard of the culprit.
+type Heard = Mutex<Vec<String>>;
+
+/// Notes a panic.
+fn caught<T>(heard: &Heard, what: &str, call: impl FnOnce() -> T) -> Option<T> {
+    let found = catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget);
+    if found.is_err() {
+        heard.lock().unwrap().push(format!("panic of {what}"));
     }
+    found.ok()
+}
+
+fn run_with(case: Case, bad: &Arc<Bad>, heard: &Heard) -> Result<(), String> {
+    let (threads, driven, depth, overlap) = case.mode;
+    let (mut dice, random) = (Dice(case.seed), case.seed > 0);
     let mark = |what| Mark(bad.clone(), what);
     let fails = if case.what == What::ErrorDrop { case.at } else { u64::MAX };
     let source = || Author { fails, mark: mark(What::SourceDrop) };
@@ -311,71 +343,116 @@ fn run_with(case: Case, bad: &Arc<Bad>, heard: &Mutex<Vec<String>>) {
     let builder = pipe::builder(slots).overlap(overlap).held_timeout(Duration::from_millis(2));
     let builder = (0..threads).fold(builder, |builder, _| builder.worker(source()));
     let mut pipe = (0..driven).fold(builder, |builder, _| builder.driven()).build().unwrap();
-    let drivers: Vec<_> = pipe
-        .driven()
-        .into_iter()
-        .map(|worker| {
-            let source = source();
-            thread::spawn(move || drive(worker, source))
-        })
-        .collect();
+    let workers = pipe.driven();
     let waker = waker(bad);
-    let mut kept = None;
-    for _ in 0..2 {
-        let hint = match case.what {
-            What::Long => UNITS + 3,
-            What::Short => UNITS - 2,
-            What::Empty => 0,
-            _ => UNITS,
-        };
-        let order = Order { units: 0..UNITS.into(), hint: hint as usize, mark: mark(What::OrderDrop) };
-        let Some(mut items) = caught(&hear, "items", || pipe.items(order)) else { continue };
-        let mut taken = 0;
-        for _ in 0..40 {
-            if taken == case.take {
-                break;
-            }
-            let found = caught(&hear, "a call", || ask(&mut items, case.how, &waker));
-            match found {
-                None => {}
-                Some(None) => break,
-                Some(Some(Ok(item))) => {
-                    taken += 1;
-                    let old = if case.keeps { kept.replace(item) } else { Some(item) };
-                    caught(&hear, "a drop of an item", || drop(old));
+    thread::scope(|scope| {
+        for worker in workers {
+            let source = source();
+            scope.spawn(move || caught(heard, "a driver", || drive(worker, source)));
+        }
+        // Drops items on another thread.
+        let (other, items) = channel();
+        if random && dice.chance(30) {
+            scope.spawn(move || {
+                for item in items {
+                    thread::yield_now();
+                    caught(heard, "a drop of an item", || drop(item));
                 }
-                Some(Some(Err(error))) => {
-                    hear(error.to_string());
-                    caught(&hear, "a drop of an error", || drop(error));
-                    if !case.resumes {
-                        break;
-                    }
-                    caught(&hear, "resume", || items.resume(u64::MAX));
+            });
+        } else {
+            drop(items);
+        }
+        let mut found = Ok(());
+        for _ in 0..if random { 1 + dice.below(4) } else { 2 } {
+            found = found.and(call(case, &mut pipe, &mut dice, &other, &waker, heard, mark(What::OrderDrop)));
+        }
+        drop(other);
+        let closed = caught(heard, "the end", || match case.end {
+            End::Close => pipe.close(),
+            End::CloseTimeout => pipe.close_timeout(LIMIT * 2),
+            End::Drop => {
+                drop(pipe);
+                Ok(())
+            }
+        });
+        if let Some(Err(error)) = closed {
+            heard.lock().unwrap().push(error.to_string());
+            caught(heard, "a drop of an error", || drop(error));
+        }
+        caught(heard, "a drop of a waker", || drop(waker));
+        found
+    })
+}
+
+/// One call of a pipe. Returns what is wrong.
+fn call(
+    case: Case,
+    pipe: &mut Pipe<Authors>,
+    dice: &mut Dice,
+    other: &Sender<Filled<Memory, Unit>>,
+    waker: &Waker,
+    heard: &Heard,
+    mark: Mark,
+) -> Result<(), String> {
+    let Case { what, take, .. } = case;
+    let random = case.seed > 0;
+    let hint = match what {
+        What::Long => Some(UNITS + 3),
+        What::Short => Some(UNITS - 2),
+        What::Empty => Some(0),
+        _ if random && dice.chance(30) => None,
+        _ => Some(UNITS),
+    };
+    let order = Order { units: 0..UNITS.into(), hint: hint.map(|hint| hint as usize), mark };
+    let mut granted = if random && dice.chance(30) { dice.below(3) } else { u64::MAX };
+    if caught(heard, "the begin", || pipe.begin(0, order, granted)).is_none() {
+        return Ok(());
+    }
+    let mut items = Items::lent(pipe);
+    let (mut kept, mut taken, mut failed) = (VecDeque::new(), 0, 0);
+    let mut wrong = Ok(());
+    for _ in 0..40 {
+        if taken == take {
+            break;
+        }
+        if taken as u64 + failed == granted {
+            granted += 1 + dice.below(2);
+            items.resume(granted);
+        }
+        let how = case.how.unwrap_or_else(|| HOWS[dice.below(4) as usize]);
+        match caught(heard, "a call", || ask(&mut items, how, waker)) {
+            None => {}
+            Some(None) => break,
+            Some(Some(Ok(item))) => {
+                let unit = item.unit().0;
+                let lies = matches!(what, What::OrderNext | What::Long | What::Short | What::Empty);
+                if (unit, item.0) != (taken as u64 + failed, unit) && !lies {
+                    wrong = Err(format!("item {taken}, after {failed} errors, is {item:?}"));
                 }
+                taken += 1;
+                kept.push_back(item);
+            }
+            Some(Some(Err(error))) => {
+                failed += u64::from(!matches!(error, Error::SlotHeld { .. }));
+                heard.lock().unwrap().push(error.to_string());
+                caught(heard, "a drop of an error", || drop(error));
+                if !case.resumes {
+                    break;
+                }
+                items.resume(granted);
             }
         }
-        caught(&hear, "a drop of the items", || drop(items));
-        caught(&hear, "a drop of an item", || drop(kept.take()));
-    }
-    let closed = caught(&hear, "the end", || match case.end {
-        End::Close => pipe.close(),
-        End::CloseTimeout => pipe.close_timeout(LIMIT * 2),
-        End::Drop => {
-            drop(pipe);
-            Ok(())
-        }
-    });
-    if let Some(Err(error)) = closed {
-        hear(error.to_string());
-        caught(&hear, "a drop of an error", || drop(error));
-    }
-    for driver in drivers {
-        if let Err(panic) = driver.join() {
-            mem::forget(panic);
-            hear("panic of a driver".to_string());
+        while kept.len() > case.keeps || random && dice.chance(20) && !kept.is_empty() {
+            let item = if random && dice.chance(30) { kept.pop_back() } else { kept.pop_front() };
+            let item = item.and_then(|item| other.send(item).err()).map(|error| error.0);
+            caught(heard, "a drop of an item", || drop(item));
         }
     }
-    caught(&hear, "a drop of a waker", || drop(waker));
+    caught(heard, "a drop of the items", || drop(items));
+    for item in kept {
+        caught(heard, "a drop of an item", || drop(item));
+    }
+    wrong
 }
 
 /// Asks until there is an answer.
@@ -383,7 +460,7 @@ fn ask(
     items: &mut Items<'_, Pipe<Authors>>,
     how: How,
     waker: &Waker,
-) -> Option<Result<pipe::Filled<Memory, Unit>, Error>> {
+) -> Option<Result<Filled<Memory, Unit>, Error>> {
     loop {
         let found = match how {
             How::Next => Poll::Ready(items.next()),
@@ -399,21 +476,29 @@ fn ask(
     }
 }
 
-/// Runs the cases, each on a thread of its own that is given up after the limit.
-fn run_all(cases: impl Iterator<Item = Case>) {
-    let (mut count, mut slowest, mut wrong) = (0, (Duration::ZERO, None), Vec::new());
-    for case in cases {
-        let start = Instant::now();
-        let (done, ends) = channel();
-        thread::spawn(move || done.send(run(case)));
-        let found = ends.recv_timeout(LIMIT).unwrap_or_else(|_| Err("hangs".to_string()));
-        count += 1;
-        slowest = slowest.max_by_key_time((start.elapsed(), Some(case)));
-        wrong.extend(found.err().map(|error| format!("{error}: {case:?}")));
-        if wrong.len() >= most_wrong() {
-            break;
+/// Runs the cases, each on a thread of its own that is given up after the limit. Some run side by side: most of their time
+/// is waits for held slots.
+fn run_all(cases: impl Iterator<Item = Case> + Send) {
+    let cases = Mutex::new(cases);
+    let results = Mutex::new((0, (Duration::ZERO, None), Vec::new()));
+    let lane = || {
+        while results.lock().unwrap().2.len() < most_wrong() {
+            let Some(case) = cases.lock().unwrap().next() else { return };
+            let start = Instant::now();
+            let (done, ends) = channel();
+            thread::spawn(move || done.send(run(case)));
+            let found = ends.recv_timeout(LIMIT).unwrap_or_else(|_| Err("hangs".to_string()));
+            let took = start.elapsed();
+            let (count, slowest, wrong) = &mut *results.lock().unwrap();
+            *count += 1;
+            if took > slowest.0 {
+                *slowest = (took, Some(case));
+            }
+            wrong.extend(found.err().map(|error| format!("{error}: {case:?}")));
         }
-    }
+    };
+    thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(lane))));
+    let (count, slowest, wrong) = results.into_inner().unwrap();
     println!("{count} cases, the slowest: {slowest:?}");
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -423,46 +508,22 @@ fn most_wrong() -> usize {
     std::env::var("TWINBUF_AUTHOR_WRONG").map_or(8, |most| most.parse().unwrap())
 }
 
-trait MaxByTime {
-    fn max_by_key_time(self, other: Self) -> Self;
-}
-
-impl<T> MaxByTime for (Duration, T) {
-    fn max_by_key_time(self, other: Self) -> Self {
-        if other.0 > self.0 { other } else { self }
-    }
-}
-
 #[test]
 fn code_that_breaks_its_word_is_named_and_stops_nothing() {
-    let cases = CULPRITS.into_iter().flat_map(|what| {
-        MODES.into_iter().flat_map(move |mode| {
-            [How::Next, How::Try, How::Timeout, How::Poll].into_iter().flat_map(move |how| {
-                [End::Close, End::CloseTimeout, End::Drop].into_iter().flat_map(move |end| {
-                    [(0, false), (1, false), (3, false), (0, true), (4, true)].into_iter().flat_map(
-                        move |(at, always)| {
-                            [(2, false, true), (99, false, false), (99, true, true)].into_iter().map(
-                                move |(take, resumes, keeps)| Case {
-                                    what,
-                                    at,
-                                    always,
-                                    how,
-                                    end,
-                                    mode,
-                                    take,
-                                    resumes,
-                                    keeps: keeps && mode.2 > 1,
-                                },
-                            )
-                        },
-                    )
-                })
-            })
-        })
-    });
+    let mut cases = Vec::new();
+    for (what, mode) in CULPRITS.into_iter().flat_map(|what| MODES.map(|mode| (what, mode))) {
+        for (how, end) in HOWS.into_iter().flat_map(|how| ENDS.map(|end| (Some(how), end))) {
+            for (at, always) in [(0, false), (1, false), (3, false), (0, true), (4, true)] {
+                for (take, resumes, keeps) in [(2, false, 1), (ALL, false, 0), (ALL, true, mode.2 / 2)] {
+                    cases.push(Case { what, at, always, how, end, mode, take, resumes, keeps, seed: 0 });
+                }
+            }
+        }
+    }
     // Some of them, all with the variable.
-    let every = if std::env::var("TWINBUF_AUTHOR_CASES").is_ok() { 1 } else { 29 };
-    run_all(cases.filter(|case| case.what != What::Driver || case.mode.1 > 0).step_by(every));
+    let random: Option<u64> = std::env::var("TWINBUF_AUTHOR_CASES").ok().map(|most| most.parse().unwrap());
+    let every = if random.is_some() { 1 } else { 29 };
+    run_all(cases.into_iter().step_by(every).chain((1..=random.unwrap_or(500)).map(Case::random)));
 }
 
 /// Writes its unit, and ends where it is told to.
@@ -499,7 +560,7 @@ fn asked(
 ) -> Vec<Option<String>> {
     let (done, ends) = channel();
     thread::spawn(move || {
-        for how in [How::Next, How::Try, How::Timeout, How::Poll] {
+        for how in HOWS {
             prepare(&mut pipe);
             let mut items = Items::lent(&mut pipe);
             let found = loop {

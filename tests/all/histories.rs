@@ -10,16 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::common::model::Model;
 use twinbuf::pipe::{Front, Items};
-use twinbuf::{BoxError, Error, generate, stream};
+use twinbuf::{BoxError, Error, generate};
 
 /// Numbers that look random (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone)]
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,7 +26,7 @@ impl Dice {
         (z ^ (z >> 31)) % limit
     }
 
-    fn chance(&mut self, percent: u64) -> bool {
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 }
@@ -117,8 +116,11 @@ fn no_round_starts_behind_one_that_failed() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn no_group_is_read_behind_one_that_failed() {
+    use crate::common::model::Model;
+
     const GROUPS: u64 = 5;
     let model = Model::new(&[40; GROUPS as usize]);
     let file = std::fs::File::options().write(true).open(&model.path).unwrap();
@@ -130,7 +132,7 @@ fn no_group_is_read_behind_one_that_failed() {
     for seed in 0..histories(100) {
         let mut dice = Dice(seed);
         let (overlap, depth) = (dice.chance(80), 2 + dice.below(3) as usize);
-        let builder = stream(model.groups()).cycle().overlap(overlap).depth(depth);
+        let builder = twinbuf::stream(model.groups()).cycle().overlap(overlap).depth(depth);
         let mut groups = builder.read_mode(twinbuf::mmap::ReadMode::Pread).build().unwrap();
         for _ in 0..dice.below(8) {
             // The groups from this one on are cut off for a while.

@@ -20,7 +20,6 @@ mod example_validation;
 mod faults;
 mod fields;
 mod generate;
-#[cfg(unix)]
 mod histories;
 mod owned;
 mod pipe;
