@@ -14,7 +14,7 @@ import sys
 import mutate_cuda
 
 # Quick ones first. What follows a program's name filters its tests.
-TESTS = ["all pipe::", "all promises::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all stuck::", "all waiting::", "all report::", "process"]
+TESTS = ["all pipe::", "all author::", "all promises::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all stuck::", "all waiting::", "all report::", "process"]
 
 TURN, WORKER, MOD, RING, ITEMS, PLAIN = (
     f"{name}.rs" for name in ("turn", "worker", "mod", "ring", "items", "plain")
@@ -66,9 +66,9 @@ MUTANTS = [
     (WORKER, "what is read is not forgotten", "            shared.ended(self.index);\n", ""),
     (WORKER, "what is read is not told", "        shared.began(self.index, ticket, now);\n", ""),
     # Driven workers.
-    (WORKER, "a driver that fills is not waited for", "        if filling.is_none() && !*left {\n            shared.enter();\n        }", "        if filling.is_none() && !*left {\n            shared.enter();\n            shared.exit();\n        }"),
-    (WORKER, "a driver that has nothing to fill is waited for", "                shared.exit();\n                return Poll::Pending;", "                return Poll::Pending;"),
-    (WORKER, "a driver that has filled is waited for", "Some(begun), result.map_err(Box::new));\n            self.shared.exit();", "Some(begun), result.map_err(Box::new));"),
+    (WORKER, "a driver that fills is not waited for", "        mem::forget(inside);\n", "        drop(inside);\n"),
+    (WORKER, "a driver that has nothing to fill is waited for", "                return Poll::Pending;", "                mem::forget(inside);\n                return Poll::Pending;"),
+    (WORKER, "a driver that has filled is waited for", "            let _inside = Inside(&*self.shared);\n", ""),
     (WORKER, "a driver does not see the close", "if waits || shared.is_closed() {", "if waits {"),
     (WORKER, "a suspended fill is handed over", "        mem::forget(self);", "        drop(self);"),
     (WORKER, "a forgotten fill is committed", "            self.worker.end(Err(error));\n        }\n    }\n}\n\ndebug", "            drop(error);\n            self.worker.end(Ok(Content::Bytes(0)));\n        }\n    }\n}\n\ndebug"),
@@ -76,14 +76,14 @@ MUTANTS = [
     (MOD, "a close waits for an idle driver", "let idle = self.shared.is_idle();", "let idle = false;"),
     (TURN, "of what is read the last is told", "doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))", "doing.max_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))"),
     # The caller.
-    (MOD, "a unit of an earlier call is delivered", "if (ticket.generation, ticket.seq) == (call, expected) {", "if ticket.seq == expected {"),
-    (MOD, "units are delivered out of order", "if (ticket.generation, ticket.seq) == (call, expected) {", "if ticket.generation == call || ticket.seq == expected {"),
+    (MOD, "a unit of an earlier call is delivered", "if (ticket.generation, ticket.seq) == expected {", "if ticket.seq == expected.1 {"),
+    (MOD, "units are delivered out of order", "if (ticket.generation, ticket.seq) == expected {", "if ticket.generation == expected.0 || ticket.seq == expected.1 {"),
     (MOD, "a received unit is not counted", "        self.received += 1;\n", ""),
     (MOD, "a call counts what was received before it", "(self.received, self.stopped) = (0, None);", "self.stopped = None;"),
     (MOD, "a blocking wait takes a held slot for an empty one", "        if !matches!(waiting, Waiting::Block) {", "        if true {"),
     (MOD, "a held slot is an error at once", "if since.elapsed() < self.held_timeout {", "if false {"),
     (MOD, "a held slot is waited for without end", "if since.elapsed() < self.held_timeout {", "if true {"),
-    (MOD, "a slot counts as held since an earlier item", "    if since.take().is_some() {", "    if since.is_some() {"),
+    (MOD, "a slot counts as held since an earlier item", "&& self.held_since.take().is_some() {", "&& self.held_since.is_some() {"),
     (MOD, "a drop after a task waits as long as any", "*limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };", "*limit = END_LIMIT;"),
     (MOD, "a drop does not end the workers", "        if self.consumer.is_some() {\n            self.end", "        if self.consumer.is_some() && false {\n            self.end"),
     (MOD, "the consumer stays while the workers end", "        let consumer = consumer.take();\n", "        let consumer = None::<R::Consumer>;\n"),
@@ -114,6 +114,43 @@ MUTANTS = [
     (PLAIN, "an order whose length is known has an end", "(least, Some(most)) if least == most => Some(least as u64),", "(least, Some(most)) if least == most && most == 0 => Some(least as u64),"),
     (PLAIN, "what was left goes on being filled", "        self.begun.granted = self.retract();\n", ""),
     (PLAIN, "an error ends the iteration for ever", "        self.go_on();\n", ""),
+    # What an author's code does, and calls out of turn.
+    (TURN, "a failure stops no unit that is granted later", "} else if mail.stops == 0 && mail.started < mail.granted {", "} else if mail.started < mail.granted {"),
+    (TURN, "an order that ends late stops a later call", "                    if mail.call == call {\n                        (mail.started", "                    if mail.call >= call {\n                        (mail.started"),
+    (TURN, "a panic of a drop ends the worker", "        if let Err(message) = caught(call) {", "        if let Err(message) = Ok::<(), String>(call()) {"),
+    (TURN, "a panic of a drop is told nobody", "            lock(&self.mail).fault.get_or_insert((who, message));", "            let _ = (who, message);"),
+    (TURN, "a panic of a drop is told twice", "lock(&self.mail).fault.take() } else", "lock(&self.mail).fault.clone() } else"),
+    (TURN, "a panic of a drop waits for the close", "mail.fault.is_some());", "false);"),
+    (TURN, "an order that is too short is at its end", "        if !there {\n            return Some(\"fewer\");\n        }\n", "        if !there {\n            return None;\n        }\n"),
+    (TURN, "an order that is too long is cut off", "        more.then_some(\"more\")", "        more.then_some(\"more\").filter(|_| false)"),
+    (TURN, "behind the last unit the order is asked again", "                if seq + 1 == *length {\n                    self.stop(call);\n                }\n", ""),
+    (TURN, "a clock that could not end runs no more", "self.guard(\"waker\", || over.into_iter()", "(|_, call: &mut dyn FnMut()| call())(\"waker\", &mut || over.take().into_iter()"),
+    (TURN, "a call begins with the failures of the one before", "(0, granted, 0, Instant::now());", "(0, granted, mail.stops, Instant::now());"),
+    (TURN, "a call waits since the one before", "(mail.started, mail.granted, mail.stops, mail.resumed) = (0, granted, 0, Instant::now());", "(mail.started, mail.granted, mail.stops) = (0, granted, 0);"),
+    (TURN, "of two calls the later fill is told", "(doing.ticket.generation, doing.ticket.seq))", "doing.ticket.seq)"),
+    (TURN, "an order is not dropped with the pipe", "        let posted = lock(&self.mail).posted.take();\n        self.guard(\"order\", || drop(posted));\n        self.forget_task();", "        self.forget_task();"),
+    (TURN, "a task is remembered by a pipe that ended", "        self.guard(\"order\", || drop(posted));\n        self.forget_task();", "        self.guard(\"order\", || drop(posted));"),
+    (TURN, "the sum of the bytes overflows", "self.times.bytes.saturating_add(bytes)", "self.times.bytes + bytes"),
+    (MOD, "a unit that was passed over stops the others", "                self.running.shared.pass_over();\n", ""),
+    (MOD, "a resumption passes over what the caller has not heard of", "        if self.stopped == Some(Stopped::Failed) {", "        if self.stopped != Some(Stopped::Ended) {"),
+    (MOD, "the end of a source stops no later unit", "if self.stopped == Some(Stopped::Failed) {", "if self.stopped.is_some() {"),
+    (MOD, "a failed unit is not remembered", "            self.stopped = Some(if result.is_ok() { Stopped::Ended } else { Stopped::Failed });\n", ""),
+    (MOD, "a close tells no panic of a drop", "unheard.or(fault)", "unheard.or(fault.filter(|_| false))"),
+    (MOD, "a call that finds nobody tells no panic", "self.running.shared.fault(&at).unwrap_or(Error::ThreadGone { at })", "Error::ThreadGone { at }"),
+    (MOD, "a task is woken too late", "self.running.shared.wake_at(since + self.held_timeout", "self.running.shared.wake_at(Instant::now() + self.held_timeout"),
+    (WORKER, "what failed before its fill is filled", "        if !header.is_to_fill() {\n", "        if header.unit.is_none() {\n"),
+    (WORKER, "what failed before its fill is driven", "            if header.is_to_fill() {\n", "            if header.unit.is_some() {\n"),
+    (RING, "a panic of a slot's drop is swallowed", "            resume_unwind(Box::new(message));\n", "            drop(message);\n"),
+    (RING, "an error that nobody received outlives its slot", "mem::replace(&mut self.result, Ok(Content::End)))", "Ok(Content::End))"),
+    (ITEMS, "a collection waits for a held slot", "let patience = mem::replace(&mut self.front.pipe_mut().held_timeout, Duration::ZERO);", "let patience = self.front.pipe_mut().held_timeout;"),
+    (PLAIN, "units named by rounds overflow", "epoch.saturating_add(seq)", "epoch + seq"),
+    (PLAIN, "a call that was not begun waits", "        if self.begun.calls == 0 {", "        if false {"),
+    (PLAIN, "a call waits for what was not granted", "self.received >= self.begun.granted {", "self.received > self.begun.granted {"),
+    (PLAIN, "a call waits for workers that nobody drives", "!driven.is_empty() && threads.is_empty() && own.is_none() {", "false {"),
+    (PLAIN, "a call goes on after its end", "self.begun.length == Some(self.received) || self.stopped.is_some() {", "self.begun.length == Some(self.received) {"),
+    (PLAIN, "an empty order is not looked at", "length == Some(0) && units.next().is_some()", "length == Some(0) && false"),
+    (PLAIN, "a caller has no source of its own", "            helper,\n", "            helper: helper.filter(|_| false),\n"),
+    (PLAIN, "a unit that failed is not passed over", "        pipe.pass_over();\n", ""),
 ]
 
 # What -> why no test can kill it.
@@ -133,6 +170,7 @@ FIRST = {
     "a unit of an earlier call stops this one": "twinbuf-shuttle-pipe:histories earlier",
     "the caller waits for the turn": "--lib pipe::tests",
     "a clock runs on after a close": "twinbuf-shuttle-pipe:histories",
+    **dict.fromkeys((what for _, what, *_ in MUTANTS[-36:]), "all author::"),
 }
 
 if __name__ == "__main__":

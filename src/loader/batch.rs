@@ -14,11 +14,10 @@ use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::{Checkpoint, Identity};
 use crate::error::{At, Error};
-use crate::pipe::memory::{Item, Taken, for_slot};
-use crate::pipe::ring::Sides;
-use crate::pipe::{Backend, Host};
 #[cfg(feature = "cuda")]
-use crate::pipe::{Cuda, Header};
+use crate::pipe::device::Cuda;
+use crate::pipe::memory::{Backend, Host, Item, Taken, for_slot};
+use crate::pipe::ring::Ring;
 use crate::transform::{RecordType, fits};
 
 /// The bytes of one batch: the records one after another, in the plan's order, after the transforms. In host memory, or
@@ -116,7 +115,7 @@ impl<B: Backend> Batch<B> {
         Self { slot }
     }
 
-    fn header(&self) -> &crate::pipe::Header<Records> {
+    fn header(&self) -> &crate::pipe::ring::Header<Records> {
         B::Ring::<Records>::header(&self.slot)
     }
 
@@ -468,7 +467,7 @@ impl DerefMut for Batch {
 
 /// What a lease of a device slot carries: the name and the times of a batch. It has no public fields or methods.
 #[cfg(feature = "cuda")]
-pub type BatchMeta = Header<Records>;
+pub type BatchMeta = crate::pipe::ring::Header<Records>;
 
 #[cfg(feature = "cuda")]
 impl Batch<Cuda> {

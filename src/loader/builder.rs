@@ -19,10 +19,10 @@ use crate::loader::checkpoint::Identity;
 use crate::observe::report::{Kind, Report};
 use crate::pipe::AnySource;
 #[cfg(feature = "cuda")]
-use crate::pipe::Cuda;
-use crate::pipe::memory::{LEAST, Memory, MemoryLimit, check_memory, too_large};
+use crate::pipe::device::Cuda;
+use crate::pipe::memory::{Backend, Host, LEAST, Memory, MemoryLimit, check_memory, too_large};
 use crate::pipe::options::{Options, common};
-use crate::pipe::{Backend, Host, Pipe, Setup};
+use crate::pipe::{Pipe, Setup};
 use crate::transform::RecordTransform;
 
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.

@@ -13,10 +13,10 @@ use super::reader::Driven;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
-use crate::pipe::Cuda;
-use crate::pipe::memory::Item;
+use crate::pipe::device::Cuda;
+use crate::pipe::memory::{Backend, Host, Item};
 use crate::pipe::options::calls_of_pipe;
-use crate::pipe::{Backend, Ended, Front, Host, Items, Next, Pipe, Place};
+use crate::pipe::{Ended, Front, Items, Next, Pipe, Place};
 
 /// Reads the batches of a plan ahead of their use.
 ///

@@ -64,4 +64,6 @@ pub use self::epochs::Epochs;
 pub use self::reader::Driven;
 pub use crate::dataset::{Fields, Locator};
 pub use crate::error::{At, Reading};
-pub use crate::pipe::memory::MemoryLimit;
+#[cfg(feature = "cuda")]
+pub use crate::pipe::device::Cuda;
+pub use crate::pipe::memory::{Backend, Host, MemoryLimit};

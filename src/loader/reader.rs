@@ -16,7 +16,8 @@ use super::batch::{Progress, Records};
 use super::sizes::Stage;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
-use crate::pipe::{self, Backend, Content, Filling, Host, Source};
+use crate::pipe::memory::{Backend, Host};
+use crate::pipe::{self, Content, Filling, Source};
 use crate::transform::{Context, RecordTransform};
 
 /// The source of a loader's pipe: reads all fields of a batch.

@@ -7,7 +7,7 @@ use super::builder::{LoaderBuilder, MAX_WORKERS};
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
-use crate::pipe::Backend;
+use crate::pipe::memory::Backend;
 use crate::pipe::memory::MemoryLimit;
 
 /// The start of the name of every switch.

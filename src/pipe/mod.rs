@@ -18,7 +18,7 @@
 //! [`Loader`](crate::Loader), [`Generator`](crate::generate::Generator) and the stream of weights are front ends of a
 //! pipe.
 //!
-//! # Example
+//! # Examples
 //!
 //! Shards of a compressed stream, decoded by two workers, delivered in order, and resumed by the caller:
 //!
@@ -61,6 +61,61 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A task that gives up a wait, because the source blocks, and goes on later. A future that is dropped loses no item:
+//!
+//! ```
+//! use std::future::Future;
+//! use std::pin::pin;
+//! use std::sync::mpsc::{Receiver, channel};
+//! use std::task::{Context, Waker};
+//! use std::time::Duration;
+//! use twinbuf::pipe::{self, Content, Filling, Source};
+//! use twinbuf::{BoxError, Error};
+//!
+//! /// Asks a server, which answers unit 3 late.
+//! struct Remote(Receiver<u64>);
+//!
+//! impl Source<u64> for Remote {
+//!     type Unit = u64;
+//!
+//!     fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+//!         at.reads(0, *unit); // what `reading` returns while this blocks
+//!         *slot = if *unit == 3 { self.0.recv().map_err(|error| at.failed(error))? } else { *unit };
+//!         Ok(Content::Bytes(8))
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), BoxError> {
+//! let (server, answers) = channel();
+//! let mut pipe = pipe::builder(vec![0; 2]).worker(Remote(answers)).build()?;
+//! let mut items = pipe.items(0..6);
+//! pollster::block_on(async {
+//!     for unit in 0..3 {
+//!         assert_eq!(items.next_async().await.map(|item| *item.unwrap()), Some(unit));
+//!     }
+//! });
+//! {
+//!     let next = pin!(items.next_async()); // a runtime polls it beside a timer, with `select!` for example
+//!     assert!(next.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+//! } // the task gives up
+//! if let Some(reading) = items.reading() {
+//!     println!("{reading}"); // epoch 0, step 3: loading for 0.002 s, from record 3 on
+//! }
+//! server.send(30)?;
+//! let mut rest = Vec::new();
+//! pollster::block_on(async {
+//!     while let Some(item) = items.next_async().await {
+//!         rest.push(*item?);
+//!     }
+//!     Ok::<(), Error>(())
+//! })?;
+//! assert_eq!(rest, [30, 4, 5]);
+//! drop(items);
+//! pipe.close_timeout(Duration::from_secs(60))?; // an error, not a hang, if the server never answers
+//! # Ok(())
+//! # }
+//! ```
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
@@ -77,14 +132,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "cuda")]
-pub use self::device::{Cuda, DeviceSlots};
 pub use self::items::{Ended, Front, Items, Next};
-pub use self::memory::{Backend, Host};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::ring::{BothSides, Received, Waiting};
-pub use self::ring::{Content, Filled, Header, Place, Ring, Slots};
+pub use self::ring::{Content, Filled, Place, Ring, Slots};
 use self::turn::{FOREVER, HELP_LIMIT, Locate, Order, Patience, Posted, Shared, Take};
 pub use self::turn::{Filling, Source};
 pub(crate) use self::worker::AnySource;
@@ -407,67 +459,83 @@ impl<R: Ring> Pipe<R> {
     ) -> Poll<Result<Option<R::Item>, Error>> {
         let asked = Instant::now();
         self.asked(place, asked);
-        let (call, expected, held_timeout) = (self.call, self.received, self.held_timeout);
-        let at = || self.naming.at(place.ticket());
+        let (found, there) = self.next_slot(asked, &mut waiting);
+        if !matches!(found, Received::Held) && self.held_since.take().is_some() {
+            // The next slot is no longer held, so no task waits for its release.
+            self.running.shared.forget_task();
+        }
+        let error = match found {
+            Received::Item(item) => return Poll::Ready(self.accept(item, place, asked, there)),
+            Received::Empty => return Poll::Pending,
+            Received::Held => return self.slot_held(&waiting, place),
+            Received::Gone => {
+                let at = self.at(place);
+                self.running.shared.fault(&at).unwrap_or(Error::ThreadGone { at })
+            }
+            Received::Failed(source) => Error::Upload { at: self.at(place), source },
+        };
+        Poll::Ready(Err(error))
+    }
+
+    /// Waits for the next slot of the call, and releases those of earlier calls. Returns also whether it was ready when the
+    /// caller asked.
+    fn next_slot(&mut self, asked: Instant, waiting: &mut Waiting<'_, '_>) -> (Received<R::Item>, bool) {
+        let (expected, held_timeout) = ((self.call, self.received), self.held_timeout);
         let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
-        let gone = || shared.fault(at()).unwrap_or_else(|| Error::ThreadGone { at: at() });
-        let Some(consumer) = consumer else { return Poll::Ready(Err(gone())) };
+        let Some(consumer) = consumer else { return (Received::Gone, false) };
         *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = match own {
-            Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, &mut waiting, held_timeout),
+            Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, waiting, held_timeout),
             _ => None,
         };
         let _waiting = recorder.waiting().map(Span::entered);
-        // Whether the unit was ready when the caller asked: `asked` is then its time of receipt, and the clock need not be
-        // read again. With a trace it is read: the trace shows the exact time.
+        // With a trace the clock is read again: the trace shows the exact time of receipt.
         let mut there = trace.is_none();
-        let mut item = loop {
+        loop {
             let received = match found.take() {
+                // The caller fills slots itself, and found this in place of one: do not wait for another to fill it.
                 Some(found) => found,
                 None => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
                     Received::Empty | Received::Held => {
                         there = false;
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
-                            help(shared, own, consumer, recorder, &waiting, &mut self.last_fill)
+                            help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
                         });
                         helped.unwrap_or_else(|| {
                             // Update the live report before the wait, so that it shows a wait that never ends.
                             self.publisher.waits(|now| {
                                 with_copies::<R>(recorder.sums(now), shared.loads(), Some(consumer))
                             });
-                            R::receive(consumer, &mut waiting, held_timeout)
+                            R::receive(consumer, waiting, held_timeout)
                         })
                     }
-                    found => found,
+                    received => received,
                 },
             };
-            match received {
-                Received::Item(mut item) => {
-                    let ticket = R::header_mut(&mut item).ticket;
-                    recorder.taken(ticket);
-                    if (ticket.generation, ticket.seq) == (call, expected) {
-                        break item;
-                    }
-                    // The caller left the call that this slot was filled for. Release the slot and receive the next
-                    // one.
-                    shared.guard("unit or an error", || drop(item));
-                    there = false;
-                }
-                Received::Empty => {
-                    not_held(&mut self.held_since, shared);
-                    return Poll::Pending;
-                }
-                Received::Held => {
-                    let (option, slots) = R::depth(consumer);
-                    let error = Error::SlotHeld { at: at(), option, slots };
-                    return self.slot_held(&waiting, error);
-                }
-                Received::Gone => return Poll::Ready(Err(gone())),
-                Received::Failed(source) => return Poll::Ready(Err(Error::Upload { at: at(), source })),
+            let Received::Item(mut item) = received else { return (received, there) };
+            let ticket = R::header_mut(&mut item).ticket;
+            recorder.taken(ticket);
+            if (ticket.generation, ticket.seq) == expected {
+                return (Received::Item(item), there);
             }
-        };
+            // The caller left the call that this slot was filled for. Release the slot and receive the next one.
+            shared.guard("unit or an error", || drop(item));
+            there = false;
+        }
+    }
+
+    /// Takes the item out that the caller asked for. If it was ready (`there`), `asked` is its time of receipt, and the
+    /// clock need not be read again.
+    fn accept(
+        &mut self,
+        mut item: R::Item,
+        place: Place,
+        asked: Instant,
+        there: bool,
+    ) -> Result<Option<R::Item>, Error> {
+        let Running { consumer, shared, overlap, recorder, .. } = &mut *self.running;
         let number = R::number(&item);
-        let copied = R::copied(consumer, number);
+        let copied = consumer.as_ref().and_then(|consumer| R::copied(consumer, number));
         let header = R::header_mut(&mut item);
         let load = &header.load;
         self.last_fill = *load;
@@ -479,29 +547,25 @@ impl<R: Ring> Pipe<R> {
         };
         self.received += 1;
         self.publisher.waited(now);
-        not_held(&mut self.held_since, shared);
-        match mem::replace(&mut header.result, Ok(Content::End)) {
-            Ok(Content::Bytes(bytes)) => {
-                header.result = Ok(Content::Bytes(bytes));
-                recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
-            }
-            end => {
-                self.stopped = Some(if end.is_ok() { Stopped::Ended } else { Stopped::Failed });
-                let named = header.unit.is_some();
-                shared.guard("unit", || drop(item));
-                let error = |error: Box<Error>| if named { *error } else { at_place(*error, at()) };
-                return Poll::Ready(end.map(|_| None).map_err(error));
-            }
-        }
+        let result = mem::replace(&mut header.result, Ok(Content::End));
+        let Ok(Content::Bytes(bytes)) = result else {
+            self.stopped = Some(if result.is_ok() { Stopped::Ended } else { Stopped::Failed });
+            let named = header.unit.is_some();
+            shared.guard("unit", || drop(item));
+            let error = |error: Box<Error>| if named { *error } else { at_place(*error, self.at(place)) };
+            return result.map(|_| None).map_err(error);
+        };
+        header.result = result;
+        recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
         if self.publisher.is_due(now) {
             self.publisher.publish(self.report(), now);
         }
-        Poll::Ready(Ok(Some(item)))
+        Ok(Some(item))
     }
 
     /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
     /// same time is over.
-    fn slot_held(&mut self, waiting: &Waiting<'_, '_>, error: Error) -> Poll<Result<Option<R::Item>, Error>> {
+    fn slot_held(&mut self, waiting: &Waiting<'_, '_>, place: Place) -> Poll<Result<Option<R::Item>, Error>> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.held_timeout {
@@ -511,7 +575,9 @@ impl<R: Ring> Pipe<R> {
                 return Poll::Pending;
             }
         }
-        Poll::Ready(Err(error))
+        let held = self.running.consumer.as_ref().map(R::depth);
+        let (option, slots) = held.unwrap_or(("depth", 0));
+        Poll::Ready(Err(Error::SlotHeld { at: self.at(place), option, slots }))
     }
 
     /// How many slots items can hold.
@@ -566,7 +632,7 @@ impl<R: Ring> Pipe<R> {
             let reading = running.shared.first_fill().map(|doing| doing.reading(&naming, &locate));
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
-        let fault = running.shared.fault(naming.at(Ticket::default()));
+        let fault = running.shared.fault(&naming.at(Ticket::default()));
         let trace = running.trace.take();
         // This drops the last rows of the trace, which write their events. `close` below returns an error of these
         // writes.
@@ -662,7 +728,7 @@ fn help<R: Ring>(
     waiting: &Waiting<'_, '_>,
     last_fill: &mut LoadTimes,
 ) -> Option<Received<R::Item>> {
-    while own.pays() {
+    while own.pays(shared) {
         let rest = match waiting {
             Waiting::Block => FOREVER,
             Waiting::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
@@ -688,13 +754,6 @@ fn help<R: Ring>(
     None
 }
 
-/// The next slot is no longer held, so no task waits for its release.
-fn not_held<R: Ring>(since: &mut Option<Instant>, shared: &Shared<R>) {
-    if since.take().is_some() {
-        shared.forget_task();
-    }
-}
-
 /// Names the unit in the error of an order that gave none: the unit that the caller asked for.
 fn at_place(error: Error, at: At) -> Error {
     match error {
@@ -708,7 +767,6 @@ fn at_place(error: Error, at: At) -> Error {
 mod tests {
     use std::sync::mpsc;
 
-    use super::ring::Sides;
     use super::*;
 
     type Numbered = Slots<u64, u64>;
@@ -716,8 +774,7 @@ mod tests {
     /// Writes its unit to the slot. With `Other`, first fills and commits the slot that another worker has taken.
     struct Numbers(Option<Other>);
 
-    type Other =
-        (Arc<Shared<Numbered>>, Worker<Numbered>, <Numbered as Sides<u64, u64, Filled<u64, u64>>>::Reserved);
+    type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, <Numbered as Ring>::Reserved);
 
     impl Source<u64> for Numbers {
         type Unit = u64;
@@ -859,13 +916,15 @@ mod tests {
 
     #[test]
     fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
         for rests in [false, true] {
             let worker: Worker<Numbered> =
                 Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 0, rests);
             let start = Instant::now();
             for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
                 let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };
-                assert_eq!(worker.is_to_rest(&times), rests && short, "{took:?}");
+                assert_eq!(worker.is_to_rest(&shared, &times), rests && short, "{took:?}");
             }
         }
     }

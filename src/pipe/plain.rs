@@ -17,6 +17,7 @@ pub struct Builder<T: Send + 'static, U: Send + 'static> {
     slots: Vec<T>,
     sources: Vec<AnySource<Slots<T, U>>>,
     driven: usize,
+    helper: Option<AnySource<Slots<T, U>>>,
     rounds: bool,
     options: Options,
 }
@@ -24,7 +25,14 @@ pub struct Builder<T: Send + 'static, U: Send + 'static> {
 /// Returns a builder for a pipe with these slots. Each worker fills one slot at a time: with overlap, one slot more than
 /// workers keeps them all busy while the caller uses an item, and two more absorb bursts.
 pub fn builder<T: Send + 'static, U: Send + 'static>(slots: Vec<T>) -> Builder<T, U> {
-    Builder { slots, sources: Vec::new(), driven: 0, rounds: false, options: Options::default() }
+    Builder {
+        slots,
+        sources: Vec::new(),
+        driven: 0,
+        helper: None,
+        rounds: false,
+        options: Options::default(),
+    }
 }
 
 impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
@@ -42,6 +50,13 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     /// [`Items::try_next`](super::Items::try_next) returned `Pending`.
     pub fn driven(mut self) -> Self {
         self.driven += 1;
+        self
+    }
+
+    /// Gives the caller a source of its own: a call that waits fills a slot behind the one that it waits for, as one more
+    /// worker, while [`Source::pays`] returns `true` and fills are short. Default: none. Without overlap it is not used.
+    pub fn helper(mut self, source: impl Source<T, Unit = U>) -> Self {
+        self.helper = Some(Box::new(source));
         self
     }
 
@@ -67,7 +82,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Pipe<Slots<T, U>>, Error> {
-        let Self { slots, sources, driven, rounds, mut options } = self;
+        let Self { slots, sources, driven, helper, rounds, mut options } = self;
         for (option, found) in [("slots", slots.len()), ("worker", sources.len() + driven)] {
             if found == 0 {
                 let (wanted, found) = ("at least one".to_string(), "none".to_string());
@@ -82,7 +97,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
             sides: Slots::ring(slots),
             sources,
             driven,
-            helper: None,
+            helper,
             options,
             trace,
             kind: if rounds { Kind::Rounds } else { Kind::Items },

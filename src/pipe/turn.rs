@@ -39,8 +39,8 @@ pub trait Source<S: ?Sized>: Send + 'static {
     /// Any. The caller receives the error once, in the place of the unit; no later unit is started.
     fn fill(&mut self, unit: &mut Self::Unit, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error>;
 
-    /// Whether a caller that waits may fill a slot with a source of its own: true if a fill takes a processor, not a
-    /// device, and runs no foreign code. Default: `false`.
+    /// Whether a caller that waits may fill a slot with a source of its own ([`Builder::helper`](super::Builder::helper)):
+    /// true if a fill takes a processor, not a device. Default: `false`.
     fn pays(&self) -> bool {
         false
     }
@@ -328,9 +328,9 @@ impl<R: Ring> Shared<R> {
     }
 
     /// Returns a panic of foreign code that no unit has failed by.
-    pub(super) fn fault(&self, at: At) -> Option<Error> {
+    pub(super) fn fault(&self, at: &At) -> Option<Error> {
         let (who, message) = lock(&self.mail).fault.take()?;
-        Some(Error::Panicked { at, who, message })
+        Some(Error::Panicked { at: at.clone(), who, message })
     }
 
     /// Wakes the task at this time, unless the slot that it waits for is released before.

@@ -109,7 +109,7 @@ impl<R: Ring> Worker<R> {
         shared.guard("source", || {
             while let Take::Unit(unit) = worker.lane.take(shared) {
                 let (_, times) = worker.fill(shared, unit, None);
-                if worker.is_to_rest(&times) {
+                if worker.is_to_rest(shared, &times) {
                     std::thread::sleep(HELP_LIMIT);
                 }
             }
@@ -119,12 +119,14 @@ impl<R: Ring> Worker<R> {
     }
 
     /// Whether to leave the processor to others after this fill.
-    pub(super) fn is_to_rest(&self, times: &LoadTimes) -> bool {
-        self.rests && times.end - times.start < HELP_LIMIT && self.pays()
+    pub(super) fn is_to_rest(&self, shared: &Shared<R>, times: &LoadTimes) -> bool {
+        self.rests && times.end - times.start < HELP_LIMIT && self.pays(shared)
     }
 
-    pub(super) fn pays(&self) -> bool {
-        self.source.pays()
+    pub(super) fn pays(&self, shared: &Shared<R>) -> bool {
+        let mut pays = false;
+        shared.guard("source", || pays = self.source.pays());
+        pays
     }
 
     pub(super) fn flush(&mut self) {
@@ -243,9 +245,7 @@ impl<R: Ring> Driven<R> {
 
     fn advance(&mut self, waits: bool) -> Poll<Option<Fill<'_, R>>> {
         let Self { shared, lane, filling, left, .. } = self;
-        if filling.is_none() && !*left {
-            shared.enter();
-        }
+        let inside = (filling.is_none() && !*left).then(|| Inside::new(shared));
         while filling.is_none() && !*left {
             let taken = if waits { lane.take(shared) } else { shared.take(Patience::None) };
             let Take::Unit(mut reserved) = taken else {
@@ -254,7 +254,6 @@ impl<R: Ring> Driven<R> {
                     shared.leave();
                     break;
                 }
-                shared.exit();
                 return Poll::Pending;
             };
             let (_, header) = R::parts(&mut reserved);
@@ -266,14 +265,33 @@ impl<R: Ring> Driven<R> {
                 lane.end(shared, reserved, None, result);
             }
         }
+        // Still inside while it fills. A worker that has left is counted out already.
+        mem::forget(inside);
         Poll::Ready(filling.is_some().then_some(Fill { worker: self }))
     }
 
     fn end(&mut self, result: Result<Content, Error>) {
         if let Some((begun, reserved)) = self.filling.take() {
+            let _inside = Inside(&*self.shared);
             self.lane.end(&self.shared, reserved, Some(begun), result.map_err(Box::new));
-            self.shared.exit();
         }
+    }
+}
+
+/// A driven worker whose driver waits or fills: a pipe that ends waits for it. Its drop counts it out, also if a panic
+/// drops it.
+struct Inside<'s, R: Ring>(&'s Shared<R>);
+
+impl<'s, R: Ring> Inside<'s, R> {
+    fn new(shared: &'s Shared<R>) -> Self {
+        shared.enter();
+        Self(shared)
+    }
+}
+
+impl<R: Ring> Drop for Inside<'_, R> {
+    fn drop(&mut self) {
+        self.0.exit();
     }
 }
 

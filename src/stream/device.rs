@@ -11,7 +11,8 @@ use twinbuf_mmap::Tensor;
 use super::StreamBuilder;
 use super::group::{Group, Place, check};
 use crate::error::Error;
-use crate::pipe::{Cuda, Header};
+use crate::pipe::device::Cuda;
+use crate::pipe::ring::Header;
 
 impl StreamBuilder {
     /// Copies each group to the device of `context` on a separate stream, while the previous group is in use.

@@ -24,9 +24,9 @@ pub use self::group::{Group, View};
 use self::schedule::{Order, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
-use crate::pipe::memory::{Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
+use crate::pipe::memory::{Backend, Host, Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
-use crate::pipe::{Backend, Content, Ended, Filling, Front, Host, Items, Next, Pipe, Place, Setup, Source};
+use crate::pipe::{Content, Ended, Filling, Front, Items, Next, Pipe, Place, Setup, Source};
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
 /// the feature `safetensors`.

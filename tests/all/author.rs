@@ -29,6 +29,7 @@ enum What {
     Fill,
     /// The panic's own value panics when it is dropped.
     Payload,
+    Pays,
     SourceDrop,
     UnitDrop,
     SlotDrop,
@@ -47,9 +48,10 @@ enum What {
     Empty,
 }
 
-const CULPRITS: [What; 16] = [
+const CULPRITS: [What; 17] = [
     What::Fill,
     What::Payload,
+    What::Pays,
     What::SourceDrop,
     What::UnitDrop,
     What::SlotDrop,
@@ -163,6 +165,11 @@ impl Source<Memory> for Author {
         }
         slot.0 = unit.0;
         Ok(Content::Bytes(8))
+    }
+
+    fn pays(&self) -> bool {
+        self.mark.0.hit(What::Pays);
+        true
     }
 }
 
@@ -342,6 +349,8 @@ fn run_with(case: Case, bad: &Arc<Bad>, heard: &Heard) -> Result<(), String> {
     let slots = (0..depth).map(|_| Memory(0, mark(What::SlotDrop))).collect();
     let builder = pipe::builder(slots).overlap(overlap).held_timeout(Duration::from_millis(2));
     let builder = (0..threads).fold(builder, |builder, _| builder.worker(source()));
+    let helps = overlap && (case.what == What::Pays || random && dice.chance(30));
+    let builder = if helps { builder.helper(source()) } else { builder };
     let mut pipe = (0..driven).fold(builder, |builder, _| builder.driven()).build().unwrap();
     let workers = pipe.driven();
     let waker = waker(bad);

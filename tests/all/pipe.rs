@@ -154,6 +154,42 @@ fn a_panic_of_the_order_is_an_error_of_its_unit() {
     }
 }
 
+/// Waits at each fill until the other one has filled a slot. With a sender it is the other one.
+struct Waits(Option<Sender<()>>, Option<Receiver<()>>);
+
+impl Source<u64> for Waits {
+    type Unit = u64;
+
+    fn fill(&mut self, unit: &mut u64, slot: &mut u64, at: &mut Filling<'_>) -> Result<Content, Error> {
+        self.1.as_ref().map_or(Ok(()), |fills| fills.recv_timeout(LONG)).map_err(|error| at.failed(error))?;
+        self.0.iter().for_each(|fills| fills.send(()).unwrap());
+        *slot = *unit;
+        Ok(Content::Bytes(8))
+    }
+
+    fn pays(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_caller_with_a_source_of_its_own_fills_slots_while_it_waits() {
+    let (helped, helps) = channel();
+    let builder = pipe::builder(vec![0; 3]).worker(Waits(None, Some(helps)));
+    let mut pipe = builder.helper(Waits(Some(helped), None)).build().unwrap();
+    let mut items = pipe.items(0..2);
+    for unit in 0..2 {
+        // The worker fills a slot once the caller has filled one: in a call that finds the turn free.
+        let item = loop {
+            if let Poll::Ready(item) = items.next_timeout(Duration::from_millis(1)) {
+                break item;
+            }
+        };
+        assert_eq!(*item.unwrap().unwrap(), unit);
+    }
+    assert!(items.next().is_none());
+}
+
 #[test]
 fn close_tells_no_error_of_an_earlier_call() {
     let source = Numbers { fails: Some(1), ..Numbers::default() };

@@ -131,7 +131,7 @@ impl Tested for Loader {
 
 /// A loader on a device, where there is a software driver.
 #[cfg(target_os = "linux")]
-type OnDevice = Loader<twinbuf::pipe::Cuda>;
+type OnDevice = Loader<twinbuf::loader::Cuda>;
 #[cfg(not(target_os = "linux"))]
 type OnDevice = Loader;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::common::model::{Model, SIZES};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
+use twinbuf::loader::Cuda;
 use twinbuf::loader::MemoryLimit;
 use twinbuf::observe::Trace;
-use twinbuf::pipe::Cuda;
 use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf::{Error, cuda, mmap, stream};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim, checksum_of};

@@ -5,10 +5,10 @@ use std::thread;
 
 use crate::common::{Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
+use twinbuf::loader::Cuda;
 use twinbuf::loader::{DeviceBatch, LoaderBuilder};
 use twinbuf::mmap::Buffer;
 use twinbuf::observe::Trace;
-use twinbuf::pipe::Cuda;
 use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use twinbuf::loader::At;
+use twinbuf::loader::Backend;
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
-use twinbuf::pipe::Backend;
 use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
 
 /// Uses a processor for this long.

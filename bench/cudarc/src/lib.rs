@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 use twinbuf::loader::LoaderBuilder;
-use twinbuf::pipe::Cuda;
+use twinbuf::loader::Cuda;
 
 pub fn upload(builder: LoaderBuilder, context: Arc<CudaContext>) -> LoaderBuilder<Cuda> {
     builder.cuda(context)
