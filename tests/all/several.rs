@@ -1,12 +1,12 @@
 //! Several loaders at once: training and validation, with one trace and separate times.
 
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::common::{RECORD, busy, files, open, plan};
+use crate::common::{Gated, busy, files, open, plan};
 use serde_json::Value;
-use twinbuf::{BatchIndices, BoxError, Breakdown, Dataset, Loader, Plan};
+use twinbuf::{Breakdown, Loader, Plan};
 
 fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
@@ -72,27 +72,9 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     assert!(!std::fs::read_to_string(&path).unwrap().contains("va_lid"));
 }
 
-/// A batch is read when the other end of the channel sends.
-struct Gated(Receiver<()>);
-
-impl Dataset for Gated {
-    fn records(&self) -> u64 {
-        4
-    }
-
-    fn record_bytes(&self) -> usize {
-        RECORD
-    }
-
-    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.0.recv()?;
-        Ok(out.len())
-    }
-}
-
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
-    (open, Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap()).build().unwrap())
+    (open, Loader::builder(Gated(gate), Plan::builder(8).batch(2).build().unwrap()).build().unwrap())
 }
 
 /// The times of the training come from sums of measured intervals. They are compared only with one another, never with

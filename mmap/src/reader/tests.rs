@@ -138,9 +138,8 @@ fn every_way_to_read_delivers_the_same_bytes() {
             let [three, four] = [3, 4].map(|number| plain_epoch(records, plan.clone(), number));
             let prefetches = [0, 100_000, PREFETCH];
             // Each of them with another order, or all with all.
-            for prefetch in
-                prefetches.into_iter().skip((kind + order) % 3).take(twinbuf_testing::extent(1, 3))
-            {
+            let first = (kind + order) % 3;
+            for prefetch in prefetches.into_iter().cycle().skip(first).take(twinbuf_testing::extent(1, 3)) {
                 let options = ReadOptions::new().prefetch(prefetch);
                 let cached = Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap();
                 let Some(direct) = direct(records, &plan, options) else { return };

@@ -23,8 +23,7 @@ use twinbuf::{Error, Loader, Plan, Records};
 const SHORT: Duration = Duration::from_micros(200);
 
 fn histories() -> usize {
-    std::env::var("TWINBUF_SHUTTLE_HISTORIES")
-        .map_or_else(|_| twinbuf_testing::extent(50, 150), |number| number.parse().unwrap())
+    std::env::var("TWINBUF_SHUTTLE_HISTORIES").map_or(150, |number| number.parse().unwrap())
 }
 
 fn chance(percent: u32) -> bool {
