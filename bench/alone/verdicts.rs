@@ -5,7 +5,7 @@
 //! else about it is a GPU's. `bench/python/verdicts.py` has loops in Python.
 //!
 //! ```sh
-//! cargo bench --bench verdicts [-- --busy 0,1,2,4 --runs 5 --pairs 3 loop...]    # default: quiet, 5 runs, all loops
+//! cargo bench --bench verdicts [-- --busy 0,1,2,4 --runs 5 --pairs 3 --texts loop...]    # default: quiet, 5 runs, all loops
 //! ```
 
 use std::collections::VecDeque;
@@ -310,10 +310,10 @@ fn changed(load: &Load, report: &Report) -> Option<(Load, f64)> {
 /// What came of the runs of one load.
 #[derive(Default)]
 struct Found {
-    /// Verdicts, those that are right, and those that are wrong, in words.
+    /// Verdicts, those that are right, and reports.
     verdicts: usize,
     right: usize,
-    wrong: Vec<String>,
+    reports: Vec<String>,
     /// Bounds, and those that were broken.
     bounds: usize,
     broken: usize,
@@ -324,13 +324,14 @@ struct Found {
 
 impl Found {
     /// Measures the load once, and tries what its report says.
-    fn run(&mut self, load: &Load, rounds_a_ms: u64, pairs: usize) -> Result<(), BoxError> {
+    fn run(&mut self, load: &Load, run: &Run) -> Result<(), BoxError> {
+        let Run { pairs, rounds_a_ms, texts, .. } = *run;
         let (report, _) = measure(load, rounds_a_ms)?;
         let verdict = report.verdict();
         self.verdicts += usize::from(verdict != Verdict::Unmeasured);
         self.right += usize::from(load.truth.contains(&verdict));
-        if !load.truth.contains(&verdict) {
-            self.wrong.push(format!("{report:#}"));
+        if texts || !load.truth.contains(&verdict) {
+            self.reports.push(format!("{report:#}"));
         }
         let Some((change, said)) = changed(load, &report) else { return Ok(()) };
         let (mut before, mut after) = (vec![seconds(report.wall)], Vec::new());
@@ -359,6 +360,8 @@ fn seconds(time: Duration) -> f64 {
 struct Run {
     runs: usize,
     pairs: usize,
+    /// Whether to print the report of each run, not only those that are wrong.
+    texts: bool,
     wanted: Vec<String>,
     rounds_a_ms: u64,
 }
@@ -393,7 +396,7 @@ fn table(run: &Run) -> Result<(), BoxError> {
         }
         let mut found = Found::default();
         for _ in 0..run.runs {
-            found.run(&load, run.rounds_a_ms, run.pairs)?;
+            found.run(&load, run)?;
         }
         let percent = |part: f64| format!("{:.0} %", part * 100.0);
         println!(
@@ -405,7 +408,7 @@ fn table(run: &Run) -> Result<(), BoxError> {
             percent(found.said),
             percent(found.saved)
         );
-        found.wrong.iter().for_each(|advice| println!("    {}", advice.replace('\n', "\n    ")));
+        found.reports.iter().for_each(|report| println!("    {}", report.replace('\n', "\n    ")));
         all += run.runs;
         told += found.verdicts;
         right += found.right;
@@ -417,13 +420,14 @@ fn table(run: &Run) -> Result<(), BoxError> {
 }
 
 fn main() -> Result<(), BoxError> {
-    let (mut busy, mut runs, mut pairs, mut wanted) = (vec![0], 5, 3, Vec::new());
+    let (mut busy, mut runs, mut pairs, mut texts, mut wanted) = (vec![0], 5, 3, false, Vec::new());
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
             "--busy" => busy = words.next().unwrap_or_default().split(',').flat_map(str::parse).collect(),
             "--runs" => runs = words.next().unwrap_or_default().parse()?,
             "--pairs" => pairs = words.next().unwrap_or_default().parse()?,
+            "--texts" => texts = true,
             "--bench" => {}
             _ => wanted.push(word),
         }
@@ -436,6 +440,6 @@ fn main() -> Result<(), BoxError> {
     });
     let fastest = timed.min().unwrap_or_default();
     let rounds_a_ms = 100_000 * 1_000_000 / u64::try_from(fastest.as_nanos())?.max(1);
-    let run = Run { runs, pairs, wanted, rounds_a_ms };
+    let run = Run { runs, pairs, texts, wanted, rounds_a_ms };
     busy.into_iter().try_for_each(|busy| beside(busy, &run))
 }

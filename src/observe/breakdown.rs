@@ -19,7 +19,8 @@ const FIRST: u64 = 10;
 /// call.
 ///
 /// A clone is another handle to the same breakdown: pass one to the loader
-/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. A loader whose
+/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin with
+/// the loader's name, if it has one. A loader whose
 /// breakdown is on does not overlap loading with use, and logs this: two phases that run at the same time cannot be
 /// measured separately.
 ///
@@ -62,6 +63,8 @@ pub struct Breakdown {
 type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 
 struct Inner {
+    /// The start of each line: the names of the loaders.
+    name: String,
     /// Every step whose number is a multiple of this is logged. 0: only the first steps are.
     every: u64,
     /// The same for the batches of a validation. 0: none is logged.
@@ -281,20 +284,30 @@ impl Breakdown {
         }
     }
 
+    /// Begins each line with the name of a loader. If several loaders share the breakdown, it has all names.
+    pub(crate) fn name(&self, loader: &str) {
+        let Some(mut inner) = self.lock() else { return };
+        if !inner.name.split([',', ':']).any(|name| name.trim() == loader) {
+            inner.name = format!("{}{loader}: ", inner.name.replace(": ", ", "));
+        }
+    }
+
     /// Logs that the loader does not overlap while the breakdown is on.
     pub(crate) fn overlap_is_off(&self) {
         self.log("breakdown: overlap is off while this is on, so that every phase is timed for itself");
     }
 
     fn log(&self, line: &str) {
-        let Some(sink) = self.lock().map(|inner| inner.sink.clone()) else { return };
+        let Some((sink, name)) = self.lock().map(|inner| (inner.sink.clone(), inner.name.clone())) else {
+            return;
+        };
         let mut sink = match sink.try_lock() {
             Ok(sink) => sink,
             // The sink panicked in an earlier call.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        sink(line);
+        sink(&(name + line));
     }
 
     /// Locks the state. Do not call foreign code under this lock: it might call this breakdown, which takes the lock
@@ -307,6 +320,7 @@ impl Breakdown {
 impl Inner {
     fn new(steps: u64) -> Self {
         Self {
+            name: String::new(),
             every: steps,
             validation_every: steps,
             // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
@@ -332,7 +346,7 @@ impl Inner {
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("breakdown: off") };
-        let mut text = inner.training.summary("training", "steps");
+        let mut text = inner.name.clone() + &inner.training.summary("training", "steps");
         if inner.validation.total.count > 0 {
             text = text + "\n" + &inner.validation.summary("validation", "batches");
         }

@@ -38,6 +38,7 @@ impl Options {
 
     /// Opens the trace of this rank. If the breakdown turns overlap off, notes that in the breakdown.
     pub(crate) fn open(&mut self, rank: u64, world: u64) -> Result<Option<Arc<LoaderTrace>>, Error> {
+        self.name.iter().for_each(|name| self.breakdown.name(name));
         if self.overlap && self.breakdown.is_on() {
             self.breakdown.overlap_is_off();
         }

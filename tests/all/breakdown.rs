@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::common::{busy, files, open, plan};
+use crate::common::{Fault, Faulty, busy, files, open, plan};
 use twinbuf::{Breakdown, Loader};
 
 /// A breakdown, and the lines of its log.
@@ -486,4 +486,23 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
         assert_eq!(names(&parse(&lines[10]).1), ["load", "other", "total"], "{}", lines[10]);
         assert_eq!(loader.report().batches, 15);
     }
+}
+
+/// A program may train with one loader and validate with another.
+#[test]
+fn lines_name_their_loader() {
+    let (breakdown, lines) = logged(1);
+    let loaders = ["train", "valid", "train"].map(|name| {
+        let (dataset, _) = Faulty::new(30, Fault::None, 0);
+        Loader::builder(dataset, plan(30, 8)).name(name).breakdown(breakdown.clone()).build().unwrap()
+    });
+    breakdown.end_step();
+    let lines = lines.lock().unwrap();
+    let off = "breakdown: overlap is off while this is on";
+    for (line, start) in lines.iter().zip([&format!("train: {off}"), &format!("train, valid: {off}")]) {
+        assert!(line.starts_with(start.as_str()), "{line}");
+    }
+    assert!(lines.last().unwrap().starts_with("train, valid: step 0: "), "{lines:?}");
+    assert!(breakdown.to_string().starts_with("train, valid: training: 1 steps"), "{breakdown}");
+    drop(loaders);
 }
