@@ -317,55 +317,27 @@ impl Report {
         time: fn(Duration, Duration) -> Duration,
     ) {
         let mut other = other.clone();
-        self.counts().into_iter().zip(other.counts()).for_each(|(sum, found)| *sum = count(*sum, *found));
-        self.times().into_iter().zip(other.times()).for_each(|(sum, found)| *sum = time(*sum, *found));
+        self.counts().zip(other.counts()).for_each(|(sum, found)| *sum = count(*sum, *found));
+        self.times().zip(other.times()).for_each(|(sum, found)| *sum = time(*sum, *found));
     }
 
     /// All sums that are counts.
-    fn counts(&mut self) -> [&mut u64; 13] {
-        let Self {
-            epochs, batches, bytes, read_bytes, loads, io_calls, transfer_bytes, reading, parts, ..
-        } = self;
-        let ReadStats { bytes: read, disk, hinted, hints, failed, .. } = reading;
-        let starts = &mut parts.starts;
-        [
-            epochs,
-            batches,
-            bytes,
-            read_bytes,
-            loads,
-            io_calls,
-            transfer_bytes,
-            read,
-            disk,
-            hinted,
-            hints,
-            failed,
-            starts,
-        ]
+    fn counts(&mut self) -> impl Iterator<Item = &mut u64> {
+        let ReadStats { bytes, disk, hinted, hints, failed, .. } = &mut self.reading;
+        let reading = [bytes, disk, hinted, hints, failed];
+        let Self { epochs, batches, bytes, read_bytes, loads, io_calls, transfer_bytes, .. } = self;
+        let pipe = [epochs, batches, bytes, read_bytes, loads, io_calls];
+        pipe.into_iter().chain(reading).chain([transfer_bytes, &mut self.parts.starts])
     }
 
     /// All sums that are times.
-    fn times(&mut self) -> [&mut Duration; 13] {
-        let Self { wall, transform, transfer, device, read, train, reading, parts, .. } = self;
-        let [StageTimes { busy, waiting }, StageTimes { busy: used, waiting: waits }] = [read, train];
-        let Parts { start_waits, start_loads, held, helped, .. } = parts;
-        let hints = &mut reading.hint_time;
-        [
-            wall,
-            transform,
-            transfer,
-            device,
-            busy,
-            waiting,
-            used,
-            waits,
-            start_waits,
-            start_loads,
-            held,
-            helped,
-            hints,
-        ]
+    fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
+        let Parts { start_waits, start_loads, held, helped, .. } = &mut self.parts;
+        let parts = [start_waits, start_loads, held, helped];
+        let Self { wall, transform, transfer, device, read, train, reading, .. } = self;
+        let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
+        let all = [wall, transform, transfer, device, &mut reading.hint_time];
+        all.into_iter().chain(stages).chain(parts)
     }
 
     /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.

@@ -88,6 +88,7 @@ impl Sums {
             () if copies >= FULL * wall && copies >= loads => Cause::Copies,
             () if loads >= FULL * wall => Cause::Loads,
             () if self.held > waits / 2.0 => Cause::Held,
+            () if copies >= wall / 2.0 && copies > loads.max(used) => Cause::Copies,
             () if !report.device.is_zero() => Cause::Device,
             // What makes the items ahead is not seen: only its waits are known.
             () if report.kind == Kind::Ahead => Cause::Loads,
@@ -196,7 +197,9 @@ impl Report {
                 time(self.parts.start_waits)
             );
         }
-        let Some(Try { change, variable, saves, only, .. }) = self.option(&sums, cause) else { return text };
+        let Some(Try { change, variable, saves, only, .. }) = self.option(&sums, cause) else {
+            return if sums.start > 0.0 && cause == Cause::Use { text + " Keep the settings." } else { text };
+        };
         let variable = variable.map_or_else(String::new, |variable| format!(" ({variable})"));
         text + &format!(
             "\nTry: {change}{variable}. It saves at most {} of the time{only}.\nTo measure what it saves, run the \
