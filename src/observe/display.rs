@@ -82,8 +82,14 @@ impl fmt::Display for Report {
 impl Report {
     fn tables(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{:<9} {:>10} {:>10}", "stage", "busy", "waiting")?;
-        write!(f, "{:<9} {:>10} {:>10}", self.loads_name(), time(self.read.busy), time(self.read.waiting))?;
-        match self.read_rate() {
+        let (name, read) = match self.kind {
+            Kind::Rounds => ("generate", 0),
+            Kind::Items | Kind::Ahead => ("load", 0),
+            Kind::Batches | Kind::Groups => ("read", self.read_bytes),
+        };
+        write!(f, "{name:<9} {:>10} {:>10}", time(self.read.busy), time(self.read.waiting))?;
+        // The rate of all loading threads together, while they read.
+        match rate(read, self.each(self.read.busy)) {
             rate if rate > 0.0 => writeln!(f, "    at {} GB/s", digits(rate / 1e9))?,
             _ => writeln!(f)?,
         }

@@ -75,22 +75,15 @@ impl Recorder {
 
     /// Returns the report so far, including the current epoch.
     pub(crate) fn report(&self) -> Report {
-        let now = Instant::now();
-        let waits = self.asked.as_ref().map(|asked| (asked.at, now.max(asked.at)));
-        let first = self.epoch.as_ref().map(|epoch| epoch.first);
-        Report { recent: self.history.recent(first.zip(waits)).into(), ..self.sums(now) }
-    }
-
-    /// Returns the report without its most recent batches: the copy is small.
-    pub(crate) fn sums(&self, now: Instant) -> Report {
-        let mut report = self.report.clone();
+        let (mut report, mut waits) = (self.report.clone(), None);
         // Include the wait that is going on, so that the report shows a read that hangs.
         if let Some(Asked { batch, at, .. }) = self.asked {
-            let (start, end) = (at, now.max(at));
+            let (start, end) = (at, Instant::now().max(at));
             report.add(&Event { what: self.wait, batch, start, end, bytes: 0 });
+            waits = self.epoch.as_ref().map(|epoch| (epoch.first, (start, end)));
         }
         report.by_epoch.retain(|row| row.batches > 0);
-        report
+        Report { recent: self.history.recent(waits).into(), ..report }
     }
 
     /// Records that the epoch of `first` begins. `first` is its first batch.
@@ -230,7 +223,10 @@ pub(crate) struct LoadRecorder {
     track: Option<Track>,
     /// How the log names its work: `Read` or `Generate`.
     what: What,
-    /// When it last read the thread's clocks.
+    /// Whether to read the thread's clocks. Only a caller that may help needs what they tell, and a thread that reads them
+    /// is often preempted there, within its load.
+    clocks: bool,
+    /// When it last read them.
     looked: Option<Instant>,
 }
 
@@ -239,8 +235,8 @@ pub(crate) struct LoadRecorder {
 const LOOK: Duration = Duration::from_millis(1);
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Option<Track>, what: What) -> Self {
-        Self { track, what, looked: None }
+    pub(crate) fn new(track: Option<Track>, what: What, clocks: bool) -> Self {
+        Self { track, what, clocks, looked: None }
     }
 
     /// Returns the span of a load that begins.
@@ -250,7 +246,8 @@ impl LoadRecorder {
 
     /// Reads the thread's clocks at the beginning of a load, if they were not read for some time.
     pub(crate) fn clock(&mut self, now: Instant) -> Option<Clock> {
-        if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK) {
+        let soon = |looked| now.saturating_duration_since(looked) < LOOK;
+        if !self.clocks || self.looked.is_some_and(soon) {
             return None;
         }
         self.looked = Some(now);

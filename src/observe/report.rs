@@ -370,15 +370,6 @@ impl Report {
         all / u32::try_from(self.settings.workers.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Returns the name of the stage that makes the batches.
-    pub(super) fn loads_name(&self) -> &'static str {
-        match self.kind {
-            Kind::Rounds => "generate",
-            Kind::Items | Kind::Ahead => "load",
-            Kind::Batches | Kind::Groups => "read",
-        }
-    }
-
     /// Returns the accelerator utilization as defined by `MLPerf` Storage, from 0 to 1: the caller's compute time
     /// divided by the total time, without the first step. Returns `None` before the second step has ended.
     #[must_use]
@@ -386,13 +377,6 @@ impl Report {
         let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);
         let busy = (self.train.busy + self.device).saturating_sub(self.first.busy);
         (self.batches > 1 && !total.is_zero()).then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
-    }
-
-    /// Returns the read rate in bytes per second of all loading threads together, while they read. Returns 0 before
-    /// the first batch.
-    pub(super) fn read_rate(&self) -> f64 {
-        let bytes = if matches!(self.kind, Kind::Batches | Kind::Groups) { self.read_bytes } else { 0 };
-        rate(bytes, self.each(self.read.busy))
     }
 }
 
@@ -469,14 +453,13 @@ impl Publisher {
         }
     }
 
-    /// Records that the caller begins to wait, and brings the sums up to date. Keeps the single batches and the figures
-    /// of the readers of files as they were: to copy these too would take longer than many a wait.
-    pub(crate) fn waits(&self, sums: impl FnOnce(Instant) -> Report) {
+    /// Records that the caller begins to wait, and brings the report up to date. Keeps the figures of the readers of files
+    /// as they were: to collect these too would take longer than many a wait.
+    pub(crate) fn waits(&self, report: impl FnOnce() -> Report) {
         let Some(mut live) = self.live().filter(|live| live.waits.is_none()) else { return };
-        let now = Instant::now();
-        let Report { recent, reading, choices, .. } = std::mem::take(&mut live.report);
-        live.report = Report { recent, reading, choices, ..sums(now) };
-        live.waits = Some(now);
+        let Report { reading, choices, .. } = std::mem::take(&mut live.report);
+        live.report = Report { reading, choices, ..report() };
+        live.waits = Some(Instant::now());
     }
 
     /// Records that the wait is over.

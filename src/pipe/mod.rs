@@ -299,7 +299,7 @@ impl<R: Ring> Pipe<R> {
             // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
             let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds));
-            LoadRecorder::new(track, what)
+            LoadRecorder::new(track, what, helper.is_some())
         };
         idle.extend(
             (0..driven).map(|n| Driven::new(shared.clone(), recorder_of(threaded + n), threaded + n)),
@@ -321,7 +321,7 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::new(None, what), workers, false));
+            *own = Some(Worker::new(helper, LoadRecorder::new(None, what, true), workers, false));
         }
         Ok(Self {
             running,
@@ -503,8 +503,8 @@ impl<R: Ring> Pipe<R> {
                         });
                         helped.unwrap_or_else(|| {
                             // Update the live report before the wait, so that it shows a wait that never ends.
-                            self.publisher.waits(|now| {
-                                with_copies::<R>(recorder.sums(now), shared.loads(), Some(consumer))
+                            self.publisher.waits(|| {
+                                with_copies::<R>(recorder.report(), shared.loads(), Some(consumer))
                             });
                             R::receive(consumer, waiting, held_timeout)
                         })
@@ -793,7 +793,7 @@ mod tests {
     }
 
     fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
-        Worker::new(Box::new(source), LoadRecorder::new(None, What::Read), index, false)
+        Worker::new(Box::new(source), LoadRecorder::new(None, What::Read, true), index, false)
     }
 
     fn callers_recorder() -> Recorder {
@@ -920,7 +920,7 @@ mod tests {
         let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
         for rests in [false, true] {
             let worker: Worker<Numbered> =
-                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read), 0, rests);
+                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read, true), 0, rests);
             let start = Instant::now();
             for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
                 let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };
