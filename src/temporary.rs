@@ -19,6 +19,7 @@ pub(crate) struct Temporary {
     pub(crate) path: PathBuf,
     target: PathBuf,
     /// The begin of the names of all that is made for the target.
+    #[cfg_attr(not(unix), allow(dead_code, reason = "to find what killed processes left"))]
     prefix: OsString,
     _lock: Option<File>,
 }
