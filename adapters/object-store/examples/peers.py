@@ -1,15 +1,13 @@
-"""Samples a second, requests and bytes over S3's protocol: twinbuf beside a DataLoader over s3fs, litdata and streaming.
+"""Samples a second, requests and bytes over S3's protocol: twinbuf with the recipe beside a DataLoader over s3fs.
 
-    pip install twinbuf torch obstore s3fs boto3 litdata mosaicml-streaming
+    pip install twinbuf torch obstore s3fs
     python examples/peers.py target/release/twinbuf-object-store-server [KIB [MIB]]
 
-The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), full shuffle where a library has it.
-What is not installed is left out. streaming and litdata read shards whole, and keep them on the disk.
+The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), full shuffle, four workers.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,63 +65,10 @@ def s3fs_loader(size, count):
     return sum(len(batch) for batch in torch.utils.data.DataLoader(Rows(size, count), **options))
 
 
-def litdata(size, count):
-    from litdata import StreamingDataLoader, StreamingDataset
-    from litdata.streaming import downloader
-
-    downloader._OBSTORE_AVAILABLE = False  # its clients of obstore refuse http; boto3 does not
-    shutil.rmtree("/tmp/peers-litdata", ignore_errors=True)
-    options = {"endpoint_url": os.environ["AWS_ENDPOINT"], "aws_access_key_id": "x", "aws_secret_access_key": "x"}
-    data = StreamingDataset(
-        "s3://bucket/litdata", shuffle=True, storage_options=options, cache_dir="/tmp/peers-litdata"
-    )
-    return sum(len(batch) for batch in StreamingDataLoader(data, batch_size=BATCH, num_workers=4))
-
-
-def streaming(size, count):
-    import torch
-    from streaming import StreamingDataset
-
-    shutil.rmtree("/tmp/peers-streaming", ignore_errors=True)
-    data = StreamingDataset(
-        remote="s3://bucket/streaming",
-        local="/tmp/peers-streaming",
-        shuffle=True,
-        batch_size=BATCH,
-        num_canonical_nodes=1,
-    )
-    return sum(len(batch["x"]) for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=4))
-
-
-def sample(item):
-    index, size = item
-    return np.full(size, index % 256, dtype=np.uint8)
-
-
 def write(bucket, size, count):
     (bucket / "raw").mkdir(parents=True)
     for index in range(8):
         (bucket / f"raw/{index}").write_bytes(np.random.default_rng(index).bytes(count // 8 * size))
-    try:
-        from litdata import optimize
-
-        optimize(
-            sample,
-            [(index, size) for index in range(count)],
-            str(bucket / "litdata"),
-            chunk_bytes="32MB",
-            num_workers=1,
-        )
-    except ImportError as error:
-        print(f"litdata: {error}")
-    try:
-        from streaming import MDSWriter
-
-        with MDSWriter(out=str(bucket / "streaming"), columns={"x": "ndarray"}, size_limit=32 << 20) as out:
-            for index in range(count):
-                out.write({"x": sample((index, size))})
-    except ImportError as error:
-        print(f"streaming: {error}")
 
 
 if __name__ == "__main__":
@@ -132,21 +77,18 @@ if __name__ == "__main__":
     count = (int(sys.argv[3] if len(sys.argv) > 3 else 256) << 20) // size
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder, "bucket"), size, count)
-        process = subprocess.Popen([server, folder, "30"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [server, folder, "30"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         url = f"http://{process.stdout.readline().strip()}"
-        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
+        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url}
         os.environ |= {
             "AWS_REGION": "x",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "x",
             "AWS_SECRET_ACCESS_KEY": "x",
         }
-        for name, run in [
-            ("twinbuf", twinbuf),
-            ("DataLoader over s3fs", s3fs_loader),
-            ("litdata", litdata),
-            ("streaming", streaming),
-        ]:
+        for name, run in [("twinbuf", twinbuf), ("DataLoader over s3fs", s3fs_loader)]:
             try:
                 for _ in range(2):  # the first one computes the server's ETags
                     process.stdin.write("\n")
@@ -158,10 +100,8 @@ if __name__ == "__main__":
                 process.stdin.write("\n")
                 process.stdin.flush()
                 reads, read = map(int, process.stdout.readline().split())
-                print(
-                    f"{name}: {found} of {count} samples, {found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB",
-                    flush=True,
-                )
+                rate = f"{found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB"
+                print(f"{name}: {found} of {count} samples, {rate}", flush=True)
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
         print(f"load of the machine: {Path('/proc/loadavg').read_text().strip()}")
