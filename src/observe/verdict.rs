@@ -225,6 +225,7 @@ impl Report {
         let batches = self.batches.max(1) as f64;
         let each = |seconds: f64| time(Duration::from_secs_f64(seconds / batches));
         let [use_part, wait_part, load_part] = [used, sums.waits, loads].map(|time| sums.part(time));
+        let copy_part = sums.part(copies);
         let names = [(Kind::Rounds, "rounds"), (Kind::Groups, "groups")];
         let units = names.iter().find(|(kind, _)| *kind == self.kind).map_or("batches", |(_, name)| name);
         let busy = match self.settings.workers {
@@ -273,9 +274,9 @@ impl Report {
                 format!("{waits}{busy}\n{cheaper}: that saves at most {wait_part} of the time.")
             }
             Cause::Copies => format!(
-                "{waits} Copies to the device take {}, and loads {load_part}.\nSend fewer bytes, such as a smaller type: that \
-                 saves at most {wait_part} of the time.",
-                sums.part(copies)
+                "{waits} Copies to the device take {copy_part}, and loads {load_part}.\nSend fewer bytes, such as a smaller type: that \
+                 saves at most {} of the time.",
+                sums.part(copies.min(sums.waits))
             ),
             Cause::Both => format!(
                 "{waits} Loads or copies take {}, and the use {use_part}.\n\
@@ -288,10 +289,9 @@ impl Report {
                 sums.part(sums.held)
             ),
             Cause::Device => format!(
-                "{waits} Loads wait too, for slots that the device still uses. Copies take {}, and loads {load_part}.\nWhat the device computes is not measured: the loop \
+                "{waits} Loads wait too, for slots that the device still uses. Copies take {copy_part}, and loads {load_part}.\nWhat the device computes is not measured: the loop \
                  only enqueues it. To measure it, synchronize the stream at the end of each step, in one run. It then counts \
-                 as use.",
-                sums.part(copies)
+                 as use."
             ),
             Cause::Longer => format!(
                 "{waits} On average a load takes {} and a use {}, but the \
@@ -350,8 +350,8 @@ impl Report {
             }
             Cause::Longer | Cause::Late if self.kind != Kind::Rounds => {
                 let depth = now.depth + 2;
-                let (change, variable) =
-                    (format!("`depth({depth})`, to load further ahead"), variable("DEPTH", depth));
+                let change = format!("`depth({depth})` in place of {}, to load further ahead", now.depth);
+                let variable = variable("DEPTH", depth);
                 let settings = Settings { depth, ..now };
                 Try { change, settings, variable, saves: sums.saves(sums.loads), only: "" }
             }
