@@ -13,9 +13,9 @@ done
 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 cargo build --quiet --locked --manifest-path server/Cargo.toml
 server=$CARGO_TARGET_DIR/debug/twinbuf-object-store-server
-TWINBUF_S3_SERVER=$server cargo test --locked
+OBJECTS_SERVER=$server cargo test --locked
 cargo build --quiet --locked --example train
-venv=${TWINBUF_PYTHON:-$root/target/python}
+venv=${OBJECTS_PYTHON:-$root/target/python}
 if [ -x "$venv/bin/python" ]; then
   "$root/tools/retry.sh" "$venv/bin/pip" install --quiet --no-compile obstore
   "$venv/bin/python" tests/recipe.py "$server" "$CARGO_TARGET_DIR/debug/examples/train"

@@ -5,7 +5,7 @@
 //! cargo run --release --example times -- target/release/twinbuf-object-store-server /tmp/objects 8 128
 //! ```
 //!
-//! Arguments: the server, a folder, the number of objects, MiB of each. The server delays each request by 30 ms. The model is
+//! Arguments: the server, a folder, the number of objects, MiB of each, and record sizes in KiB if not all. The server delays each request by 30 ms. The model is
 //! requests in sequence of a worker × 30 ms + bytes / bandwidth. The bandwidth is that of plain sockets, without delay.
 
 use std::fs;
@@ -25,8 +25,8 @@ const MOST: Duration = Duration::from_secs(4);
 
 fn main() -> Result<(), BoxError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [server, folder, objects, mib] = &arguments[..] else {
-        return Err("SERVER FOLDER OBJECTS MIB".into());
+    let [server, folder, objects, mib, only @ ..] = &arguments[..] else {
+        return Err("SERVER FOLDER OBJECTS MIB [KIB ...]".into());
     };
     let (objects, mib) = (objects.parse::<usize>()?, mib.parse::<usize>()?);
     let bucket = Path::new(folder).join("bucket/train");
@@ -46,7 +46,7 @@ fn main() -> Result<(), BoxError> {
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut server = Server::start(server, folder, DELAY)?;
-    for kib in [4, 64, 512] {
+    for kib in [4, 64, 512].into_iter().filter(|kib| only.is_empty() || only.contains(&kib.to_string())) {
         for (name, shuffle) in [
             ("in order", Shuffle::None),
             ("window", Shuffle::Window { chunk_records: (1024 / kib).max(1), window_chunks: 16 }),
