@@ -30,7 +30,7 @@ enum Caller {
     Waits,
     /// Waits, and keeps the last ones.
     Keeps(usize),
-    /// Hands them to a thread that takes 5 ms for each.
+    /// Hands them to a thread that takes 12 ms for each.
     Lends,
     /// Waits, and asks for one epoch of one batch after the other.
     OneBatchEpochs,
@@ -86,22 +86,22 @@ const LOADS: [Load; 24] = [
     Load { transform: 6, caller: Caller::Computes, ..Load::new("transform", |_| 0, 1, TRANSFORM) },
     Load { copy: 1500, caller: Caller::Enqueues(200), ..Load::new("copies", |_| 500, 0, COPY) },
     Load { caller: Caller::Lends, ..Load::new("held", |_| 1000, 0, HELD) },
-    Load::new("late", |step| if step % 8 == 7 { 20_000 } else { 2000 }, 5, LATE),
+    Load::new("late", |step| if step % 8 == 7 { 30_000 } else { 1000 }, 6, LATE),
     Load::new("start", |step| if step == 0 { 200_000 } else { 1000 }, 5, COMPUTE),
     Load { steps: 4000, ..Load::new("tiny", |_| 5, 0, LOAD) },
     Load::new("balanced", |_| 3000, 3, EVEN),
     Load::new("ragged", |step| 1000 + step * 7919 % 41 * 200, 4, EVEN),
-    Load::new("bursts", |step| if step % 4 == 3 { 20_000 } else { 1000 }, 4, LOAD),
+    Load::new("bursts", |step| if step % 4 == 3 { 30_000 } else { 1000 }, 3, LOAD),
     Load { caller: Caller::Keeps(1), ..Load::new("keeps one", |_| 4000, 2, LOAD) },
     Load { caller: Caller::Keeps(2), ..Load::new("keeps all", |_| 4000, 6, HELD) },
     Load { caller: Caller::Keeps(20), settings: on(1, 22), ..Load::new("keeps 20", |_| 2000, 2, EVEN) },
-    Load::new("hung", |step| if step == 30 { 500_000 } else { 1000 }, 3, LOAD),
+    Load::new("hung", |step| if step == 30 { 900_000 } else { 1000 }, 3, LOAD),
     Load { caller: Caller::OneBatchEpochs, ..Load::new("one batch", |_| 4000, 2, COMPUTE) },
     Load { locked: true, ..Load::new("lock", |_| 3000, 1, LOAD) },
     Load { locked: true, settings: on(3, 4), ..Load::new("lock, 3", |_| 3000, 1, LOAD) },
     Load { settings: on(4, 8), ..Load::new("sleep, 4", |_| 16_000, 1, LOAD) },
     Load { transform: 6, settings: on(2, 4), ..Load::new("transform, 2", |_| 0, 1, TRANSFORM) },
-    Load { settings: OFF, ..Load::new("off, even", |_| 3000, 3, LATE) },
+    Load { settings: OFF, ..Load::new("off, even", |_| 3000, 3, EVEN) },
     Load { settings: OFF, caller: Caller::Computes, ..Load::new("off, use", |_| 0, 3, COMPUTE) },
     Load { caller: Caller::Enqueues(4000), copy: 125, ..Load::new("device", |_| 1000, 0, COMPUTE) },
 ];
@@ -236,7 +236,7 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError
             let (lend, lent) = mpsc::channel();
             scope.spawn(move || {
                 for batch in lent {
-                    sleep(Duration::from_millis(5));
+                    sleep(Duration::from_millis(12));
                     drop(batch);
                 }
             });
