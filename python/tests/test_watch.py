@@ -149,7 +149,7 @@ def test_workers_that_decide() -> None:
     report = items.report()
     assert report.overlap
     assert report.verdict == "LoadBound"
-    assert "The workers of the iterable make them: start more, or make loading cheaper." in report.advice
+    assert "The workers of the iterable make them: start more, or make loading cheaper: " in report.advice
 
 
 def test_what_has_a_report_is_asked_for_it(tmp_path: Any) -> None:
