@@ -168,7 +168,7 @@ impl Loader {
         let (py, this) = (slf.py(), slf.get());
         this.shared.check(py)?;
         check_end(py)?;
-        this.stop_sending(py)?;
+        this.stop_sending(py, None)?;
         let begun = this.shared.state.with(py, |state| {
             if let Run::Closed = state.run {
                 return Ok(None);
@@ -188,13 +188,16 @@ impl Loader {
         }
     }
 
-    /// Ends the thread that sends batches to a device. The iteration ends before the join, because the thread may be
-    /// waiting for a batch.
-    fn stop_sending(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ends the thread that sends batches to a device, within `limit`. The iteration ends before the join, because the
+    /// thread may be waiting for a batch.
+    fn stop_sending(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
         let Some(sender) = &self.sender else { return Ok(()) };
         sender.call_method0(py, "stop")?;
         self.shared.state.with(py, State::end_iteration);
-        sender.call_method0(py, "join").map(drop)
+        let ended =
+            sender.call_method1(py, "join", (limit.map(|limit| limit.as_secs_f64()),))?.extract(py)?;
+        let late = Error::Timeout { waited: limit.unwrap_or_default(), reading: None };
+        if ended { Ok(()) } else { Err(errors::loading(py, late)) }
     }
 
     /// Logs each argument that the environment has overridden.
@@ -434,7 +437,7 @@ impl Loader {
     #[pyo3(signature = (state, /))]
     fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         self.shared.check(py)?;
-        self.stop_sending(py)?;
+        self.stop_sending(py, None)?;
         // `operator.index` converts numpy's integers to Python's.
         let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
         options.set_item("allow_nan", false)?;
@@ -509,14 +512,15 @@ impl Loader {
     /// Stop the reading thread. Raises the error of a read that the loop has not received. Batches in use stay valid.
     ///
     /// Waits up to ``timeout`` seconds for a read in progress, and then raises `LoaderTimeoutError`, which names it. The
-    /// thread is left behind, and ends with its read. Default: 1 second if the data set or a function is written in
-    /// Python, otherwise no limit. Ctrl-C ends the wait.
+    /// thread is left behind, and ends with its read; so is one that copies to a device. Default: 1 second if the data set or
+    /// a function is written in Python or batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
     #[pyo3(signature = (*, timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let limit = seconds_or_none("timeout", timeout)?.or((!self.objects.is_empty()).then_some(LEAVE));
+        let calls_python = !self.objects.is_empty() || self.sender.is_some();
+        let limit = seconds_or_none("timeout", timeout)?.or(calls_python.then_some(LEAVE));
         self.shared.check(py)?;
-        self.stop_sending(py)?;
         let (shared, since) = (&self.shared, Instant::now());
+        let sent = self.stop_sending(py, limit);
         shared.state.detached(py, State::end_iteration);
         // No other read begins. Wait for those in progress.
         let (mut raised, mut reading) = (Ok(()), None);
@@ -546,7 +550,8 @@ impl Loader {
                 errors::loading(py, Error::Timeout { waited, reading })
             }
             error => errors::loading(py, error),
-        })
+        })?;
+        sent
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {

@@ -125,9 +125,9 @@ class Sender:
         if items is not None:
             items.close()
 
-    def join(self) -> None:
-        """Wait for the thread to end."""
-        self._thread.join()
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for the thread to end, up to ``timeout`` seconds. Return whether it did."""
+        return self._thread.join(timeout)
 
     def forget(self) -> None:
         """Forget the position: the loader has loaded a state, and has the position of that."""
