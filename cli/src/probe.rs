@@ -487,7 +487,9 @@ fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Err
         )?;
     }
     match &found.tried {
-        None => writeln!(out, "The defaults: the reports of the rounds do not all name the same options to try.")?,
+        None => {
+            writeln!(out, "The defaults: the reports of the rounds do not all name the same options to try.")?
+        }
         Some(Tried { calls, defaults_range, range, recommended }) => {
             let [[least, most], [before, before_most]] = [range, defaults_range].map(|range| range.map(ms));
             let found = if *recommended { "recommended" } else { "not faster in every round: the defaults" };
