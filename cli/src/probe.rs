@@ -488,7 +488,10 @@ fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Err
     }
     match &found.tried {
         None => {
-            writeln!(out, "The defaults: the reports of the rounds do not all name the same options to try.")?
+            writeln!(
+                out,
+                "The defaults: the reports of the rounds do not all name the same options to try."
+            )?;
         }
         Some(Tried { calls, defaults_range, range, recommended }) => {
             let [[least, most], [before, before_most]] = [range, defaults_range].map(|range| range.map(ms));

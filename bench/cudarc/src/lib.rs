@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
-use twinbuf::loader::LoaderBuilder;
 use twinbuf::loader::Cuda;
+use twinbuf::loader::LoaderBuilder;
 
 pub fn upload(builder: LoaderBuilder, context: Arc<CudaContext>) -> LoaderBuilder<Cuda> {
     builder.cuda(context)
