@@ -144,7 +144,7 @@ impl WriterBuilder {
         // A row and the `tail` fit.
         let slot = self.slot_bytes.max(row.saturating_add(BLOCK));
         let slot = slot.checked_next_multiple_of(BLOCK).unwrap_or(usize::MAX);
-        let sum = format_args!("{depth} slots of {slot} bytes");
+        let sum = format!("{depth} slots of {slot} bytes");
         check_memory("depth", depth, slot, &sum)?;
         let slots = Buffer::several(&vec![slot; depth]).ok_or_else(|| too_large(&sum))?;
         let why = |e: io::Error| Failure { path: path.clone(), call: "create", offset: 0, source: e.into() };
