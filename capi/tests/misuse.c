@@ -152,6 +152,11 @@ static void wrong_arguments(void) {
     OK(twinbuf_free(loader));
 }
 
+// The call fails with each size that is less than that of the struct, or more by a part of a field. `all` is the struct.
+#define EACH_WRONG_SIZE(type, call, part)                       \
+    for (all.size = 0; all.size < sizeof(type) + 8; all.size++) \
+        if (all.size != sizeof(type)) FAILS(call, TWINBUF_ERROR_SIZE, part)
+
 // The sizes of structs: those of older and newer programs, and wrong ones.
 static void wrong_sizes(void) {
     twinbuf_records *records;
@@ -194,19 +199,14 @@ static void wrong_sizes(void) {
     }
     // A size that cuts a field.
     all.files = files;
-    for (all.size = 0; all.size < sizeof(twinbuf_files) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_files)))
-        FAILS(twinbuf_open(&all.files, &records), TWINBUF_ERROR_SIZE, "files");
+    EACH_WRONG_SIZE(twinbuf_files, twinbuf_open(&all.files, &records), "files");
     all.options = options;
-    for (all.size = 0; all.size < sizeof(twinbuf_options) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_options)))
-        FAILS(twinbuf_load(records, &all.options, &loader), TWINBUF_ERROR_SIZE, "options");
-    for (all.size = 0; all.size < sizeof(twinbuf_description) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_description)))
-        FAILS(twinbuf_describe(records, &all.description), TWINBUF_ERROR_SIZE, "out");
+    EACH_WRONG_SIZE(twinbuf_options, twinbuf_load(records, &all.options, &loader), "options");
+    EACH_WRONG_SIZE(twinbuf_description, twinbuf_describe(records, &all.description), "out");
     loader = open_loader(0);
     OK(twinbuf_epochs(loader, 0, 1));
-    for (all.size = 0; all.size < sizeof(twinbuf_batch) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_batch)))
-        FAILS(twinbuf_next(loader, &all.batch, UINT64_MAX), TWINBUF_ERROR_SIZE, "batch");
-    for (all.size = 0; all.size < sizeof(twinbuf_text) + 8; all.size += 1 + (all.size + 1 == sizeof(twinbuf_text)))
-        FAILS(twinbuf_checkpoint(loader, &all.text), TWINBUF_ERROR_SIZE, "text");
+    EACH_WRONG_SIZE(twinbuf_batch, twinbuf_next(loader, &all.batch, UINT64_MAX), "batch");
+    EACH_WRONG_SIZE(twinbuf_text, twinbuf_checkpoint(loader, &all.text), "text");
     OK(twinbuf_free(loader));
     // A newer program that leaves the later field at 0 runs; one that sets it is refused.
     given.size = sizeof given;

@@ -193,9 +193,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # Errors
     ///
     /// - [`Error::Switch`]: a variable has a value outside this table.
-    /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`. Variables that start with `TWINBUF_TEST_`, `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or
-    ///   `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores them. It also ignores the variables
-    ///   of loaders with other names.
+    /// - [`Error::UnknownSwitch`]: another variable starts with `TWINBUF_`. Variables that start with `TWINBUF_TEST_`,
+    ///   `TWINBUF_STRESS_`, `TWINBUF_SOAK_` or `TWINBUF_CUDA_` belong to this crate's tests, and this method ignores them.
+    ///   It also ignores the variables of loaders with other names.
     ///
     /// # Examples
     ///
