@@ -103,9 +103,50 @@ pub enum Error {
         /// The file at which the size overflows.
         path: PathBuf,
     },
-    /// The header of the file is invalid, or the file's format cannot be read as records.
-    #[error(transparent)]
-    Format(#[from] FormatError),
+    /// The header of the file, or the array that it describes, cannot be read.
+    #[error(
+        "{path:?}: {problem}{}{}{}{}",
+        offset.map(|offset| format!(" at byte {offset}")).unwrap_or_default(),
+        after(": wanted ", wanted), after(", found ", found), after(": ", advice)
+    )]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The offset of the part that is wrong. `None` for an error about the whole file.
+        offset: Option<u64>,
+        /// What is wrong, for example `bad header`.
+        problem: &'static str,
+        /// What the format requires at the offset. Empty if the advice says it.
+        wanted: Box<str>,
+        /// The first 100 characters at the offset, or a description of what is there. It may be empty.
+        found: Box<str>,
+        /// What to do with such a file. Empty if there is no advice.
+        advice: &'static str,
+    },
+    /// The file is a part of a model in several files, and not all of them were given.
+    #[error(
+        "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
+        few(missing)
+    )]
+    MissingParts {
+        /// The first part that was given.
+        path: PathBuf,
+        /// The number of parts.
+        wanted: u64,
+        /// The missing parts: the paths of their files by the name of the first, or `part 2 of 3` if that has
+        /// another form.
+        missing: Vec<PathBuf>,
+    },
+    /// The file has no tensor or array with this name.
+    #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
+    NoTensor {
+        /// The file.
+        path: PathBuf,
+        /// The requested name.
+        wanted: String,
+        /// The names in the file, sorted.
+        found: Vec<String>,
+    },
     /// The element type or the record shape of a file differs from the first file.
     #[error(
         "{path:?}: other records than in {first:?}: wanted {} {:?}, found {} {:?}", wanted.0, wanted.1, found.0, found.1
@@ -196,12 +237,14 @@ impl Error {
             | Self::Open { path, .. }
             | Self::TooShort { path, .. }
             | Self::TooLarge { path }
+            | Self::MissingParts { path, .. }
+            | Self::NoTensor { path, .. }
             | Self::Mixed { path, .. }
             | Self::System { path, .. } => Some((path, None)),
             Self::Ragged { path, offset, .. }
             | Self::Truncated { path, offset, .. }
             | Self::Read { path, offset, .. } => Some((path, Some(*offset))),
-            Self::Format(error) => Some(error.place()),
+            Self::Format { path, offset, .. } => Some((path, *offset)),
             Self::NoPaths
             | Self::ZeroRecord
             | Self::ZeroStride
@@ -254,7 +297,7 @@ macro_rules! name {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = name!(self, NoPaths ZeroRecord ZeroStride NoFiles NotFound PermissionDenied NotAFile Replaced Open
-            TooShort Ragged TooLarge Format Mixed NoSuchRecord BufferTooSmall Truncated Read System Unsupported);
+            TooShort Ragged TooLarge Format MissingParts NoTensor Mixed NoSuchRecord BufferTooSmall Truncated Read System Unsupported);
         write!(f, "{name}: {self}")?;
         match std::error::Error::source(self) {
             Some(source) => write!(f, ": {source}"),
@@ -263,205 +306,9 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Why a file's header, or the array that it describes, cannot be read.
-///
-/// Each message is one line. Offsets and lengths are in bytes. Offsets count from the start of the file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum FormatError {
-    /// The file was opened as a file without a header, but its first bytes are the header of a known format.
-    #[error("{path:?}: wanted numbers without a header, found {found}: {advice}")]
-    NotHeaderless {
-        /// The file.
-        path: PathBuf,
-        /// The name of the format.
-        found: &'static str,
-        /// How to open such a file.
-        advice: &'static str,
-    },
-    /// The file is a pointer of Git LFS: a few lines of text in place of a large file that was not downloaded.
-    #[error("{path:?}: wanted the file itself, found a pointer of Git LFS: download it with `git lfs pull`")]
-    LfsPointer {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is a part of a model in several files, and not all of them were given.
-    #[error(
-        "{path:?}: a part of a model in {wanted} files: open all of them together: missing {}",
-        few(missing)
-    )]
-    MissingParts {
-        /// The first part that was given.
-        path: PathBuf,
-        /// The number of parts.
-        wanted: u64,
-        /// The missing parts: the paths of their files by the name of the first, or `part 2 of 3` if that has
-        /// another form.
-        missing: Vec<PathBuf>,
-    },
-    /// The file ends inside its header.
-    #[error("{path:?}: ends inside its header: wanted at least {wanted} bytes, found {found}")]
-    HeaderCutOff {
-        /// The file.
-        path: PathBuf,
-        /// The minimum size of the header in bytes, as far as it is known.
-        wanted: u64,
-        /// The size of the file in bytes.
-        found: u64,
-    },
-    /// The file has another format: the magic number or string is wrong.
-    #[error("{path:?}: another format, by the magic at byte {offset}: wanted {wanted}, found {found}")]
-    BadMagic {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the magic number.
-        offset: u64,
-        /// The magic number of the format.
-        wanted: &'static str,
-        /// The bytes found at the offset.
-        found: String,
-    },
-    /// The version of the format is unknown.
-    #[error("{path:?}: unknown version, at byte {offset}: wanted {wanted}, found {found}")]
-    BadVersion {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the version.
-        offset: u64,
-        /// The known versions.
-        wanted: String,
-        /// The version of the file.
-        found: String,
-    },
-    /// The header states an implausible length.
-    #[error(
-        "{path:?}: the header's length, at byte {offset}, is too large: wanted at most {wanted} bytes, found {found}"
-    )]
-    HeaderTooLong {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the length.
-        offset: u64,
-        /// The maximum length in bytes.
-        wanted: u64,
-        /// The stated length in bytes.
-        found: u64,
-    },
-    /// The header cannot be parsed.
-    #[error("{path:?}: bad header at byte {offset}: wanted {wanted}, found {found}")]
-    BadHeader {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the part that cannot be parsed.
-        offset: u64,
-        /// The expected content.
-        wanted: &'static str,
-        /// The first 100 characters at the offset, or a description of the problem.
-        found: String,
-    },
-    /// No [`DType`] represents the element type.
-    #[error("{path:?}: unsupported type at byte {offset}: found {found}: {advice}")]
-    UnsupportedType {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the type, or of the part of the header that contains it.
-        offset: u64,
-        /// The type in the notation of the format.
-        found: String,
-        /// How to save such data.
-        advice: &'static str,
-    },
-    /// The elements are big-endian.
-    #[error("{path:?}: big-endian numbers at byte {offset}: wanted little-endian, found {found}: save it with \
-        `numpy.save(path, x.astype('{}'))`", found.replace('>', "<"))]
-    BigEndian {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the type.
-        offset: u64,
-        /// The type in the notation of the format.
-        found: String,
-    },
-    /// The array is in Fortran order (column-major). Its rows are not contiguous.
-    #[error(
-        "{path:?}: Fortran order at byte {offset}, in which no row lies in one piece: wanted C order: save it with \
-        `numpy.save(path, numpy.ascontiguousarray(x))`"
-    )]
-    FortranOrder {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the order in the header.
-        offset: u64,
-    },
-    /// The shape of the array does not describe records.
-    #[error("{path:?}: no records in this shape: wanted {wanted}, found {found:?}")]
-    BadShape {
-        /// The file.
-        path: PathBuf,
-        /// The requirement on the shape.
-        wanted: &'static str,
-        /// The shape of the array.
-        found: Vec<u64>,
-    },
-    /// The size of the data differs from the size in the header: the file is truncated or has extra bytes.
-    #[error("{path:?}: cut off or grown: from byte {offset} on wanted {wanted} bytes, found {found}")]
-    DataLength {
-        /// The file.
-        path: PathBuf,
-        /// The offset of the data.
-        offset: u64,
-        /// The size of the data according to the header, in bytes.
-        wanted: u64,
-        /// The number of bytes from `offset` to the end of the file.
-        found: u64,
-    },
-    /// The array is compressed. Single rows of a compressed array cannot be read.
-    #[error(
-        "{path:?}: the array {name:?} is compressed: wanted it stored, found {found}: save it with \
-        `numpy.savez(path, ...)`, not `numpy.savez_compressed`"
-    )]
-    Compressed {
-        /// The file.
-        path: PathBuf,
-        /// The name of the array.
-        name: String,
-        /// The compression method.
-        found: String,
-    },
-    /// The file has no tensor or array with this name.
-    #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
-    NoTensor {
-        /// The file.
-        path: PathBuf,
-        /// The requested name.
-        wanted: String,
-        /// The names in the file, sorted.
-        found: Vec<String>,
-    },
-}
-
-impl FormatError {
-    /// Returns the file, and the offset in it in bytes, that the error is about.
-    #[must_use]
-    pub fn place(&self) -> (&Path, Option<u64>) {
-        match self {
-            Self::NotHeaderless { path, .. }
-            | Self::LfsPointer { path }
-            | Self::MissingParts { path, .. }
-            | Self::HeaderCutOff { path, .. }
-            | Self::BadShape { path, .. }
-            | Self::Compressed { path, .. }
-            | Self::NoTensor { path, .. } => (path, None),
-            Self::BadMagic { path, offset, .. }
-            | Self::BadVersion { path, offset, .. }
-            | Self::HeaderTooLong { path, offset, .. }
-            | Self::BadHeader { path, offset, .. }
-            | Self::UnsupportedType { path, offset, .. }
-            | Self::BigEndian { path, offset, .. }
-            | Self::FortranOrder { path, offset }
-            | Self::DataLength { path, offset, .. } => (path, Some(*offset)),
-        }
-    }
+/// Returns `text` after `word`, or nothing if `text` is empty.
+fn after(word: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{word}{text}") }
 }
 
 /// Formats the first 16 names, and the number of the others: a model may have thousands.

@@ -1,6 +1,7 @@
 //! One regular file. It is opened without blocking and read at explicit offsets.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::{Error, FormatError};
+use crate::Error;
 
 thread_local! {
     /// The number of read requests that this thread has made.
@@ -56,7 +57,8 @@ impl DataFile {
         // `docs/spec.md`).
         const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\n";
         if (POINTER.len() as u64..1024).contains(&file.len) && file.header(0, POINTER.len())? == POINTER {
-            return Err(FormatError::LfsPointer { path: file.path }.into());
+            let (wanted, found) = ("the file itself", "a pointer of Git LFS");
+            return Err(file.bad("not downloaded", None, wanted, found, "download it with `git lfs pull`"));
         }
         Ok(file)
     }
@@ -173,7 +175,20 @@ impl DataFile {
         if wanted <= found {
             return Ok(());
         }
-        Err(FormatError::HeaderCutOff { path: self.path.clone(), wanted, found }.into())
+        Err(self.bad("ends inside its header", None, format_args!("at least {wanted} bytes"), found, ""))
+    }
+
+    /// Makes an [`Error::Format`] about this file.
+    pub(crate) fn bad(
+        &self,
+        problem: &'static str,
+        offset: Option<u64>,
+        wanted: impl Display,
+        found: impl Display,
+        advice: &'static str,
+    ) -> Error {
+        let (path, wanted, found) = (self.path.clone(), wanted.to_string().into(), found.to_string().into());
+        Error::Format { path, offset, problem, wanted, found, advice }
     }
 
     /// Reads the bytes `start..start + len` of the header. Checks that the file has these bytes before it allocates

@@ -74,7 +74,7 @@ impl Tensors {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::NoTensor`](crate::FormatError::NoTensor): the model has no tensor with this name.
+    /// - [`Error::NoTensor`]: the model has no tensor with this name.
     /// - [`Error::TooLarge`]: the size of a group exceeds the address space.
     pub fn groups<G>(&self, lists: impl IntoIterator<Item = G>) -> Result<Groups, Error>
     where

@@ -85,7 +85,7 @@ pub mod transform;
 pub use buffer::Buffer;
 pub use cache::Residency;
 pub use dtype::DType;
-pub use error::{Error, FormatError};
+pub use error::Error;
 pub use files::files;
 #[cfg(feature = "safetensors")]
 pub use format::{ByteRange, Tensor, Tensors};

@@ -84,7 +84,7 @@ impl Options {
     /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
-    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff): a file is shorter than its [`header`](Self::header).
+    /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header).
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.

@@ -41,10 +41,7 @@ fn a_batch_is_read_without_new_lists() {
     let data = bytes.len() as u64;
     let ends = ends.take_while(|&end| end < data);
     let offsets: Vec<u64> = [0].into_iter().chain(ends).chain([data]).collect();
-    let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
-    let mut npy = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    npy.extend(format!("{header:117}\n").bytes());
-    npy.extend(offsets.into_iter().flat_map(u64::to_le_bytes));
+    let npy = twinbuf_testing::npy("<u8", &[offsets.len()], offsets.into_iter().flat_map(u64::to_le_bytes));
     std::fs::write(&index, npy).unwrap();
     let equal = Records::open([&path], 512).unwrap().ranges();
     assert_eq!(equal.bytes(), data);

@@ -30,7 +30,7 @@ fn inspect_tells_each_format() {
             &[
                 "npz (a zip archive of arrays by numpy), ",
                 "  array       x: no records: ",
-                "the array \"x\" is compressed",
+                "the array is compressed: wanted \"x\" stored",
                 "  array       y: 6 records of f32 [3, 2], 24 B, together 144 B",
             ],
         ),

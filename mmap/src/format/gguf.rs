@@ -229,7 +229,7 @@ impl Header<'_> {
         let end = bytes.and_then(|bytes| offset.checked_add(bytes));
         let shape: Option<Vec<usize>> = ne.iter().rev().map(|&axis| usize::try_from(axis).ok()).collect();
         let (Some(end), Some(shape), 0) = (end, shape, first % block) else {
-            return Err(self.file.bad_shape("whole blocks, and fewer than 2^64 bytes", ne));
+            return Err(self.file.bad_shape("whole blocks, and fewer than 2^64 bytes", &ne));
         };
         let range = ByteRange { file, bytes: offset..end };
         Ok(Tensor { name: name.into(), dtype, format: format.into(), shape: shape.into(), range })

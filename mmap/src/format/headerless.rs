@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Array, little, open};
 use crate::file::DataFile;
 use crate::records::behind;
-use crate::{Cut, DType, Error, FormatError, Options, Records};
+use crate::{Cut, DType, Error, Options, Records};
 
 impl Records {
     /// Opens files that contain only elements of type `dtype`, without a header: for example nanoGPT's `train.bin`
@@ -24,7 +24,7 @@ impl Records {
     /// - [`Error::Ragged`]: a file ends inside an element.
     /// - [`Error::TooShort`]: a file contains less than one record.
     /// - [`Error::ZeroRecord`], [`Error::ZeroStride`]: the window or the stride is 0.
-    /// - [`FormatError::NotHeaderless`]: a file has another format.
+    /// - [`Error::Format`]: a file has another format.
     /// - The remaining errors of [`Options::open`](crate::Options::open).
     ///
     /// See [`Cut`] for an example.
@@ -199,6 +199,6 @@ fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
     let found = found.or_else(|| by_header(&front, file.len, skipped));
     let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front))?);
     found.map_or(Ok(()), |(found, advice)| {
-        Err(FormatError::NotHeaderless { path: file.path.clone(), found, advice }.into())
+        Err(file.bad("another format", None, "numbers without a header", found, advice))
     })
 }

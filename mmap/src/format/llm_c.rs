@@ -30,10 +30,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff), [`FormatError::BadMagic`](crate::FormatError::BadMagic), [`FormatError::BadVersion`](crate::FormatError::BadVersion): the header is
-    ///   invalid.
-    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): the number of tokens is negative.
-    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the number of tokens does not match the size of the file.
+    /// - [`Error::Format`]: the header is invalid, or the number of tokens is negative or does not match the size of the
+    ///   file.
     /// - [`Error::Mixed`]: one file has 16-bit tokens and another has 32-bit tokens.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`], as for
     ///   [`open_headerless`](Self::open_headerless).

@@ -27,7 +27,7 @@ pub use tensors::Tensors;
 
 use crate::file::{DataFile, little};
 use crate::ranges::{Kind, Layout, Places};
-use crate::{DType, Error, FormatError, Options, Records};
+use crate::{DType, Error, Options, Records};
 
 /// How an array is cut into records.
 ///
@@ -96,7 +96,7 @@ fn open<P: AsRef<Path>>(
         Cut::Windows { stride: 0, .. } => return Err(Error::ZeroStride),
         _ => {}
     }
-    Records::assemble(options, paths, |file| layout(file, parse(file)?, cut))
+    Records::assemble(options, paths, |file| layout(file, &parse(file)?, cut))
 }
 
 /// Bytes in an array, or `None` if there are 2^64 or more.
@@ -114,19 +114,19 @@ fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
     match data_bytes(array.dtype, &array.shape) {
         Some(wanted) if wanted == found => Ok(()),
         Some(wanted) => Err(file.bad_length(array.offset, wanted, found)),
-        None => Err(file.bad_shape("fewer than 2^64 bytes", array.shape.clone())),
+        None => Err(file.bad_shape("fewer than 2^64 bytes", &array.shape)),
     }
 }
 
 /// Returns the layout of an array's records. The caller has checked that the array is within the file.
-fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
+fn layout(file: &DataFile, array: &Array, cut: Cut) -> Result<Layout, Error> {
     let Some((&rows, row)) = array.shape.split_first() else {
-        return Err(file.bad_shape("at least one axis", array.shape));
+        return Err(file.bad_shape("at least one axis", &array.shape));
     };
     let row_bytes = match data_bytes(array.dtype, row) {
-        Some(0) => return Err(file.bad_shape("no empty rows", array.shape)),
+        Some(0) => return Err(file.bad_shape("no empty rows", &array.shape)),
         Some(bytes) => bytes,
-        None => return Err(file.bad_shape("fewer than 2^64 bytes", array.shape)),
+        None => return Err(file.bad_shape("fewer than 2^64 bytes", &array.shape)),
     };
     let (window, stride) = match cut {
         Cut::Rows => (1, 1),
@@ -157,37 +157,37 @@ fn layout(file: &DataFile, array: Array, cut: Cut) -> Result<Layout, Error> {
 
 /// Errors about a file's header, with the file's path.
 impl DataFile {
-    fn bad_magic(&self, offset: u64, wanted: &'static str, found: String) -> Error {
-        FormatError::BadMagic { path: self.path.clone(), offset, wanted, found }.into()
+    fn bad_magic(&self, offset: u64, wanted: &str, found: String) -> Error {
+        self.bad("another format, by the magic", Some(offset), wanted, found, "")
     }
 
     fn bad_version(&self, offset: u64, wanted: impl Display, found: impl Display) -> Error {
-        let (wanted, found) = (wanted.to_string(), found.to_string());
-        FormatError::BadVersion { path: self.path.clone(), offset, wanted, found }.into()
+        self.bad("unknown version", Some(offset), wanted, found, "")
     }
 
-    fn bad_header(&self, offset: u64, wanted: &'static str, found: impl AsRef<[u8]>) -> Error {
-        let (path, found) = (self.path.clone(), excerpt(found.as_ref()));
-        FormatError::BadHeader { path, offset, wanted, found }.into()
+    fn bad_header(&self, offset: u64, wanted: &str, found: impl AsRef<[u8]>) -> Error {
+        self.bad("bad header", Some(offset), wanted, excerpt(found.as_ref()), "")
     }
 
     fn bad_length(&self, offset: u64, wanted: u64, found: u64) -> Error {
-        FormatError::DataLength { path: self.path.clone(), offset, wanted, found }.into()
+        let problem = "cut off or grown, by the length of the data";
+        self.bad(problem, Some(offset), format_args!("{wanted} bytes"), found, "")
     }
 
-    fn bad_shape(&self, wanted: &'static str, found: Vec<u64>) -> Error {
-        FormatError::BadShape { path: self.path.clone(), wanted, found }.into()
+    fn bad_shape(&self, wanted: &str, found: &[u64]) -> Error {
+        self.bad("no records in this shape", None, wanted, format!("{found:?}"), "")
     }
 
     fn unsupported(&self, offset: u64, found: String, advice: &'static str) -> Error {
-        FormatError::UnsupportedType { path: self.path.clone(), offset, found, advice }.into()
+        self.bad("unsupported type", Some(offset), "", found, advice)
     }
 
     /// Returns the length `found`, which the header has at `offset`, if it is at most `wanted`.
     fn header_len(&self, offset: u64, wanted: u64, found: u64) -> Result<usize, Error> {
         let fits = usize::try_from(found).ok().filter(|_| found <= wanted);
-        let path = || self.path.clone();
-        fits.ok_or_else(|| FormatError::HeaderTooLong { path: path(), offset, wanted, found }.into())
+        let problem = "too long a header, by the length";
+        let wanted = || format!("at most {wanted} bytes");
+        fits.ok_or_else(|| self.bad(problem, Some(offset), wanted(), found, ""))
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{Array, check_length, excerpt, little, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, FormatError, Options, Records};
+use crate::{Cut, DType, Error, Options, Records};
 
 /// The first bytes of a file. The version follows: major, minor.
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
@@ -26,14 +26,9 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::BadMagic`], [`FormatError::BadVersion`],
-    ///   [`FormatError::BadHeader`]: the header is invalid.
-    /// - [`FormatError::HeaderTooLong`]: the header exceeds 10 000 bytes, the limit of numpy.
-    /// - [`FormatError::UnsupportedType`]: text, dates, objects, structures or `longdouble`.
-    /// - [`FormatError::BigEndian`]: the elements are big-endian.
-    /// - [`FormatError::FortranOrder`]: the array is in Fortran order.
-    /// - [`FormatError::BadShape`]: the array has no axis, its rows are empty, or its size is 2^64 bytes or more.
-    /// - [`FormatError::DataLength`]: the size of the array does not match the size of the file.
+    /// - [`Error::Format`]: the header is invalid, or exceeds 10 000 bytes, the limit of numpy; the elements are text,
+    ///   dates, objects, structures, `longdouble` or big-endian; the array is in Fortran order, has no axis, empty rows or
+    ///   2^64 bytes or more; or its size does not match the size of the file.
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
@@ -153,8 +148,9 @@ impl<'a> Parser<'a> {
         // If at most one axis is longer than 1, both orders have the same bytes. numpy then writes `False`. Libraries
         // that write `True` for every array (NPZ.jl, npy-matlab) also write it for such an array.
         if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
-            let offset = self.offset(fortran_at);
-            return Err(FormatError::FortranOrder { path: self.file.path.clone(), offset }.into());
+            let (at, wanted) = (Some(self.offset(fortran_at)), "C order, in which each row is one piece");
+            let advice = "save it with `numpy.save(path, numpy.ascontiguousarray(x))`";
+            return Err(self.file.bad("Fortran order", at, wanted, "", advice));
         }
         Ok((dtype, shape))
     }
@@ -206,8 +202,9 @@ impl<'a> Parser<'a> {
             b'<' => Ok(dtype),
             b'|' if dtype.size() == 1 => Ok(dtype),
             b'>' if dtype.size() > 1 => {
-                let (path, offset) = (self.file.path.clone(), self.offset(at));
-                Err(FormatError::BigEndian { path, offset, found: excerpt(name) }.into())
+                let advice = "save it with `numpy.save(path, x.astype(x.dtype.newbyteorder('<')))`";
+                let (at, found) = (Some(self.offset(at)), excerpt(name));
+                Err(self.file.bad("big-endian numbers", at, "little-endian", found, advice))
             }
             _ => Err(self.unsupported(name, at)),
         }

@@ -10,7 +10,7 @@ use rawzip::{CompressionMethod, ReaderAt, ZipArchiveEntryWayfinder, ZipLocator};
 
 use super::{Array, npy, open};
 use crate::file::{DataFile, read_at};
-use crate::{Cut, Error, FormatError, Options, Records};
+use crate::{Cut, Error, Options, Records};
 
 impl Records {
     /// Opens the array `name` in each file that `numpy.savez` wrote. `cut` sets how rows become records; a row is
@@ -21,9 +21,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::BadHeader`]: the file is not a zip archive, or it is truncated.
-    /// - [`FormatError::NoTensor`]: the file has no array with this name. The error lists the names.
-    /// - [`FormatError::Compressed`]: the array is compressed or encrypted.
+    /// - [`Error::Format`]: the file is not a zip archive, or it is truncated; or the array is compressed or encrypted.
+    /// - [`Error::NoTensor`]: the file has no array with this name. The error lists the names.
     /// - The errors of [`open_npy`](Self::open_npy). Offsets count from the start of the `.npz` file.
     ///
     /// ```no_run
@@ -104,7 +103,7 @@ fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
     let Some(member) = archive.arrays.get(name) else {
         let (path, wanted, found) =
             (file.path.clone(), name.to_owned(), archive.arrays.into_keys().collect());
-        return Err(FormatError::NoTensor { path, wanted, found }.into());
+        return Err(Error::NoTensor { path, wanted, found });
     };
     npy::parse(file, &archive.bytes(name, member)?)
 }
@@ -151,9 +150,10 @@ impl<'a> Archive<'a> {
         let Member { place, method, encrypted } = *member;
         if method != CompressionMethod::STORE || encrypted {
             let method = method.name().map_or_else(|| format!("method {}", method.as_u16()), str::to_owned);
-            let found = if encrypted { "encryption".to_owned() } else { method };
-            let path = file.path.clone();
-            return Err(FormatError::Compressed { path, name: name.to_owned(), found }.into());
+            let found = if encrypted { "encryption" } else { &method };
+            let wanted = format!("{name:?} stored");
+            let advice = "save it with `numpy.savez(path, ...)`, not `numpy.savez_compressed`";
+            return Err(file.bad("the array is compressed", None, wanted, found, advice));
         }
         let entry = self.zip.get_entry(place).map_err(|error| broken(file, &error))?;
         let (start, end) = entry.compressed_data_range();

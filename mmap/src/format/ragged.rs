@@ -59,10 +59,8 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::UnsupportedType`](crate::FormatError::UnsupportedType): the index contains another type.
-    /// - [`FormatError::BadShape`](crate::FormatError::BadShape): the index is not one-dimensional or has fewer than two offsets.
-    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): an offset is negative or less than the previous offset.
-    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the last offset is not the size of the data file.
+    /// - [`Error::Format`]: the index contains another type, is not one-dimensional or has fewer than two offsets; an
+    ///   offset is negative or less than the previous offset; or the last offset is not the size of the data file.
     /// - The errors of [`Records::open_npy`](crate::Records::open_npy) for the index.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
@@ -88,11 +86,8 @@ impl RaggedRecords {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`](crate::FormatError::HeaderCutOff), [`FormatError::BadMagic`](crate::FormatError::BadMagic), [`FormatError::BadVersion`](crate::FormatError::BadVersion),
-    ///   [`FormatError::UnsupportedType`](crate::FormatError::UnsupportedType): the index is invalid.
-    /// - [`FormatError::BadHeader`](crate::FormatError::BadHeader): there is no sequence, a length is negative, or a sequence does not start at the
-    ///   end of the previous sequence.
-    /// - [`FormatError::DataLength`](crate::FormatError::DataLength): the size of the index or of the data file does not match the index.
+    /// - [`Error::Format`]: the index is invalid or has no sequence; a length is negative; a sequence does not start at
+    ///   the end of the previous sequence; or the size of the index or of the data file does not match the index.
     /// - [`Error::Mixed`]: the files have different token types.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
     pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
@@ -165,7 +160,7 @@ fn indexed(file: &DataFile) -> Result<Vec<u64>, Error> {
     }
     let count = match shape[..] {
         [count] if count >= 2 => count,
-        _ => return Err(file.bad_shape("one axis of at least 2 offsets", shape)),
+        _ => return Err(file.bad_shape("one axis of at least 2 offsets", &shape)),
     };
     let mut offsets = Vec::<u64>::new();
     numbers(file, offset, count, |at, bytes: [u8; 8]| {

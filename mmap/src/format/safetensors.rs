@@ -7,7 +7,7 @@ use safetensors::tensor::Metadata;
 
 use super::{Array, ByteRange, Tensor, little, open};
 use crate::file::DataFile;
-use crate::{Cut, DType, Error, FormatError, Options, Records};
+use crate::{Cut, DType, Error, Options, Records};
 
 /// Bytes before the header. They are its length, as a number of 64 bits.
 const PREFIX: usize = 8;
@@ -23,13 +23,10 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadHeader`]: the header is
-    ///   invalid.
-    /// - [`FormatError::DataLength`]: the size of the tensors does not match the size of the file.
-    /// - [`FormatError::NoTensor`]: the file has no tensor with this name. The error lists the names.
-    /// - [`FormatError::UnsupportedType`]: 4-bit and 6-bit floats, and 8-bit floats without a [`DType`], such as
-    ///   `F8_E8M0`.
-    /// - [`FormatError::BadShape`]: the tensor has no axis, or its rows are empty.
+    /// - [`Error::Format`]: the header is invalid; the size of the tensors does not match the size of the file; the
+    ///   tensor has 4-bit or 6-bit floats, or 8-bit floats without a [`DType`], such as `F8_E8M0`; it has no axis, or its
+    ///   rows are empty.
+    /// - [`Error::NoTensor`]: the file has no tensor with this name. The error lists the names.
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
@@ -160,7 +157,7 @@ impl Header {
         self.check_length(file)?;
         let Some(info) = self.tensors.info(tensor) else {
             let (path, wanted, found) = (file.path.clone(), tensor.to_owned(), self.names());
-            return Err(FormatError::NoTensor { path, wanted, found }.into());
+            return Err(Error::NoTensor { path, wanted, found });
         };
         let Some(dtype) = dtype(info.dtype) else {
             let advice = "elements of less than 8 bits and scales cannot be read as records";

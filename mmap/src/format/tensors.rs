@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::gguf;
 use super::safetensors::Header;
 use super::tensor::Tensor;
-use super::{excerpt, gguf};
 use crate::file::DataFile;
 use crate::ranges::{Places, Shard};
-use crate::{Error, FormatError, limit};
+use crate::{Error, limit};
 
 /// The longest index: as long as the longest header of a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
@@ -66,15 +66,11 @@ impl Tensors {
     /// - [`Error::NoPaths`]: the list of paths is empty.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`], [`Error::Read`]: a
     ///   file, or a file named by an index, could not be opened or read.
-    /// - [`FormatError::HeaderCutOff`], [`FormatError::HeaderTooLong`], [`FormatError::BadMagic`],
-    ///   [`FormatError::BadVersion`]: a header is invalid.
-    /// - [`FormatError::BadHeader`]: a header or an index cannot be parsed, tensors overlap, or two tensors have the
-    ///   same name.
-    /// - [`FormatError::BadShape`]: a GGUF tensor does not consist of whole blocks.
-    /// - [`FormatError::DataLength`]: the size of the tensors does not match the size of the file.
-    /// - [`FormatError::UnsupportedType`]: the size of a GGUF type is unknown.
-    /// - [`FormatError::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
-    /// - [`FormatError::NoTensor`]: an index lists a tensor that its file does not have.
+    /// - [`Error::Format`]: a header or an index is invalid; tensors overlap, or two have the same name; a GGUF tensor
+    ///   does not consist of whole blocks, or the size of its type is unknown; or the size of the tensors does not match
+    ///   the size of the file.
+    /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
+    /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
         let mut first = None;
@@ -118,12 +114,12 @@ impl Tensors {
         whole(&parts)?;
         model.tensors.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some([first, twice]) = model.tensors.windows(2).find(|two| two[0].name == two[1].name) {
-            let [first, path] = [first, twice].map(|tensor| &model.shards[tensor.range.file].file.path);
-            let place = if first == path { "twice".to_owned() } else { format!("as in {first:?}") };
-            let comma = if first == path { "" } else { "," };
-            let found = excerpt(format!("{:?}{comma} {place}", twice.name).as_bytes());
-            let (path, wanted) = (path.clone(), "each name once");
-            return Err(FormatError::BadHeader { path, offset: 0, wanted, found }.into());
+            let [first, file] = [first, twice].map(|tensor| &model.shards[tensor.range.file].file);
+            let place = match &first.path {
+                path if *path == file.path => " twice".to_owned(),
+                path => format!(", as in {path:?}"),
+            };
+            return Err(file.bad_header(0, "each name once", format!("{:?}{place}", twice.name)));
         }
         Ok(Self(Arc::new(model)))
     }
@@ -132,7 +128,7 @@ impl Tensors {
     ///
     /// # Errors
     ///
-    /// [`FormatError::NoTensor`] if there is none. The error lists the names of the model's tensors.
+    /// [`Error::NoTensor`] if there is none. The error lists the names of the model's tensors.
     pub fn get(&self, name: &str) -> Result<&Tensor, Error> {
         self.find(name).map(|index| &self.0.tensors[index])
     }
@@ -153,7 +149,7 @@ impl Tensors {
         let Model { path, tensors, .. } = &*self.0;
         tensors.binary_search_by(|tensor| (*tensor.name).cmp(name)).map_err(|_| {
             let found = tensors.iter().map(|tensor| tensor.name.to_string()).collect();
-            FormatError::NoTensor { path: path.clone(), wanted: name.to_owned(), found }.into()
+            Error::NoTensor { path: path.clone(), wanted: name.to_owned(), found }
         })
     }
 
@@ -192,7 +188,7 @@ fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(FormatError::MissingParts { path: path.clone(), wanted: of, missing }.into())
+    Err(Error::MissingParts { path: path.clone(), wanted: of, missing })
 }
 
 /// Returns the tensors of a file that an index lists for it. Fails if the file does not have all of them.
@@ -203,7 +199,7 @@ fn listed(file: &DataFile, found: Vec<Tensor>, mut names: HashSet<String>) -> Re
     let Some(wanted) = names.into_iter().min() else { return Ok(listed) };
     let mut found: Vec<String> = listed.iter().chain(&others).map(|tensor| tensor.name.to_string()).collect();
     found.sort_unstable();
-    Err(FormatError::NoTensor { path: file.path.clone(), wanted, found }.into())
+    Err(Error::NoTensor { path: file.path.clone(), wanted, found })
 }
 
 /// Reads an index. Returns the files that it names, each with the names of its tensors.

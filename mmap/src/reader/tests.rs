@@ -75,10 +75,8 @@ fn ragged(folder: &tempfile::TempDir, paths: &[PathBuf]) -> Arc<Ranges> {
         });
         let offsets =
             [0].into_iter().chain(ends.take_while(|&end| end < len)).chain([len]).collect::<Vec<u64>>();
-        let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
-        let mut index = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-        index.extend(format!("{header:117}\n").bytes());
-        index.extend(offsets.into_iter().flat_map(u64::to_le_bytes));
+        let bytes = offsets.iter().flat_map(|offset| offset.to_le_bytes());
+        let index = twinbuf_testing::npy("<u8", &[offsets.len()], bytes);
         let index_path = folder.path().join(format!("{number}.idx.npy"));
         std::fs::write(&index_path, index).unwrap();
         index_path

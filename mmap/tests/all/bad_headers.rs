@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use twinbuf_mmap::{Cut, DType, Error, FormatError, Records};
+use twinbuf_mmap::{Cut, DType, Error, Records};
 
 type Open = fn(&[&Path]) -> Result<Records, Error>;
 
-/// Bytes of a file, and the error that they must give with `P` for the path. Where it ends in `..`, the words
-/// of another crate follow.
+/// Bytes of a file, and the message of the error that they must give, with `P` for the path. Where it ends in `..`, the
+/// words of another crate follow.
 type Case = (Vec<u8>, &'static str);
 
 /// Each file is opened behind a good one: the path in the error must be that of the bad file.
@@ -20,12 +20,8 @@ fn check(open: Open, good: &[u8], table: &[Case]) {
     for (bytes, wanted) in table {
         std::fs::write(&path, bytes).unwrap();
         let error = open(&[&first, &path]).expect_err(wanted);
-        let quoted = format!("{path:?}");
-        let found = match &error {
-            Error::Format(error) => format!("{error:?}"),
-            error => format!("{error:?}"),
-        };
-        let found = found.replace(&quoted, "P");
+        let (quoted, found) = (format!("{path:?}"), format!("{error:?}"));
+        let found = found.strip_prefix("Format: ").unwrap_or(&found).replace(&quoted, "P");
         match wanted.strip_suffix("..") {
             Some(wanted) => assert!(found.starts_with(wanted), "{found}"),
             None => assert_eq!(found, *wanted),
@@ -49,41 +45,50 @@ fn llm_c() {
     let mut big_endian = good.clone();
     big_endian.chunks_exact_mut(4).take(256).for_each(<[u8]>::reverse);
     let table = [
-        (vec![], "HeaderCutOff { path: P, wanted: 1024, found: 0 }"),
-        (good[..1023].to_vec(), "HeaderCutOff { path: P, wanted: 1024, found: 1023 }"),
-        (good[..1024].to_vec(), "DataLength { path: P, offset: 1024, wanted: 6, found: 0 }"),
-        (good[..1029].to_vec(), "DataLength { path: P, offset: 1024, wanted: 6, found: 5 }"),
-        (shard(&[20_240_520, 1, 3], 7), "DataLength { path: P, offset: 1024, wanted: 6, found: 7 }"),
+        (vec![], "P: ends inside its header: wanted at least 1024 bytes, found 0"),
+        (good[..1023].to_vec(), "P: ends inside its header: wanted at least 1024 bytes, found 1023"),
+        (
+            good[..1024].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 0",
+        ),
+        (
+            good[..1029].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 5",
+        ),
+        (
+            shard(&[20_240_520, 1, 3], 7),
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 7",
+        ),
         (
             shard(&[20_240_520, 1, i32::MAX], 6),
-            "DataLength { path: P, offset: 1024, wanted: 4294967294, found: 6 }",
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 4294967294 bytes, found 6",
         ),
         (
             shard(&[20_240_801, 7, i32::MAX], 6),
-            "DataLength { path: P, offset: 1024, wanted: 8589934588, found: 6 }",
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 8589934588 bytes, found 6",
         ),
         (shard(&[20_240_520, 1, 0], 0), "TooShort: P: holds no record: wanted at least 2 bytes, found 0"),
-        (shard(&[20_240_520, 1, 0], 6), "DataLength { path: P, offset: 1024, wanted: 0, found: 6 }"),
         (
-            shard(&[20_240_520, 1, -3], 6),
-            "BadHeader { path: P, offset: 8, wanted: \"a number of tokens\", found: \"-3\" }",
+            shard(&[20_240_520, 1, 0], 6),
+            "P: cut off or grown, by the length of the data at byte 1024: wanted 0 bytes, found 6",
         ),
+        (shard(&[20_240_520, 1, -3], 6), "P: bad header at byte 8: wanted a number of tokens, found -3"),
         // The evaluation files of llm.c, a headerless file, and a machine of the other byte order.
         (
             shard(&[20_240_522, 1, 3], 6),
-            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"20240522\" }",
+            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found 20240522",
         ),
         (
             shard(&[0, 1, 3], 6),
-            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"0\" }",
+            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found 0",
         ),
         (
             big_endian,
-            "BadMagic { path: P, offset: 0, wanted: \"20240520 or 20240801\", found: \"-1999096831\" }",
+            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found -1999096831",
         ),
-        (shard(&[20_240_520, 2, 3], 6), "BadVersion { path: P, offset: 4, wanted: \"1\", found: \"2\" }"),
-        (shard(&[20_240_520, 7, 3], 12), "BadVersion { path: P, offset: 4, wanted: \"1\", found: \"7\" }"),
-        (shard(&[20_240_801, 1, 3], 6), "BadVersion { path: P, offset: 4, wanted: \"7\", found: \"1\" }"),
+        (shard(&[20_240_520, 2, 3], 6), "P: unknown version at byte 4: wanted 1, found 2"),
+        (shard(&[20_240_520, 7, 3], 12), "P: unknown version at byte 4: wanted 1, found 7"),
+        (shard(&[20_240_801, 1, 3], 6), "P: unknown version at byte 4: wanted 7, found 1"),
     ];
     check(|paths| Records::open_llm_c(paths, Cut::Rows), &good, &table);
 }
@@ -107,50 +112,66 @@ fn npy() {
         file
     }
     const KEYS: &str = "'descr', 'fortran_order' and 'shape', each once";
-    let bad = |offset, wanted, found| -> &'static str {
-        format!("BadHeader {{ path: P, offset: {offset}, wanted: {wanted:?}, found: {found:?} }}").leak()
+    let bad = |offset, wanted, found: &str| -> &'static str {
+        let found = if found.is_empty() { String::new() } else { format!(", found {found}") };
+        format!("P: bad header at byte {offset}: wanted {wanted}{found}").leak()
     };
     let shape = |wanted, found| -> &'static str {
-        format!("BadShape {{ path: P, wanted: {wanted:?}, found: {found} }}").leak()
+        format!("P: no records in this shape: wanted {wanted}, found {found}").leak()
     };
     let number = "a number from 0 to 2^64 - 1";
     let good = array("'<i2'", "(3, 2)", 12);
     assert_eq!(good.len(), 10 + 57 + 12);
     let table = [
         // The start.
-        (vec![], "HeaderCutOff { path: P, wanted: 8, found: 0 }"),
-        (good[..7].to_vec(), "HeaderCutOff { path: P, wanted: 8, found: 7 }"),
-        (good[..9].to_vec(), "HeaderCutOff { path: P, wanted: 10, found: 9 }"),
-        (with(6, &[2])[..11].to_vec(), "HeaderCutOff { path: P, wanted: 12, found: 11 }"),
-        (good[..66].to_vec(), "HeaderCutOff { path: P, wanted: 67, found: 66 }"),
+        (vec![], "P: ends inside its header: wanted at least 8 bytes, found 0"),
+        (good[..7].to_vec(), "P: ends inside its header: wanted at least 8 bytes, found 7"),
+        (good[..9].to_vec(), "P: ends inside its header: wanted at least 10 bytes, found 9"),
+        (with(6, &[2])[..11].to_vec(), "P: ends inside its header: wanted at least 12 bytes, found 11"),
+        (good[..66].to_vec(), "P: ends inside its header: wanted at least 67 bytes, found 66"),
         (
             with(0, b"PK\x03\x04"),
-            r#"BadMagic { path: P, offset: 0, wanted: "\\x93NUMPY", found: "PK\\x03\\x04PY" }"#,
+            r"P: another format, by the magic at byte 0: wanted \x93NUMPY, found PK\x03\x04PY",
         ),
-        (with(6, &[0]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"0.0\" }"),
-        (with(6, &[4]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"4.0\" }"),
-        (with(7, &[1]), "BadVersion { path: P, offset: 6, wanted: \"1.0, 2.0 or 3.0\", found: \"1.1\" }"),
+        (with(6, &[0]), "P: unknown version at byte 6: wanted 1.0, 2.0 or 3.0, found 0.0"),
+        (with(6, &[4]), "P: unknown version at byte 6: wanted 1.0, 2.0 or 3.0, found 4.0"),
+        (with(7, &[1]), "P: unknown version at byte 6: wanted 1.0, 2.0 or 3.0, found 1.1"),
         // Lengths of the header.
-        (with(8, &[0, 1]), "HeaderCutOff { path: P, wanted: 266, found: 79 }"),
-        (with(8, &[0xFF; 2]), "HeaderTooLong { path: P, offset: 8, wanted: 10000, found: 65535 }"),
+        (with(8, &[0, 1]), "P: ends inside its header: wanted at least 266 bytes, found 79"),
+        (
+            with(8, &[0xFF; 2]),
+            "P: too long a header, by the length at byte 8: wanted at most 10000 bytes, found 65535",
+        ),
         (
             with(6, &[2, 0, 0xFF, 0xFF, 0xFF, 0xFF]),
-            "HeaderTooLong { path: P, offset: 8, wanted: 10000, found: 4294967295 }",
+            "P: too long a header, by the length at byte 8: wanted at most 10000 bytes, found 4294967295",
         ),
         (with(8, &[0, 0]), bad(10, "a dictionary", "")),
         (with(8, &[56, 0]), bad(66, "`,` or `}`", "")),
         // Lengths of the data.
-        (good[..67].to_vec(), "DataLength { path: P, offset: 67, wanted: 12, found: 0 }"),
-        (good[..78].to_vec(), "DataLength { path: P, offset: 67, wanted: 12, found: 11 }"),
-        (array("'<i2'", "(3, 2)", 13), "DataLength { path: P, offset: 67, wanted: 12, found: 13 }"),
-        (array("'<i2'", "(4, 2)", 12), "DataLength { path: P, offset: 67, wanted: 16, found: 12 }"),
+        (
+            good[..67].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 0",
+        ),
+        (
+            good[..78].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 11",
+        ),
+        (
+            array("'<i2'", "(3, 2)", 13),
+            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 13",
+        ),
+        (
+            array("'<i2'", "(4, 2)", 12),
+            "P: cut off or grown, by the length of the data at byte 67: wanted 16 bytes, found 12",
+        ),
         (
             array("'<i2'", "(4611686018427387904, 2)", 0),
             shape("fewer than 2^64 bytes", "[4611686018427387904, 2]"),
         ),
         (
             array("'|i1'", "(18446744073709551615,)", 3),
-            "DataLength { path: P, offset: 84, wanted: 18446744073709551615, found: 3 }",
+            "P: cut off or grown, by the length of the data at byte 84: wanted 18446744073709551615 bytes, found 3",
         ),
         (
             array("'<i2'", "(18446744073709551615,)", 0),
@@ -189,22 +210,22 @@ fn npy() {
         (file("{'descr': 1}", 6), bad(20, "a string", "1}")),
         (file(&format!("{{'{}", "é".repeat(300)), 0), bad(11, "a string", &format!("'{}", "é".repeat(99)))),
         // Types.
-        (array("'>i2'", "(3,)", 6), "BigEndian { path: P, offset: 20, found: \">i2\" }"),
-        (array("'>c16'", "(3,)", 48), "BigEndian { path: P, offset: 20, found: \">c16\" }"),
-        (array("'|i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|i2\", .."),
-        (array("'=i2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"=i2\", .."),
-        (array("'<f1'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<f1\", .."),
-        (array("'<V2'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"<V2\", .."),
-        (array("'|O'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"|O\", .."),
-        (array("''", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\", .."),
-        (array("'\n'", "(3,)", 6), "UnsupportedType { path: P, offset: 20, found: \"\\\\n\", .."),
+        (array("'>i2'", "(3,)", 6), "P: big-endian numbers at byte 20: wanted little-endian, found >i2: .."),
         (
-            file("{'descr': [('a', '<i2')]}", 6),
-            r#"UnsupportedType { path: P, offset: 20, found: "[('a', '<i2')]", .."#,
+            array("'>c16'", "(3,)", 48),
+            "P: big-endian numbers at byte 20: wanted little-endian, found >c16: ..",
         ),
+        (array("'|i2'", "(3,)", 6), "P: unsupported type at byte 20, found |i2: .."),
+        (array("'=i2'", "(3,)", 6), "P: unsupported type at byte 20, found =i2: .."),
+        (array("'<f1'", "(3,)", 6), "P: unsupported type at byte 20, found <f1: .."),
+        (array("'<V2'", "(3,)", 6), "P: unsupported type at byte 20, found <V2: .."),
+        (array("'|O'", "(3,)", 6), "P: unsupported type at byte 20, found |O: .."),
+        (array("''", "(3,)", 6), "P: unsupported type at byte 20: wanted bool, .."),
+        (array("'\n'", "(3,)", 6), "P: unsupported type at byte 20, found \\n: .."),
+        (file("{'descr': [('a', '<i2')]}", 6), "P: unsupported type at byte 20, found [('a', '<i2')]: .."),
         (
             file("{'descr': '<i2', 'fortran_order': True, 'shape': (3, 2)}", 12),
-            "FortranOrder { path: P, offset: 44 }",
+            "P: Fortran order at byte 44: wanted C order, in which each row is one piece: ..",
         ),
     ];
     check(|paths| Records::open_npy(paths, Cut::Rows), &good, &table);
@@ -256,14 +277,12 @@ fn npy_in_fortran_order_with_one_long_axis() {
     }
     for (shape, data) in [("(3, 2)", 12), ("(1, 2, 2)", 8), ("(2, 1, 2)", 8)] {
         let error = open(shape, data).unwrap_err();
-        assert!(
-            matches!(error, Error::Format(FormatError::FortranOrder { offset: 44, .. })),
-            "{shape}: {error}"
-        );
+        let message = error.to_string();
+        assert!(message.contains(": Fortran order at byte 44: "), "{shape}: {message}");
     }
     // What is wrong with these is not the order.
     let error = open("()", 2).unwrap_err();
-    assert!(matches!(error, Error::Format(FormatError::BadShape { .. })), "{error}");
+    assert!(matches!(error, Error::Format { problem: "no records in this shape", .. }), "{error}");
     let error = open("(0,)", 0).unwrap_err();
     assert!(matches!(error, Error::TooShort { .. }), "{error}");
 }
@@ -285,26 +304,37 @@ fn safetensors() {
         file.extend(b"{}");
         file
     }
-    let bad = "BadHeader { path: P, offset: 8, \
-               wanted: \"the description of tensors that follow each other\", found: \"..";
+    let bad = "P: bad header at byte 8: wanted the description of tensors that follow each other, found ..";
     let good = tensor("I16", "[3,2]", "12", 12);
     let data = good.len() - 12;
     assert_eq!(data, 8 + 57);
     let table = [
-        (vec![], "HeaderCutOff { path: P, wanted: 8, found: 0 }"),
-        (good[..7].to_vec(), "HeaderCutOff { path: P, wanted: 8, found: 7 }"),
-        (good[..64].to_vec(), "HeaderCutOff { path: P, wanted: 65, found: 64 }"),
-        (length(3), "HeaderCutOff { path: P, wanted: 11, found: 10 }"),
-        (length(100_000_000), "HeaderCutOff { path: P, wanted: 100000008, found: 10 }"),
-        (length(100_000_001), "HeaderTooLong { path: P, offset: 0, wanted: 100000000, found: 100000001 }"),
+        (vec![], "P: ends inside its header: wanted at least 8 bytes, found 0"),
+        (good[..7].to_vec(), "P: ends inside its header: wanted at least 8 bytes, found 7"),
+        (good[..64].to_vec(), "P: ends inside its header: wanted at least 65 bytes, found 64"),
+        (length(3), "P: ends inside its header: wanted at least 11 bytes, found 10"),
+        (length(100_000_000), "P: ends inside its header: wanted at least 100000008 bytes, found 10"),
+        (
+            length(100_000_001),
+            "P: too long a header, by the length at byte 0: wanted at most 100000000 bytes, found 100000001",
+        ),
         (
             length(u64::MAX),
-            "HeaderTooLong { path: P, offset: 0, wanted: 100000000, found: 18446744073709551615 }",
+            "P: too long a header, by the length at byte 0: wanted at most 100000000 bytes, found 18446744073709551615",
         ),
-        (good[..data].to_vec(), "DataLength { path: P, offset: 65, wanted: 12, found: 0 }"),
-        (good[..data + 11].to_vec(), "DataLength { path: P, offset: 65, wanted: 12, found: 11 }"),
-        (tensor("I16", "[3,2]", "12", 13), "DataLength { path: P, offset: 65, wanted: 12, found: 13 }"),
-        (file("{}", 0), "NoTensor { path: P, wanted: \"x\", found: [] }"),
+        (
+            good[..data].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 0",
+        ),
+        (
+            good[..data + 11].to_vec(),
+            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 11",
+        ),
+        (
+            tensor("I16", "[3,2]", "12", 13),
+            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 13",
+        ),
+        (file("{}", 0), "NoTensor: P: no such tensor or array: wanted \"x\", found []"),
         (file("", 0), bad),
         (file("no", 0), bad),
         (tensor("I16", "[3,3]", "12", 12), bad),
@@ -326,9 +356,9 @@ fn safetensors() {
         ([&[2, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFE][..]].concat(), bad),
         (tensor("I24", "[3,2]", "12", 12), bad),
         (tensor("F4", "[3]", "1", 1), bad),
-        (tensor("F8_E8M0", "[3]", "3", 3), "UnsupportedType { path: P, offset: 8, found: \"F8_E8M0\", .."),
-        (tensor("F32", "[]", "4", 4), "BadShape { path: P, wanted: \"at least one axis\", found: [] }"),
-        (tensor("F32", "[3,0]", "0", 0), "BadShape { path: P, wanted: \"no empty rows\", found: [3, 0] }"),
+        (tensor("F8_E8M0", "[3]", "3", 3), "P: unsupported type at byte 8, found F8_E8M0: .."),
+        (tensor("F32", "[]", "4", 4), "P: no records in this shape: wanted at least one axis, found []"),
+        (tensor("F32", "[3,0]", "0", 0), "P: no records in this shape: wanted no empty rows, found [3, 0]"),
         (tensor("F32", "[0,3]", "0", 0), "TooShort: P: holds no record: wanted at least 12 bytes, found 0"),
         (
             file(
@@ -336,7 +366,7 @@ fn safetensors() {
                     "a":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}}"#,
                 2,
             ),
-            "NoTensor { path: P, wanted: \"x\", found: [\"a\", \"b\\n\"] }",
+            "NoTensor: P: no such tensor or array: wanted \"x\", found [\"a\", \"b\\n\"]",
         ),
     ];
     check(|paths| Records::open_safetensors(paths, "x", Cut::Rows), &good, &table);
@@ -357,7 +387,7 @@ fn many_names() {
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, file).unwrap();
     let error = Records::open_safetensors([&path], "t1000", Cut::Rows).unwrap_err();
-    let Error::Format(FormatError::NoTensor { found, .. }) = &error else { panic!("{error:?}") };
+    let Error::NoTensor { found, .. } = &error else { panic!("{error:?}") };
     assert_eq!((found.len(), &*found[0], &*found[999]), (1000, "t0000", "t0999"));
     let message = error.to_string();
     assert!(message.ends_with("\"t0015\"] and 984 more"), "{message}");
@@ -373,7 +403,7 @@ fn npy_messages_tell_what_to_do() {
         (
             "'<V2'",
             "False",
-            "unsupported type at byte 20: found <V2: if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",
+            "unsupported type at byte 20, found <V2: if it is bfloat16, save its bits with `numpy.save(path, x.view(numpy.uint16))`",
         ),
         ("'|V1'", "False", "save its bits with `numpy.save(path, x.view(numpy.uint8))`"),
         ("'<f16'", "False", "`numpy.save(path, x.astype('<f8'))`"),
@@ -393,7 +423,7 @@ fn npy_messages_tell_what_to_do() {
         (
             "'>f8'",
             "False",
-            "wanted little-endian, found >f8: save it with `numpy.save(path, x.astype('<f8'))`",
+            "wanted little-endian, found >f8: save it with `numpy.save(path, x.astype(x.dtype.newbyteorder('<')))`",
         ),
         ("'<f8'", "True", "`numpy.save(path, numpy.ascontiguousarray(x))`"),
         ("'<f3'", "False", "wanted bool, integers of 8 to 64 bits"),
@@ -481,7 +511,7 @@ fn known_formats_are_no_bare_numbers() {
             Ok(_) => taken.push(name),
             Err(error) => {
                 let message = error.to_string();
-                assert!(matches!(error, Error::Format(FormatError::NotHeaderless { .. })), "{message}");
+                assert!(matches!(error, Error::Format { problem: "another format", .. }), "{message}");
                 assert!(message.contains(name) && message.contains(advice), "{name}: {message}");
             }
         }

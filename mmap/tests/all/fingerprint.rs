@@ -165,16 +165,11 @@ fn every_length_of_a_record_counts() {
     fs::write(&data, vec![1; 50_000]).unwrap();
     let print = |lens: &[i64]| {
         let offsets = std::iter::once(0).chain(lens.iter().scan(0, |end, len| {
-            Some({
-                *end += len;
-                *end
-            })
+            *end += len;
+            Some(*end)
         }));
-        let header = format!("{{'descr': '<i8', 'fortran_order': False, 'shape': ({},), }}", lens.len() + 1);
-        let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-        file.extend(format!("{header:117}\n").bytes());
-        file.extend(offsets.flat_map(i64::to_le_bytes));
-        fs::write(&index, file).unwrap();
+        let npy = twinbuf_testing::npy("<i8", &[lens.len() + 1], offsets.flat_map(i64::to_le_bytes));
+        fs::write(&index, npy).unwrap();
         RaggedRecords::open_indexed([(&data, &index)]).unwrap().fingerprint().unwrap()
     };
     let mut lens = vec![10; 5000];

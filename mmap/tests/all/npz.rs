@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use twinbuf_mmap::{Cut, DType, Error, FormatError, Plan, Records};
+use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
 
 /// One member of an archive as Python's `zipfile` writes it.
 struct Member<'a> {
@@ -44,17 +44,12 @@ fn zip(members: &[Member<'_>]) -> Vec<u8> {
 
 /// As `numpy.save` writes rows of two float32.
 fn npy(rows: u8) -> Vec<u8> {
-    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, 2), }}");
-    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    file.extend(format!("{header:117}\n").bytes());
-    file.extend((0..2 * rows).flat_map(|number| f32::from(number).to_le_bytes()));
-    file
+    let numbers = (0..2 * rows).flat_map(|number| f32::from(number).to_le_bytes());
+    twinbuf_testing::npy("<f4", &[rows.into(), 2], numbers)
 }
 
 fn write(folder: &Path, bytes: &[u8]) -> PathBuf {
-    let path = folder.join("data.npz");
-    std::fs::write(&path, bytes).unwrap();
-    path
+    crate::asked::write(folder, "data.npz", bytes)
 }
 
 fn member<'a>(name: &'a str, bytes: &'a [u8]) -> Member<'a> {
@@ -87,23 +82,21 @@ fn what_cannot_be_read_in_place_is_refused_by_name() {
     let packed = Member { name: "x.npy", method: 8, bytes: &x };
     let path = write(folder.path(), &zip(&[packed, member("y.npy", &x)]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
-    let Error::Format(FormatError::Compressed { path: at, name, .. }) = &error else { panic!("{error:?}") };
-    assert_eq!((at, name.as_str()), (&path, "x"));
+    let compressed = format!(
+        "{path:?}: the array is compressed: wanted \"x\" stored, found DEFLATE: save it with `numpy.savez("
+    );
     let message = error.to_string();
-    assert!(message.contains("numpy.savez(") && !message.contains('\n'), "{message}");
+    assert!(message.starts_with(&compressed) && !message.contains('\n'), "{message}");
     assert!(Records::open_npz([&path], "y", Cut::Rows).is_ok());
 
     let each: Vec<_> = Records::open_npz_each(&path, Cut::Rows).unwrap().collect();
     let [(first, refused), (second, opened)] = &each[..] else { panic!("{each:?}") };
     assert_eq!((first.as_str(), second.as_str()), ("x", "y"));
-    assert!(
-        matches!(refused, Err(Error::Format(FormatError::Compressed { name, .. })) if name == "x"),
-        "{refused:?}"
-    );
+    assert_eq!(refused.as_ref().unwrap_err().to_string(), message);
     assert_eq!(opened.as_ref().unwrap().len(), 3);
 
     let error = Records::open_npz([&path], "z", Cut::Rows).unwrap_err();
-    let Error::Format(FormatError::NoTensor { wanted, found, .. }) = &error else { panic!("{error:?}") };
+    let Error::NoTensor { wanted, found, .. } = &error else { panic!("{error:?}") };
     assert_eq!((wanted.as_str(), &found[..]), ("z", &["x".to_owned(), "y".to_owned()][..]));
 }
 
@@ -116,18 +109,15 @@ fn an_array_ends_with_its_member() {
     let path = write(folder.path(), &zip(&[member("x.npy", short), member("y.npy", &long)]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     // 30 bytes of the local header and 5 of the name, 128 of the array's own header.
-    assert!(
-        matches!(&error, Error::Format(FormatError::DataLength { offset: 163, wanted: 32, found: 24, path: at })
-            if *at == path),
-        "{error:?}"
+    let wanted = format!(
+        "{path:?}: cut off or grown, by the length of the data at byte 163: wanted 32 bytes, found 24"
     );
+    assert_eq!(error.to_string(), wanted);
     let header = npy(0);
     let path = write(folder.path(), &zip(&[member("x.npy", &header[..100])]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
-    assert!(
-        matches!(&error, Error::Format(FormatError::HeaderCutOff { wanted: 163, found: 135, .. })),
-        "{error:?}"
-    );
+    let message = error.to_string();
+    assert!(message.ends_with("ends inside its header: wanted at least 163 bytes, found 135"), "{message}");
 }
 
 /// Between the look at the directory and that at an array the file becomes shorter.
@@ -139,10 +129,10 @@ fn an_archive_that_is_cut_off_after_its_directory_was_read() {
     assert_eq!(each.next().unwrap().1.unwrap().len(), 3);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(200).unwrap();
     let (name, records) = each.next().unwrap();
-    let error = records.unwrap_err();
+    let message = records.unwrap_err().to_string();
     assert!(
-        matches!(&error, Error::Format(FormatError::HeaderCutOff { found: 200, .. })) && name == "y",
-        "{error:?}"
+        message.contains("ends inside its header") && message.ends_with("found 200") && name == "y",
+        "{message}"
     );
 }
 
@@ -156,7 +146,9 @@ fn broken_archives_are_errors() {
     for end in 0..good.len() {
         let path = write(folder.path(), &good[..end]);
         let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
-        assert!(matches!(&error, Error::Format(_)) && error.to_string().starts_with(&format!("{path:?}: ")));
+        assert!(
+            matches!(&error, Error::Format { .. }) && error.to_string().starts_with(&format!("{path:?}: "))
+        );
     }
     for at in (0..35).chain(35 + x.len()..good.len()) {
         for change in [1, 0x80, 0xFF] {
@@ -165,7 +157,10 @@ fn broken_archives_are_errors() {
             let path = write(folder.path(), &bytes);
             match Records::open_npz([&path], "x", Cut::Rows) {
                 Ok(records) => assert_eq!(records.len(), 3, "byte {at}"),
-                Err(error) => assert!(matches!(error, Error::Format(_)), "byte {at}: {error:?}"),
+                Err(error) => assert!(
+                    matches!(error, Error::Format { .. } | Error::NoTensor { .. }),
+                    "byte {at}: {error:?}"
+                ),
             }
         }
     }

@@ -63,14 +63,8 @@ fn direct_reads_deliver_the_same_bytes() {
         [(1_usize, [3000, 5]), (3, [5000, 1]), (512, [40, 9]), (4096, [7, 3]), (100_001, [5, 2])]
     {
         for (path, rows) in paths.iter().zip(rows) {
-            // A header of 128 bytes (numpy/lib/format.py).
-            let mut header =
-                format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, {row}), }}");
-            header = format!("{header:<117}\n");
-            let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-            file.extend(header.as_bytes());
-            file.extend(&bytes((row * rows).div_ceil(4), 5)[..row * rows]);
-            std::fs::write(path, file).unwrap();
+            let bytes = bytes((row * rows).div_ceil(4), 5).into_iter().take(row * rows);
+            std::fs::write(path, twinbuf_testing::npy("|u1", &[rows, row], bytes)).unwrap();
         }
         let cuts = [Cut::Rows, Cut::Windows { rows: 5, stride: 2 }, Cut::Windows { rows: 2, stride: 3 }];
         for cut in if rows[1] < 5 { &cuts[..1] } else { &cuts[..] } {

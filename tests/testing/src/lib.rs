@@ -1,4 +1,4 @@
-//! What the tests of several crates share: the extent of a test, and an allocator that counts.
+//! What the tests of several crates share: the extent of a test, a file of numpy's, and an allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,6 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[must_use]
 pub fn extent<T>(few: T, all: T) -> T {
     if std::env::var_os("TWINBUF_TEST_WHOLE").is_some_and(|value| value == "1") { all } else { few }
+}
+
+/// A file of one array, as `numpy.save` writes it: the type in numpy's words, the lengths of the axes, the bytes.
+pub fn npy(descr: &str, shape: &[usize], data: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let axes: String = shape.iter().map(|axis| format!("{axis}, ")).collect();
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({axes}), }}");
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:117}\n").bytes());
+    file.extend(data);
+    file
 }
 
 /// The system's allocator, with counters. For a test program that sets it as its `global_allocator`.
