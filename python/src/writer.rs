@@ -68,6 +68,12 @@ impl Writer {
         self.with(py, |writer| Some(writer.as_mut()?.write_all(bytes).map_err(failed)))
     }
 
+    /// Appends the bytes of the first pair. It is taken and written in one step for Python, which runs a signal's handler
+    /// before it or after: no rows twice, none lost.
+    fn append_first(&self, py: Python<'_>, late: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.append(py, &late.call_method0("popleft")?.get_item(1)?)
+    }
+
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, |writer| Some(writer.take()?.finish().map(|written| written.to_string())))
     }

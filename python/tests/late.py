@@ -127,7 +127,7 @@ class Late:
         return out
 
     def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
-        target, source = self._address(out), tensor.detach()
+        target, source = self._address(out), self._address(tensor)
         self.log.append(("copy", self.current().name))
 
         def run() -> bool:

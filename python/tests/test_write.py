@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from late import Late
 
 import twinbuf as tb
 
@@ -74,6 +75,52 @@ def test_tensors_and_numbers(tmp_path: Path) -> None:
     with pytest.raises(tb.LoaderError, match="has ended"):
         out.append([4])
     assert np.load(tmp_path / "x.npy").tolist() == [1, 2, 3]
+
+
+def written_from(device: Late, path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether rows made on a device, and some on the host, are all in the file, in order."""
+
+    def home(rows: object) -> Late | None:
+        return device if isinstance(rows, torch.Tensor) and device.owns(rows) else None
+
+    monkeypatch.setattr("twinbuf._write.home", home)
+    made = [torch.full((n % 5, 3), float(n)) for n in range(2, 30)]
+    with tb.Writer(path, "float32", (3,)) as out:
+        for n, rows in enumerate(made):
+            if n % 11 == 10:
+                out.append(rows.numpy())
+                continue
+            tensor = device.empty_like(rows)
+            device.copy(tensor, rows)
+            out.append(tensor)
+            del tensor  # its memory is reused for the next one
+    return bool((np.load(path) == torch.cat(made).numpy()).all())
+
+
+@pytest.mark.parametrize("eager", ["main", "side", ""])
+def test_tensors_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager: str) -> None:
+    assert written_from(Late(eager), tmp_path / "x.npy", monkeypatch)
+
+
+@pytest.mark.parametrize(("edge", "eager"), [("start", "side"), ("slot", ""), ("keep", "main")])
+def test_no_edge_of_a_copy_from_a_device_can_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge: str, eager: str
+) -> None:
+    assert not written_from(Late(eager, edge), tmp_path / "x.npy", monkeypatch)
+
+
+def test_a_loop_waits_for_the_copy_before_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Late("")
+    monkeypatch.setattr("twinbuf._write.home", lambda rows: device)
+    with tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
+        for n in range(4):
+            tensor = device.empty_like(torch.empty(1, 3))
+            device.copy(tensor, torch.full((1, 3), float(n)))
+            out.append(tensor)
+            assert device.sides[0].enqueued - device.sides[0].done == 2 * min(n + 1, 2)
+        with pytest.raises(TypeError, match="found float64"):
+            out.append(torch.zeros(1, 3, dtype=torch.float64))
+    assert np.load(tmp_path / "x.npy").tolist() == [[n] * 3 for n in range(4)]
 
 
 def test_refused(tmp_path: Path) -> None:

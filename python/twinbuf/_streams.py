@@ -12,6 +12,9 @@ the next item             the copy, where that reads the iterable's own page-loc
 the caller's stream       the copy (``copied.wait(current)``)
 reuse of device memory    the caller's stream (``record_stream``): a batch may be kept for any time
 ========================  =============================================================================
+
+`Download` copies the other way. Its side stream waits for the caller's stream before each copy; who reads
+the slot waits for the copy; the memory of the tensor is kept for the side stream.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import mmap
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -187,6 +192,14 @@ def streams_of(device: Any) -> Accelerator | None:
     return None if device.type == "cpu" else Accelerator(device)
 
 
+def home(array: Any) -> Accelerator | None:
+    """Return the streams of the device where a tensor is; None for host memory."""
+    return _of_device(array.device) if getattr(array, "is_cpu", True) is False else None
+
+
+_of_device = functools.cache(streams_of)
+
+
 @dataclass
 class _Slot:
     """Page-locked bytes, and the event after the last copies out of them."""
@@ -340,6 +353,36 @@ class Upload:
             return out
 
         return plan
+
+
+class Download:
+    """Copies tensors from a device, through two page-locked slots in turn."""
+
+    def __init__(self, streams: Accelerator) -> None:
+        self.streams = streams
+        # The event after each copy, and the bytes that it fills. At most two, as there are two slots.
+        self.late: deque[tuple[Event, Any]] = deque()
+        self._side = streams.side()
+        self._slots = deque([_Slot(streams.event()), _Slot(streams.event())])
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return room in the next slot, whose bytes are in ``late`` no more."""
+        nbytes = tensor.numel() * tensor.element_size()
+        host = self._slots[0].reserve(nbytes, self.streams)
+        return host[:nbytes].view(tensor.dtype).view(tensor.shape)
+
+    def send(self, tensor: torch.Tensor, place: torch.Tensor, filled: Any) -> None:
+        """Enqueue the copy into ``place``, after what the caller's stream has been given so far."""
+        made, copied, current = self.streams.event(), self.streams.event(), self.streams.current()
+        made.record(current)
+        made.wait(self._side)
+        with self.streams.using(self._side):
+            self.streams.copy(place, tensor)
+        self.streams.keep(tensor, self._side)
+        copied.record(self._side)
+        self._slots[0].copied = copied
+        self._slots.rotate()
+        self.late.append((copied, filled))
 
 
 def _imported(leaf: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from types import TracebackType
 from typing import Any, Self
 
 import numpy
 
+from ._streams import Download, home
 from ._twinbuf import _Writer
 
 
@@ -47,21 +49,51 @@ class Writer:
     ) -> None:
         self._writer = _Writer(path, dtype, row, depth, slot_bytes, shard_bytes)
         self._row, self._dtype, self._written = tuple(row), numpy.dtype(self._writer.dtype), ""
+        # Copies from a device that are not in the file yet, for one thread at a time.
+        self._download: Download | None = None
+        self._turn = threading.Lock()
         # Also at the end of the program: no temporary file stays.
         weakref.finalize(self, self._writer.discard)
 
     def append(self, rows: Any) -> None:
-        """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written."""
+        """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written.
+
+        A tensor on a device is copied on a stream of its own. The loop waits for that copy when it appends
+        the second tensor after this one, or finishes.
+        """
         if hasattr(rows, "detach"):
-            rows = rows.detach().cpu().numpy()
-        array = numpy.ascontiguousarray(rows)
-        if array.dtype != self._dtype or numpy.ndim(rows) == 0 or array.shape[1:] != self._row:
+            rows = rows.detach()
+        streams = home(rows)
+        if streams is None and self._download is None:
+            self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
+            return
+        with self._turn:
+            if self._download is None or self._download.streams is not streams:
+                self._drain(0)
+                self._download = Download(streams) if streams is not None else None
+            if self._download is None:
+                self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
+            else:
+                self._drain(1)
+                place = self._download.place(rows)
+                self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
+
+    def _bytes(self, array: Any, shape: tuple[int, ...]) -> Any:
+        if array.dtype != self._dtype or shape == () or array.shape[1:] != self._row:
             wanted = f"{self._dtype} of shape (n, {', '.join(map(str, self._row))})"
-            raise TypeError(f"rows: wanted an array of {wanted}, found {array.dtype} of {numpy.shape(rows)}")
-        self._writer.append(array.reshape(-1).view(numpy.uint8))
+            raise TypeError(f"rows: wanted an array of {wanted}, found {array.dtype} of {shape}")
+        return array.reshape(-1).view(numpy.uint8)
+
+    def _drain(self, left: int) -> None:
+        while self._download is not None and len(self._download.late) > left:
+            self._download.late[0][0].synchronize()
+            self._writer.append_first(self._download.late)
 
     def finish(self) -> str:
         """Write the rest, sync it, and name the file. Return a line that tells where the time went."""
+        if self._download is not None:
+            with self._turn:
+                self._drain(0)
         self._written = self._written or self._writer.finish()
         return self._written
 
