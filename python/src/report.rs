@@ -1,9 +1,8 @@
 //! `Report`: the crate's report, with the names of Python.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use twinbuf::Breakdown;
@@ -22,24 +21,48 @@ pub(crate) enum Kind {
 /// Where the time of a loop went. Times are seconds of wall-clock time.
 ///
 /// ``str()`` is a few lines of text; a notebook shows a picture, and `save` writes the same as a page.
+///
+/// Attributes
+/// ----------
+/// name
+///     The name of the loader or loop, which may be empty.
+/// epochs
+///     Epochs that were begun.
+/// batches, bytes
+///     Batches that the loop received, and their bytes; None where these are not known.
+/// wall
+///     From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
+/// wait, compute
+///     The parts of ``wall`` in which the loop waited for batches, and in which it used them.
+/// load
+///     Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
+/// transfer
+///     Time of copies to a device.
+/// au
+///     Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
+///     second step.
+/// overlap
+///     Whether batches are loaded ahead.
+/// depth, workers
+///     The number of slots, or of items ahead, and the number of loading threads.
+/// kept
+///     Batches that were kept while their slots were needed: each slot got new memory.
+/// verdict
+///     What takes the time of the loop, by the sums of what was measured.
+/// advice
+///     The verdict in words and what to try: a few lines. Each number was measured, or is what is saved at most.
 #[pyclass(frozen, module = "twinbuf", name = "Report")]
 pub(crate) struct Report {
     inner: twinbuf::Report,
     /// The name of the loader or loop, which may be empty.
-    #[pyo3(get)]
     name: String,
     kind: Kind,
     /// Where a watched loop is: its file and line.
     line: String,
     /// Batches that were kept while their slots were needed: each slot got new memory.
-    #[pyo3(get)]
     kept: u64,
     /// The text of the breakdown, if there is one.
     phases: String,
-}
-
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
 }
 
 impl Report {
@@ -74,91 +97,6 @@ impl Report {
 
 #[pymethods]
 impl Report {
-    /// Epochs that were begun.
-    #[getter]
-    fn epochs(&self) -> u64 {
-        self.inner.epochs
-    }
-
-    /// Batches that the loop received.
-    #[getter]
-    fn batches(&self) -> u64 {
-        self.inner.batches
-    }
-
-    /// The bytes of these batches; None where they are not known.
-    #[getter]
-    fn bytes(&self) -> Option<u64> {
-        (self.kind == Kind::Loader).then_some(self.inner.bytes)
-    }
-
-    /// From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
-    #[getter]
-    fn wall(&self) -> f64 {
-        seconds(self.inner.wall)
-    }
-
-    /// The part of ``wall`` in which the loop waited for batches.
-    #[getter]
-    fn wait(&self) -> f64 {
-        seconds(self.inner.train.waiting)
-    }
-
-    /// The part of ``wall`` in which the loop used batches.
-    #[getter]
-    fn compute(&self) -> f64 {
-        seconds(self.inner.train.busy)
-    }
-
-    /// Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
-    #[getter]
-    fn load(&self) -> f64 {
-        seconds(self.inner.read.busy + self.inner.transform)
-    }
-
-    /// Time of copies to a device.
-    #[getter]
-    fn transfer(&self) -> f64 {
-        seconds(self.inner.transfer)
-    }
-
-    /// Whether batches are loaded ahead.
-    #[getter]
-    fn overlap(&self) -> bool {
-        self.inner.settings.overlap
-    }
-
-    /// The number of slots, or of items ahead.
-    #[getter]
-    fn depth(&self) -> usize {
-        self.inner.settings.depth
-    }
-
-    /// The number of loading threads.
-    #[getter]
-    fn workers(&self) -> usize {
-        self.inner.settings.workers
-    }
-
-    /// Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None before the
-    /// second step.
-    #[getter]
-    fn au(&self) -> Option<f64> {
-        self.inner.au()
-    }
-
-    /// What takes the time of the loop, by the sums of what was measured.
-    #[getter]
-    fn verdict(&self) -> String {
-        self.inner.verdict().to_string()
-    }
-
-    /// The verdict in words and what to try: a few lines. Each number was measured, or is what is saved at most.
-    #[getter]
-    fn advice(&self) -> String {
-        self.in_python(&self.inner.advice())
-    }
-
     /// Write a page for any browser: the report and the last steps. It needs no other file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let written = std::fs::write(&path, self.in_python(&self.inner.html()));
@@ -166,13 +104,42 @@ impl Report {
     }
 
     /// The figures as plain values.
-    fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
-        let figures = PyDict::new(slf.py());
-        let names = "name epochs batches bytes wall wait compute load transfer au overlap depth workers kept verdict advice";
-        for name in names.split_whitespace() {
-            figures.set_item(name, slf.getattr(name)?)?;
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let twinbuf::Report { epochs, batches, train, settings, .. } = &self.inner;
+        let times = [
+            ("wall", self.inner.wall),
+            ("wait", train.waiting),
+            ("compute", train.busy),
+            ("load", self.inner.read.busy + self.inner.transform),
+            ("transfer", self.inner.transfer),
+        ];
+        let figures = PyDict::new(py);
+        figures.set_item("name", &self.name)?;
+        figures.set_item("epochs", epochs)?;
+        figures.set_item("batches", batches)?;
+        figures.set_item("bytes", (self.kind == Kind::Loader).then_some(self.inner.bytes))?;
+        for (name, time) in times {
+            figures.set_item(name, time.as_secs_f64())?;
         }
+        figures.set_item("au", self.inner.au())?;
+        figures.set_item("overlap", settings.overlap)?;
+        figures.set_item("depth", settings.depth)?;
+        figures.set_item("workers", settings.workers)?;
+        figures.set_item("kept", self.kept)?;
+        figures.set_item("verdict", self.inner.verdict().to_string())?;
+        figures.set_item("advice", self.in_python(&self.inner.advice()))?;
         Ok(figures)
+    }
+
+    /// A figure.
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        let unknown = || PyAttributeError::new_err(format!("a Report has no attribute {name:?}"));
+        self.to_dict(py)?.get_item(name)?.ok_or_else(unknown)
+    }
+
+    fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let methods = slf.py().get_type::<PyAny>().call_method1("__dir__", (slf,))?;
+        methods.add(slf.get().to_dict(slf.py())?.keys())
     }
 
     fn __reduce__(&self) -> PyResult<()> {
