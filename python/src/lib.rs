@@ -46,7 +46,7 @@ mod _twinbuf {
         loader::Loader,
         locked::{_end_hook, _forked},
         plan::{Chunks, Plan, Window},
-        recorder::{Recorder, Watch},
+        recorder::Recorder,
         records::Records,
         report::Report,
         taken::Taken,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 from ._prefetch import Around, Prefetcher
-from ._twinbuf import Report, _Recorder, _Watch
+from ._twinbuf import Report, _Recorder
 
 T = TypeVar("T")
 
@@ -83,8 +85,7 @@ class Watched(Around[T]):
     def __iter__(self) -> Iterator[T]:
         """Start an epoch."""
         self._epochs += 1
-        items: _Watch[T] = _Watch(self._iterable, self._recorder, self._epochs - 1, self._end())
-        return items
+        return _Epoch(self, self._epochs - 1)
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
@@ -93,14 +94,56 @@ class Watched(Around[T]):
             return report
         return self._recorder.report(self._name, self._line)
 
-    def _end(self) -> Generator[None, None, None]:
-        """Return a generator that ends an epoch and prints the report when it is closed."""
-        try:
-            yield
-        finally:
-            self._recorder.ended()
-            if (report := self.report()).batches:
-                print(report, file=sys.stderr)
+    def _end(self) -> None:
+        """End an epoch, and print the report."""
+        self._recorder.ended()
+        if (report := self.report()).batches:
+            print(report, file=sys.stderr)
+
+
+class _Epoch(Generic[T]):
+    """Hands on the items of an epoch as they are. After Ctrl-C the next call has the item that came."""
+
+    _ended = True  # until the epoch has begun
+
+    def __init__(self, watched: Watched[T], epoch: int) -> None:
+        start = time.perf_counter()
+        self._watched, self._epoch, self._step = watched, epoch, 0
+        self._came: list[T] = []
+        self._iterator = iter(watched._iterable)
+        # The time of `iter` is a wait for the first item.
+        self._begun, self._ended = time.perf_counter() - start, False
+
+    def __iter__(self) -> _Epoch[T]:
+        return self
+
+    def __next__(self) -> T:
+        recorder = self._watched._recorder
+        recorder.asked(self._begun)
+        self._begun = 0.0
+        if not self._came:
+            try:
+                # One call from C: an item that comes is in the list before any signal is handled.
+                self._came.extend(islice(self._iterator, 1))
+            except Exception:
+                self._end()
+                raise
+        if not self._came:
+            self._end()
+            raise StopIteration
+        recorder.received(self._epoch, self._step)
+        (item,) = self._came
+        # From here to the end nothing is called, so no signal is handled.
+        self._came, self._step = [], self._step + 1
+        return item
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._watched._end()
+
+    def __del__(self) -> None:
+        self._end()
 
 
 class _Stateful(Watched[T]):
