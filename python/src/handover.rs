@@ -5,9 +5,8 @@
 //! below it, so the interpreter may end the thread at any time. The thread drives a worker of the crate's pipe, a
 //! [`Worker`].
 //!
-//! No item is lost: if `next()` raises an exception, such as that of Ctrl-C, it puts the item back into
-//! [`Iterable::made`]. Where the loop's thread calls functions of the program for each item, `_loop.py` is the iterator,
-//! and [`Items::take`] gives it the items.
+//! Where the loop's thread calls functions of the program for each item, `_loop.py` is the iterator, and [`Items::take`]
+//! gives it the items.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,21 +15,21 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{iter, mem};
 
-use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
-use twinbuf::pipe::{self, Driven, Pipe, Slots};
+use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
 use crate::errors;
-use crate::locked::{Locked, SLICE, check_end, detached};
+use crate::iterate::{self, Front, Loop, Run};
+use crate::locked::{Locked, check_end, detached};
 use crate::number::seconds_or_none;
 use crate::object::Object;
 use crate::report::{Kind, Report};
-use crate::taken::{Left, Taken};
+use crate::taken::Taken;
 
-struct Item {
+pub(crate) struct Item {
     item: Py<PyAny>,
     /// The state of the iterable after this item.
     state: Option<Py<PyAny>>,
@@ -39,9 +38,9 @@ struct Item {
 /// The iterable, and the functions that are called for its items. The thread and the loop share it. It has the only
 /// reference to each of these Python objects; [`Items`] reports them to the garbage collector.
 struct Iterable {
-    /// Items that the loop has yet to receive, in order. The slots of the ring are empty: the ring only counts the
-    /// items, because the garbage collector cannot look into it. A thread locks this only while attached to Python,
-    /// and for a few instructions.
+    /// Items that the loop has yet to receive, in order, those that were put back too. The slots of the ring are empty:
+    /// the ring only counts the items, because the garbage collector cannot look into it. A thread locks this for a few
+    /// instructions, and runs no Python code meanwhile.
     made: Mutex<VecDeque<Item>>,
     iterator: Object,
     /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
@@ -95,7 +94,7 @@ struct Making {
     caller: Hold,
     /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
     /// early.
-    shared: OnceLock<Weak<Shared>>,
+    shared: OnceLock<Weak<iterate::Shared<Ahead>>>,
 }
 
 /// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins until
@@ -135,7 +134,7 @@ impl Hold {
 }
 
 impl Making {
-    fn shared(&self) -> Option<Arc<Shared>> {
+    fn shared(&self) -> Option<Arc<iterate::Shared<Ahead>>> {
         self.shared.get().and_then(Weak::upgrade)
     }
 
@@ -278,7 +277,7 @@ impl Thread {
     /// Where the time of all iterations went so far.
     fn report(&self, py: Python<'_>, name: &str) -> Report {
         let report = match self.making.shared() {
-            Some(shared) => shared.state.with(py, |state| state.report()),
+            Some(shared) => shared.state.with(py, |state| shared.front.report(state)),
             None => self.total.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
         Report::new(report, name, Kind::Prefetched)
@@ -291,97 +290,144 @@ impl Thread {
     }
 }
 
-struct State {
-    /// The crate's iterator. `None` at the end.
-    run: Option<pipe::Items<'static, Pipe<Slots<(), ()>>>>,
+/// The items that a thread makes, as a front.
+pub(crate) struct Ahead {
+    iterable: Arc<Iterable>,
+    making: Arc<Making>,
+    /// The reports of the iterations that have ended.
+    total: Arc<Mutex<twinbuf::Report>>,
+    /// Whether these are the rounds of `generate`: an error ends them. Other iterables may go on after one.
+    rounds: bool,
+    /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
+    /// empty at the end, where that is the present state of the iterable.
+    place: Option<Py<PyList>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
     /// The number of rounds that the pipe was told it may start.
     granted: u64,
-    /// The number of items that `next()` has received and put back into `made`, at its front.
-    put_back: usize,
     /// The number of rounds that may be started: those for which `before` has run.
     asked: u64,
-    total: Arc<Mutex<twinbuf::Report>>,
+    /// The number of items at the front of [`Iterable::made`] that were put back.
+    put_back: usize,
 }
 
-pub(crate) struct Shared {
-    state: Locked<State>,
-    making: Arc<Making>,
-}
+type State = iterate::State<Ahead>;
 
-impl Shared {
-    /// Ends the iteration. The thread ends as soon as the iterable returns, and drops what it has made meanwhile.
-    fn stop(&self, py: Option<Python<'_>>) {
-        self.making.stop.store(true, Ordering::SeqCst);
-        match py {
-            Some(py) => self.state.with(py, State::end),
-            None => self.state.lock().end(),
-        }
+impl Ahead {
+    fn is_stopped(&self) -> bool {
+        self.making.stop.load(Ordering::Relaxed)
+    }
+
+    fn report(&self, state: &State) -> twinbuf::Report {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        state.run.report().map_or_else(|| total.clone(), |own| total.then(own))
     }
 }
 
-impl State {
-    /// Waits up to `timeout` for the next item. Returns whether there is one: it is then in [`Iterable::made`].
-    fn next(&mut self, timeout: Duration) -> Poll<Result<bool, Error>> {
-        self.grant();
-        let Some(items) = &mut self.run else { return Poll::Ready(Ok(false)) };
-        let found = if timeout.is_zero() { items.try_next() } else { items.next_timeout(timeout) };
-        match found {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(None) => Poll::Ready(Ok(false)),
-            Poll::Ready(Some(Ok(_))) => Poll::Ready(Ok(true)),
-            Poll::Ready(Some(Err(error))) => {
-                // If the loop goes on after this error, the next call lets the thread make further items.
-                self.granted = 0;
-                Poll::Ready(Err(error))
+impl Front for Ahead {
+    type Run = Pipe<Slots<(), ()>>;
+    type Item = Item;
+    type Own = Counts;
+
+    fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
+        state.check(py, "call iter() in this process")
+    }
+
+    fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.making.caller.pass(&self.making.thread, wait)
+    }
+
+    /// Tells the pipe that it may start the rounds that were asked for.
+    fn asked(&self, state: &mut State) {
+        if let Run::Running(items) = &mut state.run {
+            if state.own.granted < state.own.asked {
+                items.resume(state.own.asked);
+                state.own.granted = state.own.asked;
             }
         }
     }
 
-    /// Tells the pipe that it may start the rounds that were asked for.
-    fn grant(&mut self) {
-        if let Some(items) = self.run.as_mut().filter(|_| self.granted < self.asked) {
-            items.resume(self.asked);
-            self.granted = self.asked;
+    fn received(&self, _: &mut State, _: Filled<(), ()>) -> Result<Option<Item>, Error> {
+        // There is none if `close` or the end of the program has dropped it.
+        Ok(self.iterable.made().pop_front())
+    }
+
+    fn put_back(&self, state: &mut State, item: Item, again: bool) -> Option<Item> {
+        if !again || self.is_stopped() {
+            return Some(item);
+        }
+        self.iterable.made().push_front(item);
+        state.own.put_back += 1;
+        None
+    }
+
+    fn take_back(&self, state: &mut State) -> Option<Item> {
+        state.own.put_back = state.own.put_back.checked_sub(1)?;
+        self.iterable.made().pop_front()
+    }
+
+    fn handed_out(&self, py: Python<'_>, Item { state, .. }: Item) {
+        if let (Some(place), Some(state)) = (&self.place, state) {
+            // The list has one element, or none.
+            let _ = place.bind(py).set_item(0, state);
         }
     }
 
-    /// Ends the iteration.
-    fn end(&mut self) {
-        self.put_back = 0;
-        if let Some(pipe) = self.run.take().and_then(pipe::Items::into_front) {
-            let mut total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-            *total = total.then(pipe.report());
-            drop(total);
-            // Do not wait for the thread. It ends as soon as it has made its current item.
-            let _ = pipe.close_timeout(Duration::ZERO);
+    fn failed(&self, state: &mut State, _: &Error) {
+        match self.rounds {
+            true => self.over(state, false),
+            // If the loop goes on after this error, the next call lets the thread make further items.
+            false => state.own.granted = 0,
         }
     }
 
-    fn report(&self) -> twinbuf::Report {
-        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
-        match &self.run {
-            Some(items) => total.then(items.report()),
-            None => total.clone(),
+    /// Ends the iteration. The thread ends as soon as the iterable returns, and drops what it has made meanwhile.
+    fn over(&self, state: &mut State, whole: bool) {
+        // SeqCst: see `Running`.
+        self.making.stop.fetch_or(!whole, Ordering::SeqCst);
+        state.own.put_back = 0;
+        let report = self.report(state);
+        if let Some(pipe) = state.run.take() {
+            *self.total.lock().unwrap_or_else(PoisonError::into_inner) = report;
+            let _ = Self::close(pipe, Duration::ZERO);
         }
+    }
+
+    /// Empties `place`: from now on the state after the last item is that of the iterable.
+    fn tell_end(&self, py: Python<'_>) -> PyResult<()> {
+        let place = self.place.as_ref().filter(|_| !self.is_stopped()).map(|place| place.bind(py));
+        place.map_or(Ok(()), |place| place.del_slice(0, place.len()))
+    }
+
+    fn raise(&self, py: Python<'_>, error: Error) -> PyErr {
+        match error {
+            Error::Load { at, source } => match source.downcast::<PyErr>() {
+                Ok(raised) => *raised,
+                Err(source) => errors::loading(py, Error::Load { at, source }),
+            },
+            error => errors::loading(py, error),
+        }
+    }
+
+    /// Does not wait for the thread. It ends as soon as it has made its present item.
+    fn limit(&self, _: bool) -> Duration {
+        Duration::ZERO
+    }
+
+    fn close(pipe: Pipe<Slots<(), ()>>, limit: Duration) -> Result<(), Error> {
+        pipe.close_timeout(limit)
     }
 }
-
-/// The iterations whose threads must end before the interpreter does.
-static ITERATIONS: Mutex<Vec<Arc<Making>>> = Mutex::new(Vec::new());
 
 /// The iterator that a loop has. Dropping it ends the thread.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
 pub(crate) struct Items {
-    shared: Arc<Shared>,
-    iterable: Arc<Iterable>,
-    /// For `generate`, the number of rounds: an error ends them. `None` for other iterables: they may go on after one.
-    rounds: Option<u64>,
+    shared: Arc<iterate::Shared<Ahead>>,
+    items: Loop<Ahead>,
     /// What the thread drives, until the thread takes it; the loop's thread without overlap.
     worker: Mutex<Option<Py<Worker>>>,
-    /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
-    /// empty at the end, where that is the present state of the iterable.
-    place: Option<Py<PyList>>,
-    name: String,
 }
 
 #[pymethods]
@@ -418,7 +464,8 @@ impl Items {
         let asked = if lockstep { 0 } else { all };
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
         let builder = if rounds.is_some() { builder.rounds() } else { builder };
-        let builder = if name.is_empty() { builder } else { builder.name(name) };
+        let name = Some(name.to_owned()).filter(|name| !name.is_empty());
+        let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         pipe.begin(epoch, (0..all).map(|_| ()), 0);
@@ -428,16 +475,16 @@ impl Items {
             let (running, used) = (OnceLock::new(), AtomicBool::new(false));
             worker = Some(Py::new(py, Worker { driven, iterable, making, running, used })?);
         }
-        let run = Some(pipe::Items::owned(pipe));
-        let state = State { run, granted: 0, put_back: 0, asked, total };
-        let shared = Arc::new(Shared { state: Locked::new(state), making: making.clone() });
+        let front = Ahead { iterable, making: making.clone(), total, rounds: rounds.is_some(), place };
+        let own = Counts { asked, ..Counts::default() };
+        let shared = iterate::Shared::new(front, name, pipe, own);
         making.shared.get_or_init(|| Arc::downgrade(&shared));
-        let mut iterations = ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        iterations.retain(|making| making.shared().is_some());
-        iterations.push(making);
-        drop(iterations);
-        let (name, worker) = (name.to_string(), Mutex::new(worker));
-        Ok(Self { shared, iterable, rounds, worker, place, name })
+        let items = Loop::new(shared.clone(), None);
+        items.begin(py, |state| {
+            state.run = state.run.take().map_or(Run::Closed, |pipe| Run::Running(pipe::Items::owned(pipe)));
+            PyResult::Ok(state.iteration)
+        })?;
+        Ok(Self { shared, items, worker: Mutex::new(worker) })
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -445,44 +492,23 @@ impl Items {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let mut waits = false;
-        loop {
-            match self.next(py, waits)? {
-                Poll::Pending => waits = true,
-                Poll::Ready(None) => return Ok(None),
-                Poll::Ready(Some(item)) => {
-                    // Handle signals now: an exception raised later would lose the item.
-                    if let Err(raised) = py.check_signals() {
-                        self.put_back(py, item);
-                        return Err(raised);
-                    }
-                    return self.hand_out(py, item).map(Some);
-                }
-            }
-        }
+        Ok(self.items.next(py)?.map(|item| {
+            let found = item.item.clone_ref(py);
+            self.shared.front.handed_out(py, item);
+            found
+        }))
     }
 
     /// The next item, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
-    fn take(slf: &Bound<'_, Self>, waits: bool) -> PyResult<Option<Taken>> {
-        let (py, own) = (slf.py(), slf.clone().unbind());
-        match slf.get().next(py, waits)? {
-            Poll::Pending => Ok(None),
-            Poll::Ready(None) => Err(PyStopIteration::new_err(())),
-            Poll::Ready(Some(item)) => {
-                Ok(Some(Taken::new(item.item.clone_ref(py), move |py, left| match left {
-                    Left::Out => drop(own.get().hand_out(py, item)),
-                    Left::Back if !own.get().is_stopped() => own.get().put_back(py, item),
-                    Left::Back | Left::Gone => {}
-                })))
-            }
-        }
+    fn take(&self, py: Python<'_>, waits: bool) -> PyResult<Option<Taken>> {
+        self.items.take(py, waits, |item| Ok(item.item.clone_ref(py)))
     }
 
     /// Let this many rounds begin in all.
     fn grant(&self, py: Python<'_>, rounds: u64) {
         self.shared.state.with(py, |state| {
-            state.asked = rounds;
-            state.grant();
+            state.own.asked = rounds;
+            self.shared.front.asked(state);
         });
     }
 
@@ -492,37 +518,40 @@ impl Items {
     }
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self) {
         if !self.shared.state.is_forked() {
-            self.stop(py);
+            self.items.leave();
+            self.shared.front.iterable.drop_made();
         }
     }
 
     /// Whether `close` has ended it.
     #[getter]
     fn is_closed(&self) -> bool {
-        self.is_stopped()
+        self.shared.front.is_stopped()
     }
 
     /// Whether there are no more items.
     #[getter]
     fn ended(&self, py: Python<'_>) -> bool {
-        self.shared.state.with(py, |state| state.run.is_none() && state.put_back == 0)
+        let state = &self.shared.state;
+        state.with(py, |state| matches!(state.run, Run::Closed) && state.own.put_back == 0)
     }
 
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> Report {
-        let report = self.shared.state.with(py, |state| state.report());
-        let kind = if self.rounds.is_some() { Kind::Rounds } else { Kind::Prefetched };
-        Report::new(report, &self.name, kind)
+        let front = &self.shared.front;
+        let report = self.shared.state.with(py, |state| front.report(state));
+        let name = self.shared.name.as_deref().unwrap_or_default();
+        Report::new(report, name, if front.rounds { Kind::Rounds } else { Kind::Prefetched })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.iterable.objects().try_for_each(|object| object.traverse(&visit))?;
-        visit.call(&self.place)?;
-        // No other thread holds this lock: a thread takes it only while attached to Python, and runs no Python code until
-        // it lets go. So the garbage collector does not run in between.
-        self.iterable.made.try_lock().map_or(Ok(()), |made| {
+        let Ahead { iterable, place, .. } = &self.shared.front;
+        iterable.objects().try_for_each(|object| object.traverse(&visit))?;
+        visit.call(place)?;
+        // If another thread holds this lock, do not report the items: the collector then keeps them until its next run.
+        iterable.made.try_lock().map_or(Ok(()), |made| {
             made.iter().try_for_each(|Item { item, state, .. }| {
                 visit.call(item)?;
                 visit.call(state)
@@ -532,106 +561,15 @@ impl Items {
 
     /// The garbage collector calls this if nothing in use refers to the iterator: nobody wants another item.
     fn __clear__(&self) {
-        self.shared.making.stop.store(true, Ordering::Relaxed);
-        self.iterable.objects().for_each(Object::clear);
-        self.iterable.drop_made();
-    }
-}
-
-impl Items {
-    /// Asks for the next item, and waits for it for one [`SLICE`] at most, or not at all. `None` at the end.
-    fn next(&self, py: Python<'_>, waits: bool) -> PyResult<Poll<Option<Item>>> {
-        self.shared.state.check(py, &format!("call iter() in process {}", std::process::id()))?;
-        if waits {
-            py.check_signals()?;
-        }
-        check_end(py)?;
-        let Making { thread, caller, .. } = &*self.shared.making;
-        let next = |state: &mut State, timeout| match state.put_back.checked_sub(1) {
-            Some(rest) => {
-                state.put_back = rest;
-                Poll::Ready(Ok(true))
-            }
-            None => state.next(timeout),
-        };
-        let found = match waits {
-            // Most items are ready already: there is no reason to release the GIL and wait to get it back.
-            false => self.shared.state.with(py, |state| next(state, Duration::ZERO)),
-            true => detached(py, || caller.pass(thread, || next(&mut self.shared.state.lock(), SLICE))),
-        };
-        match found {
-            Poll::Pending => Ok(Poll::Pending),
-            Poll::Ready(Ok(true)) => {
-                let item = self.iterable.made().pop_front();
-                // There is none if the end of the program or `close` has dropped it.
-                check_end(py).map(|()| Poll::Ready(item))
-            }
-            Poll::Ready(Ok(false)) => {
-                check_end(py)?; // which is not the end of the items
-                self.at_the_end(py)?;
-                self.shared.state.with(py, State::end);
-                Ok(Poll::Ready(None))
-            }
-            Poll::Ready(Err(error)) => Err(self.failed(py, error)),
-        }
-    }
-
-    /// Hands an item to the loop.
-    fn hand_out(&self, py: Python<'_>, item: Item) -> PyResult<Py<PyAny>> {
-        if let (Some(place), Some(state)) = (&self.place, item.state) {
-            place.bind(py).set_item(0, state)?;
-        }
-        Ok(item.item)
-    }
-
-    /// Keeps an item for the next call.
-    fn put_back(&self, py: Python<'_>, item: Item) {
-        self.iterable.made().push_front(item);
-        self.shared.state.with(py, |state| state.put_back += 1);
-    }
-
-    /// Empties `place`: from now on the state after the last item is that of the iterable.
-    fn at_the_end(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(place) = self.place.as_ref().filter(|_| !self.is_stopped()) else { return Ok(()) };
-        let place = place.bind(py);
-        place.del_slice(0, place.len())
-    }
-
-    /// Ends the iteration, and its thread as soon as the iterable returns. Drops what was made for the loop.
-    fn stop(&self, py: Python<'_>) {
-        self.shared.stop(Some(py));
-        self.iterable.drop_made();
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.shared.making.stop.load(Ordering::Relaxed)
-    }
-
-    fn failed(&self, py: Python<'_>, error: Error) -> PyErr {
-        if self.rounds.is_some() {
-            self.stop(py);
-        }
-        match error {
-            Error::Load { at, source } => match source.downcast::<PyErr>() {
-                Ok(raised) => *raised,
-                Err(source) => errors::loading(py, Error::Load { at, source }),
-            },
-            error => errors::loading(py, error),
-        }
+        let Ahead { iterable, making, .. } = &self.shared.front;
+        making.stop.store(true, Ordering::Relaxed);
+        iterable.objects().for_each(Object::clear);
+        iterable.drop_made();
     }
 }
 
 impl Drop for Items {
     fn drop(&mut self) {
-        if !self.shared.state.is_forked() {
-            Python::try_attach(|py| self.stop(py)).unwrap_or_else(|| self.shared.stop(None));
-        }
+        Python::try_attach(|_| self.close()).unwrap_or_else(|| self.items.leave());
     }
-}
-
-/// Stops all iterations, because the program ends.
-pub(crate) fn stop_all(py: Python<'_>) {
-    let iterations = mem::take(&mut *ITERATIONS.lock().unwrap_or_else(PoisonError::into_inner));
-    let shared = iterations.iter().filter_map(|making| making.shared());
-    shared.filter(|shared| !shared.state.is_forked()).for_each(|shared| shared.stop(Some(py)));
 }

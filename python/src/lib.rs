@@ -9,7 +9,7 @@ mod engine;
 mod errors;
 mod foreign;
 mod handover;
-mod iterator;
+mod iterate;
 mod lease;
 mod loader;
 mod locked;
@@ -21,7 +21,6 @@ mod position;
 mod recorder;
 mod records;
 mod report;
-mod run;
 mod switches;
 mod taken;
 mod tensors;
@@ -40,9 +39,9 @@ mod _twinbuf {
     #[pymodule_export]
     use crate::{
         batch::Batch,
-        engine::_begin_end,
         foreign::Filler,
         handover::{Items, Thread, Worker},
+        iterate::_begin_end,
         loader::Loader,
         locked::{_end_hook, _forked},
         plan::{Chunks, Plan, Window},

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
@@ -16,11 +15,11 @@ use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 use crate::batch::Batch;
 use crate::dataset::{self, PythonData};
 use crate::device;
-use crate::engine::{self, Shared, State};
+use crate::engine::{Batches, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity};
-use crate::iterator::{Batches, closed};
-use crate::locked::{LEAVE, Locked, check_end, detached};
+use crate::iterate::{Loop, Run, closed};
+use crate::locked::{LEAVE, check_end, detached};
 use crate::names::Names;
 use crate::number::{seconds_or_none, whole, whole_or_none};
 use crate::object::Object;
@@ -28,8 +27,8 @@ use crate::plan::Plan;
 use crate::position::Position;
 use crate::records::{Records, read_mode_of};
 use crate::report::Report;
-use crate::run::Run;
 use crate::switches;
+use crate::taken::Taken;
 
 /// Words in serde's messages about a state, and what Python calls the same.
 const IN_PYTHON: [(&str, &str); 6] = [
@@ -138,54 +137,17 @@ impl Loader {
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
-        let (loader, begun, beginning) = (slf.clone().unbind(), OnceLock::new(), Mutex::default());
+        let (batches, loader) = (Loop::new(this.shared.clone(), timeout), slf.clone().unbind());
         let (all, received) = (OnceLock::new(), AtomicU64::new(0));
-        let epochs = Bound::new(py, Epochs { loader, which, timeout, begun, beginning, all, received })?;
+        let epochs = Bound::new(py, Epochs { batches, loader, which, all, received })?;
         let map = this.map.as_ref().and_then(|map| map.get(py));
         if map.is_none() && this.filler.is_none() && this.sender.is_none() {
             return Ok(epochs.into_any());
         }
         // Python code, so that there is no frame of Rust below that of the program.
-        let send = this.sender.as_ref().map(|sender| (sender, this.shared.overlap, this.copy_stream));
+        let overlap = this.shared.front.overlap;
+        let send = this.sender.as_ref().map(|sender| (sender, overlap, this.copy_stream));
         py.import("twinbuf._loop")?.getattr("Epochs")?.call1((epochs, this.filler.as_ref(), map, send))
-    }
-
-    /// Returns the number of batches of an iteration over `which` that begins now.
-    pub(crate) fn count(&self, py: Python<'_>, which: &Which) -> u64 {
-        let plan = &self.plan.get().inner;
-        self.shared.state.with(py, |state| {
-            let (epochs, next) = which.epochs(state);
-            state.count(plan, epochs, next.is_some())
-        })
-    }
-
-    /// Begins an iteration over `which`, and ends the one before it. Returns the iterator.
-    pub(crate) fn begin(
-        slf: &Bound<'_, Self>,
-        which: &Which,
-        timeout: Option<Duration>,
-    ) -> PyResult<Py<Batches>> {
-        let (py, this) = (slf.py(), slf.get());
-        this.shared.check(py)?;
-        check_end(py)?;
-        this.stop_sending(py, None)?;
-        let begun = this.shared.state.with(py, |state| {
-            if let Run::Closed = state.run {
-                return Ok(None);
-            }
-            let (epochs, next) = which.epochs(state);
-            state.next_epoch = next.unwrap_or(state.next_epoch);
-            state.begin(epochs, next.is_some()).map(Some)
-        });
-        match begun {
-            Ok(Some(iteration)) => {
-                let (shared, loader) = (this.shared.clone(), slf.clone().unbind().into_any());
-                let (stepping, since) = (AtomicBool::new(false), Mutex::default());
-                Py::new(py, Batches { shared, loader, iteration, stepping, timeout, since })
-            }
-            Ok(None) => Err(closed(py)),
-            Err(error) => Err(errors::loading(py, *error)),
-        }
     }
 
     /// Ends the thread that sends batches to a device, within `limit`. The iteration ends before the join, because the
@@ -208,7 +170,7 @@ impl Loader {
         let options = [
             ("DEPTH", "depth", depth.to_string(), self.depth.to_string()),
             ("WORKERS", "workers", workers.to_string(), found),
-            ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.overlap).to_owned()),
+            ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.front.overlap).to_owned()),
         ];
         let prefix = name.map_or(String::new(), |name| format!("{name}: "));
         for (switch, option, argument, found) in options {
@@ -314,11 +276,8 @@ impl Loader {
         let (identity, driven) = (Arc::<Identity>::default(), built.driven());
         let (report, breakdown) = (built.report(), built.breakdown());
         let (asked_overlap, overlap) = (overlap, report.settings.overlap);
-        let state = State { run: Run::Idle(built), ..State::default() };
-        let state = Locked::new(state);
-        let shared = Shared { state, name, names, breakdown, overlap, foreign, identity: identity.clone() };
-        let shared = Arc::new(shared);
-        engine::register(&shared);
+        let front = Batches { names, breakdown, overlap, foreign, identity: identity.clone() };
+        let shared = Shared::new(front, name, built, Progress::default());
         let mut filler = None;
         for worker in driven {
             let worker = Py::new(py, Filler::new(worker, identity.clone(), quick))?;
@@ -388,15 +347,15 @@ impl Loader {
         let (py, epoch) = (epoch.py(), epoch_of(epoch)?);
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
-            state.next_epoch = epoch;
-            state.resume.take_if(|resume| resume.epoch() != epoch);
+            state.own.next_epoch = epoch;
+            state.own.resume.take_if(|resume| resume.epoch() != epoch);
         });
         Ok(())
     }
 
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.shared.is_not_reading(py)?;
+        self.shared.front.is_not_reading(py)?;
         let plan = &self.plan.get().inner;
         Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
     }
@@ -404,9 +363,9 @@ impl Loader {
     /// The attributes of a ``DataLoader`` that trainers read: ``batch_size``, and those by which they skip batches when
     /// they resume.
     fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().shared.is_not_reading(slf.py())?;
+        slf.get().shared.front.is_not_reading(slf.py())?;
         check_end(slf.py())?; // there may be no modules any more
-        let next = slf.get().shared.state.with(slf.py(), |state| state.next_epoch);
+        let next = slf.get().shared.state.with(slf.py(), |state| state.own.next_epoch);
         slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
     }
 
@@ -469,9 +428,9 @@ impl Loader {
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
-            state.next_epoch = checkpoint.epoch() + 1;
-            (state.exhausted, state.before) = (false, None);
-            state.resume = Some(checkpoint);
+            state.own.next_epoch = checkpoint.epoch() + 1;
+            (state.own.exhausted, state.own.before) = (false, None);
+            state.own.resume = Some(checkpoint);
             Ok(true)
         });
         match checked {
@@ -490,14 +449,14 @@ impl Loader {
         let (report, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
         let report = device::report(py, self.sender.as_ref(), report)?;
         let name = self.shared.name.as_deref().unwrap_or_default();
-        Ok(Report::of_loader(report, name, kept, &self.shared.breakdown))
+        Ok(Report::of_loader(report, name, kept, &self.shared.front.breakdown))
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many
     /// ``seconds``, from which ``record`` on, and the ``path`` and ``offset`` of that.
     fn reading<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.shared.check(py)?;
-        let Some(reading) = self.shared.state.with(py, |state| state.reading()) else { return Ok(None) };
+        let Some(reading) = self.shared.state.with(py, |state| state.run.reading()) else { return Ok(None) };
         let (path, offset) = reading.file.unzip();
         let found = PyDict::new(py);
         found.set_item("epoch", reading.at.epoch)?;
@@ -524,7 +483,7 @@ impl Loader {
         shared.state.detached(py, State::end_iteration);
         // No other read begins. Wait for those in progress.
         let (mut raised, mut reading) = (Ok(()), None);
-        while let Some(found) = shared.state.with(py, |state| state.reading()) {
+        while let Some(found) = shared.state.with(py, |state| state.run.reading()) {
             (raised, reading) = (py.check_signals(), Some(found));
             if raised.is_err() || limit.is_some_and(|limit| since.elapsed() >= limit) {
                 break;
@@ -532,7 +491,7 @@ impl Loader {
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
         let run = shared.state.with(py, |state| {
-            state.last_report = state.report();
+            state.own.last_report = state.report();
             std::mem::take(&mut state.run)
         });
         let waits = if raised.is_ok() { limit } else { Some(Duration::ZERO) };
@@ -577,7 +536,7 @@ impl Loader {
             Some(sender) => format!(", device={}", sender.bind(py).getattr("device")?.str()?.repr()?),
             None => String::new(),
         };
-        let overlap = if self.shared.overlap { "True" } else { "False" };
+        let overlap = if self.shared.front.overlap { "True" } else { "False" };
         let (plan, depth, workers) = (self.plan.bind(py).repr()?, self.depth, self.workers);
         Ok(format!("<Loader{name}: {plan}{device}, depth={depth}, workers={workers}, overlap={overlap}>"))
     }
@@ -632,20 +591,16 @@ fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
 /// iterator only to ask for its length.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Epochs {
+    batches: Loop<Batches>,
+    /// It reports the Python objects of the loader to the garbage collector.
     loader: Py<Loader>,
     which: Which,
-    /// The longest wait for a batch.
-    timeout: Option<Duration>,
-    begun: OnceLock<Py<Batches>>,
-    /// Held by the thread that begins the iteration.
-    beginning: Mutex<()>,
     /// The number of batches of the whole iteration, once it is known.
     all: OnceLock<u64>,
     /// The number of batches that the loop has received.
     received: AtomicU64,
 }
 
-#[derive(Clone)]
 pub(crate) enum Which {
     /// Several epochs.
     Range(Range<u64>),
@@ -653,31 +608,29 @@ pub(crate) enum Which {
     One(Option<u64>),
 }
 
-impl Which {
-    /// Returns the epochs to iterate over, and for a single one also the epoch after it.
-    pub(crate) fn epochs(&self, state: &State) -> (Range<u64>, Option<u64>) {
-        let one = match self {
-            Self::Range(epochs) => return (epochs.clone(), None),
-            Self::One(Some(epoch)) => *epoch,
-            Self::One(None) => state.resume.as_ref().map_or(state.next_epoch, Checkpoint::epoch),
+impl Epochs {
+    /// Returns the epochs to iterate over, whether it is a single one, and the number of batches.
+    fn epochs(&self, state: &State) -> (Range<u64>, bool, u64) {
+        let (epochs, single) = match &self.which {
+            Which::Range(epochs) => (epochs.clone(), false),
+            Which::One(epoch) => {
+                let next = || state.own.resume.as_ref().map_or(state.own.next_epoch, Checkpoint::epoch);
+                let one = epoch.unwrap_or_else(next);
+                (one..one.saturating_add(1), true)
+            }
         };
-        let next = one.saturating_add(1);
-        (one..next, Some(next))
+        let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), single);
+        let all = *self.all.get_or_init(count);
+        (epochs, single, all)
     }
 }
 
 #[pymethods]
 impl Epochs {
     /// The number of batches of the whole iteration.
-    fn all(&self, py: Python<'_>) -> PyResult<u64> {
-        match self.all.get() {
-            Some(&all) => Ok(all),
-            // Count before `get_or_init`: inside it, another thread could wait for the count while it holds the GIL.
-            None => {
-                let all = self.loader.get().count(py, &self.which);
-                Ok(*self.all.get_or_init(|| all))
-            }
-        }
+    fn all(&self, py: Python<'_>) -> u64 {
+        let count = || self.loader.get().shared.state.with(py, |state| self.epochs(state).2);
+        self.all.get().copied().unwrap_or_else(count)
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -687,7 +640,7 @@ impl Epochs {
     /// The batches that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         // Relaxed: the count is only shown, and orders no other access.
-        Ok(usize::try_from(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))?)
+        Ok(usize::try_from(self.all(py).saturating_sub(self.received.load(Ordering::Relaxed)))?)
     }
 
     /// Where the time went so far, in all iterations of the loader.
@@ -695,27 +648,46 @@ impl Epochs {
         self.loader.get().report(py)
     }
 
-    /// Begins the iteration, for `_loop.py`.
-    fn begin(&self, py: Python<'_>) -> PyResult<&Py<Batches>> {
-        if self.begun.get().is_none() {
-            let _one = self.beginning.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-            if self.begun.get().is_none() {
-                self.all(py)?;
-                let begun = Loader::begin(self.loader.bind(py), &self.which, self.timeout)?;
-                let _ = self.begun.set(begun);
-            }
+    /// Begins the iteration, unless it has begun, and ends the one before it.
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        if self.batches.has_begun() {
+            return Ok(());
         }
-        self.begun.get().ok_or_else(|| PyRuntimeError::new_err("the iteration did not begin"))
+        let loader = self.loader.get();
+        loader.shared.check(py)?;
+        check_end(py)?;
+        loader.stop_sending(py, None)?;
+        let begun = self.batches.begin(py, |state| {
+            if matches!(state.run, Run::Closed) {
+                return Err(None);
+            }
+            let (epochs, single, _) = self.epochs(state);
+            if single {
+                state.own.next_epoch = epochs.end;
+            }
+            state.begin(epochs, single).map_err(Some)
+        });
+        begun.map_err(|error| error.map_or_else(|| closed(py), |error| errors::loading(py, error)))
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
-        let batch = self.begin(py)?.get().__next__(py)?;
-        self.received.fetch_add(u64::from(batch.is_some()), Ordering::Relaxed);
-        Ok(batch)
+        self.begin(py)?;
+        let lease = self.batches.next(py)?;
+        self.received.fetch_add(u64::from(lease.is_some()), Ordering::Relaxed);
+        Ok(lease.map(Batch::new))
+    }
+
+    /// The next batch, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
+    fn take(&self, py: Python<'_>, waits: bool) -> PyResult<Option<Taken>> {
+        self.batches.take(py, waits, |lease| Ok(Py::new(py, Batch::new(lease.clone()))?.into_any()))
+    }
+
+    /// The position after the last batch that the loop received.
+    fn _position(&self, py: Python<'_>) -> Option<Position> {
+        self.loader.get().shared.state.with(py, |state| state.position())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.loader)?;
-        visit.call(self.begun.get())
+        visit.call(&self.loader)
     }
 }

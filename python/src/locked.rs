@@ -29,6 +29,19 @@ impl<T: Send> Locked<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For callers without the GIL. `None`: the lock was not free until then, or this is a forked process.
+    pub(crate) fn lock_until(&self, until: Instant) -> Option<MutexGuard<'_, T>> {
+        while !self.is_forked() {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_micros(100)),
+            }
+        }
+        None
+    }
+
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -72,6 +85,8 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 /// Waits without the GIL. If the program has ended meanwhile, it does not return: the interpreter would end this thread in
 /// the middle of native code (before Python 3.14), which aborts the process.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+    // SeqCst, as below: the hook sees a thread that began to wait before the program began to end.
+    WAITING.fetch_add(1, Ordering::SeqCst);
     let result = py.detach(|| {
         let result = wait();
         // SeqCst: either this thread sees that the hook is over, or the hook sees this thread and waits for it.
@@ -85,6 +100,7 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send)
         result
     });
     RETURNING.fetch_sub(1, Ordering::SeqCst);
+    WAITING.fetch_sub(1, Ordering::SeqCst);
     result
 }
 
@@ -93,6 +109,9 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the hook at the end of the program has returned: the interpreter may end any thread but the one that ran it.
 static OVER: AtomicBool = AtomicBool::new(false);
+
+/// The number of threads in [`detached`].
+static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of threads that are about to take the GIL back.
 static RETURNING: AtomicUsize = AtomicUsize::new(0);
@@ -114,15 +133,20 @@ pub(crate) fn begin_end(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The hook at the end of the program returns. Waits for the threads that are about to take the GIL back.
+/// The hook at the end of the program returns. Waits first, for so many seconds, until all threads are back in Python:
+/// iterations that are cut off raise an exception there. Then for those that are about to take the GIL back.
 #[pyfunction]
-pub(crate) fn _end_hook(py: Python<'_>) {
+pub(crate) fn _end_hook(py: Python<'_>, seconds: f64) {
+    let wait = |threads: &AtomicUsize, limit| {
+        let started = Instant::now();
+        while threads.load(Ordering::SeqCst) > 0 && started.elapsed() < limit {
+            py.detach(|| thread::sleep(Duration::from_micros(100)));
+        }
+    };
     HOOK.set(true);
+    wait(&WAITING, Duration::from_secs_f64(seconds));
     OVER.store(true, Ordering::SeqCst);
-    let started = Instant::now();
-    while RETURNING.load(Ordering::SeqCst) > 0 && started.elapsed() < LEAVE {
-        py.detach(|| thread::sleep(Duration::from_micros(100)));
-    }
+    wait(&RETURNING, LEAVE);
 }
 
 /// Refuses to iterate while the program ends: what is cut off must not look like the end of an epoch.
@@ -139,5 +163,6 @@ pub(crate) fn check_end(py: Python<'_>) -> PyResult<()> {
 /// Registered to run in forked children: the threads that are counted do not exist there.
 #[pyfunction]
 pub(crate) fn _forked() {
+    WAITING.store(0, Ordering::SeqCst);
     RETURNING.store(0, Ordering::SeqCst);
 }

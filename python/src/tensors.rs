@@ -1,8 +1,8 @@
 //! `Tensors` and `stream`: the weights of a model, group by group, the next one read while this one is used.
 
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock, Weak};
-use std::task::Poll;
+use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
@@ -14,12 +14,12 @@ use twinbuf::stream::TensorStream;
 use crate::device;
 use crate::dtype;
 use crate::errors::{self, Failure};
+use crate::iterate::{Front, Loop, Run, Shared, State};
 use crate::lease::Lease;
-use crate::locked::{Locked, SLICE, check_end, detached};
+use crate::locked::{LEAVE, Locked, detached};
 use crate::number::whole_or_none;
 use crate::records::{paths_of, read_mode_of};
 use crate::report::{Kind, Report};
-use crate::run::Run;
 
 /// The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF. Only headers are read.
 ///
@@ -165,10 +165,8 @@ pub(crate) fn stream(
     let builder = limit.into_iter().fold(builder, |builder, bytes| builder.memory_limit(bytes - staging));
     let built = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
     let kept = built.kept();
-    let run = Run::Idle(built);
-    let state = State { run, passes: 0, next: 0, put_back: None, leases: Vec::new() };
-    let (state, sender) = (Locked::new(state), sender.map(Bound::unbind));
-    Ok(Stream { state, sender, name, groups: all, kept, depth })
+    let (shared, sender) = (Shared::new(Groups, name, built, 0), sender.map(Bound::unbind));
+    Ok(Stream { shared, sender, groups: all, kept, depth })
 }
 
 /// The number of groups that a device holds: one in use, and one on its way.
@@ -197,73 +195,59 @@ fn by_key(
     keys.iter().map(|key| groups.as_any().get_item(key)?.extract()).collect()
 }
 
-/// The crate's stream, and how far its newest pass is.
-struct State {
-    run: Run<TensorStream>,
-    /// The number of the newest pass. Older ones get no more groups.
-    passes: u64,
-    /// The step of the next group in the pass.
-    next: u64,
-    /// A group that `next` received and did not return, because of Ctrl-C. The following `next` returns it.
-    put_back: Option<Group>,
-    /// Groups that were handed out and may be in use, with the number of their pass.
-    leases: Vec<(u64, Weak<Lease>)>,
+/// The groups of a stream, as a front. Its own state is the step of the next group in the pass.
+struct Groups;
+
+impl Front for Groups {
+    type Run = TensorStream;
+    type Item = Group;
+    type Own = u64;
+
+    fn check(&self, py: Python<'_>, state: &Locked<State<Self>>) -> PyResult<()> {
+        state.check(py, "call `stream` after the fork")
+    }
+
+    fn received(
+        &self,
+        state: &mut State<Self>,
+        group: twinbuf::stream::Group,
+    ) -> Result<Option<Group>, Error> {
+        let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, state.own)));
+        state.own += 1;
+        state.lent(&lease);
+        let (place, count) = ((lease.epoch, lease.step), lease.views.len());
+        Ok(Some(Group { content: Content::Host(lease), place, number, count }))
+    }
+
+    fn put_back(&self, state: &mut State<Self>, group: Group, _again: bool) -> Option<Group> {
+        state.put_back.replace(group)
+    }
+
+    fn limit(&self, _: bool) -> Duration {
+        LEAVE
+    }
+
+    fn close(stream: TensorStream, limit: Duration) -> Result<(), Error> {
+        stream.close_timeout(limit)
+    }
 }
 
-impl State {
-    /// Ends the pass. From now on `next` of its iterator raises an error.
-    fn end(&mut self) {
-        self.run.rest();
-        (self.passes, self.next, self.put_back) = (self.passes + 1, 0, None);
-    }
-
+impl State<Groups> {
     /// Begins a pass, and returns its number.
     fn begin(&mut self) -> u64 {
-        self.end();
+        self.end_iteration();
         let pass = self.run.take().map(TensorStream::into_pass);
-        self.run = pass.map_or(Run::Closed, Run::Running);
-        self.passes
-    }
-
-    /// If the program still uses the next slot, frees the slots of groups of earlier passes, to which probably only a
-    /// loop variable refers: each takes its memory along.
-    fn free_a_slot(&self) {
-        if matches!(&self.run, Run::Running(pass) if pass.held_for().is_some()) {
-            let before = self.leases.iter().filter(|(of, _)| *of != self.passes);
-            before.filter_map(|(_, lease)| lease.upgrade()).for_each(|lease| _ = lease.leave_slot());
-        }
-    }
-
-    /// Waits up to [`SLICE`] for the next group.
-    fn next(&mut self) -> Poll<Option<Result<Group, Error>>> {
-        if self.put_back.is_some() {
-            return Poll::Ready(self.put_back.take().map(Ok));
-        }
-        let Run::Running(pass) = &mut self.run else { return Poll::Ready(None) };
-        let found = pass.next_timeout(SLICE).map_ok(|group| {
-            let (number, lease) = (group.number(), Arc::new(Lease::of_group(group, self.next)));
-            self.next += 1;
-            self.leases.retain(|(_, lease)| lease.strong_count() > 0);
-            self.leases.push((self.passes, Arc::downgrade(&lease)));
-            let (place, count) = ((lease.epoch, lease.step), lease.views.len());
-            Group { content: Content::Host(lease), place, number, count }
-        });
-        match &found {
-            Poll::Ready(Some(Ok(_))) => {}
-            Poll::Ready(_) => self.run.rest(),
-            Poll::Pending => self.free_a_slot(),
-        }
-        found
+        (self.run, self.own) = (pass.map_or(Run::Closed, Run::Running), 0);
+        self.iteration
     }
 }
 
 /// Groups of tensors; made by `stream`. Each iteration is a pass.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf")]
 pub(crate) struct Stream {
-    state: Locked<State>,
+    shared: Arc<Shared<Groups>>,
     /// Sends the groups to a device: `twinbuf._device.Sender`.
     sender: Option<Py<PyAny>>,
-    name: Option<String>,
     groups: usize,
     /// How many groups stay in memory when they have been read once.
     #[pyo3(get)]
@@ -271,22 +255,17 @@ pub(crate) struct Stream {
     depth: usize,
 }
 
-impl Stream {
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.state.check(py, "call `stream` after the fork")
-    }
-}
-
 #[pymethods]
 impl Stream {
     /// The next pass. It begins at its first group, and ends one that is under way.
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
-        this.check(py)?;
-        let pass = Py::new(py, PassOfGroups { stream: slf.clone().unbind(), pass: OnceLock::new() })?;
+        this.shared.check(py)?;
+        let groups = Loop::new(this.shared.clone(), None);
+        let pass = Py::new(py, PassOfGroups { groups, stream: slf.clone().unbind() })?;
         let Some(sender) = &this.sender else { return Ok(pass.into_any()) };
         sender.call_method0(py, "stop")?;
-        this.state.detached(py, State::end);
+        this.shared.state.detached(py, State::end_iteration);
         sender.call_method0(py, "join")?;
         py.import("twinbuf._loop")?
             .getattr("Loop")?
@@ -301,10 +280,10 @@ impl Stream {
 
     /// Where the time went so far: passes are epochs, and groups are batches.
     fn report(&self, py: Python<'_>) -> PyResult<Report> {
-        self.check(py)?;
-        let found = self.state.with(py, |state| state.run.report()).unwrap_or_default();
+        self.shared.check(py)?;
+        let found = self.shared.state.with(py, |state| state.run.report()).unwrap_or_default();
         let found = device::report(py, self.sender.as_ref(), found)?;
-        Ok(Report::new(found, self.name.as_deref().unwrap_or_default(), Kind::Loader))
+        Ok(Report::new(found, self.shared.name.as_deref().unwrap_or_default(), Kind::Loader))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -312,26 +291,16 @@ impl Stream {
     }
 
     fn __repr__(&self) -> String {
-        let name = self.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
+        let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
         format!("<Stream{name}: {} groups, {} kept, depth={}>", self.groups, self.kept, self.depth)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.state.is_forked() {
-            // The reading thread is in the parent process, so it cannot be joined here: leak the stream.
-            std::mem::forget(std::mem::take(&mut self.state.get_mut().run));
-        }
     }
 }
 
 /// The groups of one pass.
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 struct PassOfGroups {
+    groups: Loop<Groups>,
     stream: Py<Stream>,
-    /// The number of the pass, once it has begun.
-    pass: OnceLock<u64>,
 }
 
 #[pymethods]
@@ -342,62 +311,24 @@ impl PassOfGroups {
 
     /// The groups that are left.
     fn __len__(&self, py: Python<'_>) -> usize {
-        let (stream, own) = (self.stream.get(), self.pass.get());
-        let received = stream.state.with(py, |state| match own {
-            None => 0,
-            Some(own) if *own == state.passes => state.next as usize - usize::from(state.put_back.is_some()),
-            Some(_) => stream.groups,
+        let stream = self.stream.get();
+        let received = stream.shared.state.with(py, |state| match self.groups.is_current(state) {
+            true => state.own as usize - usize::from(state.put_back.is_some()),
+            false if self.groups.has_begun() => stream.groups,
+            false => 0,
         });
         stream.groups - received
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
-        let stream = self.stream.get();
-        stream.check(py)?;
-        loop {
-            py.check_signals()?;
-            check_end(py)?;
-            let found = stream.state.detached(py, |state| {
-                let own = *self.pass.get_or_init(|| state.begin());
-                (own == state.passes).then(|| state.next())
-            });
-            return match found {
-                None => {
-                    let message = "another pass of this stream has begun: there is one at a time";
-                    Err(errors::raise(py, Failure::new("LoaderError", message)))
-                }
-                Some(Poll::Pending) => continue,
-                Some(Poll::Ready(None)) => Ok(None),
-                Some(Poll::Ready(Some(Err(error)))) => Err(errors::loading(py, error)),
-                Some(Poll::Ready(Some(Ok(group)))) => match py.check_signals() {
-                    Ok(()) => Ok(Some(group)),
-                    // Ctrl-C interrupts this call: keep the group for the next one.
-                    Err(raised) => {
-                        stream.state.with(py, |state| {
-                            state.put_back = Some(group).filter(|_| self.pass.get() == Some(&state.passes));
-                        });
-                        Err(raised)
-                    }
-                },
-            };
-        }
+        self.stream.get().shared.check(py)?;
+        self.groups.begin(py, |state| PyResult::Ok(state.begin()))?;
+        self.groups.next(py)
     }
 }
 
-impl Drop for PassOfGroups {
-    fn drop(&mut self) {
-        // If the pass was left early, stop reading ahead for it.
-        let stream = self.stream.get();
-        if self.pass.get().is_some() && !stream.state.is_forked() {
-            let mut state = stream.state.lock();
-            if self.pass.get() == Some(&state.passes) {
-                state.run.rest();
-            }
-        }
-    }
-}
-
-/// A group of tensors. Its slot is free again when the group and all its arrays and tensors are gone.
+/// A group of tensors. Its slot is free again when the group and all its arrays and tensors are gone. If the next slot is
+/// still in use then, the group takes its memory along, as a `Batch` does.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Group")]
 pub(crate) struct Group {
     content: Content,

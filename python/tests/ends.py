@@ -21,6 +21,7 @@ import gc
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ NEIGHBOURS = tuple(f"{kind}{percent}" for kind in ("python", "numpy") for percen
 ENDS = ("fall", "exit3", "raise", "sigint", "sigterm")
 LEFT = ("exception", "global", "cycle", "close", "close.2")
 LOOPS = (
-    *("files", "read_into", "prefetch", "prefetch loader", "generate", "stream"),
+    *("files", "read_into", "prefetch", "prefetch loader", "generate", "stream", "watch"),
     *("read_into in turn", "made", "hooks"),  # code of the program in the loop's thread
 )
 CALLS = (
@@ -120,6 +121,7 @@ def every_case() -> list[Case]:
     ]
     left = foreign("left", homes, ("poll10", "slow1.30"), ("fall",), left=LEFT)
     cases = [
+        *(Case("lock", words) for words in itertools.product(("files in turn",), ("fall", "exit3", "raise"))),
         *foreign("poll", homes, POLLS, ENDS),
         *foreign("block", homes, WAITS, ENDS),
         *foreign("torch", homes, TORCH, ENDS),
@@ -135,6 +137,7 @@ def every_case() -> list[Case]:
             Case("daemon", words)
             for words in itertools.product((*LOOPS, "thread"), ("1 ms", "50 ms"), ("held", "free"))
         ),
+        *(Case("preempted", (kind, "50 ms", "held")) for kind in LOOPS),
         *(Case("finalizer", words) for words in itertools.product((*CALLS, "thread"), WHENS)),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
@@ -153,6 +156,7 @@ QUICK = re.compile(
             r"block:(prefetch:spin:fall|read_into:native:fall|map:matmul:exit3|generate:event:raise):.*",
             r"busy:(prefetch:event:fall:python10|read_into:event:exit3:numpy100):.*",
             r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
+            r"lock:files in turn:exit3|preempted:prefetch:.*",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
@@ -512,6 +516,33 @@ def soon(number: int, seconds: float, begins: bool) -> None:
     os.kill(os.getpid(), number)
 
 
+def lock(words: tuple[str, ...], folder: str) -> None:
+    """A daemon thread reads a batch itself for seconds, with the loader's lock, when the program ends."""
+    import twinbuf as tb
+
+    path, going = f"{folder}/long", threading.Event()
+    with open(path, "wb") as file:
+        file.truncate(10**10)
+    data = tb.Records.open_headerless(path, "uint8")
+    # Many small reads, anywhere in a file of holes.
+    loader = tb.Loader(data, tb.Plan(data, 3 * 10**7, shuffle="full", seed=1), overlap=False)
+
+    def loop() -> None:
+        items = loader.epochs(1)
+        going.set()
+        next(items)
+        os.write(1, b"read\n")
+
+    threading.Thread(target=loop, daemon=True).start()
+    going.wait()
+    time.sleep(0.2)
+    mark()
+    if words[1] == "exit3":
+        sys.exit(3)
+    if words[1] == "raise":
+        raise ValueError("mine")
+
+
 def daemon(words: tuple[str, ...], folder: str) -> None:
     """A daemon thread loops when the program ends: the end must not look like that of its loop."""
     kind, pace, hold = words
@@ -536,6 +567,8 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
             return tb.prefetch(map(slow, range(10**6)))
         if kind == "generate":
             return tb.generate(slow)
+        if kind == "watch":
+            return tb.watch(map(slow, range(10**6)))
         if kind == "hooks":
             return tb.generate(lambda number: number, before=slow, after=slow)
         if kind == "stream":
@@ -683,7 +716,7 @@ def child(name: str, folder: str) -> None:
         import torch
 
         torch.set_num_threads(1)
-    run = {"daemon": daemon, "finalizer": finalizer}.get(group, program)
+    run = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock}.get(group, program)
     run(tuple(words), folder)
 
 
@@ -723,10 +756,11 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str) -> str:
         return f"text: {fatal.group()}"
     if end == "raise" and "ValueError: mine" not in err:
         return "text: its own exception is not shown"
-    if group == "daemon":
+    if group in ("daemon", "preempted"):
         if "epoch complete" in out:
             return "complete: the loop ended as if it were over"
-        if case.group != "control" and "held" in words and "saw LoaderError" not in out:
+        cut_off = case.group != "control" and words[0] != "watch"  # which has no thread
+        if cut_off and "held" in words and "saw LoaderError" not in out:
             return "unseen: no LoaderError in the loop"
     if group == "finalizer" and not re.search("^(right|LoaderError)$", out, re.MULTILINE):
         found = re.search("^wrong.*$", out, re.MULTILINE)
@@ -738,6 +772,35 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str) -> str:
     return ""
 
 
+# A thread that wakes another one, by Rust's locks, runs on 5 ms later, as if the other had preempted it.
+PREEMPTED = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+long syscall(long number, ...) {
+    long (*real)(long, ...) = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall"), p[6];
+    va_list all;
+    va_start(all, number);
+    for (int at = 0; at < 6; at++) p[at] = va_arg(all, long);
+    va_end(all);
+    long found = real(number, p[0], p[1], p[2], p[3], p[4], p[5]);
+    if (number == SYS_futex && ((p[1] & 127) == 1 || (p[1] & 127) == 10) && found > 0) usleep(5000);
+    return found;
+}
+"""
+
+
+def preempted(folder: str) -> dict[str, str]:
+    """Return the environment in which `PREEMPTED` holds; none without a C compiler."""
+    if not (compiler := shutil.which("cc")) or not sys.platform.startswith("linux"):
+        return {}
+    command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", f"{folder}/preempted.so", "-ldl"]
+    subprocess.run(command, input=PREEMPTED, text=True, check=True)
+    return {"LD_PRELOAD": f"{folder}/preempted.so"}
+
+
 def run(case: Case, python: str) -> Result:
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with (
@@ -745,6 +808,7 @@ def run(case: Case, python: str) -> Result:
         open(f"{folder}/out", "w+") as out,
         open(f"{folder}/err", "w+") as err,
     ):
+        environment |= preempted(folder) if case.group == "preempted" else {}
         command = [python, "-X", "faulthandler", os.path.abspath(__file__), "--case", str(case), folder]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
         started, began, code = time.monotonic(), float("nan"), None

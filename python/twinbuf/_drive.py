@@ -81,17 +81,17 @@ def _end() -> None:
     that polls, retries or computes in small steps ends at its next step. A thread that is in native C++ code
     when the interpreter ends it aborts the program, as any daemon thread does (before Python 3.14).
     """
-    _begin_end()
-    left = _SLICES
+    left = round(_begin_end() / _SLICE)
+    half = min(left - 1, _SLICES // 2)
     while left and (alive := [thread for thread in list(_threads) if thread.is_alive()]):
         alive[0].join(_SLICE)
         if alive[0].is_alive():
             left -= 1
-            if left == _SLICES // 2:
+            if left == half:
                 for thread in alive:
                     number = ctypes.c_ulong(thread.ident or 0)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
-    _end_hook()
+    _end_hook(left * _SLICE)
 
 
 def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], None]) -> None:

@@ -118,12 +118,13 @@ class Epochs(Loop[T]):
 
     def _asks(self) -> None:
         if self._items is None:
-            batches = self._epochs.begin()
+            batches = self._epochs
+            batches.begin()
             if self._send is None:
                 self._items = batches
             else:
                 sender, overlap, copy_stream = self._send
-                source = batches if self._make is None else Loop(batches, None, self._make)
+                source: Any = batches if self._make is None else Loop(batches, None, self._make)
                 sender.begin(self, source, batches._position, overlap, copy_stream)
         super()._asks()
 

@@ -1,0 +1,495 @@
+//! The loop of every iterator, over any front: it waits in slices and handles signals between two of them, keeps an item
+//! that `next` received and did not return, frees the slots of items that the program keeps, and ends with the program.
+//!
+//! No thread waits while it holds both the lock and the GIL. A wait with the lock lasts for [`SLICE`] at most.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyMemoryError, PyStopIteration};
+use pyo3::prelude::*;
+use twinbuf::loader::Reading;
+use twinbuf::{Error, pipe};
+
+use crate::errors::{self, Failure};
+use crate::lease::Lease;
+use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached};
+use crate::taken::{Left, Taken};
+
+/// How long to wait for a slot in use: another thread may be about to release it.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What differs between the batches of a loader, the groups of a stream, and the items of an iterable.
+pub(crate) trait Front: Sized + Send + Sync + 'static {
+    /// The crate's loader, stream or pipe.
+    type Run: pipe::Front + Send + 'static;
+    /// What the loop receives.
+    type Item: Send + 'static;
+    /// What the lock guards besides.
+    type Own: Default + Send;
+
+    /// Refuses calls that would wait for ever.
+    fn check(&self, py: Python<'_>, state: &Locked<State<Self>>) -> PyResult<()>;
+
+    /// Whether asking for an item reads it, also where no wait is wanted.
+    fn reads(&self) -> bool {
+        false
+    }
+
+    /// Runs a wait, for which this thread has released the GIL.
+    fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        wait()
+    }
+
+    /// The loop asks for its next item.
+    fn asked(&self, _state: &mut State<Self>) {}
+
+    /// Makes an item of what the crate handed out. `None`: there is no such item any more.
+    fn received(&self, state: &mut State<Self>, found: Found<Self>) -> Result<Option<Self::Item>, Error>;
+
+    /// Keeps an item that was not handed to the loop, to come `again` or not. Returns it if it is not kept.
+    fn put_back(&self, state: &mut State<Self>, item: Self::Item, again: bool) -> Option<Self::Item>;
+
+    /// Takes the item that was put back.
+    fn take_back(&self, state: &mut State<Self>) -> Option<Self::Item> {
+        state.put_back.take()
+    }
+
+    /// The item is the loop's.
+    fn handed_out(&self, _py: Python<'_>, _item: Self::Item) {}
+
+    /// The loop gets this error.
+    fn failed(&self, state: &mut State<Self>, _error: &Error) {
+        state.rest();
+    }
+
+    /// The iteration is over: it came to its end, or the loop has left it.
+    fn over(&self, state: &mut State<Self>, _whole: bool) {
+        state.rest();
+    }
+
+    /// The loop is told that there are no more items.
+    fn tell_end(&self, _py: Python<'_>) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn raise(&self, py: Python<'_>, error: Error) -> PyErr {
+        errors::loading(py, error)
+    }
+
+    /// How long to wait for what is being read, when the last reference is dropped or the program ends.
+    fn limit(&self, ends: bool) -> Duration;
+
+    fn close(run: Self::Run, limit: Duration) -> Result<(), Error>;
+}
+
+/// What the crate hands out.
+pub(crate) type Found<F> = <<F as Front>::Run as pipe::Front>::Item;
+
+/// A loader or a stream of tensors of the crate, or an iteration that owns it.
+#[allow(clippy::large_enum_variant, reason = "there is one for each loader or stream")]
+#[derive(Default)]
+pub(crate) enum Run<R: pipe::Front + 'static> {
+    Idle(R),
+    Running(pipe::Items<'static, R>),
+    #[default]
+    Closed,
+}
+
+impl<R: pipe::Front + 'static> Run<R> {
+    /// Ends the iteration, if there is one, and returns the loader or stream.
+    pub(crate) fn take(&mut self) -> Option<R> {
+        match mem::take(self) {
+            Self::Idle(run) => Some(run),
+            Self::Running(items) => items.into_front(),
+            Self::Closed => None,
+        }
+    }
+
+    pub(crate) fn report(&self) -> Option<twinbuf::Report> {
+        match self {
+            Self::Idle(run) => Some(run.pipe().report()),
+            Self::Running(items) => Some(items.report()),
+            Self::Closed => None,
+        }
+    }
+
+    /// Returns what a thread is reading now for the item that the loop needs first.
+    pub(crate) fn reading(&self) -> Option<Reading> {
+        match self {
+            Self::Idle(run) => run.pipe().reading(),
+            Self::Running(items) => items.reading(),
+            Self::Closed => None,
+        }
+    }
+}
+
+/// The state of a front, behind a lock.
+pub(crate) struct State<F: Front> {
+    pub(crate) run: Run<F::Run>,
+    /// The number of the newest iteration. Older ones get no more items.
+    pub(crate) iteration: u64,
+    /// An item that `next` received and did not return, because it raised an exception such as that of Ctrl-C. The
+    /// following `next` returns it.
+    pub(crate) put_back: Option<F::Item>,
+    /// Items that were handed out and may be in use, in their order, with the number of their iteration.
+    leases: VecDeque<(u64, Weak<Lease>)>,
+    /// The number of items that left their slots because the loop kept them.
+    pub(crate) kept: u64,
+    pub(crate) own: F::Own,
+}
+
+/// What a loader, a stream or an iteration and its iterators share.
+pub(crate) struct Shared<F: Front> {
+    pub(crate) state: Locked<State<F>>,
+    pub(crate) front: F,
+    pub(crate) name: Option<String>,
+}
+
+/// The result of requesting an item.
+enum Asked<I> {
+    Item(I),
+    End,
+    NotYet,
+    Failed(Error),
+    /// Another iteration has started since.
+    Replaced,
+    Closed,
+}
+
+/// There is no memory for an item that was kept.
+struct NoMemory;
+
+impl<F: Front> State<F> {
+    /// Asks for the next item of an iteration, and waits for it up to `timeout`.
+    fn next(&mut self, front: &F, iteration: u64, timeout: Duration) -> Asked<F::Item> {
+        if self.iteration != iteration {
+            return if matches!(self.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
+        }
+        front.asked(self);
+        if let Some(item) = front.take_back(self) {
+            return Asked::Item(item);
+        }
+        let Run::Running(items) = &mut self.run else { return Asked::End };
+        let found = match timeout.is_zero() {
+            true => items.try_next(),
+            false => items.next_timeout(timeout),
+        };
+        match found {
+            Poll::Pending => Asked::NotYet,
+            Poll::Ready(Some(Ok(found))) => match front.received(self, found) {
+                Ok(item) => item.map_or(Asked::End, Asked::Item),
+                Err(error) => Asked::Failed(error),
+            },
+            Poll::Ready(Some(Err(error))) => {
+                front.failed(self, &error);
+                Asked::Failed(error)
+            }
+            Poll::Ready(None) => {
+                front.over(self, true);
+                Asked::End
+            }
+        }
+    }
+
+    /// Notes an item that the loop receives.
+    pub(crate) fn lent(&mut self, lease: &Arc<Lease>) {
+        // Forget items that were freed, so that the list does not grow.
+        self.leases.retain(|(_, lease)| lease.strong_count() > 0);
+        self.leases.push_back((self.iteration, Arc::downgrade(lease)));
+    }
+
+    /// If the program still uses the next slot, frees the slot of the oldest item: the item takes the memory along, and
+    /// the slot gets new memory. Returns whether this was the first item that the loop has kept, or an error if there was
+    /// no memory.
+    ///
+    /// The first time this happens only after the slot has been held for [`PATIENCE`]. Later it happens at once, because
+    /// a loop that has kept one item keeps others. It also happens at once for an item of an earlier iteration: probably
+    /// only a loop variable refers to that.
+    fn free_a_slot(&mut self) -> Result<bool, NoMemory> {
+        let Run::Running(items) = &self.run else { return Ok(false) };
+        let Some(held_for) = items.held_for() else { return Ok(false) };
+        while let Some((iteration, lease)) = self.leases.pop_front() {
+            let Some(kept) = lease.upgrade() else { continue };
+            let left_over = iteration != self.iteration;
+            if !left_over && held_for < PATIENCE && self.kept == 0 {
+                self.leases.push_front((iteration, lease));
+                return Ok(false);
+            }
+            if let Some(has_left) = kept.leave_slot() {
+                self.kept += u64::from(has_left && !left_over);
+                return if has_left { Ok(self.kept == 1 && !left_over) } else { Err(NoMemory) };
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends the iteration, if there is one. From now on its iterator has no more items.
+    pub(crate) fn rest(&mut self) {
+        self.put_back = None;
+        self.run = self.run.take().map_or(Run::Closed, Run::Idle);
+    }
+
+    /// Ends the iteration. From now on `next` of its iterator raises an error.
+    pub(crate) fn end_iteration(&mut self) {
+        self.rest();
+        self.iteration += 1;
+    }
+}
+
+impl<F: Front> Shared<F> {
+    /// Makes what iterators share. The end of the program ends its threads.
+    pub(crate) fn new(front: F, name: Option<String>, run: F::Run, own: F::Own) -> Arc<Self> {
+        let run = Run::Idle(run);
+        let state = State { run, iteration: 0, put_back: None, leases: VecDeque::new(), kept: 0, own };
+        let shared = Arc::new(Self { state: Locked::new(state), front, name });
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|shared| shared.strong_count() > 0);
+        let weak = Arc::downgrade(&shared);
+        all.push(weak);
+        shared
+    }
+
+    /// Refuses calls that would wait for ever.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.front.check(py, &self.state)
+    }
+
+    /// Takes an item back that `next` does not return, to come `again` or not.
+    fn put_back(&self, py: Python<'_>, iteration: u64, item: F::Item, again: bool) {
+        let refused = self.state.with(py, |state| match state.iteration == iteration {
+            true => self.front.put_back(state, item, again),
+            false => Some(item),
+        });
+        // Without the lock, because a drop may run Python code.
+        drop(refused);
+    }
+}
+
+impl<F: Front> Drop for Shared<F> {
+    /// Waits for a read in progress, for a limited time.
+    fn drop(&mut self) {
+        let Some(run) = self.state.get_mut().run.take() else { return };
+        let close = || F::close(run, self.front.limit(false));
+        // Drop an error, which nobody can receive any more.
+        let _ = match Python::try_attach(|_| ()) {
+            Some(()) => Python::attach(|py| detached(py, close)),
+            None => close(),
+        };
+    }
+}
+
+/// What must end before the interpreter does.
+trait Ends: Send + Sync {
+    fn end(&self, until: Instant);
+}
+
+static ALL: Mutex<Vec<Weak<dyn Ends>>> = Mutex::new(Vec::new());
+
+impl<F: Front> Ends for Shared<F> {
+    /// Takes the loader, stream or pipe away from its iterators, and closes it.
+    fn end(&self, until: Instant) {
+        if let Some(mut state) = self.state.lock_until(until) {
+            self.front.over(&mut state, false);
+            let run = state.run.take();
+            drop(state);
+            let limit = self.front.limit(true).min(until.saturating_duration_since(Instant::now()));
+            let _ = run.map(|run| F::close(run, limit));
+        }
+    }
+}
+
+/// The program begins to end: iterations are cut off, and all threads end. Waits half of [`LEAVE`] for the crate's own,
+/// which read files; `_drive.py` waits for those of Python. Returns how many seconds of [`LEAVE`] are left.
+#[pyfunction]
+pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
+    begin_end(py)?;
+    let (all, start) = (mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner)), Instant::now());
+    all.iter().filter_map(Weak::upgrade).for_each(|shared| detached(py, || shared.end(start + LEAVE / 2)));
+    Ok(LEAVE.saturating_sub(start.elapsed()).as_secs_f64())
+}
+
+pub(crate) fn closed(py: Python<'_>) -> PyErr {
+    errors::raise(py, Failure::new("LoaderError", "the loader was closed"))
+}
+
+/// An iteration. Its drop ends it.
+pub(crate) struct Loop<F: Front> {
+    shared: Arc<Shared<F>>,
+    /// Its number, once it has begun.
+    number: OnceLock<u64>,
+    /// The longest wait for an item.
+    timeout: Option<Duration>,
+    /// Since when the loop has waited.
+    since: Mutex<Option<Instant>>,
+}
+
+impl<F: Front> Loop<F> {
+    pub(crate) fn new(shared: Arc<Shared<F>>, timeout: Option<Duration>) -> Self {
+        Self { shared, number: OnceLock::new(), timeout, since: Mutex::default() }
+    }
+
+    /// Begins the iteration, unless it has begun. `begin` returns its number.
+    pub(crate) fn begin<E: Send>(
+        &self,
+        py: Python<'_>,
+        begin: impl FnOnce(&mut State<F>) -> Result<u64, E> + Send,
+    ) -> Result<(), E> {
+        let begin = |state: &mut State<F>| match self.number.get() {
+            Some(_) => Ok(()),
+            None => begin(state).map(|number| _ = self.number.set(number)),
+        };
+        if self.has_begun() { Ok(()) } else { self.shared.state.with(py, begin) }
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.number.get().is_some()
+    }
+
+    fn number(&self) -> u64 {
+        self.number.get().copied().unwrap_or_default()
+    }
+
+    /// Whether this iteration is under way.
+    pub(crate) fn is_current(&self, state: &State<F>) -> bool {
+        self.number.get() == Some(&state.iteration)
+    }
+
+    /// Asks for the next item, and waits for it for one [`SLICE`] at most, or not at all. `None` at the end.
+    fn ask(&self, py: Python<'_>, waits: bool) -> PyResult<Poll<Option<F::Item>>> {
+        let Shared { state, front, .. } = &*self.shared;
+        self.shared.check(py)?;
+        check_end(py)?;
+        let iteration = self.number();
+        let since = || self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = |state: &mut State<F>| state.next(front, iteration, Duration::ZERO);
+        let asked = match waits {
+            true => {
+                let waited = since().get_or_insert_with(Instant::now).elapsed();
+                py.check_signals()?;
+                let rest = self.timeout.map_or(SLICE, |timeout| timeout.saturating_sub(waited).min(SLICE));
+                if rest.is_zero() {
+                    since().take();
+                    let reading = state.with(py, |state| state.run.reading());
+                    let waited = self.timeout.unwrap_or_default();
+                    return Err(front.raise(py, Error::Timeout { waited, reading }));
+                }
+                let wait = || {
+                    let mut state = state.lock();
+                    (state.free_a_slot(), state.next(front, iteration, rest))
+                };
+                let (freed, asked) = detached(py, || front.wait(wait));
+                if let Err(raised) = self.tell(py, freed) {
+                    if let Asked::Item(item) = asked {
+                        self.shared.put_back(py, self.number(), item, true);
+                    }
+                    return Err(raised);
+                }
+                asked
+            }
+            // This call reads the item itself, so release the GIL.
+            false if front.reads() => state.detached(py, next),
+            // Most items are ready already: there is no reason to release the GIL and wait to get it back.
+            false => state.with(py, next),
+        };
+        if !matches!(asked, Asked::NotYet) {
+            since().take();
+        }
+        match asked {
+            Asked::Item(item) => return Ok(Poll::Ready(Some(item))),
+            Asked::NotYet => return Ok(Poll::Pending),
+            // What the end of the program cut off has not come to its end.
+            _ => check_end(py)?,
+        }
+        match asked {
+            Asked::Failed(error) => Err(front.raise(py, error)),
+            Asked::Closed => Err(closed(py)),
+            Asked::Replaced => {
+                let message = "this iteration is over: another has begun, or a state was loaded";
+                Err(errors::raise(py, Failure::new("LoaderError", message)))
+            }
+            _ => front.tell_end(py).map(|()| Poll::Ready(None)),
+        }
+    }
+
+    /// Waits for the next item.
+    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<F::Item>> {
+        let mut waits = false;
+        loop {
+            match self.ask(py, waits)? {
+                Poll::Pending => waits = true,
+                Poll::Ready(None) => return Ok(None),
+                // Handle signals now: an exception raised later would lose the item.
+                Poll::Ready(Some(item)) => match py.check_signals() {
+                    Ok(()) => return Ok(Some(item)),
+                    Err(raised) => {
+                        self.shared.put_back(py, self.number(), item, true);
+                        return Err(raised);
+                    }
+                },
+            }
+        }
+    }
+
+    /// The next item, for `_loop.py`, as `object` shows it. `None`: there is none yet, also after a short wait if that is
+    /// wanted.
+    pub(crate) fn take(
+        &self,
+        py: Python<'_>,
+        waits: bool,
+        object: impl FnOnce(&F::Item) -> PyResult<Py<PyAny>>,
+    ) -> PyResult<Option<Taken>> {
+        match self.ask(py, waits)? {
+            Poll::Pending => Ok(None),
+            Poll::Ready(None) => Err(PyStopIteration::new_err(())),
+            Poll::Ready(Some(item)) => {
+                let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
+                Ok(Some(Taken::new(object, move |py, left| match left {
+                    Left::Out => shared.front.handed_out(py, item),
+                    left => shared.put_back(py, number, item, left == Left::Back),
+                })))
+            }
+        }
+    }
+
+    /// Ends the iteration, if it is under way.
+    pub(crate) fn leave(&self) {
+        let Shared { state, front, .. } = &*self.shared;
+        if !self.has_begun() || state.is_forked() {
+            return;
+        }
+        let leave = |state: &mut State<F>| {
+            if self.is_current(state) {
+                front.over(state, false);
+            }
+        };
+        if Python::try_attach(|py| state.with(py, leave)).is_none() {
+            leave(&mut state.lock());
+        }
+    }
+
+    /// Logs that an item which the loop keeps has left its slot, for the first one, or raises that there was no memory.
+    fn tell(&self, py: Python<'_>, freed: Result<bool, NoMemory>) -> PyResult<()> {
+        let no_memory = "no memory for a batch that was kept: let go of earlier batches";
+        if !freed.map_err(|NoMemory| PyMemoryError::new_err(no_memory))? {
+            return Ok(());
+        }
+        let name = self.shared.name.as_ref().map_or(String::new(), |name| format!("{name}: "));
+        let line = format!(
+            "{name}all slots were in use for {} s, so one got new memory, and so will others: let go of batches, tensors \
+             and arrays sooner, raise `depth`, or keep copies",
+            PATIENCE.as_secs_f32()
+        );
+        errors::warn(py, &line)
+    }
+}
+
+impl<F: Front> Drop for Loop<F> {
+    /// If the loop was left early, stop reading ahead for it.
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
