@@ -1,4 +1,4 @@
-//! What the system does to a process: forks and signals.
+//! What the system does to a process: signals, and the names of its threads.
 
 #![cfg(unix)]
 
@@ -7,46 +7,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
-use common::forked::forked;
-use common::{Gated, at};
-use twinbuf::{Error, Loader, Plan};
-
-#[test]
-fn a_forked_process_is_told_that_the_thread_is_not_there_and_does_not_hang() {
-    let (open, gate) = channel();
-    let plan = Plan::builder(4).batch(1).build().unwrap();
-    let mut loader = Loader::builder(Gated(gate), plan.clone()).build().unwrap();
-    let mut epoch = loader.epoch(0);
-    open.send(()).unwrap();
-    drop(epoch.next().unwrap().unwrap());
-
-    // The thread waits at the gate forever. An alarm ends a hang.
-    assert!(forked(|| {
-        matches!(epoch.next(), Some(Err(Error::Forked { at: found })) if found == at(0, 1))
-            && epoch.next().is_none()
-    }));
-    // The parent continues.
-    for step in 1..4 {
-        open.send(()).unwrap();
-        assert_eq!(epoch.next().unwrap().unwrap().step(), step);
-    }
-    drop(epoch);
-    assert!(forked(|| {
-        matches!(loader.epoch(1).try_next(), std::task::Poll::Ready(Some(Err(Error::Forked { .. }))))
-    }));
-
-    // Dropping and closing it in the child waits for nobody either.
-    let (_open, gate) = channel();
-    let loader = Loader::builder(Gated(gate), plan.clone()).build().unwrap();
-    assert!(forked(|| {
-        drop(loader);
-        true
-    }));
-    let (_open, gate) = channel();
-    let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
-    let _ = loader.epoch(0);
-    assert!(forked(|| loader.close().is_ok()));
-}
+use common::Gated;
+use twinbuf::{Loader, Plan};
 
 #[test]
 fn signals_during_a_wait_neither_end_it_nor_lose_a_batch() {

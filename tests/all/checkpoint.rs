@@ -4,24 +4,12 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, Loader, Plan};
-
-struct Zeros;
-
-impl Dataset for Zeros {
-    fn records(&self) -> u64 {
-        64
-    }
-    fn record_bytes(&self) -> usize {
-        4
-    }
-    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        Ok(out.len())
-    }
-}
+use crate::common::{Reads, nothing};
+use twinbuf::{Checkpoint, Loader, Plan};
 
 fn checkpoint() -> Checkpoint {
-    let mut loader = Loader::builder(Zeros, Plan::builder(64).batch(8).build().unwrap()).build().unwrap();
+    let plan = Plan::builder(64).batch(8).build().unwrap();
+    let mut loader = Loader::builder(Reads(64, 4, nothing), plan).build().unwrap();
     loader.epoch(0).next().unwrap().unwrap().checkpoint()
 }
 

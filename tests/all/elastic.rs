@@ -4,32 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{RECORD, files, open};
-use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, LastBatch, Loader, Plan, Shuffle};
-
-/// Record `i` is the number `i`.
-struct Numbers(u64);
-
-impl Dataset for Numbers {
-    fn records(&self) -> u64 {
-        self.0
-    }
-
-    fn record_bytes(&self) -> usize {
-        8
-    }
-
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
-            out.copy_from_slice(&record.to_le_bytes());
-        }
-        Ok(out.len())
-    }
-
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(Self(self.0)))
-    }
-}
+use crate::common::{RECORD, Reads, files, numbers, open};
+use twinbuf::{Checkpoint, LastBatch, Loader, Plan, Shuffle};
 
 /// `SplitMix64`: a failing history is identified by its number.
 struct Random(u64);
@@ -57,7 +33,7 @@ fn go_on(
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
     let left = plan.clone();
-    let builder = Loader::builder(Numbers(plan.range().end), plan);
+    let builder = Loader::builder(Reads(plan.range().end, 8, numbers), plan);
     let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
     let mut loader = builder.build().unwrap();
     for end in from.epoch()..from.epoch() + 4 {
@@ -100,7 +76,7 @@ fn history(number: u64) -> u32 {
     let epoch = random.below(3);
     // The checkpoint of any loader at the start of that epoch.
     let Ok(one) = plan(&[(1, 1)], 1) else { unreachable!("batches of one record fit") };
-    let mut place = Loader::builder(Numbers(one.range().end), one).overlap(false).build().unwrap();
+    let mut place = Loader::builder(Reads(one.range().end, 8, numbers), one).overlap(false).build().unwrap();
     let mut checkpoint = if epoch == 0 {
         start
     } else {
@@ -174,7 +150,7 @@ fn histories_of_ranks_and_schedules_see_every_record_once() {
 #[test]
 fn the_next_epoch_of_a_training_that_changed_is_whole() {
     let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
-    let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();
+    let build = |batch| Loader::builder(Reads(44, 8, numbers), plan(batch)).build().unwrap();
     let orders = |loader: &mut Loader| -> Vec<u64> {
         loader.epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect()
     };
@@ -196,7 +172,7 @@ fn the_next_epoch_of_a_training_that_changed_is_whole() {
 #[test]
 fn a_batch_size_that_grows_in_mid_epoch() {
     let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
-    let build = |batch| Loader::builder(Numbers(44), plan(batch)).build().unwrap();
+    let build = |batch| Loader::builder(Reads(44, 8, numbers), plan(batch)).build().unwrap();
     let order: Vec<u64> =
         build(1).epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect();
 
@@ -240,7 +216,9 @@ fn a_schedule_is_resumed_at_every_step() {
         (Shuffle::None, LastBatch::Wrap),
     ] {
         let plan = Plan::builder(1000).batches(sizes).shuffle(shuffle).last_batch(tail).build().unwrap();
-        let build = |workers| Loader::builder(Numbers(1000), plan.clone()).workers(workers).build().unwrap();
+        let build = |workers| {
+            Loader::builder(Reads(1000, 8, numbers), plan.clone()).workers(workers).build().unwrap()
+        };
         let all = |loader: &mut Loader, from: &Checkpoint| -> Vec<(u64, u64, Vec<u64>)> {
             let mut epochs = loader.epochs_from(from, 3).unwrap();
             let promised = epochs.size_hint().1.unwrap();
@@ -291,7 +269,7 @@ fn a_schedule_is_resumed_at_every_step() {
 #[test]
 fn slots_are_of_the_largest_batch_from_the_start() {
     let plan = Plan::builder(100).batches([(5, 2), (3, 16), (1, 4)]).build().unwrap();
-    let builder = || Loader::builder(Numbers(100), plan.clone());
+    let builder = || Loader::builder(Reads(100, 8, numbers), plan.clone());
     let (slots, each) = builder().wanted_slots().unwrap();
     assert_eq!((slots, each.size()), (3, 16 * 8));
     let mut loader = builder().build().unwrap();
@@ -305,7 +283,7 @@ fn slots_are_of_the_largest_batch_from_the_start() {
 fn another_schedule_continues_with_the_steps_of_the_training() {
     let build = |sizes: &[(u64, u64)]| {
         let plan = Plan::builder(100).batches(sizes.iter().copied()).build().unwrap();
-        Loader::builder(Numbers(100), plan).build().unwrap()
+        Loader::builder(Reads(100, 8, numbers), plan).build().unwrap()
     };
     // Epoch 0 has 10 steps; epoch 1 is left after 5 of 20.
     let mut first = build(&[(10, 10), (1, 5)]);
@@ -338,7 +316,7 @@ fn another_schedule_continues_with_the_steps_of_the_training() {
 #[test]
 fn steps_after_a_loss_spike_are_skipped() {
     let plan = Plan::builder(40).batch(4).build().unwrap();
-    let build = || Loader::builder(Numbers(40), plan.clone()).build().unwrap();
+    let build = || Loader::builder(Reads(40, 8, numbers), plan.clone()).build().unwrap();
     let mut loader = build();
     assert_eq!(loader.epoch(0).take(3).count(), 3);
     let checkpoint = loader.checkpoint();
@@ -356,7 +334,7 @@ fn steps_after_a_loss_spike_are_skipped() {
     }
     // An epoch that was started with another batch size.
     let mut large =
-        Loader::builder(Numbers(40), Plan::builder(40).batch(7).build().unwrap()).build().unwrap();
+        Loader::builder(Reads(40, 8, numbers), Plan::builder(40).batch(7).build().unwrap()).build().unwrap();
     let mut left = large.epochs_from(&checkpoint.skip(1), 1).unwrap();
     assert_eq!(left.next().unwrap().unwrap().cast::<u64>().unwrap(), (16..23).collect::<Vec<u64>>());
     let skipped = saved(&left.checkpoint().skip(1));

@@ -76,38 +76,6 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
 }
 
 #[test]
-fn close_tells_the_error_that_was_met_ahead_of_a_caller_who_left() {
-    for (slots, depth) in [(2, 2), (3, 3), (4, 4_u64)] {
-        for at in 0..STEPS {
-            let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::Error, at * BATCH);
-            let mut loader = Loader::builder(data, sequential()).depth(slots).build().unwrap();
-            let mut epoch = loader.epoch(0);
-            let mut heard = false;
-            for _ in 0..3 {
-                heard |= epoch.next().unwrap().is_err();
-                if heard {
-                    break;
-                }
-            }
-            drop(epoch);
-            let told = loader.close().err().map(|error| format!("{error:#}"));
-            let message =
-                format!("epoch 0, step {at}: the batch could not be read: no record {}", at * BATCH);
-            // The error has arrived by then, or was met in a slot ahead, or was not met (past the last slot, or just
-            // not reached).
-            if heard {
-                assert_eq!(told, None, "told once, at {at}");
-            } else if at >= 3 + depth {
-                assert_eq!(told, None, "never read, at {at}");
-            } else {
-                assert!(told.is_none() || told == Some(message), "{told:?} at {at}");
-            }
-            assert!(dropped.load(Ordering::Relaxed));
-        }
-    }
-}
-
-#[test]
 fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
     for depth in 2..=4 {
         for keep in [false, true] {

@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures_core::Stream;
@@ -19,6 +19,7 @@ use twinbuf::pipe::{self, Content, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::stream::TensorStream;
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, stream};
 
+use crate::common::Woken;
 use crate::common::model::{Model, SIZES};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -71,6 +72,8 @@ trait Tested: Front + Sized {
 
     /// The option for the number of slots.
     const OPTION: &str = "depth";
+    /// Whose panic an error names.
+    const WHO: &str = "data set";
 }
 
 /// Units that are numbers.
@@ -179,6 +182,7 @@ impl Tested for TensorStream {
 impl Tested for Generator<'static, u64> {
     /// The second variant in lockstep.
     const WORKERS: &[usize] = &[1, 1];
+    const WHO: &str = "closure";
 
     fn build(setup: &Setup) -> Self {
         let fill = setup.fill.clone();
@@ -207,6 +211,7 @@ impl Tested for Generator<'static, u64> {
 
 impl Tested for Pipe<Slots<u64, u64>> {
     const WORKERS: &[usize] = &[1, 2];
+    const WHO: &str = "source";
 
     fn build(setup: &Setup) -> Self {
         let builder = pipe::builder(vec![0; SLOTS]).overlap(setup.overlap).held_timeout(setup.held_timeout);
@@ -253,16 +258,6 @@ promises! {
 }
 #[cfg(unix)]
 promises! { a_forked_process_is_told }
-
-/// Counts wakes and sends a message for each.
-struct Woken(AtomicU64, Sender<()>);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        let _ = self.1.send(());
-    }
-}
 
 fn ready<T>(found: Poll<Option<Result<T, Error>>>) -> T {
     let Poll::Ready(Some(item)) = found else { panic!("no item") };
@@ -433,8 +428,8 @@ mod promise {
                     Error::Load { source, .. } if !panics => {
                         assert_eq!(source.to_string(), format!("no unit {at}"));
                     }
-                    Error::Panicked { message, .. } if panics => {
-                        assert_eq!(message, format!("unit {at} is cursed"));
+                    Error::Panicked { who, message, .. } if panics => {
+                        assert_eq!((who, message), (F::WHO, format!("unit {at} is cursed")));
                     }
                     error => panic!("{error}"),
                 }
@@ -505,23 +500,36 @@ mod promise {
         }
     }
 
-    /// Its threads stay in the process that it was forked from.
+    /// Its threads stay in the process that it was forked from, here in the middle of a fill.
     #[cfg(unix)]
     pub(super) fn a_forked_process_is_told<F: Tested>(overlap: bool, variant: usize) {
         use crate::common::forked::forked;
         if !overlap || !F::FILLS || F::OPTION == "device_depth" {
             return;
         }
-        let setup = Setup::new(overlap, variant);
-        let mut front = F::build(&setup);
+        let build = || {
+            let (open, gate) = channel();
+            let gate = Mutex::new(gate);
+            let setup = Setup::new(overlap, variant).filled(move |_| Ok(gate.lock().unwrap().recv()?));
+            (open, F::build(&setup))
+        };
+        let (open, mut front) = build();
         let mut items = front.call();
+        open.send(()).unwrap();
         assert_eq!(F::number(&items.next().unwrap().unwrap()), 0);
+        // An alarm ends a hang.
         assert!(forked(|| {
-            let told = items.find_map(Result::err);
-            matches!(told, Some(Error::Forked { .. })) && items.next().is_none()
+            let Some(Err(Error::Forked { at })) = items.next() else { return false };
+            unit(&at) == 1 && items.next().is_none()
         }));
+        (1..UNITS).for_each(|_| open.send(()).unwrap());
         assert!(items.map(|item| F::number(&item.unwrap())).eq(1..UNITS), "the parent goes on");
         assert!(forked(|| matches!(front.call().try_next(), Poll::Ready(Some(Err(Error::Forked { .. }))))));
         assert!(forked(|| front.close().is_ok()));
+        let (_open, front) = build();
+        assert!(forked(|| {
+            drop(front);
+            true
+        }));
     }
 }

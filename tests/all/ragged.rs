@@ -23,11 +23,8 @@ fn record(i: u64) -> Vec<u8> {
 }
 
 fn npy(offsets: &[u64]) -> Vec<u8> {
-    let header = format!("{{'descr': '<u8', 'fortran_order': False, 'shape': ({},), }}", offsets.len());
-    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    file.extend(format!("{header:117}\n").bytes());
-    file.extend(offsets.iter().flat_map(|offset| offset.to_le_bytes()));
-    file
+    let bytes = offsets.iter().flat_map(|offset| offset.to_le_bytes());
+    twinbuf_testing::npy("<u8", &[offsets.len()], bytes)
 }
 
 /// Two files of these records.

@@ -4,25 +4,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use super::upload::start;
 use crate::common::model::{Model, SIZES};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::Cuda;
 use twinbuf::loader::MemoryLimit;
 use twinbuf::observe::Trace;
 use twinbuf::stream::{Group, StreamBuilder, Tensors};
-use twinbuf::{Error, cuda, mmap, stream};
-use twinbuf_cuda_sim::{Failure, Live, Options, Sim, checksum_of};
-
-const LAUNCH_FAILED: u32 = 719;
+use twinbuf::{Error, mmap, stream};
+use twinbuf_cuda_sim::{Live, checksum_of};
 
 /// Layers of different sizes, one of them with an empty tensor; short, because the device is software.
 const SHORT: [usize; 6] = [4000, 3, 0, 25_000, 700, 9];
-
-fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
-    let sim = Sim::start(Options { delay_us: 5, ..Options::seeded(seed) });
-    let ctx = cuda::context(0).unwrap();
-    (sim, ctx)
-}
 
 fn device(model: &Model, ctx: &Arc<CudaContext>) -> StreamBuilder<Cuda> {
     stream(model.groups()).cuda(ctx.clone())
@@ -250,46 +243,23 @@ fn a_stream_is_dropped_in_mid_read() {
 #[test]
 fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
     let model = Model::new(&[50, 3, 0, 700]);
-    for overlap in [false, true] {
-        let mut errors = 0;
-        for k in 1.. {
-            let (sim, ctx) = start(k);
-            if sim.is_real() {
-                return;
+    super::upload::every_call_fails_in_turn(4, |ctx, on, overlap| {
+        let builder = device(&model, ctx).overlap(overlap);
+        let mut received = 0;
+        let result = (|| {
+            let mut layers = builder.build()?;
+            for group in layers.pass() {
+                let group = group?;
+                assert_eq!(group.number() as u64, received, "in order");
+                received += 1;
+                // A failure here is the caller's call; no group is lost by it.
+                let used = group.tensor("mlp.up").unwrap().on::<u16>(on);
+                assert!(matches!(used, Ok(_) | Err(Error::Device(_))), "{used:?}");
             }
-            let on = ctx.new_stream().unwrap();
-            let builder = device(&model, &ctx).overlap(overlap);
-            sim.inject(Failure::call(k, LAUNCH_FAILED));
-            let mut received = 0;
-            let result = (|| {
-                let mut layers = builder.build()?;
-                for group in layers.pass() {
-                    let group = group?;
-                    assert_eq!(group.number(), received, "in order");
-                    received += 1;
-                    // A failure here is the caller's call; no group is lost by it.
-                    let used = group.tensor("mlp.up").unwrap().on::<u16>(&on);
-                    assert!(matches!(used, Ok(_) | Err(Error::Device(_))), "{used:?}");
-                }
-                layers.close()
-            })();
-            match &result {
-                Ok(()) => assert_eq!(received, 4, "call {k}: a short pass"),
-                Err(Error::Device(_)) => assert!([0, 4].contains(&received), "call {k}: {received}"),
-                Err(Error::Upload { at, .. }) => assert_eq!(at.step, Some(received as u64), "call {k}"),
-                Err(error) => panic!("call {k}: {error}"),
-            }
-            errors += u64::from(result.is_err());
-            let reached = !sim.injected().is_empty();
-            let _ = sim.violations(); // of the streams whose call failed
-            drop((on, ctx));
-            sim.drain();
-            if !reached {
-                assert!(k > 30 && errors > 20, "{errors} errors in {k} calls");
-                break;
-            }
-        }
-    }
+            layers.close()
+        })();
+        (received, result)
+    });
 }
 
 #[test]

@@ -5,10 +5,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::common::{Fault, Faulty, RECORD, batches, files, modes, open, plan, record};
+use crate::common::{Fault, Faulty, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records, Shuffle};
+use twinbuf::{BoxError, Error, Loader, Plan, Records, Shuffle};
 
 #[test]
 fn the_same_numbers_in_every_configuration() {
@@ -169,33 +169,17 @@ fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
     assert_eq!(first(10).unwrap_err(), error);
 }
 
-/// Records of a size that no memory can hold, or of size zero.
-struct Sized(usize);
-
-impl Dataset for Sized {
-    fn records(&self) -> u64 {
-        1
-    }
-
-    fn record_bytes(&self) -> usize {
-        self.0
-    }
-
-    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        Ok(out.len())
-    }
-}
-
 #[test]
 fn records_of_any_size_are_transformed_or_refused() {
     let one = Plan::builder(1).build().unwrap();
     for size in [usize::MAX, usize::MAX / 2, usize::MAX / 4 + 1] {
         let floats = Transform::new(DType::U8, 1).unwrap();
-        let error = Loader::builder(Sized(size), one.clone()).transform(floats).build().unwrap_err();
+        let error =
+            Loader::builder(Reads(1, size, nothing), one.clone()).transform(floats).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{size}: {error}");
     }
-    let nothing = per_record(4, |_, _, _| Ok(()));
-    let mut loader = Loader::builder(Sized(0), one).transform(nothing).build().unwrap();
+    let four = per_record(4, |_, _, _| Ok(()));
+    let mut loader = Loader::builder(Reads(1, 0, nothing), one).transform(four).build().unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Transform { at: Some(_), .. }), "{error}");
 }
@@ -254,12 +238,7 @@ fn transforms_follow_each_other_and_keep_the_shape() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pictures.npy");
     let numbers: Vec<u8> = (0..6 * 2 * 3 * 2).collect();
-    let mut npy = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
-    npy.extend(
-        format!("{:<117}\n", "{'descr': '|u1', 'fortran_order': False, 'shape': (6, 2, 3, 2), }").bytes(),
-    );
-    npy.extend(&numbers);
-    std::fs::write(&path, npy).unwrap();
+    std::fs::write(&path, twinbuf_testing::npy("|u1", &[6, 2, 3, 2], numbers.iter().copied())).unwrap();
     let data = Arc::new(Records::open_npy([&path], Cut::Rows).unwrap());
     let plan = Plan::builder(6).batch(2).build().unwrap();
     let floats = || Transform::new(DType::U8, 2).unwrap().normalise(&[1.0, 10.0], &[0.0, 0.5]).unwrap();

@@ -3,19 +3,20 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::common::{Gated, RECORD, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record};
+use crate::common::{
+    Gated, RECORD, Reads, at, batches, files, is_dropped_by_a_waker, modes, open, plan, record,
+};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
-use twinbuf::loader::Cuda;
-use twinbuf::loader::{DeviceBatch, LoaderBuilder};
+use twinbuf::loader::DeviceBatch;
 use twinbuf::mmap::Buffer;
 use twinbuf::observe::Trace;
 use twinbuf::transform::{Convert, per_record};
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, cuda};
+use twinbuf::{BatchIndices, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
 
 const LAUNCH_FAILED: u32 = 719;
 
-fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
+pub(super) fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(Options { delay_us: 5, ..Options::seeded(seed) });
     let ctx = cuda::context(0).unwrap();
     (sim, ctx)
@@ -183,55 +184,38 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
     }
 }
 
-/// Batches of 20 MiB, in records of 1 MiB. Fails at one record.
-struct Large {
-    fails_at: Option<u64>,
-}
-
-impl Large {
-    const RECORD: usize = 1 << 20;
-    const BATCH: u64 = 20;
-    const STEPS: u64 = 3;
-}
-
-impl Dataset for Large {
-    fn records(&self) -> u64 {
-        Self::BATCH * Self::STEPS
-    }
-
-    fn record_bytes(&self) -> usize {
-        Self::RECORD
-    }
-
-    fn read(&mut self, part: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        for (record, out) in part.runs().flatten().zip(out.chunks_exact_mut(Self::RECORD)) {
-            if self.fails_at == Some(record) {
-                return Err(format!("no record {record}").into());
-            }
-            out.fill(record.to_le_bytes()[0]);
-        }
-        Ok(out.len())
-    }
-}
+/// Batches of 20 MiB, in records of 1 MiB.
+const LARGE: usize = 1 << 20;
+const LARGE_BATCH: u64 = 20;
+const LARGE_STEPS: u64 = 3;
 
 #[test]
 fn large_batches_arrive_whole_and_a_failure_in_its_place() {
     for (host_depth, fails_at) in [(2, None), (3, None), (2, Some(33))] {
         let (sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();
-        let data = Large { fails_at };
-        let plan = Plan::builder(data.records()).batch(Large::BATCH).build().unwrap();
+        let read = move |batch: &BatchIndices, out: &mut [u8]| {
+            for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(LARGE)) {
+                if fails_at == Some(record) {
+                    return Err(format!("no record {record}").into());
+                }
+                out.fill(record.to_le_bytes()[0]);
+            }
+            Ok(())
+        };
+        let data = Reads(LARGE_BATCH * LARGE_STEPS, LARGE, read);
+        let plan = Plan::builder(data.0).batch(LARGE_BATCH).build().unwrap();
         let mut loader = Loader::builder(data, plan).depth(host_depth).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
         for (step, batch) in (0..).zip(&found) {
-            if fails_at.is_some_and(|record| record / Large::BATCH == step) {
+            if fails_at.is_some_and(|record| record / LARGE_BATCH == step) {
                 let error = batch.as_ref().unwrap_err().to_string();
                 assert_eq!(error, "epoch 0, step 1: the batch could not be read: no record 33");
                 continue;
             }
             let batch = batch.as_ref().unwrap();
-            let records = (step * Large::BATCH..).zip(batch.chunks_exact(Large::RECORD));
-            assert_eq!(batch.len() as u64, Large::BATCH * Large::RECORD as u64);
+            let records = (step * LARGE_BATCH..).zip(batch.chunks_exact(LARGE));
+            assert_eq!(batch.len() as u64, LARGE_BATCH * LARGE as u64);
             assert!(
                 records
                     .into_iter()
@@ -240,7 +224,7 @@ fn large_batches_arrive_whole_and_a_failure_in_its_place() {
         }
         assert_eq!(found.len(), if fails_at.is_some() { 2 } else { 3 });
         if !sim.is_real() && fails_at.is_none() {
-            assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), Large::STEPS, "one copy a batch");
+            assert_eq!(sim.calls_of("cuMemcpyHtoDAsync_v2"), LARGE_STEPS, "one copy a batch");
         }
         loader.close().unwrap();
     }
@@ -264,27 +248,12 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     assert!(rest == expected[3..]);
 }
 
-/// A life of a loader, up to its first error. Returns the number of batches before it.
-fn life(builder: LoaderBuilder<Cuda>, stream: &Arc<CudaStream>) -> (u64, Result<(), Error>) {
-    let mut received = 0;
-    let result = (|| {
-        let mut loader = builder.build()?;
-        for batch in loader.epoch(0) {
-            let batch = batch?;
-            assert_eq!(batch.step(), received, "in order");
-            received += 1;
-            // A failure here is the caller's call; no batch is lost by it.
-            let _ = batch.on::<u8>(stream);
-        }
-        loader.close()
-    })();
-    (received, result)
-}
-
-#[test]
-fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
-    const STEPS: u64 = 5;
-    let (_dir, paths) = files(&[STEPS * 4]);
+/// Runs the life of a front with each call of the driver failing in turn. `life` returns how many of its `units` were
+/// received before its error.
+pub(super) fn every_call_fails_in_turn(
+    units: u64,
+    life: impl Fn(&Arc<CudaContext>, &Arc<CudaStream>, bool) -> (u64, Result<(), Error>),
+) {
     for overlap in [false, true] {
         let mut errors = 0;
         for k in 1.. {
@@ -293,20 +262,16 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
                 return;
             }
             let stream = ctx.new_stream().unwrap();
-            let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
-            let builder = Loader::builder(open(&paths), plan).overlap(overlap).cuda(ctx.clone());
             sim.inject(Failure::call(k, LAUNCH_FAILED));
-            let (received, result) = life(builder, &stream);
+            let (received, result) = life(&ctx, &stream, overlap);
             match &result {
-                Ok(()) => assert_eq!(received, STEPS, "call {k}: a short epoch"),
-                // Before the first batch, or reported by `close` after the last one.
-                Err(Error::Device(_)) => assert!([0, STEPS].contains(&received), "call {k}: {received}"),
+                Ok(()) => assert_eq!(received, units, "call {k}: a short epoch"),
+                // Before the first unit, or reported by `close` after the last one.
+                Err(Error::Device(_)) => assert!([0, units].contains(&received), "call {k}: {received}"),
                 Err(Error::Upload { at: failed, source }) => {
                     assert_eq!(*failed, at(0, received), "call {k}");
-                    assert!(
-                        source.to_string().contains("719") || source.to_string().contains("LAUNCH"),
-                        "{source}"
-                    );
+                    let text = source.to_string();
+                    assert!(text.contains("719") || text.contains("LAUNCH"), "{text}");
                 }
                 Err(error) => panic!("call {k}: {error}"),
             }
@@ -321,6 +286,29 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
             }
         }
     }
+}
+
+#[test]
+fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
+    const STEPS: u64 = 5;
+    let (_dir, paths) = files(&[STEPS * 4]);
+    let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
+    every_call_fails_in_turn(STEPS, |ctx, stream, overlap| {
+        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).cuda(ctx.clone());
+        let mut received = 0;
+        let result = (|| {
+            let mut loader = builder.build()?;
+            for batch in loader.epoch(0) {
+                let batch = batch?;
+                assert_eq!(batch.step(), received, "in order");
+                received += 1;
+                // A failure here is the caller's call; no batch is lost by it.
+                let _ = batch.on::<u8>(stream);
+            }
+            loader.close()
+        })();
+        (received, result)
+    });
 }
 
 #[test]

@@ -1,28 +1,18 @@
 //! The ways to wait for a batch: not at all, as a task, as a stream.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::common::{Gated, is_dropped_by_a_waker};
+use crate::common::{Gated, Woken, is_dropped_by_a_waker};
 use twinbuf::{Loader, Plan};
 
 fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
     let plan = Plan::builder(8).batch(2).build().unwrap();
     (open, Loader::builder(Gated(gate), plan).build().unwrap())
-}
-
-/// Counts wakes and sends a message for each.
-struct Woken(AtomicUsize, Sender<()>);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        let _ = self.1.send(());
-    }
 }
 
 #[test]
@@ -52,7 +42,7 @@ fn an_epoch_is_read_from_its_creation_on() {
 fn a_task_that_gives_up_its_epoch_leaves_the_next_one_alone() {
     let (open, mut loader) = gated();
     let (told, wakes) = channel();
-    let wakers = [(); 2].map(|()| Arc::new(Woken(AtomicUsize::new(0), told.clone())));
+    let wakers = [(); 2].map(|()| Arc::new(Woken(AtomicU64::new(0), told.clone())));
     let [first, second] = wakers.clone().map(Waker::from);
     let mut earlier = loader.epoch(0);
     assert!(earlier.poll_next(&mut Context::from_waker(&first)).is_pending());

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{self, RECORD, batches, files, open, plan, record};
+use crate::common::{self, RECORD, Reads, batches, files, numbers, open, plan, record};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::transform::{Context, RecordTransform, RecordType, map, per_record};
 use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
@@ -64,87 +64,16 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
     }
 }
 
-/// Records that can be cloned, and fail at record `at`.
-#[derive(Clone)]
-struct Failing {
-    records: u64,
-    at: u64,
-    /// Live clones.
-    _alive: Arc<()>,
-}
-
-impl Dataset for Failing {
-    fn records(&self) -> u64 {
-        self.records
-    }
-    fn record_bytes(&self) -> usize {
-        8
-    }
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
-            if i == self.at {
-                return Err(format!("no record {i}").into());
-            }
-            out.copy_from_slice(&i.to_le_bytes());
-        }
-        Ok(out.len())
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
-#[test]
-fn an_error_comes_in_order_and_the_next_epoch_goes_on() {
-    let plan = Plan::builder(24).batch(2).build().unwrap();
-    for workers in 1..=5 {
-        for at in 0..12 {
-            let alive = Arc::new(());
-            let dataset = Failing { records: 24, at: 2 * at, _alive: alive.clone() };
-            let mut loader = Loader::builder(dataset, plan.clone()).workers(workers).build().unwrap();
-            for epoch in 0..3 {
-                let mut found = loader.epoch(epoch);
-                for step in 0..at {
-                    let batch = found.next().unwrap().unwrap();
-                    assert_eq!((batch.step(), batch.cast::<u64>().unwrap()[0]), (step, 2 * step));
-                }
-                let error = found.next().unwrap().unwrap_err();
-                let expected = format!("epoch {epoch}, step {at}: the batch could not be read: no record");
-                assert!(format!("{error:#}").starts_with(&expected), "{workers} workers: {error:#}");
-                assert!(found.next().is_none());
-            }
-            // Met ahead, after the caller has left: reported when the loader is closed.
-            drop(loader.epoch(3));
-            let closed = loader.close();
-            assert!(matches!(closed, Ok(()) | Err(Error::Load { .. })), "{closed:?}");
-            assert_eq!(Arc::strong_count(&alive), 1, "every thread has ended");
-        }
-    }
-}
-
 #[test]
 fn the_first_error_is_told_by_close() {
     let plan = Plan::builder(4).batch(1).build().unwrap();
-    /// Each batch fails; the first one fails only after the others have.
-    #[derive(Clone)]
-    struct Late(Arc<Barrier>);
-    impl Dataset for Late {
-        fn records(&self) -> u64 {
-            4
-        }
-        fn record_bytes(&self) -> usize {
-            1
-        }
-        fn read(&mut self, batch: &BatchIndices, _: &mut [u8]) -> Result<usize, BoxError> {
-            self.0.wait();
-            Err(format!("record {}", batch.runs().next().unwrap().start).into())
-        }
-        fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-            Some(Box::new(self.clone()))
-        }
-    }
+    // Each batch fails; the first one fails only after the others have.
     let meet = Arc::new(Barrier::new(4));
-    let mut loader = Loader::builder(Late(meet), plan).workers(4).build().unwrap();
+    let read = move |batch: &BatchIndices, _: &mut [u8]| {
+        meet.wait();
+        Err(format!("record {}", batch.runs().next().unwrap().start).into())
+    };
+    let mut loader = Loader::builder(Reads(4, 1, read), plan).workers(4).build().unwrap();
     let epoch = loader.epoch(0);
     while epoch.report().loads < 4 {
         thread::yield_now();
@@ -154,36 +83,21 @@ fn the_first_error_is_told_by_close() {
     assert!(format!("{error:#}").ends_with("step 0: the batch could not be read: record 0"), "{error:#}");
 }
 
-/// A batch is read once this many threads are reading.
-#[derive(Clone)]
-struct Together(Arc<Barrier>, Arc<AtomicUsize>);
-
-impl Dataset for Together {
-    fn records(&self) -> u64 {
-        12
-    }
-    fn record_bytes(&self) -> usize {
-        1
-    }
-    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.0.wait();
-        self.1.fetch_add(1, Ordering::Relaxed);
-        Ok(out.len())
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
 #[test]
 fn workers_read_at_the_same_time() {
     let plan = Plan::builder(12).batch(1).build().unwrap();
     for workers in 2..=4 {
-        let (barrier, read) = (Arc::new(Barrier::new(workers)), Arc::new(AtomicUsize::new(0)));
-        let dataset = Together(barrier, read.clone());
-        let mut loader = Loader::builder(dataset, plan.clone()).workers(workers).build().unwrap();
+        let (barrier, count) = (Arc::new(Barrier::new(workers)), Arc::new(AtomicUsize::new(0)));
+        let counted = count.clone();
+        // A batch is read once this many threads are reading.
+        let read = move |_: &BatchIndices, _: &mut [u8]| {
+            barrier.wait();
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let mut loader = Loader::builder(Reads(12, 1, read), plan.clone()).workers(workers).build().unwrap();
         assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 12, "one alone would wait for ever");
-        assert_eq!(read.load(Ordering::Relaxed), 12);
+        assert_eq!(count.load(Ordering::Relaxed), 12);
     }
 }
 
@@ -269,57 +183,35 @@ fn memory_is_that_of_all_slots_and_workers() {
     }
 }
 
-/// Eight-byte records. Reading the first one of an epoch takes as long as reading the next few.
-#[derive(Clone)]
-struct FirstIsSlow {
-    while_it_is_read: u64,
-    read: Arc<(Mutex<u64>, Condvar)>,
-    alone: Arc<AtomicUsize>,
-}
-
-impl Dataset for FirstIsSlow {
-    fn records(&self) -> u64 {
-        32
-    }
-    fn record_bytes(&self) -> usize {
-        8
-    }
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        let first = batch.runs().next().ok_or("no record")?.start;
-        let (read, changed) = &*self.read;
-        let mut read = read.lock().unwrap();
-        if first == 0 {
-            // Not forever, in case the others are left to this thread.
-            let limit = Duration::from_secs(10);
-            let waits = |read: &mut u64| *read < self.while_it_is_read;
-            let waited = changed.wait_timeout_while(read, limit, waits).unwrap();
-            self.alone.fetch_add(usize::from(waited.1.timed_out()), Ordering::Relaxed);
-        } else {
-            *read += u64::from(first <= self.while_it_is_read);
-            changed.notify_all();
-        }
-        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
-            out.copy_from_slice(&record.to_le_bytes());
-        }
-        Ok(out.len())
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
-}
-
 #[test]
 fn a_worker_that_is_free_takes_the_next_batch() {
     for (workers, depth) in [(2, 3), (2, 4), (2, 8), (3, 6), (4, 8)] {
         // As many as there are other slots.
         let others = depth as u64 - 1;
-        let data = FirstIsSlow { while_it_is_read: others, read: Arc::default(), alone: Arc::default() };
+        let (state, alone) = (Arc::new((Mutex::new(0), Condvar::new())), Arc::new(AtomicUsize::new(0)));
+        let timed_out = alone.clone();
+        // Reading the first record of an epoch takes as long as reading the next few.
+        let read = move |batch: &BatchIndices, out: &mut [u8]| {
+            let first = batch.runs().next().ok_or("no record")?.start;
+            let (read, changed) = &*state;
+            let mut read = read.lock().unwrap();
+            if first == 0 {
+                // Not forever, in case the others are left to this thread.
+                let limit = Duration::from_secs(10);
+                let waited = changed.wait_timeout_while(read, limit, |read| *read < others).unwrap();
+                timed_out.fetch_add(usize::from(waited.1.timed_out()), Ordering::Relaxed);
+            } else {
+                *read += u64::from(first <= others);
+                changed.notify_all();
+            }
+            numbers(batch, out)
+        };
         let plan = Plan::builder(32).build().unwrap();
-        let builder = Loader::builder(data.clone(), plan).workers(workers).depth(depth);
+        let builder = Loader::builder(Reads(32, 8, read), plan).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
         let found: Vec<u64> = loader.epoch(0).map(|batch| batch.unwrap().cast().unwrap()[0]).collect();
         assert!(found.into_iter().eq(0..32), "the plan's order");
-        assert_eq!(data.alone.load(Ordering::Relaxed), 0, "{workers} workers, depth {depth}: others waited");
+        assert_eq!(alone.load(Ordering::Relaxed), 0, "{workers} workers, depth {depth}: others waited");
     }
 }
 
@@ -338,10 +230,7 @@ impl Dataset for Uneven {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let turns = if self.0 >> 62 == 0 { self.0 >> 54 & 0xff } else { self.0 >> 61 & 1 };
         (0..turns).for_each(|_| thread::yield_now());
-        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
-            out.copy_from_slice(&record.to_le_bytes());
-        }
-        Ok(out.len())
+        numbers(batch, out).map(|()| out.len())
     }
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         Some(Box::new(Self(self.0.rotate_left(17) | 1)))
@@ -440,10 +329,7 @@ impl Dataset for PutOff<()> {
     }
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         self.now(batch.runs().flatten().collect(), out, &[])?;
-        for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
-            out.copy_from_slice(&record.to_le_bytes());
-        }
-        Ok(out.len())
+        numbers(batch, out).map(|()| out.len())
     }
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
         Some(Box::new(self.clone()))

@@ -9,7 +9,7 @@ pub mod model;
 pub mod trace;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -157,6 +157,54 @@ impl Drop for Faulty {
     fn drop(&mut self) {
         // Relaxed: the tests join the thread before they look.
         self.dropped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Records without a file: their number, the bytes of each, and what reads a batch. Each worker has a clone of it.
+#[derive(Clone)]
+pub struct Reads<F>(pub u64, pub usize, pub F);
+
+impl<F> Dataset for Reads<F>
+where
+    F: FnMut(&BatchIndices, &mut [u8]) -> Result<(), BoxError> + Clone + Send + 'static,
+{
+    fn records(&self) -> u64 {
+        self.0
+    }
+
+    fn record_bytes(&self) -> usize {
+        self.1
+    }
+
+    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        (self.2)(batch, out).map(|()| out.len())
+    }
+
+    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+/// Reads records of 8 bytes: record `i` is the number `i`.
+pub fn numbers(batch: &BatchIndices, out: &mut [u8]) -> Result<(), BoxError> {
+    for (record, out) in batch.runs().flatten().zip(out.chunks_exact_mut(8)) {
+        out.copy_from_slice(&record.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Reads nothing.
+pub fn nothing(_: &BatchIndices, _: &mut [u8]) -> Result<(), BoxError> {
+    Ok(())
+}
+
+/// Counts wakes and sends a message for each.
+pub struct Woken(pub AtomicU64, pub Sender<()>);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let _ = self.1.send(());
     }
 }
 
