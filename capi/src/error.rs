@@ -101,8 +101,7 @@ impl Failure {
         let (code, message, offset) = (self.code, self.message.as_ptr(), self.offset);
         let path = self.path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
         // The pointers stay valid: moving the owner of the texts does not move the texts.
-        let size = size_of::<twinbuf_error>();
-        let last = (twinbuf_error { size, code, message, path, offset }, self);
+        let last = (twinbuf_error { size: size_of::<twinbuf_error>(), code, message, path, offset }, self);
         let _ = LAST.try_with(|cell| cell.replace(Some(last)));
         code
     }
@@ -129,10 +128,9 @@ impl From<Error> for Failure {
             Error::Panicked { .. } => (TWINBUF_ERROR_PANIC, None),
             _ => (TWINBUF_ERROR_OTHER, None),
         };
-        let reading = if let Error::Timeout { reading, .. } = &error { reading.as_ref() } else { None };
-        let read = reading.and_then(|reading| reading.file.as_ref());
-        let read = read.map(|(path, offset)| (path.as_path(), Some(*offset)));
-        Self::new(code, error.to_string()).at(source.and_then(mmap::Error::place).or(read))
+        let at = if let Error::Timeout { reading: Some(it), .. } = &error { it.file.as_ref() } else { None };
+        let at = at.map(|(path, offset)| (path.as_path(), Some(*offset)));
+        Self::new(code, error.to_string()).at(source.and_then(mmap::Error::place).or(at))
     }
 }
 

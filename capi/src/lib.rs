@@ -1,11 +1,8 @@
 //! The loader for C and for languages that call C: `include/twinbuf.h` is made from this crate.
 //!
 //! [README.md](https://github.com/twinbuf/twinbuf/blob/main/capi/README.md) describes it.
-#![allow(clippy::doc_markdown, non_camel_case_types, missing_debug_implementations, reason = "a header of C")]
-#![allow(
-    clippy::not_unsafe_ptr_arg_deref,
-    reason = "no Rust code calls these functions: the crate is no rlib"
-)]
+#![allow(non_camel_case_types, missing_debug_implementations, reason = "a header of C")]
+#![allow(clippy::doc_markdown, clippy::not_unsafe_ptr_arg_deref, reason = "read and called by C alone")]
 
 mod error;
 mod table;
@@ -205,7 +202,7 @@ enum Entry {
     Kept(#[expect(dead_code, reason = "the caller has its address")] Buffer),
 }
 
-static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table { all: Vec::new(), free: Vec::new() });
+static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table::new());
 
 /// Locks the table. A panic cannot leave it invalid.
 fn handles() -> MutexGuard<'static, Table<Entry>> {
@@ -229,13 +226,13 @@ struct State {
     failed: Option<Failure>,
 }
 
+/// What a loader returns that begins epochs, and what a batch of them comes as.
+type Begun = Result<Epochs<'static>, Box<(Loader, Error)>>;
+type Next = Poll<Option<Result<Batch, Error>>>;
+
 impl State {
     /// Begins with what `begin` makes of the loader, without the rest of its present epochs.
-    fn begin(
-        &mut self,
-        end: u64,
-        begin: impl FnOnce(Loader) -> Result<Epochs<'static>, Box<(Loader, Error)>>,
-    ) -> Result<i32, Failure> {
+    fn begin(&mut self, end: u64, begin: impl FnOnce(Loader) -> Begun) -> Result<i32, Failure> {
         // The loader is closed until it is put back.
         let loader = self.epochs.take().and_then(Epochs::into_front).ok_or_else(closed)?;
         let (epochs, failed) = match begin(loader) {
@@ -267,16 +264,14 @@ fn choose<T: Copy>(all: [T; 3], option: &str, number: u32) -> Result<T, Failure>
 }
 
 fn records_of(records: *const twinbuf_records) -> Result<Arc<Records>, Failure> {
-    handles().with(records.addr(), "records", |entry| match entry {
-        Some(Entry::Records(records)) => Some(records.clone()),
-        _ => None,
+    handles().with(records.addr(), "records", |entry| {
+        if let Some(Entry::Records(found)) = entry { Some(found.clone()) } else { None }
     })
 }
 
 fn loader_of(loader: *const twinbuf_loader) -> Result<Arc<Shared>, Failure> {
-    handles().with(loader.addr(), "a loader", |entry| match entry {
-        Some(Entry::Loader(loader)) => Some(loader.clone()),
-        _ => None,
+    handles().with(loader.addr(), "a loader", |entry| {
+        if let Some(Entry::Loader(found)) = entry { Some(found.clone()) } else { None }
     })
 }
 
@@ -351,7 +346,6 @@ unsafe fn put<T: Versioned>(out: *mut T, value: &T, name: &str) -> Result<i32, F
 ///
 /// `out` is NULL, or valid for a write.
 unsafe fn give<T>(out: *mut *mut T, entry: Entry) -> Result<i32, Failure> {
-    check(out, "out")?;
     let handle = ptr::without_provenance_mut(handles().insert(entry)?);
     // SAFETY: the caller's promise. What was there is not dropped: it may not be initialized.
     unsafe { out.write(handle) };
@@ -468,14 +462,10 @@ pub extern "C" fn twinbuf_load(
         let modes = [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct];
         let mode = choose(modes, "read_mode", options.read_mode)?;
         let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
-        let mut builder = Loader::builder(records, plan.clone()).read_mode(mode);
-        builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
-        if options.depth > 0 {
-            builder = builder.depth(options.depth);
-        }
-        if options.environment != 0 {
-            builder = builder.from_env()?;
-        }
+        let builder = Loader::builder(records, plan.clone()).read_mode(mode);
+        let builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
+        let builder = if options.depth == 0 { builder } else { builder.depth(options.depth) };
+        let builder = if options.environment == 0 { builder } else { builder.from_env()? };
         // No epochs, until `twinbuf_epochs` or `twinbuf_resume` begins some.
         let epochs = Some(builder.build()?.into_epochs(0..0));
         let none = "loader: wanted twinbuf_epochs or twinbuf_resume before twinbuf_next, found no epochs";
@@ -582,9 +572,7 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
         let mut state = lock(&shared)?;
         let State { epochs, end, failed } = &mut *state;
         let (epochs, end) = (epochs.as_mut().ok_or_else(closed)?, *end);
-        if let Some(failed) = failed {
-            return Err(failed.clone());
-        }
+        failed.clone().map_or(Ok(()), Err)?;
         let mut found = match wait(&shared.cancelled, epochs, Duration::from_millis(wait_ms))? {
             Poll::Pending => return Ok(TWINBUF_PENDING),
             Poll::Ready(None) => return Ok(TWINBUF_END),
@@ -608,11 +596,7 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
 }
 
 /// Waits for the next batch, in pieces: a cancel ends the wait after the present one.
-fn wait(
-    cancelled: &AtomicBool,
-    epochs: &mut Epochs<'static>,
-    most: Duration,
-) -> Result<Poll<Option<Result<Batch, Error>>>, Failure> {
+fn wait(cancelled: &AtomicBool, epochs: &mut Epochs<'static>, most: Duration) -> Result<Next, Failure> {
     const PIECE: Duration = Duration::from_millis(20);
     // The first look does not wait, and needs no clock.
     let (mut left, mut start) = (Duration::ZERO, None);
@@ -685,8 +669,7 @@ fn is_batch(entry: &mut Entry) -> bool {
 
 /// Ends a handle. What it stood for is dropped when the table is no longer locked.
 fn end(id: usize, wanted: &str, is: impl FnOnce(&mut Entry) -> bool) -> Result<i32, Failure> {
-    let entry = handles().with(id, wanted, |entry| entry.take_if(is))?;
-    drop(entry);
+    let _ended = handles().with(id, wanted, |entry| entry.take_if(is))?;
     Ok(TWINBUF_OK)
 }
 
@@ -715,10 +698,7 @@ pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i3
     door(|| {
         let shared = loader_of(loader)?;
         let loader = lock(&shared)?.epochs.take().and_then(Epochs::into_front).ok_or_else(closed)?;
-        match wait_ms {
-            u64::MAX => loader.close()?,
-            _ => loader.close_timeout(Duration::from_millis(wait_ms))?,
-        }
+        loader.close_timeout(Duration::from_millis(wait_ms))?;
         Ok(TWINBUF_OK)
     })
 }

@@ -1,32 +1,24 @@
-//! Handles: numbers of places in one table. A number is never given twice, so a stale handle is found, not followed.
+//! Handles: numbers of entries in one table. A number is never given twice, so a stale handle is found, not followed.
+
+use std::collections::BTreeMap;
 
 use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL, TWINBUF_ERROR_OTHER};
 
-/// The low bits of a handle are its place plus 1, so that no handle is 0. The others count the uses of the place.
-/// With 64 bits: 2 million handles at a time, 2^43 uses of each place.
-const PLACE_BITS: u32 = usize::BITS / 3;
-const PLACES: usize = (1 << PLACE_BITS) - 1;
-
-/// What handles stand for.
-pub(crate) struct Table<E> {
-    /// The places, each with the number of its earlier uses.
-    pub(crate) all: Vec<(usize, Option<E>)>,
-    pub(crate) free: Vec<usize>,
-}
+/// What handles stand for, and the last handle that was given. The newest entries come and go: they are at the end of the
+/// map, where that moves no others.
+pub(crate) struct Table<E>(BTreeMap<usize, Option<E>>, usize);
 
 impl<E> Table<E> {
-    /// Returns a handle for `entry`, or an error if all places are taken.
+    pub(crate) const fn new() -> Self {
+        Self(BTreeMap::new(), 0)
+    }
+
+    /// Returns a handle for `entry`, or an error if all numbers were given.
     pub(crate) fn insert(&mut self, entry: E) -> Result<usize, Failure> {
-        let at = self.free.pop().unwrap_or(self.all.len());
-        if at >= PLACES {
-            let full = format!("wanted at most {PLACES} handles at a time: release batches");
-            return Err(Failure::new(TWINBUF_ERROR_OTHER, full));
-        }
-        if at == self.all.len() {
-            self.all.push((0, None));
-        }
-        self.all[at].1 = Some(entry);
-        Ok((self.all[at].0 << PLACE_BITS) | (at + 1))
+        let full = || Failure::new(TWINBUF_ERROR_OTHER, "wanted another handle, found all numbers given");
+        self.1 = self.1.checked_add(1).ok_or_else(full)?;
+        self.0.insert(self.1, Some(entry));
+        Ok(self.1)
     }
 
     /// Returns what `look` returns for the entry of a handle. `None` becomes an error. If `look` takes the entry out, the
@@ -38,18 +30,13 @@ impl<E> Table<E> {
         look: impl FnOnce(&mut Option<E>) -> Option<T>,
     ) -> Result<T, Failure> {
         let wrong = |code, found| Failure::new(code, format!("wanted the handle of {wanted}, found {found}"));
-        let at = (id & PLACES).checked_sub(1).ok_or_else(|| wrong(TWINBUF_ERROR_NULL, "NULL"))?;
-        let (uses, entry) = match self.all.get_mut(at) {
-            Some((uses, entry @ Some(_))) if id >> PLACE_BITS == *uses => (uses, entry),
-            _ => return Err(wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed")),
+        let Some(entry) = self.0.get_mut(&id) else {
+            let released = wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed");
+            return Err(if id == 0 { wrong(TWINBUF_ERROR_NULL, "NULL") } else { released });
         };
         let found = look(entry).ok_or_else(|| wrong(TWINBUF_ERROR_HANDLE, "that of something else"));
         if entry.is_none() {
-            *uses += 1;
-            // A place whose uses no longer fit into a handle stays empty.
-            if *uses <= usize::MAX >> PLACE_BITS {
-                self.free.push(at);
-            }
+            self.0.remove(&id);
         }
         found
     }
