@@ -443,9 +443,7 @@ impl LoaderBuilder {
     /// calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node.
     ///
     /// The [`Report`](crate::Report) measures the time that the caller waits, not the work of the device. If the
-    /// loop only enqueues work, the report estimates how long both sides waited for the device
-    /// ([`Report::device`](crate::Report::device)). If the loop waits for its work at the end of each step, for
-    /// example by reading the loss, the figures are exact.
+    /// loop waits for its work at the end of each step, for example by reading the loss, that time counts as use.
     ///
     /// [`twinbuf::cuda::context`](crate::cuda::context) creates a context, and returns an error if there is no
     /// driver.

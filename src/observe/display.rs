@@ -100,9 +100,6 @@ impl Report {
             let rate = digits(rate(self.transfer_bytes, self.transfer) / 1e9);
             writeln!(f, "transfer  {:>10} {:>10}    at {rate} GB/s", time(self.transfer), "")?;
         }
-        if !self.device.is_zero() {
-            writeln!(f, "device    {:>10}    of the caller's waiting", time(self.device))?;
-        }
         write!(f, "train     {:>10} {:>10}", time(self.train.busy), time(self.train.waiting))?;
         if self.by_epoch.len() > 1 {
             write!(

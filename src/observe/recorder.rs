@@ -24,6 +24,8 @@ pub(crate) struct Recorder {
     asked: Option<Asked>,
     /// When the caller asked for the first batch of the current iteration.
     since: Option<Instant>,
+    /// The last time that the caller was not in the loop: between two iterations, or in a pause.
+    away: Interval,
     history: History,
     /// Whether the caller is a thread that sends the batches to a device.
     sends: bool,
@@ -54,8 +56,9 @@ impl Recorder {
     ) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let breakdown = breakdown.is_on().then(|| breakdown.clone());
-        let (epoch, asked, since, history) = (None, None, None, History::new(report.settings.depth));
-        Self { report, breakdown, track, wait, epoch, asked, since, history, sends }
+        let (history, now) = (History::new(report.settings.depth), Instant::now());
+        let (epoch, asked, since, away) = (None, None, None, (now, now));
+        Self { report, breakdown, track, wait, epoch, asked, since, away, history, sends }
     }
 
     /// Passes an event of the caller to the report, the breakdown and the trace.
@@ -102,7 +105,9 @@ impl Recorder {
     pub(crate) fn asked(&mut self, ticket: Ticket, now: Instant, copy: Option<Interval>) {
         if self.asked.is_none() {
             let first = self.since.is_none();
-            self.since.get_or_insert(now);
+            if first {
+                (self.since, self.away.1) = (Some(now), now);
+            }
             self.released(now, copy);
             let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
             let span = spans::wait(epoch, ticket.epoch, ticket.step);
@@ -147,6 +152,8 @@ impl Recorder {
         self.report.received(bytes, load.io_calls);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(self.wait, ticket, (asked, now), bytes);
+        let outside = load.end.min(self.away.1).saturating_duration_since(load.start.max(self.away.0));
+        self.report.parts.outside += outside;
         self.report.waits(first, now.saturating_duration_since(asked), self.history.kept(load), load);
         self.history.received(ticket, load, asked, now);
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
@@ -183,7 +190,7 @@ impl Recorder {
             if end > from {
                 let start = start.max(from);
                 self.append(What::Pause, ticket, (start, end), 0);
-                from = end;
+                (self.away, from) = ((start, end), end);
             }
         }
         self.append(What::Use, ticket, (from, now), 0);
@@ -214,6 +221,7 @@ impl Recorder {
         self.track.iter_mut().for_each(Track::flush);
         if let Some(since) = self.since.take() {
             log::pause((since, now));
+            self.away = (now, now);
         }
     }
 }

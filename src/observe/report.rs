@@ -127,10 +127,6 @@ pub struct Report {
     pub transfer: Duration,
     /// The size of these copies in bytes.
     pub transfer_bytes: u64,
-    /// The estimated time that the caller waited for the device, not for a batch. It is nonzero only if the caller
-    /// enqueues work without waiting for it, the loading threads also waited for slots, and the copies do not
-    /// explain the wait. Zero without a device.
-    pub device: Duration,
     /// The caller's times: `busy` from the receipt of a batch (copied, if on a device) to the next request;
     /// `waiting` from the request to the receipt.
     pub train: StageTimes,
@@ -168,6 +164,8 @@ pub(super) struct Parts {
     pub(super) held: Duration,
     /// The time of the loads that the caller did while it waited.
     pub(super) helped: Duration,
+    /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
+    pub(super) outside: Duration,
 }
 
 /// The kind of the items of a pipe or of a loop.
@@ -191,17 +189,9 @@ impl Report {
         Self { kind, settings, ..Self::default() }
     }
 
-    /// Adds the figures that the pipe counts: loads and copies to the device. Estimates how long the caller waited for
-    /// the device.
+    /// Adds the figures that the pipe counts: loads and copies to the device.
     pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        // If the caller waits longer than a load or a copy takes, and the reader waits for slots as well, then both
-        // wait for the device.
-        let before = self.each(self.loads()).max(transfer);
-        let unexplained = self.train.waiting.saturating_sub(before);
-        let behind =
-            self.each(self.read.waiting) >= unexplained / 2 && self.train.waiting > before.mul_f64(1.25);
-        let device = if transfer_bytes > 0 && behind { self.train.waiting } else { Duration::ZERO };
-        Self { loads, transfer, transfer_bytes, device, ..self }
+        Self { loads, transfer, transfer_bytes, ..self }
     }
 
     /// Adds the figures that the readers of files count.
@@ -332,11 +322,11 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts { start_waits, start_loads, held, helped, .. } = &mut self.parts;
-        let parts = [start_waits, start_loads, held, helped];
-        let Self { wall, transform, transfer, device, read, train, reading, .. } = self;
+        let Parts { start_waits, start_loads, held, helped, outside, .. } = &mut self.parts;
+        let parts = [start_waits, start_loads, held, helped, outside];
+        let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
-        let all = [wall, transform, transfer, device, &mut reading.hint_time];
+        let all = [wall, transform, transfer, &mut reading.hint_time];
         all.into_iter().chain(stages).chain(parts)
     }
 
@@ -358,7 +348,8 @@ impl Report {
         }
         let Parts { starts, start_waits, .. } = self.parts;
         let start_loads = sender.parts.start_loads.min(start_waits);
-        let parts = Parts { starts, start_waits, start_loads, ..Parts::default() };
+        let outside = sender.parts.outside;
+        let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
         let Self { epochs, batches, wall, train, first, .. } = self;
         let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
         let loads = all.loads;
@@ -371,12 +362,24 @@ impl Report {
     }
 
     /// Returns the accelerator utilization as defined by `MLPerf` Storage, from 0 to 1: the caller's compute time
-    /// divided by the total time, without the first step. Returns `None` before the second step has ended.
+    /// divided by the total time, without the first step. Returns `None` before the second step has ended, and if the
+    /// caller waits for work that it enqueued on a device: the time of that work is not known.
     #[must_use]
     pub fn au(&self) -> Option<f64> {
         let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);
-        let busy = (self.train.busy + self.device).saturating_sub(self.first.busy);
-        (self.batches > 1 && !total.is_zero()).then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
+        let busy = self.train.busy.saturating_sub(self.first.busy);
+        let known = self.batches > 1 && !total.is_zero() && !self.waits_for_device();
+        known.then(|| (busy.as_secs_f64() / total.as_secs_f64()).min(1.0))
+    }
+
+    /// Whether the caller waits for work on a device: it waits longer than loads or copies take, and the loading threads
+    /// wait for slots meanwhile.
+    pub(super) fn waits_for_device(&self) -> bool {
+        let before = self.each(self.loads()).max(self.transfer);
+        let unexplained = self.train.waiting.saturating_sub(before);
+        self.transfer_bytes > 0
+            && self.each(self.read.waiting) >= unexplained / 2
+            && self.train.waiting > before.mul_f64(1.25)
     }
 }
 

@@ -65,15 +65,17 @@ impl Sums {
         let most = parts.start_waits > train.waiting / 2;
         let [start, start_loads] =
             [parts.start_waits, parts.start_loads].map(|time| if most { time.as_secs_f64() } else { 0.0 });
-        let loads = report.loads().saturating_sub(parts.helped).as_secs_f64();
+        let loads = report.loads().saturating_sub(parts.helped + parts.outside).as_secs_f64();
         let waits = (waits - start).max(0.0);
+        let wall = (used + waits).max(1e-12);
         Self {
             start,
-            wall: (used + waits).max(1e-12),
+            wall,
             used,
             waits,
-            loads: (loads - start_loads).max(0.0) / settings.workers.max(1) as f64,
-            copies: transfer.as_secs_f64(),
+            // Pauses may cover more of the loads and copies than was found.
+            loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
+            copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),
         }
     }
@@ -89,7 +91,7 @@ impl Sums {
             () if loads >= FULL * wall => Cause::Loads,
             () if self.held > waits / 2.0 => Cause::Held,
             () if copies >= wall / 2.0 && copies > loads.max(used) => Cause::Copies,
-            () if !report.device.is_zero() => Cause::Device,
+            () if report.waits_for_device() => Cause::Device,
             // What makes the items ahead is not seen: only its waits are known.
             () if report.kind == Kind::Ahead => Cause::Loads,
             () if copies > loads.max(used) => Cause::Copies,
@@ -131,7 +133,7 @@ impl Report {
     /// | copies to the device take 90 % of the time, or more than loads and use | [`TransferBound`](Verdict::TransferBound) |
     /// | each worker loads for 90 % of the time | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound); `Balanced` if the use takes 90 % too |
     /// | in half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
-    /// | on a device, the loader waited for slots as well | `ComputeBound`: by work that the caller enqueued |
+    /// | on a device, neither loads nor copies take as long as the caller waits, and loads wait for slots | `ComputeBound`: by work that the caller enqueued |
     /// | loads take more time than the use | the largest part of loads |
     /// | none of these | `Balanced`: loads come late now and then |
     ///
@@ -284,14 +286,15 @@ impl Report {
                 sums.part(loads.max(copies))
             ),
             Cause::Held => format!(
-                "{waits} For {} a load could not start, because an earlier \
-                 batch was kept after the loop had asked for the next, and its slot was not free.",
+                "{waits} Loads take {load_part}. For {} a load could not start, because an earlier batch was kept \
+                 after the loop had asked for the next, and its slot was not free.",
                 sums.part(sums.held)
             ),
             Cause::Device => format!(
-                "{waits} Loads wait too, for slots that the device still uses. Copies take {copy_part}, and loads {load_part}.\nWhat the device computes is not measured: the loop \
-                 only enqueues it. To measure it, synchronize the stream at the end of each step, in one run. It then counts \
-                 as use."
+                "{waits} Copies take {copy_part}, and loads {load_part}; loads wait too, for slots that work on the \
+                 device still uses, or batches that are kept.\n\
+                 That work is not measured: the loop only enqueues it. To measure it, synchronize the stream at the end \
+                 of each step, in one run. It then counts as use."
             ),
             Cause::Longer => format!(
                 "{waits} On average a load takes {} and a use {}, but the \
