@@ -12,5 +12,5 @@ mod verdict;
 pub use self::breakdown::Validation;
 pub use self::log::StageTimes;
 pub use self::recorder::LoopRecorder;
-pub use self::report::{EpochTimes, LiveReport, Settings, Verdict};
+pub use self::report::{EpochTimes, Settings, Verdict};
 pub use self::trace::Trace;

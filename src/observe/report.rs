@@ -1,7 +1,7 @@
-//! The report of where the time went, and a handle that reads it while batches are in use.
+//! The report of where the time went.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
@@ -238,11 +238,6 @@ impl Report {
         }
     }
 
-    /// Adds `time` to the caller's wait for a batch that it has not received yet.
-    fn waited(&mut self, time: Duration) {
-        add([&mut self.train.waiting, &mut self.wall], time);
-    }
-
     /// Adds an event of the log to the sums.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
@@ -391,90 +386,6 @@ fn add<const N: usize>(sums: [&mut Duration; N], time: Duration) {
 /// Returns how many bytes, or batches, these are a second. Returns 0 if the time is zero.
 pub(super) fn rate(number: u64, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { number as f64 / time.as_secs_f64() }
-}
-
-/// A handle that reads a loader's report while an iterator borrows the loader.
-/// [`Loader::live_report`](crate::Loader::live_report) returns it.
-#[derive(Clone, Debug)]
-pub struct LiveReport(Arc<Mutex<Live>>);
-
-#[derive(Debug)]
-struct Live {
-    report: Report,
-    /// When the caller began to wait. The report does not include this wait.
-    waits: Option<Instant>,
-    /// When the whole report was last written.
-    last: Option<Instant>,
-}
-
-impl LiveReport {
-    /// Returns a report of where the time went so far. While the caller waits for a batch, it includes all batches
-    /// before that one, and the wait so far; its advice and what it tells of files are up to 100 ms older. While the
-    /// caller uses a batch, it describes the state at most 100 ms before the last received batch; without overlap, also
-    /// while the caller loads one. After an epoch, it describes the end of the epoch.
-    #[must_use]
-    pub fn get(&self) -> Report {
-        let live = self.lock();
-        let mut report = live.report.clone();
-        live.waits.iter().for_each(|since| report.waited(since.elapsed()));
-        report
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Live> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How old the live report may get while batches are received. It is no shorter because a copy of the report takes
-/// microseconds.
-const INTERVAL: Duration = Duration::from_millis(100);
-
-/// Writes the live report, if the caller has a handle to it.
-#[derive(Debug, Default)]
-pub(crate) struct Publisher(Option<LiveReport>);
-
-impl Publisher {
-    /// Returns a handle of the live report. The first call makes `so_far` its content.
-    pub(crate) fn handle(&mut self, so_far: Report) -> LiveReport {
-        let live = || Live { report: so_far, waits: None, last: None };
-        self.0.get_or_insert_with(|| LiveReport(Arc::new(Mutex::new(live())))).clone()
-    }
-
-    fn live(&self) -> Option<MutexGuard<'_, Live>> {
-        self.0.as_ref().map(LiveReport::lock)
-    }
-
-    /// Whether the report is to be published at `now`.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        let last = |last: Instant| now.saturating_duration_since(last) >= INTERVAL;
-        self.live().is_some_and(|live| live.last.is_none_or(last))
-    }
-
-    pub(crate) fn publish(&self, report: Report, now: Instant) {
-        if let Some(mut live) = self.live() {
-            *live = Live { report, waits: None, last: Some(now) };
-        }
-    }
-
-    /// Records that the caller begins to wait, and brings the report up to date. Keeps the figures of the readers of files
-    /// as they were: to collect these too would take longer than many a wait.
-    pub(crate) fn waits(&self, report: impl FnOnce() -> Report) {
-        let Some(mut live) = self.live().filter(|live| live.waits.is_none()) else { return };
-        let Report { reading, choices, .. } = std::mem::take(&mut live.report);
-        live.report = Report { reading, choices, ..report() };
-        live.waits = Some(Instant::now());
-    }
-
-    /// Records that the wait is over.
-    pub(crate) fn waited(&self, now: Instant) {
-        let Some(mut live) = self.live() else { return };
-        let since = live.waits.take();
-        since.iter().for_each(|&since| live.report.waited(now.saturating_duration_since(since)));
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        self.0.is_some()
-    }
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{LoadTimes, Naming, Ticket, What};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
-use crate::observe::report::{Kind, LiveReport, Publisher, Report, Settings};
+use crate::observe::report::{Kind, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
@@ -193,7 +193,6 @@ pub struct Pipe<R: Ring> {
     /// What the caller has received in place of an item.
     stopped: Option<Stopped>,
     last_fill: LoadTimes,
-    publisher: Publisher,
     breakdown: Breakdown,
     locate: Locate,
     add_reads: AddReads,
@@ -332,7 +331,6 @@ impl<R: Ring> Pipe<R> {
             received: 0,
             stopped: None,
             last_fill: LoadTimes::new(Instant::now()),
-            publisher: Publisher::default(),
             breakdown,
             locate,
             add_reads,
@@ -412,13 +410,8 @@ impl<R: Ring> Pipe<R> {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         // Do not lock in a forked process: a worker of the parent may have held the lock during the fork.
         let loads = if self.is_foreign() { 0 } else { shared.loads() };
-        (self.add_reads)(with_copies::<R>(recorder.report(), loads, consumer.as_ref()))
-    }
-
-    /// A handle of the report. The report is kept up to date from now on.
-    pub(crate) fn live_report(&mut self) -> LiveReport {
-        let so_far = self.report();
-        self.publisher.handle(so_far)
+        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
+        (self.add_reads)(recorder.report().with_transfers(loads, time, bytes))
     }
 
     /// When the unit in use was copied to a device. `None` if the copy is not over, or there is none.
@@ -445,9 +438,6 @@ impl<R: Ring> Pipe<R> {
         let Running { recorder, own, .. } = &mut *self.running;
         recorder.ended(now, copy);
         own.iter_mut().for_each(Worker::flush);
-        if self.publisher.is_on() {
-            self.publisher.publish(self.report(), now);
-        }
     }
 
     /// Receives the next unit of the call; errors and the report name it `place`. `None`: the order or the source has no
@@ -501,13 +491,7 @@ impl<R: Ring> Pipe<R> {
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
                             help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
                         });
-                        helped.unwrap_or_else(|| {
-                            // Update the live report before the wait, so that it shows a wait that never ends.
-                            self.publisher.waits(|| {
-                                with_copies::<R>(recorder.report(), shared.loads(), Some(consumer))
-                            });
-                            R::receive(consumer, waiting, held_timeout)
-                        })
+                        helped.unwrap_or_else(|| R::receive(consumer, waiting, held_timeout))
                     }
                     received => received,
                 },
@@ -546,7 +530,6 @@ impl<R: Ring> Pipe<R> {
             true => Instant::now(),
         };
         self.received += 1;
-        self.publisher.waited(now);
         let result = mem::replace(&mut header.result, Ok(Content::End));
         let Ok(Content::Bytes(bytes)) = result else {
             self.stopped = Some(if result.is_ok() { Stopped::Ended } else { Stopped::Failed });
@@ -557,9 +540,6 @@ impl<R: Ring> Pipe<R> {
         };
         header.result = result;
         recorder.received(Ticket { seq: number, ..header.ticket }, bytes, load, now, copied);
-        if self.publisher.is_due(now) {
-            self.publisher.publish(self.report(), now);
-        }
         Ok(Some(item))
     }
 
@@ -668,12 +648,6 @@ impl<R: Ring> Running<R> {
             }
         }
     }
-}
-
-/// Adds what the recorder does not count: `loads`, the units that were started, and the copies to a device.
-fn with_copies<R: Ring>(report: Report, loads: u64, consumer: Option<&R::Consumer>) -> Report {
-    let (time, bytes) = consumer.map_or_else(Default::default, R::copies);
-    report.with_transfers(loads, time, bytes)
 }
 
 /// Fills the slot of the unit that the caller asks for. Returns what a receive call would find if that was not possible.

@@ -104,23 +104,6 @@ macro_rules! calls_of_pipe {
             self.pipe.report()
         }
 
-        /// Returns a handle that reads the report while an iterator borrows this value, also from other threads.
-        ///
-        /// ```
-        /// # fn f(mut loader: twinbuf::Loader) -> Result<(), twinbuf::BoxError> {
-        /// let report = loader.live_report();
-        /// for batch in loader.epochs(0..3) {
-        ///     if batch?.step() % 1000 == 0 {
-        ///         println!("{}", report.get());
-        ///     }
-        /// }
-        /// # Ok(())
-        /// # }
-        /// ```
-        pub fn live_report(&mut self) -> crate::observe::LiveReport {
-            self.pipe.live_report()
-        }
-
         /// Joins the threads and returns a pending error. Waits without a time limit for what is being read or made; see
         /// [`close_timeout`](Self::close_timeout).
         ///

@@ -1,14 +1,13 @@
 //! The counts of a report, epoch by epoch, and its JSON: every figure under its field's name.
 
 use std::sync::mpsc::channel;
-use std::thread;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::common::{Fault, Faulty, Gated, RECORD, files, open, plan};
-use pollster::block_on;
 use serde_json::json;
 use twinbuf::observe::{EpochTimes, Verdict};
-use twinbuf::{Loader, Plan, Records, Report};
+use twinbuf::{Loader, Plan, Records};
 
 #[test]
 fn a_report_as_json() {
@@ -89,66 +88,27 @@ fn epochs_have_rows_that_add_up() {
     assert_eq!((rows.len(), rows[0].epoch), (64, 100), "the last ones only");
 }
 
-#[test]
-fn a_report_is_read_while_an_iterator_has_the_loader() {
-    let (dataset, _) = Faulty::new(40, Fault::None, 0);
-    let mut loader = Loader::builder(dataset, plan(40, 8)).build().unwrap();
-    let live = loader.live_report();
-    assert_eq!(live.get().batches, 0);
-    for (batch, index) in loader.epochs(0..2).zip(0..) {
-        drop(batch.unwrap());
-        let found = live.get().batches;
-        assert!((1..=index + 1).contains(&found), "{found} after {index}");
-    }
-    let (found, report) = (live.get(), loader.report());
-    assert_eq!((found.batches, found.wall, found.by_epoch.len()), (10, report.wall, 2));
-    let other = loader.live_report();
-    let counted = std::thread::spawn(move || other.get().batches);
-    assert_eq!(counted.join().unwrap(), 10);
-    assert_eq!(loader.epoch(2).count(), 5);
-    drop(loader);
-    assert_eq!(live.get().batches, 15, "the last report outlives the loader");
-}
-
 /// A read that hangs shows while it does: all batches before it, and a wait that grows, in whatever way it is waited.
 #[test]
-fn a_live_report_has_the_wait_in_progress() {
-    for asynchronous in [false, true] {
+fn a_report_has_the_wait_in_progress() {
+    for polled in [false, true] {
         let (open, gate) = channel();
         let plan = Plan::builder(8).build().unwrap();
         let mut loader = Loader::builder(Gated(gate), plan).build().unwrap();
-        let live = loader.live_report();
-        (0..5).for_each(|_| open.send(()).unwrap());
-        let looker = thread::spawn(move || {
-            // Hangs if the report stays behind.
-            let until = |found: &dyn Fn(&Report) -> bool| loop {
-                let report = live.get();
-                if found(&report) {
-                    return report;
-                }
-                thread::yield_now();
-            };
-            let hung = until(&|report| report.batches == 5);
-            let later =
-                until(&|report| report.train.waiting > hung.train.waiting + Duration::from_millis(300));
-            assert_eq!(later.batches, 5);
-            drop(open);
-        });
         let mut epoch = loader.epoch(0);
-        let next = || if asynchronous { block_on(epoch.next_async()) } else { epoch.next() };
-        let batches = std::iter::from_fn(next).map(|batch| batch.is_ok());
-        assert!(batches.eq([true, true, true, true, true, false]));
-        looker.join().unwrap();
+        (0..5).for_each(|_| open.send(()).unwrap());
+        (0..5).for_each(|_| drop(epoch.next().unwrap().unwrap()));
+        let mut task = Context::from_waker(Waker::noop());
+        let found = if polled { epoch.poll_next(&mut task) } else { epoch.try_next() };
+        assert!(found.is_pending());
+        let hung = epoch.report();
+        let mut later = epoch.report();
+        while later.train.waiting <= hung.train.waiting {
+            later = epoch.report(); // hangs if the wait is not counted
+        }
+        assert_eq!((hung.batches, later.batches), (5, 5));
+        assert_eq!(later.wall - hung.wall, later.train.waiting - hung.train.waiting);
+        drop(open);
+        assert!(epoch.next().unwrap().is_err());
     }
-}
-
-#[test]
-fn a_live_report_has_what_the_readers_of_files_count() {
-    let (_dir, paths) = files(&[40]);
-    let mut loader = Loader::builder(open(&paths), plan(40, 8)).build().unwrap();
-    let live = loader.live_report();
-    assert_eq!(loader.epoch(0).count(), 5);
-    let (live, report) = (live.get(), loader.report());
-    assert_eq!((live.choices.len(), live.reading.bytes), (1, 40 * RECORD as u64));
-    assert_eq!(live.reading, report.reading);
 }

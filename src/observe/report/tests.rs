@@ -377,20 +377,3 @@ fn accelerator_utilization_leaves_the_first_step_aside() {
     assert_eq!(Report { batches: 1, ..report }.au(), None);
     assert_eq!(Report::default().au(), None);
 }
-
-/// During a wait, the live report has the sums at the beginning of the wait, plus the wait, and of the readers of files
-/// what it had before.
-#[test]
-fn a_wait_that_begins_collects_no_figures_of_readers() {
-    let mut publisher = Publisher::default();
-    let mut read = report(10, 10, 10);
-    read.reading.bytes = 7;
-    let live = publisher.handle(read);
-    publisher.waits(|| Report { batches: 25, ..Report::default() });
-    publisher.waits(|| unreachable!("it goes on"));
-    let found = live.get();
-    assert_eq!((found.batches, found.reading.bytes), (25, 7));
-    publisher.waited(Instant::now());
-    let waited = live.get().train.waiting;
-    assert!(waited >= found.train.waiting && waited == live.get().train.waiting, "it is over");
-}
