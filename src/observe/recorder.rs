@@ -159,11 +159,6 @@ impl Recorder {
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
-    /// Records that the caller takes a batch out of the ring, to use it or to discard it.
-    pub(crate) fn taken(&mut self, ticket: Ticket) {
-        self.track.iter_mut().for_each(|track| track.taken(ticket));
-    }
-
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
         self.report.parts.helped += load.took();
@@ -181,7 +176,6 @@ impl Recorder {
             from = copied.min(now);
             self.append(What::CopyWait, ticket, (received, from), 0);
         }
-        self.track.iter_mut().for_each(|track| track.used(ticket, from));
         let pauses = if self.since.is_some() { log::pauses(received) } else { Vec::new() };
         for (start, end) in pauses {
             if start > from {

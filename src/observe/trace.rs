@@ -5,11 +5,10 @@
 //! loader is dropped; the file is then plain JSON. Each event is one line.
 //!
 //! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because no two
-//! ranks use the same process number or the same arrow id. Times count from when the file was opened: viewers read
+//! ranks use the same process number. Times count from when the file was opened: viewers read
 //! times as `f64`, which cannot hold microseconds since 1970 with three decimals. The event `clock_origin` has the time
 //! when the file was opened.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::log::{Event, Ticket, What};
+use super::log::{Event, What};
 use crate::error::Error;
 use crate::thread::ForkGuard;
 
@@ -46,10 +45,8 @@ impl Trace {
     /// | `read`: a loading thread | `disk_load` (a batch is read from disk into its slot) and `transform`, or `generate` for a generator |
     /// | `upload`: the copies to a device | `gpu_transfer` |
     ///
-    /// The `args` of each event contain the epoch, the step and the bytes. An arrow connects the load of a batch
-    /// with its use. The counter `full host slots` is the number of batches ready for the caller; at 0, the caller
-    /// waits when it asks for a batch. The event `clock_origin` contains the start of the clock in microseconds
-    /// since 1970 (`unix_us`) and the process ID.
+    /// The `args` of each event contain the epoch, the step and the bytes. The event `clock_origin` contains the start
+    /// of the clock in microseconds since 1970 (`unix_us`) and the process ID.
     ///
     /// Recording takes about 0.1 us per event, plus one write per 16 KiB. Each row writes its events with its first
     /// batch, then with a batch if the last write was at least 250 ms earlier, and after each epoch. If the program
@@ -106,7 +103,7 @@ impl Trace {
 {{"name":"process_name","ph":"M","pid":{pid},"tid":{tid},"args":{{"name":"{name} rank {rank} of {world}"}}}},
 {{"name":"process_sort_index","ph":"M","pid":{pid},"tid":{tid},"args":{{"sort_index":{pid}}}}}"#
         ));
-        Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid, full: Mutex::new(0) }))
+        Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid }))
     }
 }
 
@@ -159,10 +156,6 @@ pub(crate) struct LoaderTrace {
     index: u64,
     /// The process number of this loader in the trace. No other rank or loader has it.
     pid: u64,
-    /// The number of host slots that are filled with a batch of a recorded epoch and that the caller has not taken yet.
-    /// A lock and not an atomic: the changes of this number and their times must be in the same order, because a viewer
-    /// shows the latest.
-    full: Mutex<i64>,
 }
 
 /// The file, and the clock that all rows share.
@@ -260,7 +253,7 @@ pub(crate) struct Track {
     trace: Arc<LoaderTrace>,
     /// Whether the batches are rounds of a generator, which have no steps.
     rounds: bool,
-    /// The text between the phase and the time of an event. It is the same for all events of the track.
+    /// The text between the name and the time of an event. It is the same for all events of the track.
     common: String,
     buffer: String,
     /// When events were last written; `None` before the first time.
@@ -271,7 +264,7 @@ impl Track {
     pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str, rounds: bool) -> Self {
         let pid = trace.pid;
         let id = ROWS * trace.index + u64::from(id);
-        let common = format!(r#"","pid":{pid},"tid":{id},"ts":"#);
+        let common = format!(r#"","ph":"X","pid":{pid},"tid":{id},"ts":"#);
         let buffer = String::with_capacity(BUFFER + 1024);
         trace.file.write(&format!(
             r#",
@@ -281,13 +274,20 @@ impl Track {
         Self { trace, rounds, common, buffer, written: None }
     }
 
-    /// Adds an event of the log. A read or a generated round also starts an arrow to the use of its batch.
+    /// Adds an event of the log.
     pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
-        let (Some(origin), Some(name)) = (self.recorded(batch), what.name()) else { return };
-        // A viewer colors events by name, so each epoch has a name of its own.
-        let epoch = (what == What::Epoch).then(|| format!("{name} {}", batch.epoch));
-        let name = epoch.as_deref().unwrap_or(name);
-        self.begin(name, "X", start.saturating_duration_since(origin));
+        let Some(name) = what.name().filter(|_| batch.ordinal < self.trace.epochs) else { return };
+        // The comma comes before the event, so that the file never ends with a comma. An event is written piece by piece:
+        // `core::fmt` takes several times as long.
+        self.buffer.push_str(",\n{\"name\":\"");
+        self.buffer.push_str(name);
+        if what == What::Epoch {
+            // A viewer colors events by name, so each epoch has a name of its own.
+            self.buffer.push(' ');
+            self.number(batch.epoch);
+        }
+        self.buffer.push_str(&self.common);
+        self.micros(start.saturating_duration_since(self.trace.file.start));
         self.buffer.push_str(r#","dur":"#);
         self.micros(end.saturating_duration_since(start));
         self.buffer.push_str(r#","args":{"epoch":"#);
@@ -300,28 +300,9 @@ impl Track {
             self.buffer.push_str(r#","bytes":"#);
             self.number(bytes as u64);
         }
-        self.end("}");
-        if matches!(what, What::Read | What::Generate) {
-            // Start the arrow 1 ns before the end of this event: a viewer then binds it to this event and not to the
-            // next one.
-            let at = end.checked_sub(Duration::from_nanos(1)).map_or(start, |at| at.max(start));
-            self.arrow("s", batch, at.saturating_duration_since(origin));
-            self.full(origin, 1);
-        }
-    }
-
-    /// Counts one full slot fewer, because the caller takes this batch or discards it. To be called before the slot can
-    /// be filled again.
-    pub(crate) fn taken(&mut self, batch: Ticket) {
-        if let Some(origin) = self.recorded(batch) {
-            self.full(origin, -1);
-        }
-    }
-
-    /// Ends the arrow of a batch at `start`, where the use of the batch begins.
-    pub(crate) fn used(&mut self, batch: Ticket, start: Instant) {
-        if let Some(origin) = self.recorded(batch) {
-            self.arrow("f", batch, start.saturating_duration_since(origin));
+        self.buffer.push_str("}}");
+        if self.buffer.len() >= BUFFER {
+            self.flush();
         }
     }
 
@@ -339,62 +320,6 @@ impl Track {
             self.trace.file.write(&self.buffer);
             self.buffer.clear();
             self.written = Some(Instant::now());
-        }
-    }
-
-    /// Returns when the trace's clock started, or `None` if this batch is not recorded.
-    fn recorded(&self, batch: Ticket) -> Option<Instant> {
-        (batch.ordinal < self.trace.epochs).then_some(self.trace.file.start)
-    }
-
-    /// Writes the start or the end of the arrow of a batch. `bp: e` binds it to the event in which `at` lies, and not
-    /// to the next event.
-    fn arrow(&mut self, end: &str, batch: Ticket, at: Duration) {
-        let pid = self.trace.pid;
-        // Hash each batch to one of 2^48 numbers, so that two batches of a process share one only by chance. The hash
-        // includes the number of the call, because a later call may load a discarded batch again.
-        let Ticket { generation, ordinal, step, .. } = batch;
-        let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        let batch = [generation, ordinal, step].into_iter().fold(1, mix);
-        let id = (pid & 0xffff) << 48 | batch >> 16;
-        self.begin("batch", end, at);
-        self.buffer.push_str(r#","cat":"batch","bp":"e","id":"0x"#);
-        // Writing to a `String` does not fail.
-        let _ = write!(self.buffer, "{id:x}");
-        self.end("\"");
-    }
-
-    /// Adds `change` to the number of full slots, and writes the new number.
-    fn full(&mut self, origin: Instant, change: i64) {
-        let (now, full) = {
-            let mut full = self.trace.full.lock().unwrap_or_else(PoisonError::into_inner);
-            *full += change;
-            (Instant::now(), *full)
-        };
-        self.begin("full host slots", "C", now.saturating_duration_since(origin));
-        self.buffer.push_str(r#","args":{"slots":"#);
-        // Never negative: a slot is counted as full before the caller takes it.
-        self.number(full.unsigned_abs());
-        self.end("}");
-    }
-
-    // Events are written piece by piece with `push_str`: `core::fmt` takes several times as long.
-
-    fn begin(&mut self, name: &str, phase: &str, at: Duration) {
-        // The comma comes before the event, so that the file never ends with a comma.
-        self.buffer.push_str(",\n{\"name\":\"");
-        self.buffer.push_str(name);
-        self.buffer.push_str(r#"","ph":""#);
-        self.buffer.push_str(phase);
-        self.buffer.push_str(&self.common);
-        self.micros(at);
-    }
-
-    fn end(&mut self, rest: &str) {
-        self.buffer.push_str(rest);
-        self.buffer.push('}');
-        if self.buffer.len() >= BUFFER {
-            self.flush();
         }
     }
 

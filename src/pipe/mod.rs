@@ -498,7 +498,6 @@ impl<R: Ring> Pipe<R> {
             };
             let Received::Item(mut item) = received else { return (received, there) };
             let ticket = R::header_mut(&mut item).ticket;
-            recorder.taken(ticket);
             if (ticket.generation, ticket.seq) == expected {
                 return (Received::Item(item), there);
             }

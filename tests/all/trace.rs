@@ -135,127 +135,10 @@ fn nanos(micros: &Value) -> u64 {
     nanos
 }
 
-/// The span that an arrow's end is bound to: the innermost one open at its time, as Perfetto's importer finds it
-/// (`json_trace_parser.cc`, `flow_tracker.cc`). Spans that begin at a time come before arrows of that time, the longest
-/// first. A span is open until another one begins at its end or later.
-fn bound<'e>(events: &'e [Value], arrow: &Value) -> &'e Value {
-    let mut spans: Vec<&Value> = events
-        .iter()
-        .filter(|event| event["ph"] == "X" && event["pid"] == arrow["pid"] && event["tid"] == arrow["tid"])
-        .filter(|event| nanos(&event["ts"]) <= nanos(&arrow["ts"]))
-        .collect();
-    spans.sort_by_key(|event| (nanos(&event["ts"]), std::cmp::Reverse(nanos(&event["dur"]))));
-    let mut open: Vec<&Value> = Vec::new();
-    for span in spans {
-        open.retain(|outer| nanos(&outer["ts"]) + nanos(&outer["dur"]) > nanos(&span["ts"]));
-        open.push(span);
-    }
-    open.last().unwrap_or_else(|| panic!("no span around {arrow}"))
-}
-
-#[test]
-fn arrows_lead_from_each_load_to_its_use() {
-    let (dir, paths) = files(&[40]);
-    let path = dir.path().join("trace.json");
-    for overlap in [false, true] {
-        let mut loader = Loader::builder(open(&paths), plan(40, 8))
-            .overlap(overlap)
-            .trace(Trace::new(&path))
-            .build()
-            .unwrap();
-        for epoch in [7, 3] {
-            assert_eq!(loader.epoch(epoch).count(), 5);
-        }
-        loader.close().unwrap();
-        let events = events(&path);
-        let ends = |phase: &str| -> Vec<&Value> {
-            events.iter().filter(|event| event["ph"] == phase && event["name"] == "batch").collect()
-        };
-        let (starts, ends) = (ends("s"), ends("f"));
-        assert_eq!((starts.len(), ends.len()), (10, 10), "overlap {overlap}");
-        for (i, start) in starts.iter().enumerate() {
-            assert!(starts[..i].iter().all(|other| other["id"] != start["id"]), "each its own: {start}");
-            let same: Vec<_> = ends.iter().filter(|end| end["id"] == start["id"]).collect();
-            assert_eq!(same.len(), 1, "{start}");
-            for end in [*start, *same[0]] {
-                assert_eq!((&end["bp"], &end["cat"]), (&json!("e"), &json!("batch")));
-                let id = end["id"].as_str().unwrap().strip_prefix("0x").unwrap();
-                assert!(u64::from_str_radix(id, 16).is_ok(), "a number to Perfetto: {id}");
-            }
-            let (from, to) = (bound(&events, start), bound(&events, same[0]));
-            assert_eq!((&from["name"], &to["name"]), (&json!("disk_load"), &json!("train")));
-            for arg in ["epoch", "step"] {
-                assert_eq!(from["args"][arg], to["args"][arg]);
-            }
-        }
-    }
-}
-
-#[test]
-fn the_counter_tells_how_many_slots_are_full() {
-    let (dir, paths) = files(&[48]);
-    let path = dir.path().join("trace.json");
-    for (overlap, depth, most) in [(false, 2, 1), (true, 2, 2), (true, 3, 3), (true, 4, 4)] {
-        let mut loader = Loader::builder(open(&paths), plan(48, 8))
-            .overlap(overlap)
-            .depth(depth)
-            .trace(Trace::new(&path).epochs(2))
-            .build()
-            .unwrap();
-        assert_eq!(loader.epoch(0).count(), 6);
-        // Left early, once a second batch is being read: that batch is skipped in the next epoch. The epochs after the
-        // recorded ones are not counted.
-        let mut epoch = loader.epoch(1);
-        let batch = epoch.next().unwrap().unwrap();
-        while overlap && epoch.report().loads < 6 + 2 {
-            std::thread::yield_now();
-        }
-        drop((batch, epoch));
-        assert_eq!(loader.epoch(2).count(), 6);
-        assert_eq!(loader.epoch(3).count(), 6);
-        loader.close().unwrap();
-        let mut counts: Vec<(u64, u64)> = named(&events(&path), "full host slots")
-            .into_iter()
-            .map(|event| {
-                assert_eq!(event["ph"], "C");
-                (nanos(&event["ts"]), event["args"]["slots"].as_u64().unwrap())
-            })
-            .collect();
-        counts.sort_unstable();
-        let case = format!("overlap {overlap}, depth {depth}: {counts:?}");
-        let mut last = 0;
-        for &(_, count) in &counts {
-            assert!(count.abs_diff(last) == 1 && count <= most, "one at a time: {case}");
-            last = count;
-        }
-        assert_eq!(last, 0, "all taken: {case}");
-    }
-}
-
-#[test]
-fn a_batch_that_failed_does_not_stay_ready() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = dir.path().join("trace.json");
-    let (dataset, _) = Faulty::new(40, Fault::Error, 20);
-    let in_order = Plan::builder(40).batch(8).build().unwrap();
-    let mut loader = Loader::builder(dataset, in_order).trace(Trace::new(&path)).build().unwrap();
-    let received: Vec<bool> = loader.epoch(0).map(|batch| batch.is_ok()).collect();
-    assert_eq!(received, [true, true, false]);
-    loader.close().unwrap();
-    let events = events(&path);
-    let counts = named(&events, "full host slots");
-    let mut counts: Vec<_> =
-        counts.iter().map(|event| (nanos(&event["ts"]), event["args"]["slots"].as_u64().unwrap())).collect();
-    counts.sort_unstable();
-    assert_eq!(counts.len(), 6, "{counts:?}");
-    assert_eq!(counts.last().unwrap().1, 0, "{counts:?}");
-}
-
 #[test]
 fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
     let (dir, paths) = files(&[64]);
     let before = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let mut ids = Vec::new();
     for rank in 0..3 {
         let path = dir.path().join("trace.json");
         let plan = Plan::builder(64).batch(8).shuffle(Shuffle::Full).rank(rank, 3).build().unwrap();
@@ -280,12 +163,7 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
         let started = u128::from(clock["unix_us"].as_u64().unwrap());
         assert!((before.as_micros()..=after.as_micros()).contains(&started), "{clock}");
         assert_eq!(clock["process"], std::process::id());
-        ids.extend(events.iter().filter(|event| event["ph"] == "s").map(|event| event["id"].to_string()));
     }
-    let arrows = ids.len();
-    ids.sort_unstable();
-    ids.dedup();
-    assert_eq!(ids.len(), arrows, "no two ranks share an arrow");
 }
 
 #[test]
@@ -379,28 +257,6 @@ fn one_file_under_several_names_is_one_file() {
     }
 }
 
-/// A batch that was loaded for a call that was left early is loaded again: its arrow has another number.
-#[test]
-fn no_two_loads_have_one_arrow() {
-    let (dir, paths) = files(&[40]);
-    let path = dir.path().join("trace.json");
-    let builder = Loader::builder(open(&paths), plan(40, 8)).depth(8).trace(Trace::new(&path).epochs(100));
-    let mut loader = builder.build().unwrap();
-    for epoch in 0..20 {
-        // Those of the next epoch are loaded ahead.
-        assert_eq!(loader.epochs(epoch..epoch + 3).take(4).count(), 4);
-    }
-    loader.close().unwrap();
-    let events = events(&path);
-    let begin = |event: &&Value| event["ph"] == "s";
-    let mut ids: Vec<_> = events.iter().filter(begin).map(|event| event["id"].to_string()).collect();
-    let all = ids.len();
-    assert!(all > 80, "{all}: some were discarded");
-    ids.sort();
-    ids.dedup();
-    assert_eq!(ids.len(), all);
-}
-
 #[test]
 fn a_trace_that_cannot_be_made_is_an_error_with_its_path() {
     let (dir, paths) = files(&[8]);
@@ -491,7 +347,7 @@ const LIMITED: &str = "TWINBUF_TEST_TRACE_OF_LIMITED";
 #[cfg(target_os = "linux")]
 fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     if let Some(path) = std::env::var_os(LIMITED) {
-        let limit = libc::rlimit { rlim_cur: 40_001, rlim_max: 40_001 };
+        let limit = libc::rlimit { rlim_cur: 120_001, rlim_max: 120_001 };
         // SAFETY: takes no pointer. Without the signal, exceeding the limit is an error of the write.
         assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
         // SAFETY: the kernel reads `limit`, a live local.
@@ -514,7 +370,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     assert!(named(&events(&path), "disk_load").len() > 1, "what was written before is there");
 }
 
-/// Whatever is traced: the rows nest, each load has an arrow of its own, and the times add up to those of the report.
+/// Whatever is traced: the rows nest, and the times add up to those of the report.
 #[test]
 fn traces_add_up_to_the_reports() {
     let (dir, paths) = files(&[4000]);
@@ -561,12 +417,6 @@ fn traces_add_up_to_the_reports() {
             let read = sum(&events, pid, &["disk_load", "generate"]);
             // Loads of batches that were never received are in the trace alone.
             assert!(read + 1000 >= u64::try_from(report.read.busy.as_nanos()).unwrap(), "{pid}: {read}");
-            let mut ids: Vec<_> =
-                events.iter().filter(|event| event["ph"] == "s" && event["pid"] == pid).collect();
-            let all = ids.len();
-            ids.sort_by_key(|event| event["id"].to_string());
-            ids.dedup_by_key(|event| event["id"].to_string());
-            assert_eq!(ids.len(), all, "{pid}: each load has a number of its own");
         }
         assert_eq!(crate::common::trace::errors(&events), [""; 0], "{workers} workers");
     }

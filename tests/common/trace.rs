@@ -14,13 +14,13 @@ fn nanos(micros: &Value) -> Option<u64> {
 ///
 /// Each row (`pid` and `tid`) has a name, and so has its process. The complete events of a row nest: two of them are one
 /// after the other, or one is inside the other. They are in the file in the order of their ends, the inner before the
-/// outer. Each arrow that ends began, no later than it ends. Counters are never negative.
+/// outer.
 ///
 /// The rules of nesting are those of the Trace Event Format, section "Complete Events", and of `slice_tracker.cc`, which
 /// drops events that overlap.
 pub fn errors(events: &[Value]) -> Vec<String> {
     let mut errors = Vec::new();
-    let (mut rows, mut names, mut arrows) = (BTreeMap::<_, Vec<_>>::new(), BTreeSet::new(), BTreeMap::new());
+    let (mut rows, mut names) = (BTreeMap::<_, Vec<_>>::new(), BTreeSet::new());
     for event in events {
         let (name, phase) = (event["name"].as_str().unwrap_or(""), event["ph"].as_str().unwrap_or(""));
         let (Some(pid), Some(tid)) = (event["pid"].as_u64(), event["tid"].as_u64()) else {
@@ -43,14 +43,6 @@ pub fn errors(events: &[Value]) -> Vec<String> {
                 Some(long) => rows.entry((pid, tid)).or_default().push((start, start + long, event)),
                 None => errors.push(format!("no duration: {event}")),
             },
-            "s" => drop(arrows.insert(event["id"].to_string(), start)),
-            "f" => match arrows.get(&event["id"].to_string()) {
-                Some(began) if *began <= start => {}
-                // The row of its load may be written later.
-                None if events.iter().any(|other| other["ph"] == "s" && other["id"] == event["id"]) => {}
-                _ => errors.push(format!("an arrow from nowhere, or back in time: {event}")),
-            },
-            "C" if event["args"].as_object().is_some_and(|args| args.values().all(Value::is_u64)) => {}
             _ => errors.push(format!("an event of no known kind: {event}")),
         }
     }
