@@ -17,7 +17,7 @@ use crate::error::{At, Error};
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
 use crate::pipe::memory::{Backend, Host, Item, Taken, for_slot};
-use crate::pipe::ring::Ring;
+use crate::pipe::ring::Sides;
 use crate::transform::{RecordType, fits};
 
 /// The bytes of one batch: the records one after another, in the plan's order, after the transforms. In host memory, or

@@ -14,8 +14,8 @@ use twinbuf_cuda::{
 };
 use twinbuf_mmap::Buffer;
 
-use super::memory::{Backend, Memory};
-use super::ring::{BothSides, Header, Received, Ring, Waiting};
+use super::memory::{Backend, Memory, Places};
+use super::ring::{BothSides, Header, Received, Ring, Sides, Waiting};
 use crate::error::Error;
 use crate::observe::log::{Event, Ticket, What};
 use crate::observe::trace::Track;
@@ -96,12 +96,14 @@ impl CopyLog {
 
 impl Backend for Cuda {
     type Ring<U: Send + 'static> = DeviceSlots<U>;
+}
 
+impl Places for Cuda {
     fn device_depth(&self) -> usize {
         self.device_depth
     }
 
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<Self::Ring<U>>, Error> {
+    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<DeviceSlots<U>>, Error> {
         let Memory { slot, depth, lent, trace, options, .. } = memory;
         let overlap = options.overlaps();
         let log = Arc::new(CopyLog(Mutex::new(Copies {
@@ -147,6 +149,9 @@ impl<U: Send + 'static> Ring for DeviceSlots<U> {
     type Unit = U;
     type Slot = ReservedSlot<Header<U>>;
     type Item = Lease<Header<U>>;
+}
+
+impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for DeviceSlots<U> {
     type Producer = HostSide<U>;
     type Reserved = HostSlot<U>;
     type Consumer = DeviceSide<U>;

@@ -14,19 +14,22 @@ use crate::observe::trace::LoaderTrace;
 
 /// The memory that receives batches and groups of tensors: [`Host`], or `Cuda` with the feature `cuda`. A loader can be
 /// built for no other, so no other crate implements this trait.
-pub trait Backend: fmt::Debug + Sized + 'static {
+pub trait Backend: Places + fmt::Debug + 'static {
     /// The ring of slots, filled with units of type `U`.
     type Ring<U: Send + 'static>: Ring<Unit = U, Slot: DerefMut<Target = [u8]>>;
+}
 
+/// Makes the slots of a backend.
+pub trait Places: Sized {
     /// Returns the number of slots on a device.
-    #[doc(hidden)]
     fn device_depth(&self) -> usize {
         0
     }
 
     /// Makes the two sides of a ring.
-    #[doc(hidden)]
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<Self::Ring<U>>, Error>;
+    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<Self::Ring<U>>, Error>
+    where
+        Self: Backend;
 }
 
 /// A filled slot of a backend.
@@ -55,8 +58,10 @@ pub struct Host;
 
 impl Backend for Host {
     type Ring<U: Send + 'static> = Slots<Buffer, U>;
+}
 
-    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<Self::Ring<U>>, Error> {
+impl Places for Host {
+    fn sides<U: Send + 'static>(self, memory: Memory<'_>) -> Result<BothSides<Slots<Buffer, U>>, Error> {
         let Memory { slot, depth, lent, sum, .. } = memory;
         let slots = lent.or_else(|| Buffer::several(&vec![slot; depth]));
         Ok(Slots::ring(slots.ok_or_else(|| too_large(sum))?))

@@ -740,14 +740,16 @@ fn at_place(error: Error, at: At) -> Error {
 mod tests {
     use std::sync::mpsc;
 
+    use super::ring::Sides;
     use super::*;
+    use crate::sync::ReservedSlot;
 
     type Numbered = Slots<u64, u64>;
 
     /// Writes its unit to the slot. With `Other`, first fills and commits the slot that another worker has taken.
     struct Numbers(Option<Other>);
 
-    type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, <Numbered as Ring>::Reserved);
+    type Other = (Arc<Shared<Numbered>>, Worker<Numbered>, ReservedSlot<'static, ring::Slot<u64, u64>>);
 
     impl Source<u64> for Numbers {
         type Unit = u64;

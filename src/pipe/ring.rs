@@ -1,6 +1,6 @@
 //! The ring under a pipe: where units are filled and received.
 //!
-//! A [`Ring`] has two sides. One hands out free slots, in turn, to any number of threads; the other receives what they
+//! A [`Ring`] has two [`Sides`]. One hands out free slots, in turn, to any number of threads; the other receives what they
 //! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device. A
 //! [`Header`] travels with each unit: its name, the result and the times of its fill, and when its slot was released.
 
@@ -114,90 +114,76 @@ pub enum Received<I> {
 ///
 /// [`Slots`] are in host memory, `DeviceSlots` on a CUDA device. A pipe can be built with no others, so no other crate
 /// implements this trait.
-// What is hidden are the two sides of the ring. An implementation hands out each free slot once, and delivers what was
-// committed in the order of `reserve`.
-pub trait Ring: Sized + 'static {
+pub trait Ring: Sides<<Self as Ring>::Unit, <Self as Ring>::Slot, <Self as Ring>::Item> {
     /// What a slot is filled with.
     type Unit: Send + 'static;
     /// The memory that a source fills.
     type Slot: ?Sized;
     /// A filled slot. A drop frees it.
     type Item: 'static;
+}
 
+/// The two sides of a ring of slots `S`, filled with units `U` and received as items `I`. An implementation hands out each
+/// free slot once, and delivers what was committed in the order of `reserve`.
+pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// The side that hands out free slots.
-    #[doc(hidden)]
     type Producer: Send + 'static;
     /// A free slot to be filled, on any thread. A drop without [`commit`](Self::commit) is received as
     /// [`Gone`](Received::Gone).
-    #[doc(hidden)]
     type Reserved: Send + 'static;
     /// The side that receives.
-    #[doc(hidden)]
     type Consumer: Send + 'static;
 
     /// Whether the items are on a device: then the report and the trace call the caller's wait by another name.
-    #[doc(hidden)]
     const ON_DEVICE: bool = false;
 
     /// Waits until the next slot is free: up to `until`, or not at all if there is no time given. Returns whether it is. If
     /// nothing receives any more, or the device failed, it never is; then the receiving side has the error.
-    #[doc(hidden)]
     fn wait_free(producer: &mut Self::Producer, until: Option<Instant>) -> bool;
 
     /// Takes the next slot out of the side that hands them out, if it is free.
-    #[doc(hidden)]
     fn reserve(producer: &mut Self::Producer) -> Option<Self::Reserved>;
 
     /// Returns the memory of the slot, and the header of the unit in it.
-    #[doc(hidden)]
-    fn parts(reserved: &mut Self::Reserved) -> (&mut Self::Slot, &mut Header<Self::Unit>);
+    fn parts(reserved: &mut Self::Reserved) -> (&mut S, &mut Header<U>);
 
     /// Hands the slot over, with `bytes` of it filled.
-    #[doc(hidden)]
     fn commit(reserved: Self::Reserved, bytes: usize);
 
     /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held no longer than
     /// `held_timeout`, and for one that is being filled without a limit.
-    #[doc(hidden)]
     fn receive(
         consumer: &mut Self::Consumer,
         waiting: &mut Waiting<'_, '_>,
         held_timeout: Duration,
-    ) -> Received<Self::Item>;
+    ) -> Received<I>;
 
     /// Returns the header of the unit in an item.
-    #[doc(hidden)]
-    fn header(item: &Self::Item) -> &Header<Self::Unit>;
+    fn header(item: &I) -> &Header<U>;
 
     /// Returns the header of the unit in an item.
-    #[doc(hidden)]
-    fn header_mut(item: &mut Self::Item) -> &mut Header<Self::Unit>;
+    fn header_mut(item: &mut I) -> &mut Header<U>;
 
     /// Returns the number of an item: 0 for the first of the ring.
-    #[doc(hidden)]
-    fn number(item: &Self::Item) -> u64;
+    fn number(item: &I) -> u64;
 
     /// Returns the option that sets how many slots items hold, and their number.
-    #[doc(hidden)]
     fn depth(consumer: &Self::Consumer) -> (&'static str, usize);
 
     /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
-    #[doc(hidden)]
-    #[must_use]
     fn copied(_: &Self::Consumer, _number: u64) -> Option<(Instant, Instant)> {
         None
     }
 
     /// Returns how long the copies to a device have taken so far, and their bytes.
-    #[doc(hidden)]
-    #[must_use]
     fn copies(_: &Self::Consumer) -> (Duration, u64) {
         (Duration::ZERO, 0)
     }
 }
 
 /// The two sides of a ring.
-pub(super) type BothSides<R> = (<R as Ring>::Producer, <R as Ring>::Consumer);
+#[expect(type_alias_bounds, reason = "names types of the ring")]
+pub(super) type BothSides<R: Ring> = (R::Producer, R::Consumer);
 
 /// The event in the log that stands for a wait of the caller.
 pub(super) fn wait_of<R: Ring>() -> What {
@@ -252,6 +238,9 @@ impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
     type Unit = U;
     type Slot = T;
     type Item = Filled<T, U>;
+}
+
+impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T, U> {
     type Producer = Producer<'static, Slot<T, U>>;
     type Reserved = ReservedSlot<'static, Slot<T, U>>;
     type Consumer = Consumer<'static, Slot<T, U>>;

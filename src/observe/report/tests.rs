@@ -139,7 +139,8 @@ fn slots_that_are_kept_decide_if_most_waits_are_for_them() {
         found.parts.held = ms(held);
         found
     };
-    let words = ["Loads take 40 %. For 60 % a load could not start", "Try: drop each batch", "It saves at most 60 %"];
+    let words =
+        ["Loads take 40 %. For 60 % a load could not start", "Try: drop each batch", "It saves at most 60 %"];
     says(&kept(600), Verdict::HeldBound, &words);
     says(&kept(300), Verdict::LoadBound, &[]);
 }
@@ -154,7 +155,10 @@ fn work_that_is_only_enqueued_is_the_computes() {
     ];
     says(&found, Verdict::ComputeBound, &words);
     assert!(!found.advice().contains("Try"), "{found}");
-    assert!(found.au().is_none() && !found.to_string().contains("AU"), "the device's work is not known: {found}");
+    assert!(
+        found.au().is_none() && !found.to_string().contains("AU"),
+        "the device's work is not known: {found}"
+    );
 }
 
 /// A loop that waits has a low utilization beside it, whatever decides.
