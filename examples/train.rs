@@ -137,7 +137,9 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("train: {error}");
+            let first = &*error as &(dyn std::error::Error + 'static);
+            let causes = std::iter::successors(Some(first), |error| error.source());
+            eprintln!("train: {}", causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
             ExitCode::from(2)
         }
     }

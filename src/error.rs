@@ -52,6 +52,18 @@ pub struct Failure {
     pub source: Arc<io::Error>,
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} failed at byte {}", self.path.display(), self.call, self.offset)
+    }
+}
+
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&*self.source)
+    }
+}
+
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(loader) = &self.loader {
@@ -82,13 +94,15 @@ impl fmt::Display for Reading {
 /// An iterator of batches returns at most one error, after every batch that was loaded before the failure, and then
 /// ends.
 ///
-/// `Display` and `Debug` print the same single line, including all underlying errors: `train: epoch 0, step 17: the
-/// batch could not be read: "tokens.bin": truncated while open, byte 1536 is missing: ...`. For this reason
-/// [`source`](std::error::Error::source) returns `None`: error reporters would print the underlying errors twice.
-/// The variants hold the underlying errors.
+/// `Display` prints one line without the underlying errors, because error reporters print each
+/// [`source`](std::error::Error::source) separately: `train: epoch 0, step 17: the batch could not be read`. `Debug`
+/// prints one line with all of them: `train: epoch 0, step 17: the batch could not be read: "tokens.bin": truncated while
+/// open, byte 1536 is missing: ...`. `main` uses `Debug` for a returned error.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An option of the builder has an invalid value.
+    #[error("option `{option}`: wanted {wanted}, found {found}")]
     Option {
         /// The name of the builder's method.
         option: &'static str,
@@ -98,9 +112,11 @@ pub enum Error {
         found: String,
     },
     /// The files could not be opened as [`read_mode`](crate::loader::LoaderBuilder::read_mode) requires.
-    Open(twinbuf_mmap::Error),
+    #[error("the files cannot be read as `read_mode` asks for")]
+    Open(#[source] twinbuf_mmap::Error),
     /// The data set could not read a batch, or a generator's closure returned an error. For file data sets, the
     /// source is a [`mmap::Error`](twinbuf_mmap::Error) with the path and the offset.
+    #[error("{at}: {}", if at.step.is_none() { "the closure failed" } else { "the batch could not be read" })]
     Load {
         /// The batch or round that failed.
         at: At,
@@ -108,6 +124,7 @@ pub enum Error {
         source: BoxError,
     },
     /// [`Dataset::read`](crate::Dataset::read) returned `Ok` with a wrong number of bytes.
+    #[error("{at}: wanted a batch of {wanted} bytes, found {found} bytes read")]
     Length {
         /// The batch that failed.
         at: At,
@@ -117,6 +134,7 @@ pub enum Error {
         found: usize,
     },
     /// The data set, a transform or a generator's closure panicked.
+    #[error("{at}: the {who} panicked: {message}")]
     Panicked {
         /// The batch or round that failed.
         at: At,
@@ -126,6 +144,13 @@ pub enum Error {
         message: String,
     },
     /// A transform does not accept the records of the data set, or it failed on a batch.
+    #[error(
+        "{}",
+        at.as_ref().map_or(
+            "option `transform`: the data set's records cannot be transformed".into(),
+            |at| format!("{at}: the records could not be transformed")
+        )
+    )]
     Transform {
         /// The batch that failed. `None` if the error occurred while the loader was built.
         at: Option<At>,
@@ -134,6 +159,7 @@ pub enum Error {
     },
     /// A hook of a generator ([`before`](crate::generate::GeneratorBuilder::before) or
     /// [`after`](crate::generate::GeneratorBuilder::after)) returned an error.
+    #[error("{at}: the hook failed")]
     Hook {
         /// The round that was passed to the hook.
         at: At,
@@ -141,11 +167,14 @@ pub enum Error {
         source: BoxError,
     },
     /// The device's slots could not be allocated, or the device failed and no call was waiting for a batch.
+    #[error("the device failed")]
     Device(
         /// The error of the crate `twinbuf-cuda`.
+        #[source]
         BoxError,
     ),
     /// The batch could not be copied to the device. The loader cannot continue: build a new one.
+    #[error("{at}: the batch could not be copied to the device")]
     Upload {
         /// The batch that failed.
         at: At,
@@ -153,6 +182,7 @@ pub enum Error {
         source: BoxError,
     },
     /// The requested field does not exist in the batch, or it has another type.
+    #[error("{at}: field {field}: wanted {wanted}, found {found}")]
     Field {
         /// The batch.
         at: At,
@@ -164,6 +194,7 @@ pub enum Error {
         found: String,
     },
     /// The requested tensor does not exist in the group, its name is ambiguous, or it has another type.
+    #[error("{at}: tensor {name:?}: wanted {wanted}, found {found}")]
     Tensor {
         /// The group: pass and step.
         at: At,
@@ -176,6 +207,7 @@ pub enum Error {
     },
     /// The bytes cannot be read as values of the requested type: the size is not a multiple of the type's size, or
     /// the bytes are misaligned.
+    #[error("{at}: wanted a whole number of {wanted}, found {found} bytes")]
     Cast {
         /// The batch.
         at: At,
@@ -185,6 +217,10 @@ pub enum Error {
         found: usize,
     },
     /// The slots need more memory than the limit has left.
+    #[error(
+        "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}{}",
+        if *taken > 0 { format!(", of which {taken} are taken") } else { String::new() }
+    )]
     Memory {
         /// The items that need the memory, as text.
         sum: String,
@@ -196,6 +232,7 @@ pub enum Error {
         taken: u64,
     },
     /// The checkpoint belongs to another plan or another data set.
+    #[error("the checkpoint has another {field}: wanted {wanted}, found {found}")]
     Checkpoint {
         /// The name of the value that differs, for example `seed`.
         field: &'static str,
@@ -205,6 +242,7 @@ pub enum Error {
         found: String,
     },
     /// A checkpoint file could not be written, read or parsed.
+    #[error("{}: the checkpoint could not be saved or loaded", path.display())]
     CheckpointFile {
         /// The checkpoint file.
         path: PathBuf,
@@ -212,14 +250,22 @@ pub enum Error {
         source: BoxError,
     },
     /// [`Dataset::fingerprint`](crate::Dataset::fingerprint) returned an error.
-    Fingerprint(BoxError),
+    #[error("the data set's fingerprint could not be computed")]
+    Fingerprint(#[source] BoxError),
     /// The loader was built before a `fork` and used in the child process. The loading thread exists only in the
     /// parent process.
+    #[error(
+        "{at}: the loading thread stayed in the process that this one was forked from: build after the fork"
+    )]
     Forked {
         /// The next batch.
         at: At,
     },
     /// The next slot still holds an earlier batch that the caller did not drop within the timeout.
+    #[error(
+        "{at}: wanted the next of {slots} slots, found it held by what the caller received earlier: drop that{}",
+        raise(at, option)
+    )]
     SlotHeld {
         /// The batch that could not be loaded.
         at: At,
@@ -231,6 +277,11 @@ pub enum Error {
     /// A read did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). The loader
     /// detached the reading thread. The thread ends when the read returns; until then it keeps the memory that it
     /// writes to.
+    #[error(
+        "{} within {:.3} s",
+        reading.as_ref().map_or("wanted the end of a load".into(), |reading| format!("{reading}: wanted an end")),
+        waited.as_secs_f64()
+    )]
     Timeout {
         /// The timeout.
         waited: Duration,
@@ -239,12 +290,14 @@ pub enum Error {
     },
     /// The loading thread ended unexpectedly. The thread catches panics of data sets, transforms and closures. This
     /// error therefore means a bug in this crate, or a panic in a waker or in a `tracing` subscriber.
+    #[error("{at}: the loading thread is gone")]
     ThreadGone {
         /// The next batch.
         at: At,
     },
     /// An environment variable has an invalid value; see
     /// [`LoaderBuilder::from_env`](crate::loader::LoaderBuilder::from_env).
+    #[error("environment: {name}: wanted {wanted}, found {found:?}")]
     Switch {
         /// The name of the variable.
         name: String,
@@ -254,15 +307,19 @@ pub enum Error {
         found: OsString,
     },
     /// An environment variable starts with `TWINBUF_`, but no option has this variable.
+    #[error("environment: there is no switch {name}")]
     UnknownSwitch {
         /// The name of the variable.
         name: String,
     },
     /// The system could not start a loading thread.
-    Spawn(io::Error),
+    #[error("the loading thread could not be started")]
+    Spawn(#[source] io::Error),
     /// A [`Writer`](crate::write::Writer) could not write. Nothing more is written, and the name is as it was.
+    #[error(transparent)]
     Write(Failure),
     /// The trace could not be written. Delivered batches remain valid.
+    #[error("{}: the trace could not be written", path.display())]
     Trace {
         /// The trace file.
         path: PathBuf,
@@ -271,100 +328,17 @@ pub enum Error {
     },
 }
 
-impl Error {
-    /// Writes the message of this error, without the underlying errors.
-    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Option { option, wanted, found } => {
-                write!(f, "option `{option}`: wanted {wanted}, found {found}")
-            }
-            Self::Load { at, .. } if at.step.is_none() => write!(f, "{at}: the closure failed"),
-            Self::Load { at, .. } => write!(f, "{at}: the batch could not be read"),
-            Self::Length { at, wanted, found } => {
-                write!(f, "{at}: wanted a batch of {wanted} bytes, found {found} bytes read")
-            }
-            Self::Panicked { at, who, message } => write!(f, "{at}: the {who} panicked: {message}"),
-            Self::Transform { at: Some(at), .. } => write!(f, "{at}: the records could not be transformed"),
-            Self::Transform { at: None, .. } => {
-                f.write_str("option `transform`: the data set's records cannot be transformed")
-            }
-            Self::Hook { at, .. } => write!(f, "{at}: the hook failed"),
-            Self::Device(_) => f.write_str("the device failed"),
-            Self::Upload { at, .. } => write!(f, "{at}: the batch could not be copied to the device"),
-            Self::Field { at, field, wanted, found } => {
-                write!(f, "{at}: field {field}: wanted {wanted}, found {found}")
-            }
-            Self::Tensor { at, name, wanted, found } => {
-                write!(f, "{at}: tensor {name:?}: wanted {wanted}, found {found}")
-            }
-            Self::Cast { at, wanted, found } => {
-                write!(f, "{at}: wanted a whole number of {wanted}, found {found} bytes")
-            }
-            Self::Memory { sum, wanted, limit, taken } => {
-                write!(f, "option `memory_limit`: wanted at least {wanted} bytes ({sum}), found {limit}")?;
-                match taken {
-                    0 => Ok(()),
-                    _ => write!(f, ", of which {taken} are taken"),
-                }
-            }
-            Self::Checkpoint { field, wanted, found } => {
-                write!(f, "the checkpoint has another {field}: wanted {wanted}, found {found}")
-            }
-            Self::CheckpointFile { path, .. } => {
-                write!(f, "{}: the checkpoint could not be saved or loaded", path.display())
-            }
-            Self::Open(_) => f.write_str("the files cannot be read as `read_mode` asks for"),
-            Self::Fingerprint(_) => f.write_str("the data set's fingerprint could not be computed"),
-            Self::Forked { at } => write!(
-                f,
-                "{at}: the loading thread stayed in the process that this one was forked from: build after the fork"
-            ),
-            Self::SlotHeld { at, option, slots } => {
-                write!(
-                    f,
-                    "{at}: wanted the next of {slots} slots, found it held by what the caller received earlier: \
-                     drop that"
-                )?;
-                match at.step {
-                    Some(_) => write!(f, ", or raise `{option}`"),
-                    // Only a generator's errors have no step, and it has no option for the number of slots.
-                    None => Ok(()),
-                }
-            }
-            Self::Timeout { waited, reading: Some(reading) } => {
-                write!(f, "{reading}: wanted an end within {:.3} s", waited.as_secs_f64())
-            }
-            Self::Timeout { waited, reading: None } => {
-                write!(f, "wanted the end of a load within {:.3} s", waited.as_secs_f64())
-            }
-            Self::ThreadGone { at } => write!(f, "{at}: the loading thread is gone"),
-            Self::Switch { name, wanted, found } => {
-                write!(f, "environment: {name}: wanted {wanted}, found {found:?}")
-            }
-            Self::UnknownSwitch { name } => write!(f, "environment: there is no switch {name}"),
-            Self::Spawn(_) => f.write_str("the loading thread could not be started"),
-            Self::Write(e) => write!(f, "{}: {} failed at byte {}", e.path.display(), e.call, e.offset),
-            Self::Trace { path, .. } => write!(f, "{}: the trace could not be written", path.display()),
-        }
-    }
+/// The end of an error about a slot that is held.
+fn raise(at: &At, option: &str) -> String {
+    // Only a generator's errors have no step, and it has no option for the number of slots.
+    if at.step.is_some() { format!(", or raise `{option}`") } else { String::new() }
 }
 
-impl fmt::Display for Error {
+/// Prints the message and those of all underlying errors. `main` prints a returned error with it.
+impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.line(f)?;
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = match self {
-            Self::Load { source, .. }
-            | Self::Upload { source, .. }
-            | Self::Transform { source, .. }
-            | Self::Hook { source, .. }
-            | Self::CheckpointFile { source, .. }
-            | Self::Fingerprint(source)
-            | Self::Device(source) => Some(&**source),
-            Self::Open(source) => Some(source),
-            Self::Spawn(source) | Self::Trace { source, .. } => Some(source),
-            Self::Write(failure) => Some(&*failure.source),
-            _ => None,
-        };
+        write!(f, "{self}")?;
+        let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             write!(f, ": {error}")?;
             cause = error.source();
@@ -372,12 +346,3 @@ impl fmt::Display for Error {
         Ok(())
     }
 }
-
-/// Prints the same message as `Display`. `main` uses it for a returned error.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl std::error::Error for Error {}

@@ -500,7 +500,7 @@ mod unix {
         assert!(forked(|| {
             let mut out = out.take().unwrap();
             let error = (0..100).find_map(|_| out.write_all(&[2; 1000]).err()).unwrap();
-            error.to_string().contains("another process") && out.finish().is_err()
+            format!("{error:?}").contains("another process") && out.finish().is_err()
         }));
         assert!(forked(|| out.take().unwrap().finish().is_err()));
         assert!(forked(|| {

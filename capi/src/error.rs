@@ -130,7 +130,7 @@ impl From<Error> for Failure {
         };
         let at = if let Error::Timeout { reading: Some(it), .. } = &error { it.file.as_ref() } else { None };
         let at = at.map(|(path, offset)| (path.as_path(), Some(*offset)));
-        Self::new(code, error.to_string()).at(source.and_then(mmap::Error::place).or(at))
+        Self::new(code, format!("{error:?}")).at(source.and_then(mmap::Error::place).or(at))
     }
 }
 

@@ -122,7 +122,7 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
 /// An error of a loader or generator. An exception raised by Python code is returned as it was, with a note that names
 /// the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
-    let whole = in_python(&error.to_string());
+    let whole = in_python(&chain(&error));
     match error {
         Error::Load { at, source } => load(py, whole, at, source),
         Error::Hook { at, source } => load(py, whole, at, source),

@@ -385,7 +385,7 @@ fn run_with(case: Case, bad: &Arc<Bad>, heard: &Heard) -> Result<(), String> {
             }
         });
         if let Some(Err(error)) = closed {
-            heard.lock().unwrap().push(error.to_string());
+            heard.lock().unwrap().push(format!("{error:?}"));
             caught(heard, "a drop of an error", || drop(error));
         }
         caught(heard, "a drop of a waker", || drop(waker));
@@ -443,7 +443,7 @@ fn call(
             }
             Some(Some(Err(error))) => {
                 failed += u64::from(!matches!(error, Error::SlotHeld { .. }));
-                heard.lock().unwrap().push(error.to_string());
+                heard.lock().unwrap().push(format!("{error:?}"));
                 caught(heard, "a drop of an error", || drop(error));
                 if !case.resumes {
                     break;
@@ -586,7 +586,7 @@ fn asked(
             };
             drop(items);
             done.send(
-                found.map(|found| found.map_or_else(|error| error.to_string(), |item| item.to_string())),
+                found.map(|found| found.map_or_else(|error| format!("{error:?}"), |item| item.to_string())),
             )
             .unwrap();
         }

@@ -29,7 +29,7 @@ fn saver() {
                     let saved = checkpoint.save(&path);
                     let told = match &saved {
                         Ok(()) => std::io::stderr().write_all(b"."),
-                        Err(error) => std::io::stderr().write_all(format!("!{error:#}!").as_bytes()),
+                        Err(error) => std::io::stderr().write_all(format!("!{error:?}!").as_bytes()),
                     };
                     if saved.is_err() || told.is_err() {
                         return;
@@ -68,7 +68,7 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
         for mut child in children {
             child.wait().unwrap();
         }
-        let found = Checkpoint::load_or_start(&path).unwrap_or_else(|error| panic!("kill {kill}: {error:#}"));
+        let found = Checkpoint::load_or_start(&path).unwrap_or_else(|error| panic!("kill {kill}: {error:?}"));
         assert_eq!(found, expected, "kill {kill}");
     }
     expected.save(&path).unwrap();
@@ -83,11 +83,11 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     let path = folder.path().join("checkpoint.json");
     // A file cannot replace a folder of that name.
     std::fs::create_dir(&path).unwrap();
-    let error = format!("{:#}", checkpoint().save(&path).unwrap_err());
+    let error = format!("{:?}", checkpoint().save(&path).unwrap_err());
     assert!(error.contains("checkpoint.json"), "{error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     let error = checkpoint().save(folder.path().join("nowhere/checkpoint.json")).unwrap_err();
-    assert!(format!("{error:#}").contains("No such file"), "{error:#}");
+    assert!(format!("{error:?}").contains("No such file"), "{error:?}");
     assert!(checkpoint().save("..").is_err());
     // Files in the same folder that are not this file's temporary files stay.
     let others = ["checkpoint.json.tmp", ".other.json.1.twinbuf-tmp", ".checkpoint.json.swp"]

@@ -1,11 +1,13 @@
 //! An error while reading arrives once, in order, with its place. Then the epoch is over.
 
 use std::fs::OpenOptions;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::common::{Fault, Faulty, RECORD, at, batches, files, open};
-use twinbuf::{Error, Loader, Plan};
+use crate::common::{Fault, Faulty, RECORD, at, batches, files, open, plan};
+use twinbuf::write::Writer;
+use twinbuf::{Checkpoint, Error, Loader, Plan};
 
 const STEPS: u64 = 8;
 const BATCH: u64 = 4;
@@ -118,13 +120,36 @@ fn an_error_is_one_sentence_however_it_is_printed() {
          1024 bytes, found 512: do not write to data files in use",
         paths[0]
     );
-    assert_eq!(error.to_string(), wanted);
-    assert_eq!(format!("{error:#}"), wanted);
-    assert!(std::error::Error::source(&error).is_none(), "a reporter would print the rest twice");
+    // A reporter prints each cause, once.
+    let mut lines = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        lines += &format!(": {error}");
+        cause = error.source();
+    }
+    assert_eq!(lines, wanted);
+    assert_eq!(error.to_string(), "train: epoch 0, step 1: the batch could not be read");
     // The output of `main`.
     let boxed: twinbuf::BoxError = error.into();
     assert_eq!(format!("{boxed:?}"), wanted);
     let missing = paths[0].with_file_name("missing.bin");
     let error = twinbuf::Records::open([&missing], 8).unwrap_err();
     assert_eq!(format!("{error:?}"), format!("NotFound: {missing:?}: no such file"));
+}
+
+#[test]
+fn the_systems_error_is_among_the_causes() {
+    let (dir, paths) = files(&[8]);
+    let missing = dir.path().join("no such folder").join("x");
+    let errors = [
+        Checkpoint::start().save(&missing).unwrap_err(),
+        Loader::builder(open(&paths), plan(8, 2)).trace(&missing).build().unwrap_err(),
+        Writer::raw(&missing, 8).build().unwrap_err(),
+    ];
+    for error in errors {
+        let first = &error as &(dyn std::error::Error + 'static);
+        let causes = std::iter::successors(Some(first), |cause| cause.source());
+        let found = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+        assert!(found.eq([io::ErrorKind::NotFound]), "{error:?}");
+    }
 }

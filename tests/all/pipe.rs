@@ -405,7 +405,7 @@ fn drive(
         }
     });
     let found =
-        pipe.items(0..6).map(|item| item.map(|slot| *slot).map_err(|error| error.to_string())).collect();
+        pipe.items(0..6).map(|item| item.map(|slot| *slot).map_err(|error| format!("{error:?}"))).collect();
     pipe.close().unwrap();
     let _ = driver.join();
     found

@@ -326,7 +326,7 @@ fn slots_hold_so_many_bytes() {
     // A transform that claims to have written past its room, and one that makes records of another size than it said.
     let mut loader =
         Loader::builder(data.clone(), plan).transform(map(10, |_, _, _| Ok(11))).build().unwrap();
-    let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
+    let error = format!("{:?}", loader.epoch(0).next().unwrap().unwrap_err());
     assert!(error.contains("wanted a record of 10 bytes, found 11"), "{error}");
 }
 

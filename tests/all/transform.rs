@@ -122,7 +122,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
                             at * 4 + 2
                         )
                     };
-                    assert_eq!(format!("{error:#}"), wanted);
+                    assert_eq!(format!("{error:?}"), wanted);
                 }
                 loader.close().unwrap();
             }
@@ -137,7 +137,7 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
         let data = Faulty::new(8, Fault::None, 0).0;
         let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
-        format!("{error:#}")
+        format!("{error:?}")
     }
     let nothing = refuse(per_record(0, |_, _, _| Ok(())));
     assert_eq!(
@@ -280,7 +280,7 @@ fn records_of_another_type_are_refused() {
     fn built(data: Records, transform: impl RecordTransform + 'static) -> Result<(), String> {
         let plan = Plan::builder(data.len()).build().unwrap();
         let loader = Loader::builder(data, plan).transform(transform).build();
-        loader.map(drop).map_err(|error| format!("{error:#}"))
+        loader.map(drop).map_err(|error| format!("{error:?}"))
     }
     let cannot = "option `transform`: the data set's records cannot be transformed: wanted";
     assert_eq!(

@@ -209,7 +209,7 @@ fn large_batches_arrive_whole_and_a_failure_in_its_place() {
         let found: Vec<_> = loader.epoch(0).map(|batch| batch.map(|batch| bytes(&batch, &stream))).collect();
         for (step, batch) in (0..).zip(&found) {
             if fails_at.is_some_and(|record| record / LARGE_BATCH == step) {
-                let error = batch.as_ref().unwrap_err().to_string();
+                let error = format!("{:?}", batch.as_ref().unwrap_err());
                 assert_eq!(error, "epoch 0, step 1: the batch could not be read: no record 33");
                 continue;
             }

@@ -80,7 +80,7 @@ fn the_first_error_is_told_by_close() {
     }
     drop(epoch);
     let error = loader.close().unwrap_err();
-    assert!(format!("{error:#}").ends_with("step 0: the batch could not be read: record 0"), "{error:#}");
+    assert!(format!("{error:?}").ends_with("step 0: the batch could not be read: record 0"), "{error:?}");
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn a_thread_does_not_wait_for_what_was_put_off() {
     let mut loader = put_off(&paths, true).build().unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
     assert!(matches!(&error, Error::Load { at, .. } if at.step == Some(0)), "{error:?}");
-    assert!(error.to_string().contains("block"), "{error}");
+    assert!(format!("{error:?}").contains("block"), "{error:?}");
 }
 
 #[test]

@@ -57,8 +57,9 @@ impl std::error::Error for Error {
         match self {
             Self::Make { source, .. } => Some(&***source),
             Self::Plan(source) => Some(source),
-            // The loader's error is one line; this error uses the same line.
-            Self::Loader(_) | Self::Slice { .. } => None,
+            // `fmt` has printed this error already, so its cause comes next.
+            Self::Loader(error) => error.source(),
+            Self::Slice { .. } => None,
         }
     }
 }

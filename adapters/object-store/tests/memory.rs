@@ -138,7 +138,7 @@ fn changes_are_errors() -> Result<(), BoxError> {
         }
         let error = epochs.find_map(Result::err).ok_or("no error")?;
         assert!(epochs.next().is_none());
-        let text = error.to_string();
+        let text = format!("{error:?}");
         let start = "epoch 0, step 13: the batch could not be read: memory:///train/2.bin, bytes 16..516: ";
         let reason = text.strip_prefix(start).ok_or_else(|| text.clone())?;
         let wanted = if len == 0 { "removed while open" } else { "changed while open: wanted" };
