@@ -53,10 +53,8 @@ const FIRST: u64 = 10;
 /// ```
 #[derive(Clone, Default)]
 pub struct Breakdown {
-    /// The state that all handles share. `None` if nothing is logged.
+    /// The state that all handles share. `None` if nothing is measured.
     on: Option<Arc<Mutex<Inner>>>,
-    /// Whether phases are measured. If not, only the progress of validations is logged.
-    measures: bool,
 }
 
 /// The function that receives the log lines. It is called while `Inner` is not locked, so it may use the breakdown.
@@ -65,10 +63,8 @@ type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 struct Inner {
     /// The start of each line: the names of the loaders.
     name: String,
-    /// Every step whose number is a multiple of this is logged. 0: only the first steps are.
+    /// Every step whose number is a multiple of this is logged. 0: only the first steps are, and no batch of a validation.
     every: u64,
-    /// The same for the batches of a validation. 0: none is logged.
-    validation_every: u64,
     sink: Sink,
     training: Table,
     validation: Table,
@@ -98,28 +94,14 @@ impl Breakdown {
     /// Creates a breakdown that measures nothing.
     #[must_use]
     pub const fn off() -> Self {
-        Self { on: None, measures: false }
+        Self { on: None }
     }
 
     /// Creates a breakdown that logs the first 10 steps and every `steps`-th step, counted from 0. If `steps` is 0,
     /// it logs only the first 10 steps. Log lines go to standard error by default; see [`sink`](Breakdown::sink).
     #[must_use]
     pub fn every(steps: u64) -> Self {
-        Self { on: Some(Arc::new(Mutex::new(Inner::new(steps)))), measures: true }
-    }
-
-    /// Sets how often validation batches are logged: every `batches`-th batch, or none if `batches` is 0. Default:
-    /// the value of [`every`](Breakdown::every).
-    ///
-    /// A breakdown that is [`off`](Breakdown::off) then logs the progress of validations and nothing else. It still
-    /// measures nothing, and loaders overlap.
-    #[must_use]
-    pub fn validation_every(mut self, batches: u64) -> Self {
-        self.on.get_or_insert_with(|| Arc::new(Mutex::new(Inner::new(0))));
-        if let Some(mut inner) = self.lock() {
-            inner.validation_every = batches;
-        }
-        self
+        Self { on: Some(Arc::new(Mutex::new(Inner::new(steps)))) }
     }
 
     /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
@@ -142,7 +124,7 @@ impl Breakdown {
     /// Returns `true` if the breakdown measures phases.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        self.measures
+        self.on.is_some()
     }
 
     /// Runs `work` and adds its time to the phase `name` of the current step. Returns the result of `work`.
@@ -160,7 +142,7 @@ impl Breakdown {
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        if !self.measures {
+        if !self.is_on() {
             return work();
         }
         let start = self.start();
@@ -191,7 +173,7 @@ impl Breakdown {
     /// now. The whole `time` counts: exclude the time of any validation from it.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
-        let Some(mut inner) = self.lock().filter(|_| self.measures) else { return };
+        let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
         inner.table().count(name, now.checked_sub(time).unwrap_or(now), time);
     }
@@ -218,9 +200,8 @@ impl Breakdown {
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let now = Instant::now();
-        let Inner { every, validation_every, .. } = *inner;
+        let Inner { every, .. } = *inner;
         let line = match &mut inner.validating {
-            None if !self.measures => None,
             None => {
                 let step = inner.training.total.count;
                 let logged = step < FIRST || step.checked_rem(every) == Some(0);
@@ -231,14 +212,11 @@ impl Breakdown {
             Some(validating) => {
                 validating.done += 1;
                 let Validating { batches, done, started } = *validating;
-                let logged = done.checked_rem(validation_every) == Some(0);
+                let logged = done.checked_rem(every) == Some(0);
                 let mut line = logged.then(|| {
-                    format!("validation {done}/{batches}, {:.3} s so far", (now - started).as_secs_f64())
+                    format!("validation {done}/{batches}, {:.3} s so far:", (now - started).as_secs_f64())
                 });
-                if self.measures {
-                    line.iter_mut().for_each(|line| line.push(':'));
-                    inner.validation.end_step(now, line.as_mut());
-                }
+                inner.validation.end_step(now, line.as_mut());
                 line
             }
         };
@@ -251,8 +229,8 @@ impl Breakdown {
     /// Starts a validation. Until the returned guard is dropped, phases belong to the validation, and each step counts as
     /// one of its batches. `batches` is the expected number of batches; the log shows progress against it.
     ///
-    /// The breakdown logs progress after every `n` batches, where [`validation_every`](Self::validation_every) sets `n`,
-    /// and the total time at the end. If a validation runs inside a training step or phase, its time does not count for the
+    /// The breakdown logs progress after every `n` batches, where [`every`](Self::every) sets `n`, and the total time at the
+    /// end. If a validation runs inside a training step or phase, its time does not count for the
     /// step or phase. A validation inside another validation is part of the outer one.
     ///
     /// If the thread is using a batch of a loader at this time, the [`Report`](crate::Report) of that loader
@@ -322,7 +300,6 @@ impl Inner {
         Self {
             name: String::new(),
             every: steps,
-            validation_every: steps,
             // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
             sink: Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")))),
             training: Table::default(),
@@ -345,7 +322,7 @@ impl Inner {
 /// median of its last 1024 times, and its share of the total time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(inner) = self.lock().filter(|_| self.measures) else { return f.write_str("breakdown: off") };
+        let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
         let mut text = inner.name.clone() + &inner.training.summary("training", "steps");
         if inner.validation.total.count > 0 {
             text = text + "\n" + &inner.validation.summary("validation", "batches");
@@ -372,7 +349,7 @@ impl Drop for Validation<'_> {
 }
 
 debug!([] Breakdown[], |breakdown|
-    steps: breakdown.lock().filter(|_| breakdown.measures).map(|inner| inner.training.total.count));
+    steps: breakdown.lock().map(|inner| inner.training.total.count));
 
 /// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;

@@ -109,9 +109,8 @@ fn what_lies_between_two_steps_is_in_neither() {
 }
 
 #[test]
-fn a_validation_has_a_rhythm_of_its_own() {
-    let (breakdown, lines) = logged(100);
-    let breakdown = breakdown.validation_every(3);
+fn a_validation_is_logged_as_often_as_the_training() {
+    let (breakdown, lines) = logged(3);
     let _validation = breakdown.validation(7);
     for _ in 0..7 {
         breakdown.phase("forward", || ());
@@ -304,28 +303,6 @@ fn off_it_only_runs_the_work() {
         drop(breakdown.validation(3));
         assert_eq!(breakdown.to_string(), "breakdown: off");
     }
-}
-
-/// The progress of a validation is told also where phases are not measured, so that loaders overlap.
-#[test]
-fn a_breakdown_that_is_off_tells_the_progress_of_validations_alone() {
-    let lines = Arc::new(Mutex::new(Vec::new()));
-    let log = lines.clone();
-    let off =
-        Breakdown::off().validation_every(2).sink(move |line| log.lock().unwrap().push(line.to_string()));
-    assert!(!off.is_on());
-    off.phase("forward", || ());
-    off.end_step();
-    {
-        let _validation = off.validation(5);
-        (0..5).for_each(|_| off.end_step());
-    }
-    let lines = lines.lock().unwrap();
-    let starts = ["validation 2/5, ", "validation 4/5, ", "validation: 5 batches in "];
-    assert_eq!(lines.len(), starts.len(), "{lines:?}");
-    assert!(lines.iter().zip(starts).all(|(line, start)| line.starts_with(start)), "{lines:?}");
-    assert!(lines[0].ends_with(" s so far"), "{lines:?}");
-    assert_eq!(off.to_string(), "breakdown: off");
 }
 
 #[test]
