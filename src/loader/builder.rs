@@ -12,7 +12,7 @@ use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 use super::batch::{ALIGN, Layout, Records};
 use super::epochs::{Loader, Schedule};
 use super::reader::{Driven, FieldReader, Reader, Transforming};
-use super::sizes::{Depths, Part, Sizes};
+use super::sizes::{Depths, Sizes};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
@@ -328,23 +328,21 @@ impl<B: Backend> LoaderBuilder<B> {
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> =
             (0..workers + helpers).map(|_| Reader { fields: Vec::new() }).collect();
-        let stages = sizes.parts.iter().flat_map(|part| &part.stages);
-        let scratch: Vec<_> = stages.flat_map(|stage| iter::repeat_n(stage.scratch, readers.len())).collect();
+        let scratch = sizes.shapes.iter().flat_map(|shape| shape.scratch());
+        let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();
         for (index, dataset) in datasets.into_iter().enumerate() {
-            let record_bytes = dataset.record_bytes();
-            let &Part { records: part, ref stages, ragged } = &sizes.parts[index];
             let datasets = copies(dataset, readers.len(), "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
-                let (files, transforms) = (files[index].clone(), Vec::with_capacity(stages.len()));
-                reader.fields.push(FieldReader { dataset, files, record_bytes, ragged, part, transforms });
+                let (files, shape) = (files[index].clone(), sizes.shapes[index].clone());
+                reader.fields.push(FieldReader { dataset, files, shape, transforms: Vec::new() });
             }
-            for (transform, &stage) in transforms.remove(&index).into_iter().flatten().zip(stages) {
+            for transform in transforms.remove(&index).into_iter().flatten() {
                 let transforms =
                     copies(transform, readers.len(), "the transform", RecordTransform::try_clone)?;
                 for (reader, transform) in readers.iter_mut().zip(transforms) {
                     let scratch = scratch.next().ok_or_else(|| too_large(&sizes))?;
-                    reader.fields[index].transforms.push(Transforming { transform, stage, scratch });
+                    reader.fields[index].transforms.push(Transforming { transform, scratch });
                 }
             }
         }

@@ -13,12 +13,12 @@ use std::{iter, mem};
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
 use super::batch::{Progress, Records};
-use super::sizes::Stage;
+use super::sizes::Shape;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{Backend, Host};
 use crate::pipe::{self, Content, Filling, Source};
-use crate::transform::{Context, RecordTransform};
+use crate::transform::{Context, RecordTransform, RecordType};
 
 /// The source of a loader's pipe: reads all fields of a batch.
 pub(crate) struct Reader {
@@ -31,12 +31,8 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Reads the records instead of `dataset` if the data set is files. All workers share this reader.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// The bytes of a record before the transforms; of the longest, if lengths vary.
-    pub(crate) record_bytes: usize,
-    /// Whether lengths vary before the transforms.
-    pub(crate) ragged: bool,
-    /// The number of records that are transformed at a time.
-    pub(crate) part: u64,
+    /// Its records, before and after each transform.
+    pub(crate) shape: Arc<Shape>,
     /// In the order of application.
     pub(crate) transforms: Vec<Transforming>,
 }
@@ -98,7 +94,7 @@ impl FieldReader {
         mut offsets: Option<&mut Vec<usize>>,
         at: &mut Filling<'_>,
     ) -> Result<(), Error> {
-        let step = if self.transforms.is_empty() { plan.len() } else { self.part };
+        let step = if self.transforms.is_empty() { plan.len() } else { self.shape.part };
         while let Some(part) = plan.part(progress.done..plan.len().min(progress.done + step)) {
             let mut start = progress.end;
             let made = self.part(&part, progress, &mut out[start..], at)?;
@@ -124,23 +120,22 @@ impl FieldReader {
         out: &mut [u8],
         at: &mut Filling<'_>,
     ) -> Result<usize, Error> {
-        let Self { dataset, files, record_bytes, ragged, transforms, .. } = self;
+        let Self { dataset, files, shape, transforms } = self;
+        let (first, later) = (&shape.records[0], &shape.records[1..]);
         if progress.steps == 0 {
             // `lengths` stays empty if all records have the same length, before and after each transform.
-            progress.lengths = match ragged.then(|| dataset.lengths(part)).flatten() {
+            progress.lengths = match first.is_ragged().then(|| dataset.lengths(part)).flatten() {
                 Some(lengths) if lengths.len() == count(part.len()) => lengths,
-                found if *ragged => {
+                found if first.is_ragged() => {
                     let wanted = format!("the lengths of {} records", part.len());
                     let found = found.map_or_else(|| "none".to_string(), |found| found.len().to_string());
                     return Err(Error::Field { at: at.at(), field: progress.fields, wanted, found });
                 }
-                _ if transforms.iter().any(|transform| transform.stage.ragged[1]) => {
-                    vec![*record_bytes; count(part.len())]
-                }
+                _ if later.iter().any(RecordType::is_ragged) => vec![first.len(); count(part.len())],
                 _ => Vec::new(),
             };
             let wanted = match &*progress.lengths {
-                [] => bytes(part.len(), *record_bytes),
+                [] => bytes(part.len(), first.len()),
                 lengths => lengths.iter().fold(0, |sum: usize, &len| sum.saturating_add(len)),
             };
             let room = transforms.first_mut().map_or(&mut *out, |first| &mut first.scratch);
@@ -152,7 +147,7 @@ impl FieldReader {
         }
         at.runs("transform");
         let since = *progress.since.get_or_insert_with(Instant::now);
-        let made = transform(transforms, part, progress, out)
+        let made = transform(transforms, shape, part, progress, out)
             .map_err(|source| Error::Transform { at: Some(at.at()), source })?;
         at.runs("data set");
         at.times.transform += since.elapsed();
@@ -207,7 +202,6 @@ fn bytes(records: u64, record_bytes: usize) -> usize {
 /// A transform, and the memory for the records before it.
 pub(crate) struct Transforming {
     pub(crate) transform: Box<dyn RecordTransform>,
-    pub(crate) stage: Stage,
     /// The records of a part before the transform.
     pub(crate) scratch: Buffer,
 }
@@ -216,29 +210,31 @@ pub(crate) struct Transforming {
 /// bytes it wrote.
 fn transform(
     transforms: &mut [Transforming],
+    shape: &Shape,
     part: &BatchIndices,
     progress: &mut Progress,
     out: &mut [u8],
 ) -> Result<usize, BoxError> {
     let mut made = 0;
     while let Some((before, others)) = transforms.split_at_mut_checked(progress.steps) {
-        let Some(Transforming { transform: apply, stage, scratch }) = before.last_mut() else { break };
+        let Some(Transforming { transform: apply, scratch }) = before.last_mut() else { break };
         let to = others.first_mut().map_or(&mut *out, |next| &mut next.scratch);
-        let [before, after] = stage.bytes;
-        if stage.ragged == [false; 2] {
+        let [from, into] = [&shape.records[progress.steps - 1], &shape.records[progress.steps]];
+        let (before, after) = (from.len(), into.len());
+        if !from.is_ragged() && !into.is_ragged() {
             let from = bytes(part.len(), before);
             made = bytes(part.len(), after);
             apply.apply(&scratch[..from], &mut to[..made], &Context::new(part))?;
             progress.lengths.fill(after);
         } else {
-            let (record, from, into) = &mut progress.changed;
+            let (ragged, (record, from, into)) = (into.is_ragged(), &mut progress.changed);
             while let Some(len) = progress.lengths.get_mut(*record) {
                 let Some(one) = part.part(*record as u64..*record as u64 + 1) else { break };
                 let room = *into..to.len().min(*into + after);
                 let most = room.len();
                 let found =
                     apply.apply_one(&scratch[*from..*from + *len], &mut to[room], &Context::new(&one))?;
-                if found > most || (!stage.ragged[1] && found != after) {
+                if found > most || (!ragged && found != after) {
                     let wanted = if found > most { most } else { after };
                     return Err(format!("wanted a record of {wanted} bytes, found {found}").into());
                 }

@@ -1,6 +1,7 @@
 //! The memory that a loader needs.
 
 use std::fmt;
+use std::sync::Arc;
 
 use twinbuf_mmap::{LastBatch, Plan};
 
@@ -22,30 +23,25 @@ pub(super) struct Sizes {
     /// The bytes of a slot.
     pub(super) slot: usize,
     /// One for each field.
-    pub(super) parts: Vec<Part>,
+    pub(super) shapes: Vec<Arc<Shape>>,
     /// The bytes of memory for reads past the page cache.
     pub(super) ahead: u64,
 }
 
-/// How the records of a field are transformed.
-pub(super) struct Part {
+/// The records of a field.
+pub(crate) struct Shape {
     /// The number of records that are transformed at a time.
-    pub(super) records: u64,
-    /// One for each transform.
-    pub(super) stages: Vec<Stage>,
-    /// Whether the lengths of the data set's records vary.
-    pub(super) ragged: bool,
+    pub(crate) part: u64,
+    /// A record of the data set, and after each transform.
+    pub(crate) records: Vec<RecordType>,
 }
 
-/// The records before and after one transform.
-#[derive(Clone, Copy)]
-pub(crate) struct Stage {
-    /// The bytes of a record before and after the transform; of the longest, if lengths vary.
-    pub(crate) bytes: [usize; 2],
-    /// Whether lengths vary before and after the transform.
-    pub(crate) ragged: [bool; 2],
-    /// The bytes of the records that are transformed at a time, before the transform.
-    pub(crate) scratch: usize,
+impl Shape {
+    /// Returns, for each transform, the bytes of the records that are transformed at a time, before it.
+    pub(super) fn scratch(&self) -> impl Iterator<Item = usize> {
+        let (before, part) = (&self.records[..self.records.len() - 1], usize::try_from(self.part));
+        before.iter().map(move |record| part.unwrap_or(usize::MAX).saturating_mul(record.len()))
+    }
 }
 
 /// The numbers of workers, of callers that fill slots while they wait (0 or 1), of host slots and of device slots.
@@ -69,7 +65,7 @@ impl Sizes {
             LastBatch::Wrap => plan.batch_records(),
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
-        let (mut parts, mut layout, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut shapes, mut layout, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
         // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
         let first = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
         for (dataset, transforms) in fields {
@@ -83,34 +79,27 @@ impl Sizes {
                 record = record.ragged();
             }
             let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
-            let part_records = usize::try_from(part).unwrap_or(usize::MAX);
-            let mut stages = Vec::with_capacity(transforms.len());
+            let mut types = vec![record];
             for transform in transforms {
-                let after = transform.output(&record).map_err(failed)?;
-                let before = std::mem::replace(&mut record, after);
-                stages.push(Stage {
-                    bytes: [before.len(), record.len()],
-                    ragged: [before.is_ragged(), record.is_ragged()],
-                    // Scratch memory for the records that are transformed at a time.
-                    scratch: part_records.saturating_mul(before.len()),
-                });
-                if record.len() == 0 {
+                let after = transform.output(&types[types.len() - 1]).map_err(failed)?;
+                if after.len() == 0 {
                     let error = "wanted records of at least 1 byte, found 0 after the transform";
                     return Err(failed(error.into()));
                 }
+                types.push(after);
             }
-            let all = || usize::try_from(records).ok()?.checked_mul(record.len());
-            let room = match dataset.files().filter(|_| ragged && stages.is_empty()) {
+            let last = types[types.len() - 1].clone();
+            let room = match dataset.files().filter(|_| ragged && transforms.is_empty()) {
                 Some(files) => usize::try_from(files.most_bytes(records)).ok(),
-                None => all(),
+                None => usize::try_from(records).ok().and_then(|records| records.checked_mul(last.len())),
             };
             rooms.push(room.unwrap_or(usize::MAX));
-            parts.push(Part { records: part, stages, ragged });
-            layout.push(record);
+            shapes.push(Arc::new(Shape { part, records: types }));
+            layout.push(last);
         }
         let layout = Layout::new(layout, rooms);
         let out_bytes = layout.fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.len()));
-        let sizes = Self { depths, records, out_bytes, slot: 0, parts, ahead: 0 };
+        let sizes = Self { depths, records, out_bytes, slot: 0, shapes, ahead: 0 };
         match usize::try_from(records).ok().and_then(|records| layout.len(records)) {
             Some(slot) => Ok((Self { slot, ..sizes }, layout)),
             None => Err(too_large(&sizes)),
@@ -120,8 +109,7 @@ impl Sizes {
     /// Returns the bytes of the records before the transforms, for all workers, and for the caller if it fills slots
     /// too.
     fn scratch(&self) -> usize {
-        let stages = self.parts.iter().flat_map(|part| &part.stages);
-        let own = stages.fold(0, |sum: usize, stage| sum.saturating_add(stage.scratch));
+        let own = self.shapes.iter().flat_map(|shape| shape.scratch()).fold(0, usize::saturating_add);
         own.saturating_mul(self.depths.workers + self.depths.helpers)
     }
 
@@ -161,8 +149,8 @@ impl fmt::Display for Sizes {
             write!(f, " and {device} device slots")?;
         }
         write!(f, " of {records} records of {out_bytes} bytes")?;
-        if self.parts.len() > 1 {
-            write!(f, " in {} fields", self.parts.len())?;
+        if self.shapes.len() > 1 {
+            write!(f, " in {} fields", self.shapes.len())?;
         }
         match self.scratch() {
             0 => {}
