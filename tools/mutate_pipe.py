@@ -109,7 +109,6 @@ MUTANTS = [
     # The iterator, and the pipe's own front end.
     (ITEMS, "an end is no end", "        self.ended = true;\n        // In a forked", "        // In a forked"),
     (ITEMS, "a drop does not tell that the iteration was left", "        if !self.ended && !matches!(self.front, Held::Gone) {\n            self.end", "        if !self.ended && false {\n            self.end"),
-    (ITEMS, "a collection waits for the slots that it holds", "            if items >= slots {", "            if items > slots {"),
     (ITEMS, "in another process units are waited for", "        if front.pipe().is_orphaned() {", "        if false {"),
     (PLAIN, "an order whose length is known has an end", "(least, Some(most)) if least == most => Some(least as u64),", "(least, Some(most)) if least == most && most == 0 => Some(least as u64),"),
     (PLAIN, "what was left goes on being filled", "        self.begun.granted = self.retract();\n", ""),
@@ -142,7 +141,6 @@ MUTANTS = [
     (WORKER, "what failed before its fill is driven", "            if header.is_to_fill() {\n", "            if header.unit.is_some() {\n"),
     (RING, "a panic of a slot's drop is swallowed", "            resume_unwind(Box::new(message));\n", "            drop(message);\n"),
     (RING, "an error that nobody received outlives its slot", "mem::replace(&mut self.result, Ok(Content::End)))", "Ok(Content::End))"),
-    (ITEMS, "a collection waits for a held slot", "let patience = mem::replace(&mut self.front.pipe_mut().held_timeout, Duration::ZERO);", "let patience = self.front.pipe_mut().held_timeout;"),
     (PLAIN, "units named by rounds overflow", "epoch.saturating_add(seq)", "epoch + seq"),
     (PLAIN, "a call that was not begun waits", "        if self.begun.calls == 0 {", "        if false {"),
     (PLAIN, "a call waits for what was not granted", "self.received >= self.begun.granted {", "self.received > self.begun.granted {"),

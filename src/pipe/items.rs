@@ -77,6 +77,9 @@ pub enum Ended<'e> {
 ///
 /// The iterator returns every item that was filled before a failure, then one error, and then ends. If the caller drops
 /// it early, units that were not started are not.
+///
+/// Each item occupies a slot. To collect more than there are slots, collect results computed from the items
+/// (`items.map(..).collect()`), or take the memory out of each slot ([`Batch::into_buffer`](crate::Batch::into_buffer)).
 #[must_use = "items are delivered only by iterating"]
 pub struct Items<'f, F: Front> {
     front: Held<'f, F>,
@@ -247,14 +250,6 @@ impl<'f, F: Front> Items<'f, F> {
             self.front.ended(why);
         }
     }
-
-    /// Returns the next item as `next` does, but with an error at once if the caller holds its slot.
-    fn without_patience(&mut self) -> Option<Result<F::Item, Error>> {
-        let patience = mem::replace(&mut self.front.pipe_mut().held_timeout, Duration::ZERO);
-        let item = self.next();
-        self.front.pipe_mut().held_timeout = patience;
-        item
-    }
 }
 
 impl<F: Front> Items<'static, F> {
@@ -272,24 +267,6 @@ impl<F: Front> Iterator for Items<'_, F> {
             Poll::Ready(item) => item,
             Poll::Pending => unreachable!("a wait that blocks ends with an item or an error"),
         }
-    }
-
-    /// Collects the items. Each occupies a slot, and the collection holds them all: if there are more items than slots,
-    /// the collection ends at once with [`Error::SlotHeld`] and does not wait.
-    ///
-    /// To collect more, collect results computed from the items (`items.map(..).collect()`), increase the depth, or take
-    /// the memory out of each slot ([`Batch::into_buffer`](crate::Batch::into_buffer)).
-    fn collect<C: FromIterator<Self::Item>>(mut self) -> C {
-        let slots = self.front.pipe().slots();
-        let mut items = 0;
-        std::iter::from_fn(|| {
-            if items >= slots {
-                return self.without_patience();
-            }
-            items += 1;
-            self.next()
-        })
-        .collect()
     }
 
     /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the number of

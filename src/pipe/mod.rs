@@ -559,11 +559,6 @@ impl<R: Ring> Pipe<R> {
         Poll::Ready(Err(Error::SlotHeld { at: self.at(place), option, slots }))
     }
 
-    /// How many slots items can hold.
-    pub(crate) fn slots(&self) -> usize {
-        self.running.consumer.as_ref().map_or(0, |consumer| R::depth(consumer).1)
-    }
-
     /// Returns what the worker is reading whose unit is needed first. `None` if no worker is filling a slot.
     #[must_use]
     pub fn reading(&self) -> Option<Reading> {

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::common::{Reads, Woken};
-use twinbuf::pipe::{self, Content, Filled, Filling, Items, Pipe, Slots, Source};
+use twinbuf::pipe::{self, Content, Filling, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, generate};
 
 /// Longer than anything takes here. Only a failing test waits this long.
@@ -506,36 +506,6 @@ fn a_waker_may_close_the_pipe_on_the_thread_of_its_worker() {
     *closes.0.lock().unwrap() = items.into_front();
     open.send(()).unwrap();
     closed.recv().unwrap().unwrap();
-}
-
-/// A collection that lends its items to another thread when it has all of the slots.
-struct Lent(Result<(), Error>);
-
-impl FromIterator<Result<Filled<u64, u64>, Error>> for Lent {
-    fn from_iter<I: IntoIterator<Item = Result<Filled<u64, u64>, Error>>>(items: I) -> Self {
-        let mut items = items.into_iter();
-        let held: Vec<_> = items.by_ref().take(2).map(Result::unwrap).collect();
-        let (over, waited) = channel();
-        let other = std::thread::spawn(move || {
-            // Only a failing test waits this long.
-            let _ = waited.recv_timeout(Duration::from_secs(20));
-            drop(held);
-        });
-        let next = items.next().unwrap().map(drop);
-        over.send(()).unwrap();
-        other.join().unwrap();
-        Self(next)
-    }
-}
-
-#[test]
-fn a_collection_does_not_wait_for_the_slots_that_it_holds() {
-    for overlap in [false, true] {
-        let builder = pipe::builder(vec![0; 2]).worker(Numbers::default()).overlap(overlap);
-        let mut pipe = builder.held_timeout(LONG).build().unwrap();
-        let Lent(third) = pipe.items(0..9).collect();
-        assert!(matches!(third, Err(Error::SlotHeld { .. })), "{third:?}, overlap {overlap}");
-    }
 }
 
 #[test]
