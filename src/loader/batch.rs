@@ -5,7 +5,6 @@ use std::mem;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 #[cfg(feature = "cuda")]
@@ -46,25 +45,6 @@ pub struct Records {
     /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
     /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
-    pub(super) progress: Progress,
-}
-
-/// How far the fill of a slot has come.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    /// The fields that are whole. The rest is about the next one.
-    pub(super) fields: usize,
-    /// The records that are in the slot, and the bytes that they take.
-    pub(super) done: u64,
-    pub(super) end: usize,
-    /// The steps that are over of the part of records after those: its read, and then each of its transforms.
-    pub(super) steps: usize,
-    /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
-    pub(super) lengths: Vec<usize>,
-    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
-    pub(super) changed: (usize, usize, usize),
-    /// When the first transform of the part began.
-    pub(super) since: Option<Instant>,
 }
 
 /// Where the fields of a batch are in its slot, and whose memory the slots are.

@@ -326,8 +326,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
-        let mut readers: Vec<Reader> =
-            (0..workers + helpers).map(|_| Reader { fields: Vec::new() }).collect();
+        let mut readers: Vec<Reader> = (0..workers + helpers).map(|_| Reader::default()).collect();
         let scratch = sizes.shapes.iter().flat_map(|shape| shape.scratch());
         let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();

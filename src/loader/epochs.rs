@@ -7,7 +7,7 @@ use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
 
-use super::batch::{Batch, Layout, Progress, Records};
+use super::batch::{Batch, Layout, Records};
 use super::checkpoint::{Begun, Checkpoint, Identity, Start};
 use super::reader::Driven;
 use crate::error::Error;
@@ -385,8 +385,7 @@ impl Schedule {
             self.batches(first, last)
         };
         iter::once_with(begin).flatten().map(move |(place, plan, identity)| {
-            let (layout, offsets, progress) = (layout.clone(), Vec::new(), Progress::default());
-            (place, Records { plan, identity, layout, offsets, progress })
+            (place, Records { plan, identity, layout: layout.clone(), offsets: Vec::new() })
         })
     }
 }

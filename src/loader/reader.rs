@@ -1,7 +1,7 @@
 //! The source of a loader: how the records of a batch are read and transformed into a slot.
 //!
-//! A fill goes on where it was: the unit keeps its [`Progress`]. So a data set or a transform whose work somebody else does
-//! can put it off ([`Dataset::read`]), and a [`Driven`] worker calls the source again.
+//! A fill goes on where it was: a driven worker keeps its [`Progress`]. So a data set or a transform whose work somebody
+//! else does can put it off ([`Dataset::read`]), and a [`Driven`] worker calls the source again.
 
 use std::io;
 use std::ops::DerefMut;
@@ -12,7 +12,7 @@ use std::{iter, mem};
 
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
-use super::batch::{Progress, Records};
+use super::batch::Records;
 use super::sizes::Shape;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
@@ -21,9 +21,28 @@ use crate::pipe::{self, Content, Filling, Source};
 use crate::transform::{Context, RecordTransform, RecordType};
 
 /// The source of a loader's pipe: reads all fields of a batch.
+#[derive(Default)]
 pub(crate) struct Reader {
     /// At least one.
     pub(crate) fields: Vec<FieldReader>,
+}
+
+/// How far the fill of a slot has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The fields that are whole. The rest is about the next one.
+    fields: usize,
+    /// The records that are in the slot, and the bytes that they take.
+    done: u64,
+    end: usize,
+    /// The steps that are over of the part of records after those: its read, and then each of its transforms.
+    steps: usize,
+    /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
+    lengths: Vec<usize>,
+    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
+    changed: (usize, usize, usize),
+    /// When the first transform of the part began.
+    since: Option<Instant>,
 }
 
 /// One data set and the transforms of its records.
@@ -41,10 +60,7 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
     type Unit = Records;
 
     fn fill(&mut self, records: &mut Records, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error> {
-        let io_calls = FileRecords::read_calls();
-        let filled = self.go_on(records, slot, at);
-        at.times.io_calls += FileRecords::read_calls() - io_calls;
-        filled.map(Content::Bytes)
+        self.go_on(&mut Progress::default(), records, slot, at)
     }
 
     /// True if all fields are files in memory: a fill then waits for no disk, and runs no code of the caller.
@@ -55,14 +71,15 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reader {
 }
 
 impl Reader {
-    /// Fills the slot from where the fill is. Returns where the last field ends.
+    /// Fills the slot from where the fill is.
     fn go_on(
         &mut self,
+        progress: &mut Progress,
         records: &mut Records,
         slot: &mut [u8],
         at: &mut Filling<'_>,
-    ) -> Result<usize, Error> {
-        let Records { plan, layout, offsets, progress, .. } = records;
+    ) -> Result<Content, Error> {
+        let Records { plan, layout, offsets, .. } = records;
         let mut len = 0;
         while let Some(field) = self.fields.get_mut(progress.fields) {
             at.runs("data set");
@@ -79,7 +96,7 @@ impl Reader {
             len += progress.end;
             *progress = Progress { fields: index + 1, ..Progress::default() };
         }
-        Ok(len)
+        Ok(Content::Bytes(len))
     }
 }
 
@@ -174,10 +191,12 @@ fn read(
     if let Some(run) = part.runs().next() {
         at.reads(index, run.start);
     }
+    let calls = FileRecords::read_calls();
     let read = match files {
         Some(files) => files.read(part, out).map_err(Into::into),
         None => dataset.read(part, out),
     };
+    at.times.io_calls += FileRecords::read_calls() - calls;
     match read {
         Ok(found) if found == wanted => {
             at.read_bytes(wanted);
@@ -257,26 +276,29 @@ fn transform(
 pub struct Driven<B: Backend = Host> {
     worker: pipe::Driven<B::Ring<Records>>,
     reader: Reader,
+    /// How far the fill has come that was put off.
+    progress: Progress,
 }
 
 impl<B: Backend> Driven<B> {
     pub(super) fn new(worker: pipe::Driven<B::Ring<Records>>, reader: Reader) -> Self {
-        Self { worker, reader }
+        Self { worker, reader, progress: Progress::default() }
     }
 
     /// Fills slots until a data set or a transform puts its work off: then this returns `true`, and the next call goes on
     /// with it. Returns `false` once the loader is closed.
     #[expect(clippy::should_implement_trait, reason = "there are no items")]
     pub fn next(&mut self) -> bool {
-        let Self { worker, reader } = self;
-        iter::from_fn(|| worker.next().map(|fill| is_put_off::<B>(reader, fill))).any(|put_off| put_off)
+        let Self { worker, reader, progress } = self;
+        let mut fills = iter::from_fn(|| worker.next().map(|fill| is_put_off::<B>(reader, progress, fill)));
+        fills.any(|put_off| put_off)
     }
 
     /// Fills one slot, if there is a free one and a batch to read. Returns as [`next`](Self::next) does, and `false` also if
     /// the slot is filled.
     pub fn try_next(&mut self) -> Poll<bool> {
-        let Self { worker, reader } = self;
-        worker.try_next().map(|fill| fill.is_some_and(|fill| is_put_off::<B>(reader, fill)))
+        let Self { worker, reader, progress } = self;
+        worker.try_next().map(|fill| fill.is_some_and(|fill| is_put_off::<B>(reader, progress, fill)))
     }
 }
 
@@ -294,9 +316,15 @@ impl Driven {
 }
 
 /// Fills a slot as far as possible. Returns whether the rest was put off.
-fn is_put_off<B: Backend>(reader: &mut Reader, mut fill: pipe::Fill<'_, B::Ring<Records>>) -> bool {
+fn is_put_off<B: Backend>(
+    reader: &mut Reader,
+    kept: &mut Progress,
+    mut fill: pipe::Fill<'_, B::Ring<Records>>,
+) -> bool {
     let (records, slot, mut at) = fill.parts();
-    match reader.fill(records, slot, &mut at) {
+    // If this panics, the next fill begins anew.
+    let mut progress = mem::take(kept);
+    match reader.go_on(&mut progress, records, slot, &mut at) {
         Ok(Content::Bytes(bytes)) => fill.commit(bytes),
         Ok(Content::End) => fill.end(),
         Err(error) => {
@@ -307,6 +335,7 @@ fn is_put_off<B: Backend>(reader: &mut Reader, mut fill: pipe::Fill<'_, B::Ring<
                 _ => None,
             };
             if source.is_some_and(|source| source.kind() == io::ErrorKind::WouldBlock) {
+                *kept = progress;
                 fill.suspend();
                 return true;
             }
