@@ -317,33 +317,36 @@ impl Report {
             let switch = format!("`TWINBUF_{name}={value}` if the builder calls `from_env`");
             (self.kind == Kind::Batches).then_some(switch)
         };
-        let again = sums.start - self.first.waiting.as_secs_f64();
+        // Slots that are full at the start of an epoch shorten later waits too.
+        let again = sums.start + sums.waits - self.first.waiting.as_secs_f64();
+        let helper = usize::from(!self.parts.helped.is_zero());
+        let loads = sums.loads * now.workers as f64 + self.parts.helped.as_secs_f64();
+        let shared = |workers: usize| loads / (workers + helper) as f64;
         let restarts = self.kind == Kind::Batches && now.overlap && self.parts.starts > 1;
         Some(match cause {
-            _ if restarts && again > SMALL * (sums.wall + sums.start) => {
+            _ if restarts && sums.start > 0.0 && again > SMALL * (sums.wall + sums.start) => {
                 let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
                 Try { change, settings: now, variable: None, saves: again, only: "" }
             }
             Cause::InTurn => {
+                let loads = sums.waits - sums.copies;
                 // With files, a caller that waits loads too.
-                let two = if self.choices.is_empty() { sums.used } else { sums.used.max(sums.wall / 2.0) };
+                let loads = if self.choices.is_empty() { loads } else { (loads + sums.used) / 2.0 };
                 let (change, variable) = match self.by_breakdown {
                     true => ("turn off the breakdown, which turns overlap off", None),
                     false => ("`overlap(true)`, to load while the loop uses", variable("OVERLAP", 1)),
                 };
                 let settings = Settings { overlap: true, ..now };
-                Try { change: change.to_string(), settings, variable, saves: sums.waits.min(two), only: "" }
+                Try { change: change.to_string(), settings, variable, saves: sums.saves(loads), only: "" }
             }
             Cause::Loads if self.kind == Kind::Batches => {
                 let workers = now.workers + 1;
                 let settings = Settings { workers, depth: now.depth.max(workers + 1), ..now };
-                let helper = usize::from(!self.parts.helped.is_zero());
-                let loads = sums.loads * now.workers as f64 + self.parts.helped.as_secs_f64();
                 Try {
                     change: format!("`workers({workers})`, one more loading thread"),
                     settings,
                     variable: variable("WORKERS", workers),
-                    saves: sums.saves(loads / (workers + helper) as f64),
+                    saves: sums.saves(shared(workers)),
                     only: ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk",
                 }
             }
@@ -356,7 +359,7 @@ impl Report {
                 let change = format!("`depth({depth})` in place of {}, to load further ahead", now.depth);
                 let variable = variable("DEPTH", depth);
                 let settings = Settings { depth, ..now };
-                Try { change, settings, variable, saves: sums.saves(sums.loads), only: "" }
+                Try { change, settings, variable, saves: sums.saves(shared(now.workers.max(1))), only: "" }
             }
             _ => return None,
         })

@@ -84,6 +84,8 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     says(&in_turn(300, 700), Verdict::LoadBound, &["waits for batches for 70 %", &gains("30 %")]);
     says(&in_turn(700, 300), Verdict::ComputeBound, &[&gains("30 %")]);
     says(&in_turn(480, 520), Verdict::Balanced, &[&gains("48 %")]);
+    // With overlap, a copy is beside a load.
+    says(&in_turn(100, 800).with_transfers(10, ms(300), 1), Verdict::LoadBound, &[&gains("44 %")]);
     let off = Report { by_breakdown: true, ..in_turn(480, 520) };
     says(
         &off,
@@ -217,6 +219,10 @@ fn loads_that_come_late_now_and_then_need_slots() {
     says(&report(800, 200, 680), Verdict::Balanced, &words);
     let words = ["On average a load takes 60.00 ms and a use 30.00 ms, but", "`depth(5)`", "at most 25 %"];
     says(&report(300, 500, 600), Verdict::LoadBound, &words);
+    // A caller that helps may do more of the loads.
+    let mut helped = report(300, 500, 600);
+    helped.parts.helped = ms(100);
+    says(&helped, Verdict::LoadBound, &["`depth(5)`", "at most 62 %"]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
 }
@@ -237,7 +243,7 @@ fn the_verdict_is_without_the_start_if_that_is_most_of_the_waits() {
     says(&start(1, 330), Verdict::ComputeBound, &words);
     assert!(!start(1, 330).advice().contains("Try"));
     let words =
-        ["the first batch of 3 iterations", "Try: one call of `epochs(..)` for all epochs", "at most 26 %"];
+        ["the first batch of 3 iterations", "Try: one call of `epochs(..)` for all epochs", "at most 27 %"];
     says(&start(3, 330), Verdict::ComputeBound, &words);
     says(&start(3, 160), Verdict::Balanced, &["Try: `depth(5)`"]);
 }
