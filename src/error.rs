@@ -157,8 +157,7 @@ pub enum Error {
         /// The error that the transform returned.
         source: BoxError,
     },
-    /// A hook of a generator ([`before`](crate::generate::GeneratorBuilder::before) or
-    /// [`after`](crate::generate::GeneratorBuilder::after)) returned an error.
+    /// The hook of a generator ([`before`](crate::generate::GeneratorBuilder::before)) returned an error.
     #[error("{at}: the hook failed")]
     Hook {
         /// The round that was passed to the hook.

@@ -25,7 +25,7 @@ use crate::thread::name;
 /// Dropping the generator waits at most 10 s for the round in progress and joins the thread. After 10 s it detaches
 /// the thread, and the thread ends when its round is made.
 ///
-/// A generator and its [`Round`]s may move to another thread. The hooks may borrow the model.
+/// A generator and its [`Round`]s may move to another thread. The hook may borrow the model.
 ///
 /// # Examples
 ///
@@ -78,7 +78,6 @@ use crate::thread::name;
 pub struct Generator<'h, T: Send + 'static> {
     pipe: Pipe<Slots<T, u64>>,
     before: Option<Hook<'h>>,
-    after: Option<Hook<'h>>,
     /// The first round of the pipe's current order. `None` if the pipe needs a new order.
     base: Option<u64>,
     /// The round that the caller receives next.
@@ -89,8 +88,6 @@ pub struct Generator<'h, T: Send + 'static> {
     started: Instant,
     /// Workers may start the rounds below this one.
     granted: u64,
-    /// The round that the caller received last, if the hook `after` has not run for it yet.
-    used: Option<u64>,
     /// The error of the hook `before` for the next round. It ran when the caller received the last round; the next call
     /// returns its error.
     hook_failed: Option<Error>,
@@ -102,7 +99,6 @@ pub struct GeneratorBuilder<'h, T> {
     slots: Vec<T>,
     make: Make<T>,
     before: Option<Hook<'h>>,
-    after: Option<Hook<'h>>,
     options: Options,
 }
 
@@ -122,7 +118,7 @@ where
 }
 
 /// Returns a builder for a generator that calls `make` for each round, with the caller's initial slots: one or more.
-/// Defaults: overlap on, no hooks, no trace.
+/// Defaults: overlap on, no hook, no trace.
 ///
 /// `make` receives the round number, from 0, and a slot to fill. The slot still holds its initial value or the data
 /// of an earlier round. The generator calls `make` once per round, in order. If `make` returns an error or panics,
@@ -133,8 +129,7 @@ where
     E: Into<BoxError>,
 {
     let make = Box::new(move |round, slot: &mut T| make(round, slot).map_err(Into::into));
-    let (before, after, options) = (None, None, Options::default());
-    GeneratorBuilder { slots: slots.into(), make, before, after, options }
+    GeneratorBuilder { slots: slots.into(), make, before: None, options: Options::default() }
 }
 
 /// Returns a builder for a generator that makes each round on several threads. A slot is a list of parts, and
@@ -221,7 +216,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// Use it to copy the model's current weights to the closure. The hook for round `n` runs inside the call that
     /// receives round `n - 1`; the hook for the first round runs inside the first call. It runs again before a
-    /// failed round is retried. It does not run after the last requested round; [`after`](Self::after) does.
+    /// failed round is retried. It does not run after the last requested round.
     ///
     /// The report counts the hook's time as the caller's. If the hook for round `n` returns an error, round `n` does
     /// not start, and the call that asks for round `n` returns [`Error::Hook`].
@@ -233,23 +228,6 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
         self
     }
 
-    /// Runs `hook(n)` on the caller's thread when the caller has finished with round `n`: when the caller asks for
-    /// the next round, or reaches the end of the iterator. Default: no hook.
-    ///
-    /// Use it to save, to log or to publish the weights after every round, including the last. If the caller drops
-    /// the iterator early, the hook runs inside the first call on the next iterator.
-    ///
-    /// The report counts the hook's time as the caller's. If the hook returns an error, the call returns
-    /// [`Error::Hook`] and the iterator ends. The next iterator runs the hook again for the same round. No round is
-    /// lost.
-    pub fn after<E: Into<BoxError>>(
-        mut self,
-        mut hook: impl FnMut(u64) -> Result<(), E> + Send + 'h,
-    ) -> Self {
-        self.after = Some(Box::new(move |round| hook(round).map_err(Into::into)));
-        self
-    }
-
     /// Starts the thread.
     ///
     /// # Errors
@@ -258,11 +236,10 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
-        let Self { slots, make, before, after, options } = self;
+        let Self { slots, make, before, options } = self;
         let pipe = pipe::builder(slots).worker(Maker { make }).rounds().with(options).build()?;
         let (base, next, end, granted, started) = (None, 0, 0, 0, Instant::now());
-        let (used, hook_failed) = (None, None);
-        Ok(Generator { pipe, before, after, base, next, end, started, granted, used, hook_failed })
+        Ok(Generator { pipe, before, base, next, end, started, granted, hook_failed: None })
     }
 }
 
@@ -361,12 +338,6 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
     }
 
     fn next(&mut self) -> Next<Round<T>> {
-        if let (Some(hook), Some(used)) = (&mut self.after, self.used) {
-            if let Err(error) = run(hook, &self.pipe, used) {
-                return Next::Failed(error);
-            }
-        }
-        self.used = None;
         if let Some(error) = self.hook_failed.take() {
             return Next::Failed(error);
         }
@@ -390,9 +361,6 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
         if self.next < self.end {
             self.hook_failed = self.grant().err();
         }
-        // Set this last: if the hook `before` panics, the caller does not get the round, and `after` must not run for
-        // it.
-        self.used = Some(slot.number());
         slot
     }
 
@@ -409,9 +377,7 @@ impl<T: Send + 'static> Front for Generator<'_, T> {
 
     fn left(&self) -> (usize, Option<usize>) {
         let left = self.end - self.next;
-        // With an `after` hook, the end may still return one item: an error of the hook.
-        let most = left.max(u64::from(self.after.is_some()));
-        (usize::from(left > 0), usize::try_from(most).ok())
+        (usize::from(left > 0), usize::try_from(left).ok())
     }
 }
 
