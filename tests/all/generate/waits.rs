@@ -1,6 +1,5 @@
 //! Rounds that are waited for in every way, numbered from anywhere, and a hook that panics.
 
-
 use super::*;
 
 #[test]
