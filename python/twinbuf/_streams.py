@@ -14,7 +14,7 @@ reuse of device memory    the caller's stream (``record_stream``): a batch may b
 ========================  =============================================================================
 
 `Download` copies the other way. Its side stream waits for the caller's stream before each copy; who reads
-the slot waits for the copy; the memory of the tensor is kept for the side stream.
+the slot waits for the copy; the memory that it copies is kept for the side stream.
 """
 
 from __future__ import annotations
@@ -372,13 +372,18 @@ class Download:
         return host[:nbytes].view(tensor.dtype).view(tensor.shape)
 
     def send(self, tensor: torch.Tensor, place: torch.Tensor, filled: Any) -> None:
-        """Enqueue the copy into ``place``, after what the caller's stream has been given so far."""
+        """Enqueue the copy into ``place``, after what the caller's stream has been given so far.
+
+        What that stream is given next may change the tensor: it copies it on the device first.
+        """
         made, copied, current = self.streams.event(), self.streams.event(), self.streams.current()
+        rows = self.streams.empty_like(tensor)
+        self.streams.copy(rows, tensor)
         made.record(current)
         made.wait(self._side)
         with self.streams.using(self._side):
-            self.streams.copy(place, tensor)
-        self.streams.keep(tensor, self._side)
+            self.streams.copy(place, rows)
+        self.streams.keep(rows, self._side)
         copied.record(self._side)
         self._slots[0].copied = copied
         self._slots.rotate()
