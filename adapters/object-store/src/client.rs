@@ -1,16 +1,13 @@
-//! Requests: ranges of objects, on threads that wait for them.
+//! Requests: ranges of objects.
 
-use std::future::Future;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, mpsc};
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::error::{Error, Kind};
 use crate::options::Options;
@@ -29,18 +26,14 @@ pub(crate) struct Client {
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The URL in front of an object's path.
     pub(crate) root: String,
-    /// The runtime, unless `options` has the caller's.
+    /// The runtime of the requests.
+    pub(crate) runtime: Handle,
+    /// The same, unless it is the caller's.
     pub(crate) own: Option<Runtime>,
     pub(crate) options: Options,
     /// Requests, bytes received, bytes used.
     pub(crate) counters: [AtomicU64; 3],
 }
-
-/// An object's tag, and the bytes of a range of it, in parts.
-pub(crate) type Got = (String, Vec<Bytes>);
-
-/// A request's index and the bytes of its range.
-pub(crate) type Answer = Result<(usize, Vec<Bytes>), Error>;
 
 impl Drop for Client {
     /// Does not wait for requests that hang. The thread may be one of another runtime, which must not block.
@@ -52,59 +45,14 @@ impl Drop for Client {
 }
 
 impl Client {
-    /// Starts a future on the runtime. It ends early if the set is dropped.
-    fn start(&self, future: impl Future<Output = ()> + Send + 'static) -> JoinSet<()> {
-        let own = self.own.as_ref().map(Runtime::handle);
-        let mut tasks = JoinSet::new();
-        if let Some(handle) = self.options.runtime.as_ref().or(own) {
-            tasks.spawn_on(future, handle);
-        }
-        tasks
-    }
-
-    /// Runs a future on the runtime, and waits for it. Works in an asynchronous context, where tokio refuses to block.
-    pub(crate) fn wait<T: Send + 'static>(
-        &self,
-        future: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let (sender, receiver) = mpsc::channel();
-        let _tasks = self.start(async move { drop(sender.send(future.await)) });
-        receiver.recv().unwrap_or_else(|_| Err(self.ended()))
-    }
-
-    /// Requests ranges of objects, several at a time. The receiver gets each request's index and bytes when it has ended: to
-    /// wake a thread for each part costs more than to copy later. After an error it gets nothing more. The requests end
-    /// when the set of tasks is dropped.
-    pub(crate) fn fetch(
-        self: &Arc<Self>,
-        ranges: Vec<(Arc<Object>, Range<u64>)>,
-    ) -> (mpsc::Receiver<Answer>, JoinSet<()>) {
-        let (sender, receiver) = mpsc::channel();
-        let client = self.clone();
-        let all = async move {
-            let requests = ranges.into_iter().enumerate().map(|(request, (object, range))| {
-                let client = client.clone();
-                async move { client.get(&object, range).await.map(|(_, parts)| (request, parts)) }
-            });
-            let mut ends = stream::iter(requests).buffer_unordered(client.options.requests.max(1));
-            while let Some(end) = ends.next().await {
-                let failed = end.is_err();
-                if sender.send(end).is_err() || failed {
-                    return;
-                }
-            }
-        };
-        (receiver, self.start(all))
-    }
-
-    /// Requests a range of an object.
-    pub(crate) async fn get(&self, object: &Object, range: Range<u64>) -> Result<Got, Error> {
+    /// Requests a range of an object. Returns the object's tag too.
+    pub(crate) async fn get(&self, object: &Object, range: Range<u64>) -> Result<(String, Bytes), Error> {
         let limit = self.options.timeout;
         let got = tokio::time::timeout(limit, self.get_untimed(object, &range)).await;
         got.unwrap_or(Err(Kind::Timeout(limit))).map_err(|kind| Error { url: self.url(object), range, kind })
     }
 
-    async fn get_untimed(&self, object: &Object, range: &Range<u64>) -> Result<Got, Kind> {
+    async fn get_untimed(&self, object: &Object, range: &Range<u64>) -> Result<(String, Bytes), Kind> {
         let changed = |found| {
             let wanted = format!("{} of {} bytes", object.tag.as_deref().unwrap_or("an object"), object.size);
             Kind::Changed { wanted, found }
@@ -124,9 +72,9 @@ impl Client {
         if size != object.size || object.tag.as_ref().is_some_and(|wanted| *wanted != tag) {
             return Err(changed(format!("{tag} of {size} bytes")));
         }
-        let parts: Vec<Bytes> = response.into_stream().try_collect().await.map_err(failed)?;
-        let len = parts.iter().map(|part| part.len() as u64).sum();
-        if len == range.end - range.start { Ok((tag, parts)) } else { Err(Kind::Length(len)) }
+        let bytes = response.bytes().await.map_err(failed)?;
+        let len = bytes.len() as u64;
+        if len == range.end - range.start { Ok((tag, bytes)) } else { Err(Kind::Length(len)) }
     }
 
     pub(crate) fn url(&self, object: &Object) -> String {

@@ -10,6 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use twinbuf::loader::Locator;
 use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
@@ -71,22 +74,37 @@ impl Objects {
 
     /// The requests for the pieces, which are in the order of the objects.
     fn requests(&self, pieces: &[Piece]) -> Vec<Request> {
+        let Options { gap, request_bytes, .. } = self.client.options;
         let mut requests: Vec<Request> = Vec::new();
         for (index, &(shard, offset, _)) in pieces.iter().enumerate() {
             let end = offset + self.record as u64;
-            if let Some(last) = requests.last_mut() {
-                let near =
-                    last.shard == shard && offset <= last.range.end.saturating_add(self.client.options.gap);
-                if near
-                    && (end == last.range.end || end - last.range.start <= self.client.options.request_bytes)
-                {
-                    (last.range.end, last.pieces.end) = (end, index + 1);
-                    continue;
-                }
+            let last = requests.last_mut().filter(|last| {
+                let near = last.shard == shard && offset <= last.range.end.saturating_add(gap);
+                near && (end == last.range.end || end - last.range.start <= request_bytes)
+            });
+            match last {
+                Some(last) => (last.range.end, last.pieces.end) = (end, index + 1),
+                None => requests.push(Request { shard, range: offset..end, pieces: index..index + 1 }),
             }
-            requests.push(Request { shard, range: offset..end, pieces: index..index + 1 });
         }
         requests
+    }
+
+    /// Starts all requests, several at a time. Each task returns the index and the bytes of its request. They end early if
+    /// the set is dropped.
+    fn fetch(&self, requests: &[Request]) -> JoinSet<Result<(usize, Bytes), Error>> {
+        let limit = Arc::new(Semaphore::new(self.client.options.requests.max(1)));
+        let mut tasks = JoinSet::new();
+        for (index, request) in requests.iter().enumerate() {
+            let (client, limit) = (self.client.clone(), limit.clone());
+            let (object, range) = (self.shards[request.shard].object.clone(), request.range.clone());
+            let get = async move {
+                let _turn = limit.acquire().await;
+                client.get(&object, range).await.map(|(_, bytes)| (index, bytes))
+            };
+            tasks.spawn_on(get, &self.client.runtime);
+        }
+        tasks
     }
 }
 
@@ -116,29 +134,22 @@ impl Dataset for Objects {
         }
         pieces.sort_unstable();
         let requests = self.requests(&pieces);
-        let range = |request: &Request| (self.shards[request.shard].object.clone(), request.range.clone());
-        let (answers, _tasks) = self.client.fetch(requests.iter().map(range).collect());
-        let (record, mut received, mut copied) = (self.record as u64, 0, 0);
-        for answer in answers {
-            let (request, parts) = answer?;
-            let Request { range, pieces: within, .. } = &requests[request];
-            let (mut from, mut rest) = (range.start, &pieces[within.clone()]);
-            for bytes in parts {
-                let until = from + bytes.len() as u64;
-                rest = &rest[rest.partition_point(|&(_, offset, _)| offset + record <= from)..];
-                for &(_, offset, to) in rest.iter().take_while(|&&(_, offset, _)| offset < until) {
-                    let (start, end) = (offset.max(from), until.min(offset + record));
-                    let bytes = &bytes[size(start - from)..size(end - from)];
-                    out[to + size(start - offset)..][..bytes.len()].copy_from_slice(bytes);
-                    copied += bytes.len();
-                }
-                (from, received) = (until, received + bytes.len());
+        let (mut tasks, mut received, mut copied) = (self.fetch(&requests), 0, 0);
+        while let Some(answer) = pollster::block_on(tasks.join_next()) {
+            let (index, bytes) = answer.unwrap_or_else(|_| Err(self.client.ended()))?;
+            let Request { range, pieces: within, .. } = &requests[index];
+            for &(_, offset, to) in &pieces[within.clone()] {
+                // A request is in memory.
+                let at = usize::try_from(offset - range.start).unwrap_or(usize::MAX);
+                out[to..][..self.record].copy_from_slice(&bytes[at..][..self.record]);
+                copied += self.record;
             }
+            received += bytes.len();
         }
         for (counter, more) in self.client.counters.iter().zip([requests.len(), received, copied]) {
             counter.fetch_add(more as u64, Relaxed);
         }
-        if copied == out.len() { Ok(copied) } else { Err(self.client.ended().into()) }
+        Ok(copied)
     }
 
     fn try_clone(&self) -> Option<Box<dyn Dataset>> {
@@ -164,11 +175,6 @@ impl Dataset for Objects {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         }))
     }
-}
-
-/// Converts an offset within a batch, which is in memory.
-fn size(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// What was requested so far. [`Objects::stats`] returns it.

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::future::ready;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, parse_url_opts};
@@ -42,14 +43,17 @@ impl Objects {
         let root = url.strip_suffix('/').unwrap_or(url);
         let root = root.strip_suffix(base.as_ref()).unwrap_or(root);
         let root = if root.ends_with('/') { root.to_string() } else { format!("{root}/") };
-        let own = match &options.runtime {
-            Some(_) => None,
-            None => Some(Builder::new_multi_thread().worker_threads(2).enable_all().build()),
+        let (runtime, own) = match options.runtime.clone() {
+            Some(runtime) => (runtime, None),
+            None => {
+                let own = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+                let own = own.map_err(|error| failed(error.into()))?;
+                (own.handle().clone(), Some(own))
+            }
         };
-        let own = own.transpose().map_err(|error| failed(error.into()))?;
-        let client = Arc::new(Client { store, root, own, options, counters: Default::default() });
-        let found = find(client.clone(), url.to_string(), base);
-        let heads = client.wait(found)?;
+        let client = Arc::new(Client { store, root, runtime, own, options, counters: Default::default() });
+        let found = client.runtime.spawn(find(client.clone(), url.to_string(), base));
+        let heads = pollster::block_on(found).unwrap_or_else(|_| Err(client.ended()))?;
         let (folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
         let records = open(&files).map_err(|source| {
             let text = source.to_string().replace(&format!("{}/", folder.path().display()), &client.root);
@@ -75,45 +79,42 @@ fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path), B
 }
 
 /// The objects with their first bytes: those with `names` below `base`, `base` itself, or all below it.
-async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Object, Vec<u8>)>, Error> {
+async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Object, Bytes)>, Error> {
     let failed = |source| Error { url: url.clone(), range: 0..0, kind: Kind::Open(Box::new(source)) };
     let (client, store, parallel) = (&client, &client.store, client.options.requests.max(1));
-    let mut names = client.options.names.clone();
-    if names.is_empty() && !url.ends_with('/') {
-        names.push(String::new());
-    }
-    let mut found: Vec<ObjectMeta> = if names.is_empty() {
-        store.list(Some(&base)).try_filter(|meta| ready(meta.size > 0)).try_collect().await.map_err(failed)?
+    let (names, itself) = (&client.options.names, vec![String::new()]);
+    let names = if names.is_empty() && !url.ends_with('/') { &itself } else { names };
+    let found: Vec<ObjectMeta> = if names.is_empty() {
+        let all = store.list(Some(&base)).try_filter(|meta| ready(meta.size > 0)).try_collect();
+        let mut all: Vec<ObjectMeta> = all.await.map_err(failed)?;
+        all.sort_by(|a, b| a.location.cmp(&b.location));
+        all
     } else {
         let paths: Vec<_> = names.iter().map(|name| Path::from(format!("{base}/{name}"))).collect();
         let heads = stream::iter(paths).map(|path| async move { store.head(&path).await });
         heads.buffered(parallel).try_collect().await.map_err(failed)?
     };
-    if names.is_empty() {
-        found.sort_by(|a, b| a.location.cmp(&b.location));
-    }
     if found.is_empty() {
         return Err(Error { url, range: 0..0, kind: Kind::Empty });
     }
     let heads = stream::iter(found).map(|meta| async move {
         let range = 0..client.options.header_bytes.clamp(1, meta.size.max(1));
         let mut object = Object { path: meta.location, size: meta.size, tag: None };
-        let (tag, parts) = client.get(&object, range).await?;
+        let (tag, head) = client.get(&object, range).await?;
         object.tag = Some(tag);
-        Ok((object, parts.concat()))
+        Ok((object, head))
     });
     heads.buffered(parallel).try_collect().await
 }
 
 /// Sparse files that have the objects' sizes and first bytes.
-fn copies(heads: &[(Object, Vec<u8>)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
+fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
-    let copy = |(object, head): &(Object, Vec<u8>)| {
+    let copy = |(object, head): &(Object, Bytes)| {
         let path = folder.path().join(object.path.as_ref());
         fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
-        let mut file = File::create(&path)?;
-        file.write_all(head)?;
-        file.set_len(object.size)?;
+        fs::write(&path, head)?;
+        File::options().write(true).open(&path)?.set_len(object.size)?;
         Ok::<_, io::Error>(path)
     };
     let files = heads.iter().map(copy).collect::<Result<_, _>>()?;
@@ -122,18 +123,13 @@ fn copies(heads: &[(Object, Vec<u8>)]) -> io::Result<(tempfile::TempDir, Vec<Pat
 
 /// Where the records of each object are.
 fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Vec<Shard> {
+    let offset = |record| records.locate(record).map_or(0, |found| found.offset);
     // The opener may have skipped some files.
     let shards = records.shards().iter().filter_map(|shard| {
-        let (object, records_here) = (objects.get(shard.path())?.clone(), shard.records());
-        let first = records.locate(records_here.start)?.offset;
-        let next =
-            records.locate(records_here.start + 1).filter(|_| records_here.end - records_here.start > 1);
-        Some(Shard {
-            object,
-            records: records_here,
-            first,
-            stride: next.map_or(0, |next| next.offset - first),
-        })
+        let (object, records) = (objects.get(shard.path())?.clone(), shard.records());
+        // The second record, or the first one again if there is no second.
+        let [first, second] = [records.start, (records.start + 1).min(records.end - 1)].map(offset);
+        Some(Shard { object, records, first, stride: second - first })
     });
     shards.collect()
 }
