@@ -83,15 +83,15 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// - [`RankError::Missing`]: one variable of a pair is not set.
-    /// - [`RankError::NotANumber`]: a variable is not a nonnegative integer.
-    /// - [`RankError::RankTooLarge`]: the rank is not less than the world size.
-    /// - [`RankError::Conflict`], [`RankError::OtherRank`]: two launchers disagree.
-    /// - [`RankError::NoWorld`]: a launcher or a cluster set other variables but no pair, for example `LOCAL_RANK`,
+    /// [`RankError`], which names the variables:
+    ///
+    /// - One variable of a pair is not set.
+    /// - A variable is not a nonnegative integer.
+    /// - The rank is not less than the world size.
+    /// - Two launchers disagree.
+    /// - A launcher or a cluster set other variables but no pair, for example `LOCAL_RANK`,
     ///   `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`.
     ///   Set the numbers with [`PlanBuilder::rank`].
-    ///
-    /// Each error names the variables.
     ///
     /// # Examples
     ///
@@ -132,9 +132,10 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         let Some(other) = pair(launcher, read)? else { continue };
         match &found {
             Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
-                let [[_, names @ ..], [_, second @ ..]] = [first.launcher, other.launcher];
-                let (wanted, found) = ((first.rank, first.world), (other.rank, other.world));
-                return Err(RankError::Conflict { first: names, wanted, second, found });
+                let [one, two] = [first, &other].map(|Found { launcher: [_, a, b], rank, world }| {
+                    format!("{a} and {b} are {rank} and {world}")
+                });
+                return Err(RankError(format!("{one}, {two}: unset the pair that does not apply")));
             }
             Some(_) => {}
             None => found = Some(other),
@@ -145,25 +146,27 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     }
     for name in RANKS {
         let Some(value) = read(name) else { continue };
-        let rank = number(name, value)?;
+        let rank = number(name, &value)?;
         match &found {
-            None => return Err(RankError::NoWorld { name }),
+            None => return Err(no_world(name)),
             Some(found) if found.rank != rank => {
-                let (first, wanted) = (found.launcher[1], found.rank);
-                return Err(RankError::OtherRank { first, wanted, second: name, found: rank });
+                let first = format!("{} is {}", found.launcher[1], found.rank);
+                return Err(RankError(format!(
+                    "{first} and {name} is {rank}: unset the one that does not apply"
+                )));
             }
             Some(_) => {}
         }
     }
     if found.is_none() {
         if let Some(name) = MARKS.split_whitespace().find(|name| read(name).is_some()) {
-            return Err(RankError::NoWorld { name });
+            return Err(no_world(name));
         }
         // Slurm sets both to 0 in a batch script, which is one process alone.
         for name in [SLURM[1], SLURM_LOCAL] {
             let Some(value) = read(name) else { continue };
-            if number(name, value)? > 0 || read(SLURM[1]).is_none() {
-                return Err(RankError::Missing { wanted: SLURM[2], found: name });
+            if number(name, &value)? > 0 || read(SLURM[1]).is_none() {
+                return Err(missing(SLURM[2], name));
             }
         }
     }
@@ -175,88 +178,37 @@ fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> 
     let [_, rank, world] = launcher;
     match (read(rank), read(world)) {
         (None, None) => Ok(None),
-        (Some(_), None) => Err(RankError::Missing { wanted: world, found: rank }),
-        (None, Some(_)) => Err(RankError::Missing { wanted: rank, found: world }),
-        (Some(r), Some(w)) => match (number(rank, r)?, number(world, w)?) {
-            (found, below) if found >= below => Err(RankError::RankTooLarge { rank, found, world, below }),
+        (Some(_), None) => Err(missing(world, rank)),
+        (None, Some(_)) => Err(missing(rank, world)),
+        (Some(r), Some(w)) => match (number(rank, &r)?, number(world, &w)?) {
+            (found, below) if found >= below => {
+                Err(RankError(format!("{rank} must be below {world}, which is {below}: found {found}")))
+            }
             (rank, world) => Ok(Some(Found { launcher, rank, world })),
         },
     }
 }
 
-fn number(name: &'static str, found: String) -> Result<u64, RankError> {
-    found.trim().parse::<u64>().map_err(|_| RankError::NotANumber { name, found })
+fn number(name: &str, found: &str) -> Result<u64, RankError> {
+    let wrong = || RankError(format!("{name}: wanted a whole number from 0, found {found:?}"));
+    found.trim().parse::<u64>().map_err(|_| wrong())
 }
 
-/// Why the environment does not determine the rank of this process.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RankError {
-    /// Only one variable of a pair is set.
-    #[error("environment: {found} is set and {wanted} is not: set both, or unset {found}")]
-    Missing {
-        /// The variable that is not set.
-        wanted: &'static str,
-        /// The variable that is set.
-        found: &'static str,
-    },
-    /// A variable is not a nonnegative integer.
-    #[error("environment: {name}: wanted a whole number from 0, found {found:?}")]
-    NotANumber {
-        /// The name of the variable.
-        name: &'static str,
-        /// The value of the variable.
-        found: String,
-    },
-    /// The rank is not less than the world size.
-    #[error("environment: {rank} must be below {world}, which is {below}: found {found}")]
-    RankTooLarge {
-        /// The name of the rank variable.
-        rank: &'static str,
-        /// The value of the rank variable.
-        found: u64,
-        /// The name of the world size variable.
-        world: &'static str,
-        /// The value of the world size variable.
-        below: u64,
-    },
-    /// Two launchers set different ranks or world sizes.
-    #[error(
-        "environment: {} and {} are {} and {}, {} and {} are {} and {}: unset the pair that does not apply",
-        first[0], first[1], wanted.0, wanted.1, second[0], second[1], found.0, found.1
-    )]
-    Conflict {
-        /// The names of the first launcher's variables: rank and world size.
-        first: [&'static str; 2],
-        /// The values of the first launcher's variables.
-        wanted: (u64, u64),
-        /// The names of the second launcher's variables: rank and world size.
-        second: [&'static str; 2],
-        /// The values of the second launcher's variables.
-        found: (u64, u64),
-    },
-    /// Two variables contain different ranks.
-    #[error("environment: {first} is {wanted} and {second} is {found}: unset the one that does not apply")]
-    OtherRank {
-        /// The name of the rank variable of a pair.
-        first: &'static str,
-        /// The value of this variable.
-        wanted: u64,
-        /// The name of a rank variable that has no world size variable.
-        second: &'static str,
-        /// The value of the second variable.
-        found: u64,
-    },
-    /// A launcher started this process, but no pair of variables contains the rank and the world size.
-    #[error(
-        "environment: {name} is set, so a launcher started this process, but no known variables give its rank and the \
-        number of ranks: set them with `PlanBuilder::rank`, or unset {name}"
-    )]
-    NoWorld {
-        /// The name of a variable that the launcher set.
-        name: &'static str,
-    },
+fn missing(wanted: &str, found: &str) -> RankError {
+    RankError(format!("{found} is set and {wanted} is not: set both, or unset {found}"))
 }
+
+fn no_world(name: &str) -> RankError {
+    RankError(format!(
+        "{name} is set, so a launcher started this process, but no known variables give its rank and the number of \
+        ranks: set them with `PlanBuilder::rank`, or unset {name}"
+    ))
+}
+
+/// The environment gives no rank and world size, or several. The message names the variables, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("environment: {0}")]
+pub struct RankError(String);
 
 #[cfg(test)]
 mod tests {
@@ -295,9 +247,9 @@ mod tests {
             assert_eq!(of(&variables.collect::<Vec<_>>()), Ok(wanted), "{how}");
         }
         let error = of(&[("SLURM_PROCID", "1")]).unwrap_err();
-        assert_eq!(error, RankError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_PROCID" });
+        assert_eq!(error, missing("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"));
         let error = of(&[("SLURM_STEP_NUM_TASKS", "4")]).unwrap_err();
-        assert_eq!(error, RankError::Missing { wanted: "SLURM_PROCID", found: "SLURM_STEP_NUM_TASKS" });
+        assert_eq!(error, missing("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"));
     }
 
     #[test]
@@ -315,15 +267,6 @@ mod tests {
         assert_eq!(of(&[&mpi[..], &[("RANK", "1"), ("WORLD_SIZE", "2")]].concat()), Ok(Some((1, 2))));
         let error = of(&[&mpi[..], &[("PMI_RANK", "0"), ("PMI_SIZE", "2")]].concat()).unwrap_err();
         assert_eq!(
-            error,
-            RankError::Conflict {
-                first: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-                wanted: (1, 2),
-                second: ["PMI_RANK", "PMI_SIZE"],
-                found: (0, 2)
-            }
-        );
-        assert_eq!(
             error.to_string(),
             "environment: OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE are 1 and 2, PMI_RANK and PMI_SIZE are 0 and 2: \
              unset the pair that does not apply"
@@ -338,10 +281,8 @@ mod tests {
         assert_eq!(of(&mpi), Ok(Some((1, 3))));
         let slurm = [("TORCHELASTIC_RUN_ID", "x"), ("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "3")];
         assert_eq!(of(&slurm), Ok(Some((2, 3))));
-        assert_eq!(
-            of(&[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "1")]),
-            Err(RankError::Missing { wanted: "WORLD_SIZE", found: "RANK" })
-        );
+        let error = Err(missing("WORLD_SIZE", "RANK"));
+        assert_eq!(of(&[("TORCHELASTIC_RUN_ID", "x"), ("RANK", "1")]), error);
         let error = of(&[("TORCHELASTIC_RUN_ID", "x")]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -359,7 +300,7 @@ mod tests {
             error.to_string(),
             "environment: SLURM_PROCID is 2 and PALS_RANKID is 1: unset the one that does not apply"
         );
-        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(RankError::NoWorld { name: "PMIX_RANK" }));
+        assert_eq!(of(&[("PMIX_RANK", "0")]), Err(no_world("PMIX_RANK")));
     }
 
     /// Sets each variable alone, and each pair of variables, for rank 1 of 2. The result must be these numbers or an
@@ -427,12 +368,12 @@ mod tests {
             ("PET_NNODES", "2"),
             ("ALPS_APP_PE", "0"),
         ] {
-            assert_eq!(of(&[(name, value)]), Err(RankError::NoWorld { name }));
+            assert_eq!(of(&[(name, value)]), Err(no_world(name)));
             let jax = [(name, value), ("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "2")];
             assert_eq!(of(&jax), Ok(Some((0, 2))), "{name}");
         }
         let local = [("SLURM_LOCALID", "0"), ("SLURM_NODEID", "1")];
-        let missing = RankError::Missing { wanted: "SLURM_STEP_NUM_TASKS", found: "SLURM_LOCALID" };
+        let missing = missing("SLURM_STEP_NUM_TASKS", "SLURM_LOCALID");
         assert_eq!(of(&local), Err(missing.clone()));
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "1")]), Err(missing));
         assert_eq!(of(&[("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")]), Ok(None), "a batch script");
@@ -446,7 +387,7 @@ mod tests {
 
     #[test]
     fn half_a_pair_and_no_number() {
-        assert_eq!(of(&[("RANK", "0")]), Err(RankError::Missing { wanted: "WORLD_SIZE", found: "RANK" }));
+        assert_eq!(of(&[("RANK", "0")]), Err(missing("WORLD_SIZE", "RANK")));
         let error = of(&[("WORLD_SIZE", "4")]).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -454,7 +395,8 @@ mod tests {
         );
         for bad in ["", "-1", "two", "1.5", "18446744073709551616"] {
             let error = of(&[("PMI_RANK", bad), ("PMI_SIZE", "4")]).unwrap_err();
-            assert_eq!(error, RankError::NotANumber { name: "PMI_RANK", found: bad.to_string() });
+            let wanted = format!("environment: PMI_RANK: wanted a whole number from 0, found {bad:?}");
+            assert_eq!(error.to_string(), wanted);
         }
         assert_eq!(of(&[("PMI_RANK", " 2 "), ("PMI_SIZE", "4\n")]), Ok(Some((2, 4))), "spaces do no harm");
     }

@@ -2,10 +2,11 @@
 //! this module.
 //!
 //! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`]) is a list of
-//! extents in the order of use. [`source`] fills a slot with the extents. The front of the data set is read through the
+//! extents in the order of use. [`ahead`] requests those of the next units, and [`source`] fills a slot with extents. The front of the data set is read through the
 //! page cache ([`cached`]), and the rest with direct I/O ([`stream`]). [`memory`] decides how large the front is, for
 //! all readers of the process together.
 
+mod ahead;
 pub(crate) mod cached;
 pub(crate) mod direct;
 mod memory;
@@ -18,20 +19,19 @@ mod stream;
 mod tests;
 pub(crate) mod units;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use self::cached::{Around, Copied, Point};
+use self::ahead::{Ahead, IN_MEMORY};
+use self::cached::Copied;
 use self::direct::Direct;
 use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
 use self::stats::{ReadChoice, ReadStats};
-use self::stream::{AHEAD, Stream};
-use self::units::{Units, Use};
+use self::stream::Stream;
+use self::units::Units;
 use crate::file::READ_CALLS;
 use crate::ranges::{Extent, Ranges, Shard};
-use crate::system::PIECES;
 use crate::{BatchIndices, Error, Plan, Records, Shuffle, limit, system};
 
 /// Options for a [`Reader`]. The defaults suit most programs.
@@ -45,15 +45,6 @@ pub struct ReadOptions {
 /// The default prefetch window, in bytes. With batches of 4 MiB in shuffled chunks, every page was then in memory when
 /// it was read. With a window of one batch, only half of the pages were (`bench/disk`, section `resident`).
 const PREFETCH: u64 = 32 << 20;
-
-/// The reader takes the files to be in memory after it found this many bytes in the page cache without a gap. This is
-/// more than the kernel reads ahead at a time, which is 8 MiB on some disks. The reader also stops its hints after this
-/// many bytes of hints that caused no disk read. It resumes them when a read has to wait for the disk.
-const IN_MEMORY: u64 = 16 << 20;
-
-/// The reader does not touch points ahead of sequential extents longer than this. The kernel reads a long extent in
-/// requests as large as the disk takes, and the time between two reads is short in comparison.
-const FOLLOWED: u64 = 1 << 20;
 
 impl ReadOptions {
     /// Returns the default options: [`ReadMode::Auto`] and the default prefetch window.
@@ -162,50 +153,12 @@ const LANES: [u64; 2] = [16 << 20; 2];
 pub struct Reader<D: Units = Arc<Ranges>> {
     data: D,
     source: Source,
-    share: Share,
+    /// Has the claim on memory, for as long as the reader lives.
+    _share: Share,
     choice: ReadChoice,
-    /// The prefetch window, in bytes.
-    prefetch: u64,
-    /// One read requests at most this many bytes of the next units, or twice its own size if that is more.
-    burst: u64,
-    /// Bytes from the start of a record to the start of the next.
-    stride: u64,
-    /// The number of ranks. In an epoch, this reader reads one of `world` records.
-    world: u64,
-    window: Mutex<Window<D::Unit>>,
-}
-
-/// The next units, and how much of them was requested. A position is a number of bytes of units since
-/// [`Reader::begin`].
-struct Window<U> {
-    /// The units that were not requested yet. `None`: there is no list, and nothing is prefetched.
-    units: Option<Box<dyn Iterator<Item = U> + Send>>,
-    /// The rest of a unit of which only the front was requested.
-    rest: Option<U>,
-    /// The position up to which units were requested.
-    told: u64,
-    /// The position up to which units were read, including the unit that is being read.
-    used: u64,
-    /// `true` until the first read after [`Reader::begin`] has ended. Until then, only the first unit is requested.
-    fresh: bool,
-    /// The last unit that was requested.
-    last: Option<U>,
-    /// Whether whole chunks were requested for `last`, and not only its own records.
-    windowed: bool,
-    /// The stretches around records that were requested in this epoch.
-    around: Around,
-    /// Points of sequential extents that were not touched yet.
-    ahead: VecDeque<Point>,
-    /// Extents for which the stream has no room yet. Each has the position at which it is not needed any more.
-    pending: VecDeque<(Extent, u64)>,
-    /// Extents for the next hint. The list is empty between calls, and is kept to reuse its memory.
-    hints: Vec<Extent>,
-    /// Bytes of hints since the last disk read.
-    quiet: u64,
-    /// Whether hints caused a disk read. It becomes `false` after [`IN_MEMORY`] bytes of hints that caused none.
-    missing: bool,
+    ahead: Ahead<D>,
     /// The last epoch in which all files were checked, and the index of a file that had changed by then.
-    checked: Option<(u64, Option<usize>)>,
+    checked: Mutex<Option<(u64, Option<usize>)>>,
 }
 
 impl Reader {
@@ -250,12 +203,10 @@ impl Reader {
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
-        Ok(Self {
-            prefetch: options.prefetch.unwrap_or(batch.max(PREFETCH)),
-            stride: ranges.stride(),
-            world: plan.world(),
-            ..Self::with_share(ranges, data, share, files, mode == ReadMode::Direct)
-        })
+        let prefetch = options.prefetch.unwrap_or(batch.max(PREFETCH));
+        let mut ahead = Ahead::new(prefetch, 0, share.windows);
+        (ahead.stride, ahead.world) = (ranges.stride(), plan.world());
+        Ok(Self::with_share(ranges, data, (share, files), mode == ReadMode::Direct, ahead))
     }
 
     /// Returns the files and byte ranges that this reader reads.
@@ -314,8 +265,8 @@ impl Reader<crate::Groups> {
         let (part, data, lanes) = (0..end, groups.data(), Self::LANES);
         let wish = Wish { mode, shards, part, data, window: 0, own, lanes };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
-        let burst = lanes[0];
-        Ok(Self { prefetch: burst, burst, ..Self::with_share(groups, data, share, files, true) })
+        let ahead = Ahead::new(lanes[0], lanes[0], share.windows);
+        Ok(Self::with_share(groups, data, (share, files), true, ahead))
     }
 
     /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
@@ -347,9 +298,9 @@ impl Reader<crate::Groups> {
 }
 
 impl<D: Units> Reader<D> {
-    /// Creates a reader for `data`, of which it reads `bytes` bytes. `share` and `files` are what [`Readers::decide`]
-    /// returned. `straight`: whether direct I/O may write to the caller's memory.
-    fn with_share(data: D, bytes: u64, share: Share, files: Vec<Direct>, straight: bool) -> Self {
+    /// Creates a reader for `data`, of which it reads `bytes` bytes. `share` is what [`Readers::decide`] returned. `straight`: whether direct I/O may write to the caller's memory.
+    fn with_share(data: D, bytes: u64, share: (Share, Vec<Direct>), straight: bool, ahead: Ahead<D>) -> Self {
+        let (share, files) = share;
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
         // Check only the first file: usually all files are on one file system.
@@ -358,12 +309,9 @@ impl<D: Units> Reader<D> {
             data,
             source: Source { cached: share.until, stream, straight, copied, ..Source::default() },
             choice: ReadChoice { data: bytes, cached: share.cached, left: share.left },
-            share,
-            prefetch: 0,
-            burst: 0,
-            stride: u64::MAX,
-            world: 1,
-            window: Mutex::default(),
+            _share: share,
+            ahead,
+            checked: Mutex::default(),
         }
     }
 
@@ -373,19 +321,7 @@ impl<D: Units> Reader<D> {
     /// Each [`read`](Self::read) prefetches further units of the list. The caller may read other units, and
     /// several at the same time; these reads benefit less from prefetch.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
-        let mut window = self.lock();
-        if let Some(stream) = &self.source.stream {
-            stream.forget();
-        }
-        window.around.clear();
-        *window = Window {
-            units: Some(Box::new(units.into_iter())),
-            fresh: true,
-            around: std::mem::take(&mut window.around),
-            quiet: window.quiet,
-            missing: window.missing,
-            ..Window::default()
-        };
+        self.ahead.begin(&self.source, Box::new(units.into_iter()));
     }
 
     /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
@@ -402,15 +338,15 @@ impl<D: Units> Reader<D> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
         self.check(unit)?;
-        self.advance(bytes, true, &mut stats);
+        self.ahead.advance(&self.data, &self.source, bytes, true, &mut stats);
         let (data, asked) = (&self.data, stats.disk);
         let read = read_slot(&self.source, data.shards(), data.extents(unit), bytes, out, &mut stats)
             .and_then(|out| data.spread(unit, out).map(|()| out.len()));
         if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
-            self.lock().missed();
+            self.ahead.lock().missed();
         }
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
-        self.advance(bytes, false, &mut stats);
+        self.ahead.advance(&self.data, &self.source, bytes, false, &mut stats);
         *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
         read
     }
@@ -420,7 +356,7 @@ impl<D: Units> Reader<D> {
     /// whole pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
-        let around = if self.pays() { self.new_around().memory() } else { 0 };
+        let around = self.ahead.memory(&self.data, &self.source);
         around / 4096 * 4096 + self.source.stream.as_ref().map_or(0, |stream| stream.room.iter().sum::<u64>())
     }
 
@@ -442,13 +378,8 @@ impl<D: Units> Reader<D> {
     /// it was asked for.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
-        let window = self.lock();
-        !window.missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
-    }
-
-    /// Locks the window. The lock may be poisoned: a panic leaves the window in a valid state.
-    fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+        let missing = self.ahead.lock().missing;
+        !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
     /// Fails if a file was written to since it was opened. For batches, it checks all files once per epoch. Groups have
@@ -459,7 +390,7 @@ impl<D: Units> Reader<D> {
             let mut files = self.data.extents(unit);
             return files.try_for_each(|extent| shards[extent?.file].file.check_unchanged());
         };
-        let checked = &mut self.lock().checked;
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if checked.is_none_or(|(last, _)| epoch > last) {
             let changed = shards.iter().position(|shard| shard.file.check_unchanged().is_err());
             *checked = Some((epoch, changed));
@@ -467,183 +398,15 @@ impl<D: Units> Reader<D> {
         let changed = checked.and_then(|(_, changed)| changed);
         changed.map_or(Ok(()), |file| shards[file].file.check_unchanged())
     }
-
-    /// Whether hints cover whole stretches around the records, and not only the records.
-    fn pays(&self) -> bool {
-        Around::pays(self.stride, self.world) && self.source.cached > 0
-    }
-
-    fn new_around(&self) -> Around {
-        let last = self.data.shards().last();
-        let bytes = last.map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
-        Around::new(if self.source.stream.is_some() { bytes.min(self.source.cached) } else { bytes })
-    }
-
-    /// Requests the next units. [`read`](Self::read) calls it before each read of `bytes` bytes and after it.
-    ///
-    /// Before the first read, it requests only the first unit, so that this unit does not wait for later ones. The
-    /// later ones are requested after the first read.
-    fn advance(&self, bytes: u64, before: bool, stats: &mut ReadStats) {
-        let mut window = self.lock();
-        let window = &mut *window;
-        if window.units.is_none() {
-            return;
-        }
-        let fresh = window.fresh;
-        if before {
-            window.used = window.used.saturating_add(bytes);
-        } else if !std::mem::take(&mut window.fresh) {
-            return;
-        }
-        let quiet = self.source.copied.is_counted() && self.source.stream.is_none();
-        if quiet && window.quiet >= IN_MEMORY {
-            // Hints are useless: all data is read through the page cache, and the last hints caused no disk read. Only
-            // count the units, and request nothing.
-            while window.told < window.used && window.pull(window.used, &self.data).is_some() {}
-            return;
-        }
-        let most = if before && fresh { 0 } else { self.prefetch };
-        let until = window.used.saturating_add(most);
-        let burst = bytes.saturating_mul(2).max(self.burst);
-        let until = until.min(window.told.saturating_add(burst)).max(window.used);
-        loop {
-            if let Some(stream) = self.source.stream.as_ref().filter(|_| !window.pending.is_empty()) {
-                stream.ask(&mut window.pending, window.used);
-            }
-            if !window.pending.is_empty() || window.told >= until {
-                break;
-            }
-            let Some(unit) = window.pull(until, &self.data) else { break };
-            self.ask(window, unit, stats);
-        }
-        if !window.ahead.is_empty() {
-            let asked = *stats;
-            cached::follow(self.data.shards(), &mut window.ahead, window.used, stats);
-            window.asked(&asked, stats);
-        }
-    }
-
-    /// Requests the bytes of a unit or of a part of it. For a windowed shuffle, requests the chunks that it adds to the
-    /// window.
-    fn ask(&self, window: &mut Window<D::Unit>, unit: D::Unit, stats: &mut ReadStats) {
-        let last = window.last.take();
-        if last.as_ref().is_none_or(|last| D::epoch(last) != D::epoch(&unit)) {
-            window.around.clear();
-        }
-        let mut windows = [self.share.windows, window.windowed];
-        let asked = self.data.ahead(&unit, last.as_ref(), &mut windows, |extent, how| {
-            self.ask_for(window, &extent, how);
-        });
-        window.windowed = windows[1];
-        window.last = Some(unit);
-        stats.failed += u64::from(asked.is_err());
-        if !window.hints.is_empty() {
-            let asked = *stats;
-            cached::hint(self.data.shards(), &mut window.hints, stats);
-            window.hints.clear();
-            window.asked(&asked, stats);
-        }
-    }
-
-    /// Divides an extent into the bytes to hint or to touch, which it adds to `hints` or `ahead`, and the bytes to
-    /// stream, which it adds to `pending`.
-    fn ask_for(&self, window: &mut Window<D::Unit>, extent: &Extent, how: Use) {
-        let shards = self.data.shards();
-        let (file, shard) = (extent.file, &shards[extent.file]);
-        let until = self.source.cached_until(shard);
-        let front = extent.bytes.start..extent.bytes.end.min(until);
-        let len = front.end.saturating_sub(front.start);
-        // Sequential extents get no hints: the kernel's own read-ahead makes larger requests, into larger pages of the
-        // cache. To keep the read-ahead going, points ahead of the read are touched.
-        if how == Use::InOrder {
-            if len <= FOLLOWED && self.source.copied.is_counted() {
-                let room = PIECES.saturating_sub(window.ahead.len());
-                window.ahead.extend(cached::points(file, &front, window.told).take(room));
-            }
-        } else if len > 0 {
-            if self.pays() && !window.around.has(1) {
-                window.around = self.new_around();
-            }
-            if len < cached::STRETCH && window.around.has(shard.before.saturating_add(front.end)) {
-                let limit = shard.bytes.start..shard.bytes.end.min(until);
-                let missing = window.around.missing(shard.before, &front, &limit);
-                window.hints.extend(missing.map(|bytes| Extent::new(file, bytes, 0)));
-            } else {
-                window.hints.push(Extent::new(file, front, 0));
-            }
-        }
-        let bytes = extent.bytes.start.max(until)..extent.bytes.end;
-        if let Some(stream) = self.source.stream.as_ref().filter(|_| !bytes.is_empty()) {
-            let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. Otherwise, leave out large extents: each is read directly into the slot.
-            let life = if let Use::Window(life) = how { life } else { 0 };
-            if life > 0 || self.source.is_streamed(stream, shards, &back) {
-                let life = life.saturating_add(stream.room[AHEAD]);
-                window.pending.push_back((back, window.told.saturating_add(life)));
-            }
-        }
-    }
-}
-
-impl<U: Clone> Window<U> {
-    /// Takes the next unit, or about as much of it as ends at position `until`.
-    fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
-        let unit = match self.rest.take() {
-            Some(rest) => rest,
-            None => self.units.as_mut()?.next()?,
-        };
-        let (part, rest) = data.split(unit, until.saturating_sub(self.told));
-        // Count at least 1 byte. Otherwise an endless list of units without bytes would be taken without end.
-        self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
-        self.rest = rest;
-        Some(part)
-    }
-
-    /// Updates the state after a hint or a touch. `before` and `after` are the statistics before and after it.
-    fn asked(&mut self, before: &ReadStats, after: &ReadStats) {
-        let missing = after.disk > before.disk;
-        self.quiet = if missing { 0 } else { self.quiet + after.hinted - before.hinted };
-        self.missing = missing || self.missing && self.quiet < IN_MEMORY;
-    }
-
-    /// Resumes hints after a read had to wait for the disk. If hints had stopped, requested pages may have left the
-    /// cache since, so all stretches may be requested again.
-    fn missed(&mut self) {
-        if self.quiet >= IN_MEMORY {
-            self.around.clear();
-        }
-        self.quiet = 0;
-    }
-}
-
-impl<U> Default for Window<U> {
-    fn default() -> Self {
-        Self {
-            units: None,
-            rest: None,
-            told: 0,
-            used: 0,
-            fresh: false,
-            last: None,
-            windowed: false,
-            around: Around::default(),
-            ahead: VecDeque::new(),
-            pending: VecDeque::new(),
-            hints: Vec::new(),
-            quiet: 0,
-            missing: false,
-            checked: None,
-        }
-    }
 }
 
 impl<D: Units> fmt::Debug for Reader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, choice, prefetch, .. } = self;
+        let Self { data, choice, ahead, .. } = self;
         f.debug_struct("Reader")
             .field("data", data)
             .field("choice", choice)
-            .field("prefetch", prefetch)
+            .field("prefetch", &ahead.prefetch)
             .finish_non_exhaustive()
     }
 }

@@ -420,7 +420,7 @@ fn a_readers_memory_does_not_grow_with_the_data() {
                 assert_eq!(reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap(), out.len());
             }
             assert!(out.iter().all(|&byte| byte == 0));
-            let around = reader.lock().around.asked.len() as u64 * 8;
+            let around = reader.ahead.lock().around.asked.len() as u64 * 8;
             let tib = files.iter().sum::<u64>() >> 40;
             println!("{tib} TiB, {mode:?}: {} bytes, {around} of them a list", reader.memory());
             assert!(reader.memory() <= most && around <= 4 << 20, "{mode:?}: {} {around}", reader.memory());
@@ -756,7 +756,7 @@ fn the_window_keeps_its_length() {
                 let first = if used == 0 { bytes } else { told };
                 used += bytes;
                 told = used.max(used.saturating_add(window).min(first + 2 * bytes)).min(all).max(told);
-                assert_eq!(reader.lock().told, told, "{tail:?} {start} {window} {}", batch.step());
+                assert_eq!(reader.ahead.lock().told, told, "{tail:?} {start} {window} {}", batch.step());
             }
         }
     }
@@ -770,7 +770,8 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
         let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
         let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
         // With so many ranks, hints are only for the records themselves and not for the bytes around them.
-        let reader = Reader { world: 1000, ..reader };
+        let mut reader = reader;
+        reader.ahead.world = 1000;
         for number in 0..2 {
             check_without_preads(&reader, plan.clone(), number);
         }

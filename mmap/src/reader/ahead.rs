@@ -1,0 +1,263 @@
+//! Requests the bytes of the next units ahead of their reads: hints to the kernel, touches of sequential files, requests
+//! of the stream. Decides how far ahead.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::cached::{self, Around, Point};
+use super::source::Source;
+use super::stats::ReadStats;
+use super::stream::AHEAD;
+use super::units::{Units, Use};
+use crate::ranges::{Extent, Shard};
+use crate::system::PIECES;
+
+/// The reader takes the files to be in memory after it found this many bytes in the page cache without a gap. This is
+/// more than the kernel reads ahead at a time, which is 8 MiB on some disks. The reader also stops its hints after this
+/// many bytes of hints that caused no disk read. It resumes them when a read has to wait for the disk.
+pub(super) const IN_MEMORY: u64 = 16 << 20;
+
+/// The reader does not touch points ahead of sequential extents longer than this. The kernel reads a long extent in
+/// requests as large as the disk takes, and the time between two reads is short in comparison.
+const FOLLOWED: u64 = 1 << 20;
+
+/// What a reader requests ahead.
+pub(super) struct Ahead<D: Units> {
+    /// The prefetch window, in bytes.
+    pub(super) prefetch: u64,
+    /// One read requests at most this many bytes of the next units, or twice its own size if that is more.
+    burst: u64,
+    /// Bytes from the start of a record to the start of the next.
+    pub(super) stride: u64,
+    /// The number of ranks. In an epoch, the reader reads one of `world` records.
+    pub(super) world: u64,
+    /// Whether whole chunks of a windowed shuffle are requested.
+    windows: bool,
+    window: Mutex<Window<D::Unit>>,
+}
+
+/// The next units, and how much of them was requested. A position is a number of bytes of units since
+/// [`Reader::begin`](super::Reader::begin).
+pub(super) struct Window<U> {
+    /// The units that were not requested yet. `None`: there is no list, and nothing is prefetched.
+    units: Option<Box<dyn Iterator<Item = U> + Send>>,
+    /// The rest of a unit of which only the front was requested.
+    rest: Option<U>,
+    /// The position up to which units were requested.
+    pub(super) told: u64,
+    /// The position up to which units were read, including the unit that is being read.
+    used: u64,
+    /// `true` until the first read after `begin` has ended. Until then, only the first unit is requested.
+    fresh: bool,
+    /// The last unit that was requested.
+    last: Option<U>,
+    /// Whether whole chunks were requested for `last`, and not only its own records.
+    windowed: bool,
+    /// The stretches around records that were requested in this epoch.
+    pub(super) around: Around,
+    /// Points of sequential extents that were not touched yet.
+    points: VecDeque<Point>,
+    /// Extents for which the stream has no room yet. Each has the position at which it is not needed any more.
+    pending: VecDeque<(Extent, u64)>,
+    /// Extents for the next hint. The list is empty between calls, and is kept to reuse its memory.
+    hints: Vec<Extent>,
+    /// Bytes of hints since the last disk read.
+    quiet: u64,
+    /// Whether hints caused a disk read. It becomes `false` after [`IN_MEMORY`] bytes of hints that caused none.
+    pub(super) missing: bool,
+}
+
+impl<D: Units> Ahead<D> {
+    pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
+        let window = Mutex::new(Window::new(None));
+        Self { prefetch, burst, stride: u64::MAX, world: 1, windows, window }
+    }
+
+    /// Locks the window. The lock may be poisoned: a panic leaves the window in a valid state.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the list of the next units.
+    pub(super) fn begin(&self, source: &Source, units: Box<dyn Iterator<Item = D::Unit> + Send>) {
+        let mut window = self.lock();
+        if let Some(stream) = &source.stream {
+            stream.forget();
+        }
+        window.around.clear();
+        let (around, quiet, missing) = (std::mem::take(&mut window.around), window.quiet, window.missing);
+        *window = Window { fresh: true, around, quiet, missing, ..Window::new(Some(units)) };
+    }
+
+    /// Returns the most bytes of memory for the list of stretches.
+    pub(super) fn memory(&self, data: &D, source: &Source) -> u64 {
+        if self.pays(source) { new_around(data.shards(), source).memory() } else { 0 }
+    }
+
+    /// Whether hints cover whole stretches around the records, and not only the records.
+    const fn pays(&self, source: &Source) -> bool {
+        Around::pays(self.stride, self.world) && source.cached > 0
+    }
+
+    /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.
+    ///
+    /// Before the first read, it requests only the first unit, so that this unit does not wait for later ones. The
+    /// later ones are requested after the first read.
+    pub(super) fn advance(&self, data: &D, source: &Source, bytes: u64, before: bool, stats: &mut ReadStats) {
+        let mut window = self.lock();
+        let window = &mut *window;
+        if window.units.is_none() {
+            return;
+        }
+        let fresh = window.fresh;
+        if before {
+            window.used = window.used.saturating_add(bytes);
+        } else if !std::mem::take(&mut window.fresh) {
+            return;
+        }
+        let quiet = source.copied.is_counted() && source.stream.is_none();
+        if quiet && window.quiet >= IN_MEMORY {
+            // Hints are useless: all data is read through the page cache, and the last hints caused no disk read. Only
+            // count the units, and request nothing.
+            while window.told < window.used && window.pull(window.used, data).is_some() {}
+            return;
+        }
+        let most = if before && fresh { 0 } else { self.prefetch };
+        let until = window.used.saturating_add(most);
+        let burst = bytes.saturating_mul(2).max(self.burst);
+        let until = until.min(window.told.saturating_add(burst)).max(window.used);
+        loop {
+            if let Some(stream) = source.stream.as_ref().filter(|_| !window.pending.is_empty()) {
+                stream.ask(&mut window.pending, window.used);
+            }
+            if !window.pending.is_empty() || window.told >= until {
+                break;
+            }
+            let Some(unit) = window.pull(until, data) else { break };
+            self.ask(window, (data, source), unit, stats);
+        }
+        if !window.points.is_empty() {
+            let asked = *stats;
+            cached::follow(data.shards(), &mut window.points, window.used, stats);
+            window.asked(&asked, stats);
+        }
+    }
+
+    /// Requests the bytes of a unit or of a part of it. For a windowed shuffle, requests the chunks that it adds to the
+    /// window.
+    fn ask(&self, window: &mut Window<D::Unit>, of: (&D, &Source), unit: D::Unit, stats: &mut ReadStats) {
+        let (data, source) = of;
+        let last = window.last.take();
+        if last.as_ref().is_none_or(|last| D::epoch(last) != D::epoch(&unit)) {
+            window.around.clear();
+        }
+        let mut windows = [self.windows, window.windowed];
+        let asked = data.ahead(&unit, last.as_ref(), &mut windows, |extent, how| {
+            self.ask_for(window, (data.shards(), source), &extent, how);
+        });
+        window.windowed = windows[1];
+        window.last = Some(unit);
+        stats.failed += u64::from(asked.is_err());
+        if !window.hints.is_empty() {
+            let asked = *stats;
+            cached::hint(data.shards(), &mut window.hints, stats);
+            window.hints.clear();
+            window.asked(&asked, stats);
+        }
+    }
+
+    /// Divides an extent into the bytes to hint or to touch, which it adds to `hints` or `ahead`, and the bytes to
+    /// stream, which it adds to `pending`.
+    fn ask_for(&self, window: &mut Window<D::Unit>, of: (&[Shard], &Source), extent: &Extent, how: Use) {
+        let (shards, source) = of;
+        let (file, shard) = (extent.file, &shards[extent.file]);
+        let until = source.cached_until(shard);
+        let front = extent.bytes.start..extent.bytes.end.min(until);
+        let len = front.end.saturating_sub(front.start);
+        // Sequential extents get no hints: the kernel's own read-ahead makes larger requests, into larger pages of the
+        // cache. To keep the read-ahead going, points ahead of the read are touched.
+        if how == Use::InOrder {
+            if len <= FOLLOWED && source.copied.is_counted() {
+                let room = PIECES.saturating_sub(window.points.len());
+                window.points.extend(cached::points(file, &front, window.told).take(room));
+            }
+        } else if len > 0 {
+            if self.pays(source) && !window.around.has(1) {
+                window.around = new_around(shards, source);
+            }
+            if len < cached::STRETCH && window.around.has(shard.before.saturating_add(front.end)) {
+                let limit = shard.bytes.start..shard.bytes.end.min(until);
+                let missing = window.around.missing(shard.before, &front, &limit);
+                window.hints.extend(missing.map(|bytes| Extent::new(file, bytes, 0)));
+            } else {
+                window.hints.push(Extent::new(file, front, 0));
+            }
+        }
+        let bytes = extent.bytes.start.max(until)..extent.bytes.end;
+        if let Some(stream) = source.stream.as_ref().filter(|_| !bytes.is_empty()) {
+            let back = Extent { bytes, ..*extent };
+            // Stream all chunks of a window. Otherwise, leave out large extents: each is read directly into the slot.
+            let life = if let Use::Window(life) = how { life } else { 0 };
+            if life > 0 || source.is_streamed(stream, shards, &back) {
+                let life = life.saturating_add(stream.room[AHEAD]);
+                window.pending.push_back((back, window.told.saturating_add(life)));
+            }
+        }
+    }
+}
+
+/// The list of all stretches, none of them requested.
+fn new_around(shards: &[Shard], source: &Source) -> Around {
+    let last = shards.last();
+    let bytes = last.map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
+    Around::new(if source.stream.is_some() { bytes.min(source.cached) } else { bytes })
+}
+
+impl<U> Window<U> {
+    fn new(units: Option<Box<dyn Iterator<Item = U> + Send>>) -> Self {
+        Self {
+            units,
+            rest: None,
+            told: 0,
+            used: 0,
+            fresh: false,
+            last: None,
+            windowed: false,
+            around: Around::default(),
+            points: VecDeque::new(),
+            pending: VecDeque::new(),
+            hints: Vec::new(),
+            quiet: 0,
+            missing: false,
+        }
+    }
+
+    /// Takes the next unit, or about as much of it as ends at position `until`.
+    fn pull<D: Units<Unit = U>>(&mut self, until: u64, data: &D) -> Option<U> {
+        let unit = match self.rest.take() {
+            Some(rest) => rest,
+            None => self.units.as_mut()?.next()?,
+        };
+        let (part, rest) = data.split(unit, until.saturating_sub(self.told));
+        // Count at least 1 byte. Otherwise an endless list of units without bytes would be taken without end.
+        self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
+        self.rest = rest;
+        Some(part)
+    }
+
+    /// Updates the state after a hint or a touch. `before` and `after` are the statistics before and after it.
+    fn asked(&mut self, before: &ReadStats, after: &ReadStats) {
+        let missing = after.disk > before.disk;
+        self.quiet = if missing { 0 } else { self.quiet + after.hinted - before.hinted };
+        self.missing = missing || self.missing && self.quiet < IN_MEMORY;
+    }
+
+    /// Resumes hints after a read had to wait for the disk. If hints had stopped, requested pages may have left the
+    /// cache since, so all stretches may be requested again.
+    pub(super) fn missed(&mut self) {
+        if self.quiet >= IN_MEMORY {
+            self.around.clear();
+        }
+        self.quiet = 0;
+    }
+}
