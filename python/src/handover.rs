@@ -35,36 +35,6 @@ pub(crate) struct Item {
     state: Option<Py<PyAny>>,
 }
 
-/// The iterable, and the functions that are called for its items. The thread and the loop share it. It has the only
-/// reference to each of these Python objects; [`Items`] reports them to the garbage collector.
-struct Iterable {
-    /// Items that the loop has yet to receive, in order, those that were put back too. The slots of the ring are empty:
-    /// the ring only counts the items, because the garbage collector cannot look into it. A thread locks this for a few
-    /// instructions, and runs no Python code meanwhile.
-    made: Mutex<VecDeque<Item>>,
-    iterator: Object,
-    /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
-    send: Option<Object>,
-    /// A function that returns the state of the iterable.
-    states: Option<Object>,
-}
-
-impl Iterable {
-    fn objects(&self) -> impl Iterator<Item = &Object> {
-        iter::once(&self.iterator).chain(&self.send).chain(&self.states)
-    }
-
-    fn made(&self) -> MutexGuard<'_, VecDeque<Item>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Drops the items that nobody will receive, after it has released the lock: a drop may run Python code.
-    fn drop_made(&self) {
-        let made = mem::take(&mut *self.made());
-        drop(made);
-    }
-}
-
 /// Whoever has this may use the iterable. [`Making::join`] waits for its drop.
 struct Running(Arc<Making>);
 
@@ -94,7 +64,7 @@ struct Making {
     caller: Hold,
     /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
     /// early.
-    shared: OnceLock<Weak<iterate::Shared<Ahead>>>,
+    shared: OnceLock<Weak<Shared>>,
 }
 
 /// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins until
@@ -134,7 +104,7 @@ impl Hold {
 }
 
 impl Making {
-    fn shared(&self) -> Option<Arc<iterate::Shared<Ahead>>> {
+    fn shared(&self) -> Option<Arc<Shared>> {
         self.shared.get().and_then(Weak::upgrade)
     }
 
@@ -161,8 +131,7 @@ impl Making {
 pub(crate) struct Worker {
     // Dropped in this order: the pipe is told that the worker leaves, and then `join` that the iterable is free.
     driven: Mutex<Driven<Slots<(), ()>>>,
-    iterable: Arc<Iterable>,
-    making: Arc<Making>,
+    shared: Arc<Shared>,
     /// Set when the thread first asks. A thread that Ctrl-C kept from starting is not waited for.
     running: OnceLock<Running>,
     /// Whether the thread has used the iterable.
@@ -186,18 +155,18 @@ impl Worker {
 impl Worker {
     /// Wait until an item is wanted. False: no further one is, or the program is ending.
     fn next(&self, py: Python<'_>) -> bool {
-        self.running.get_or_init(|| Running::new(&self.making));
-        if self.making.stop.load(Ordering::SeqCst) {
+        let making = &self.shared.front.making;
+        self.running.get_or_init(|| Running::new(making));
+        if making.stop.load(Ordering::SeqCst) {
             return false;
         }
         // Most slots are free already: there is no reason to release the GIL.
         let found = self.try_next() || {
-            let (Making { thread, caller, .. }, mut driven) = (&*self.making, self.driven());
-            let driven = &mut *driven;
+            let driven = &mut *self.driven();
             let wait = || driven.next().map(pipe::Fill::suspend).is_some();
-            detached(py, || thread.pass(caller, wait))
+            detached(py, || making.thread.pass(&making.caller, wait))
         };
-        found && !self.making.stop.load(Ordering::Relaxed)
+        found && !making.stop.load(Ordering::Relaxed)
     }
 
     /// Whether an item is wanted now.
@@ -206,26 +175,18 @@ impl Worker {
         found == Poll::Ready(true)
     }
 
-    /// The iterable; None if it was collected.
-    fn iterator(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    /// The iterable, None if it was collected, a function that replaces an item before it is handed over, and one that
+    /// returns the state of the iterable.
+    fn parts(&self, py: Python<'_>) -> [Option<Py<PyAny>>; 3] {
         self.used.store(true, Ordering::Relaxed);
-        self.iterable.iterator.get(py)
-    }
-
-    /// A function that replaces an item before it is handed over.
-    fn send(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.iterable.send.as_ref().and_then(|send| send.get(py))
-    }
-
-    /// A function that returns the state of the iterable.
-    fn states(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.iterable.states.as_ref().and_then(|states| states.get(py))
+        let Ahead { iterator, send, states, .. } = &self.shared.front;
+        [Some(iterator), send.as_ref(), states.as_ref()].map(|object| object?.get(py))
     }
 
     /// Hand over an item, and the state of the iterable after it.
     #[pyo3(signature = (item, state=None))]
     fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>) {
-        self.iterable.made().push_back(Item { item, state });
+        self.shared.front.made().push_back(Item { item, state });
         self.end_fill(|fill| fill.commit(0));
     }
 
@@ -246,11 +207,12 @@ impl Worker {
 
     /// The iterable, if the loop has left it early, and drop what was made.
     fn left(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        if !self.making.stop.load(Ordering::Relaxed) {
+        let front = &self.shared.front;
+        if !front.is_stopped() {
             return None;
         }
-        self.iterable.drop_made();
-        if self.used.load(Ordering::Relaxed) { self.iterable.iterator.get(py) } else { None }
+        front.drop_made();
+        if self.used.load(Ordering::Relaxed) { front.iterator.get(py) } else { None }
     }
 }
 
@@ -290,9 +252,18 @@ impl Thread {
     }
 }
 
-/// The items that a thread makes, as a front.
+/// The items that a thread makes, as a front: the iterable, and the functions that are called for its items. It has the
+/// only reference to each of these Python objects; [`Items`] reports them to the garbage collector.
 pub(crate) struct Ahead {
-    iterable: Arc<Iterable>,
+    /// Items that the loop has yet to receive, in order, those that were put back too. The slots of the ring are empty:
+    /// the ring only counts the items, because the garbage collector cannot look into it. A thread locks this for a few
+    /// instructions, and runs no Python code meanwhile.
+    made: Mutex<VecDeque<Item>>,
+    iterator: Object,
+    /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
+    send: Option<Object>,
+    /// A function that returns the state of the iterable.
+    states: Option<Object>,
     making: Arc<Making>,
     /// The reports of the iterations that have ended.
     total: Arc<Mutex<twinbuf::Report>>,
@@ -309,13 +280,28 @@ pub(crate) struct Counts {
     granted: u64,
     /// The number of rounds that may be started: those for which `before` has run.
     asked: u64,
-    /// The number of items at the front of [`Iterable::made`] that were put back.
+    /// The number of items at the front of [`Ahead::made`] that were put back.
     put_back: usize,
 }
 
+type Shared = iterate::Shared<Ahead>;
 type State = iterate::State<Ahead>;
 
 impl Ahead {
+    fn objects(&self) -> impl Iterator<Item = &Object> {
+        iter::once(&self.iterator).chain(&self.send).chain(&self.states)
+    }
+
+    fn made(&self) -> MutexGuard<'_, VecDeque<Item>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the items that nobody will receive, after it has released the lock: a drop may run Python code.
+    fn drop_made(&self) {
+        let made = mem::take(&mut *self.made());
+        drop(made);
+    }
+
     fn is_stopped(&self) -> bool {
         self.making.stop.load(Ordering::Relaxed)
     }
@@ -351,21 +337,21 @@ impl Front for Ahead {
 
     fn received(&self, _: &mut State, _: Filled<(), ()>) -> Result<Option<Item>, Error> {
         // There is none if `close` or the end of the program has dropped it.
-        Ok(self.iterable.made().pop_front())
+        Ok(self.made().pop_front())
     }
 
     fn put_back(&self, state: &mut State, item: Item, again: bool) -> Option<Item> {
         if !again || self.is_stopped() {
             return Some(item);
         }
-        self.iterable.made().push_front(item);
+        self.made().push_front(item);
         state.own.put_back += 1;
         None
     }
 
     fn take_back(&self, state: &mut State) -> Option<Item> {
         state.own.put_back = state.own.put_back.checked_sub(1)?;
-        self.iterable.made().pop_front()
+        self.made().pop_front()
     }
 
     fn handed_out(&self, py: Python<'_>, Item { state, .. }: Item) {
@@ -424,7 +410,7 @@ impl Front for Ahead {
 /// The iterator that a loop has. Dropping it ends the thread.
 #[pyclass(frozen, weakref, module = "twinbuf._twinbuf", name = "_Items")]
 pub(crate) struct Items {
-    shared: Arc<iterate::Shared<Ahead>>,
+    shared: Arc<Shared>,
     items: Loop<Ahead>,
     /// What the thread drives, until the thread takes it; the loop's thread without overlap.
     worker: Mutex<Option<Py<Worker>>>,
@@ -459,7 +445,6 @@ impl Items {
         let (making, total) = (making.clone(), total.clone());
         let object = |object: Py<PyAny>| Object::new(object.bind(py));
         let (iterator, send, states) = (object(iterator.into_any()), send.map(object), states.map(object));
-        let iterable = Arc::new(Iterable { made: Mutex::default(), iterator, send, states });
         let all = rounds.unwrap_or(u64::MAX);
         let asked = if lockstep { 0 } else { all };
         let builder = pipe::builder(vec![(); depth]).driven().overlap(overlap);
@@ -469,16 +454,16 @@ impl Items {
         let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let mut pipe = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         pipe.begin(epoch, (0..all).map(|_| ()), 0);
-        let mut worker = None;
-        if let Some(driven) = pipe.driven().pop() {
-            let (driven, iterable, making) = (Mutex::new(driven), iterable.clone(), making.clone());
-            let (running, used) = (OnceLock::new(), AtomicBool::new(false));
-            worker = Some(Py::new(py, Worker { driven, iterable, making, running, used })?);
-        }
-        let front = Ahead { iterable, making: making.clone(), total, rounds: rounds.is_some(), place };
-        let own = Counts { asked, ..Counts::default() };
-        let shared = iterate::Shared::new(front, name, pipe, own);
-        making.shared.get_or_init(|| Arc::downgrade(&shared));
+        let driven = pipe.driven().pop();
+        let (made, rounds) = (Mutex::default(), rounds.is_some());
+        let front = Ahead { made, iterator, send, states, making, total, rounds, place };
+        let shared = iterate::Shared::new(front, name, pipe, Counts { asked, ..Counts::default() });
+        shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
+        let worker = driven.map(|driven| {
+            let (driven, shared) = (Mutex::new(driven), shared.clone());
+            Py::new(py, Worker { driven, shared, running: OnceLock::new(), used: AtomicBool::new(false) })
+        });
+        let worker = worker.transpose()?;
         let items = Loop::new(shared.clone(), None);
         items.begin(py, |state| {
             state.run = state.run.take().map_or(Run::Closed, |pipe| Run::Running(pipe::Items::owned(pipe)));
@@ -521,7 +506,7 @@ impl Items {
     fn close(&self) {
         if !self.shared.state.is_forked() {
             self.items.leave();
-            self.shared.front.iterable.drop_made();
+            self.shared.front.drop_made();
         }
     }
 
@@ -547,11 +532,11 @@ impl Items {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let Ahead { iterable, place, .. } = &self.shared.front;
-        iterable.objects().try_for_each(|object| object.traverse(&visit))?;
-        visit.call(place)?;
+        let front = &self.shared.front;
+        front.objects().try_for_each(|object| object.traverse(&visit))?;
+        visit.call(&front.place)?;
         // If another thread holds this lock, do not report the items: the collector then keeps them until its next run.
-        iterable.made.try_lock().map_or(Ok(()), |made| {
+        front.made.try_lock().map_or(Ok(()), |made| {
             made.iter().try_for_each(|Item { item, state, .. }| {
                 visit.call(item)?;
                 visit.call(state)
@@ -561,10 +546,10 @@ impl Items {
 
     /// The garbage collector calls this if nothing in use refers to the iterator: nobody wants another item.
     fn __clear__(&self) {
-        let Ahead { iterable, making, .. } = &self.shared.front;
-        making.stop.store(true, Ordering::Relaxed);
-        iterable.objects().for_each(Object::clear);
-        iterable.drop_made();
+        let front = &self.shared.front;
+        front.making.stop.store(true, Ordering::Relaxed);
+        front.objects().for_each(Object::clear);
+        front.drop_made();
     }
 }
 

@@ -116,14 +116,13 @@ def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], Non
 def _make(worker: _Worker) -> None:
     """Make one item. What it refers to is free again before the thread waits."""
     try:
-        iterator = worker.iterator()
+        iterator, send, states = worker.parts()
         if iterator is None:  # collected
             return worker.end()
         try:
             item = next(iterator)
         except StopIteration:
             return worker.end()
-        send, states = worker.send(), worker.states()
         if send is not None:
             item = send(item)
         worker.answer(item, None if states is None else states())
