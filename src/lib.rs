@@ -83,6 +83,7 @@
 /// Implements `Debug` for a type with fields that have none. Prints the given values, and `..` for the other fields.
 macro_rules! debug {
     ([$($generics:tt)*] $name:ident [$($arguments:tt)*], |$this:ident| $($field:ident: $value:expr),*) => {
+        #[automatically_derived]
         impl<$($generics)*> std::fmt::Debug for $name<$($arguments)*> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let $this = self;

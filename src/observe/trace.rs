@@ -217,10 +217,6 @@ impl TraceFile {
 }
 
 impl LoaderTrace {
-    pub(crate) fn path(&self) -> &Path {
-        &self.file.path
-    }
-
     /// Writes the closing bracket if no other loader uses the file. Returns the error that stopped the writing.
     pub(crate) fn close(self: Arc<Self>) -> Result<(), Error> {
         let Some(Self { file, .. }) = Arc::into_inner(self) else { return Ok(()) };

@@ -249,4 +249,4 @@ impl<R: Ring> Front for Pipe<R> {
 
 debug!([R: Ring] Pipe[R], |pipe|
     name: pipe.naming.loader, overlap: pipe.running.overlap,
-    trace: pipe.running.trace.as_ref().map(|trace| trace.path()));
+    trace: pipe.running.trace.is_some());
