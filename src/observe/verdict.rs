@@ -275,11 +275,18 @@ impl Report {
                 let busy = if self.kind == Kind::Ahead { String::new() } else { format!(" {busy}{part}.") };
                 format!("{waits}{busy}\n{cheaper}: that saves at most {wait_part} of the time.")
             }
-            Cause::Copies => format!(
-                "{waits} Copies to the device take {copy_part}, and loads {load_part}.\nSend fewer bytes, such as a smaller type: that \
-                 saves at most {} of the time.",
-                sums.part(copies.min(sums.waits))
-            ),
+            Cause::Copies => {
+                let rest = if copies < FULL * sums.waits && self.waits_for_device() {
+                    " The rest may be work on the device, which is not measured."
+                } else {
+                    ""
+                };
+                format!(
+                    "{waits} Copies to the device take {copy_part}, and loads {load_part}.{rest}\n\
+                     Send fewer bytes, such as a smaller type: that saves at most {} of the time.",
+                    sums.part(copies.min(sums.waits))
+                )
+            }
             Cause::Both => format!(
                 "{waits} Loads or copies take {}, and the use {use_part}.\n\
                  Only both faster saves more than {wait_part}: keep the settings.",
