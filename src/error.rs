@@ -180,7 +180,8 @@ pub enum Error {
         /// The error of the crate `twinbuf-cuda`.
         source: BoxError,
     },
-    /// The requested field does not exist in the batch, or it has another type.
+    /// The requested field does not exist in the batch, it has another type, or its bytes are no whole number of values of
+    /// the requested type, or misaligned for it.
     #[error("{at}: field {field}: wanted {wanted}, found {found}")]
     Field {
         /// The batch.
@@ -192,7 +193,8 @@ pub enum Error {
         /// The field or the type that was requested.
         found: String,
     },
-    /// The requested tensor does not exist in the group, its name is ambiguous, or it has another type.
+    /// The requested tensor does not exist in the group, its name is ambiguous, it has another type, or its bytes are no
+    /// whole number of values of the requested type, or misaligned for it.
     #[error("{at}: tensor {name:?}: wanted {wanted}, found {found}")]
     Tensor {
         /// The group: pass and step.
@@ -203,17 +205,6 @@ pub enum Error {
         wanted: String,
         /// How many of the group's tensors match the requested name, as text, or the type that the caller requested.
         found: String,
-    },
-    /// The bytes cannot be read as values of the requested type: the size is not a multiple of the type's size, or
-    /// the bytes are misaligned.
-    #[error("{at}: wanted a whole number of {wanted}, found {found} bytes")]
-    Cast {
-        /// The batch.
-        at: At,
-        /// The name of the requested type.
-        wanted: &'static str,
-        /// The size of the data in bytes.
-        found: usize,
     },
     /// The slots need more memory than the limit has left.
     #[error(

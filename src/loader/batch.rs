@@ -174,9 +174,8 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// - [`Error::Field`]: `T` does not match the field's type, or the batch has several fields.
-    /// - [`Error::Cast`]: the size of the batch is not a multiple of the size of `T`, or the bytes are not aligned
-    ///   for `T`.
+    /// [`Error::Field`]: `T` does not match the field's type, the batch has several fields, or its size is not a multiple of
+    /// the size of `T`, or the bytes are not aligned for `T`.
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&[T], Error> {
         self.count_fields(1)?;
         self.field(0)
@@ -187,11 +186,11 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// The errors of [`cast`](Self::cast): [`Error::Field`] and [`Error::Cast`].
+    /// [`Error::Field`], as for [`cast`](Self::cast).
     pub fn cast_mut<T: AnyBitPattern + NoUninit>(&mut self) -> Result<&mut [T], Error> {
         self.count_fields(1)?;
         let range = self.field_range::<T>(0)?;
-        let error = self.not_whole::<T>(range.len());
+        let error = self.not_whole::<T>(0, range.len());
         bytemuck::try_cast_slice_mut(&mut self[range]).map_err(|_| error)
     }
 
@@ -204,10 +203,8 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// - [`Error::Field`]: the number of types differs from the number of fields, or a type does not match the
-    ///   field's type after the transforms.
-    /// - [`Error::Cast`]: the size of a field is not a multiple of the size of its type, or the field is not aligned
-    ///   for it.
+    /// [`Error::Field`]: the number of types differs from the number of fields, a type does not match the field's type
+    /// after the transforms, or the size of a field is not a multiple of the size of its type, or not aligned for it.
     pub fn fields<F: Numbers>(&self) -> Result<F::Slices<'_>, Error> {
         F::of(self)
     }
@@ -217,12 +214,11 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// - [`Error::Field`]: the field does not exist, or `T` does not match its type.
-    /// - [`Error::Cast`]: the size of the field is not a multiple of the size of `T`, or the field is not aligned
-    ///   for `T`.
+    /// [`Error::Field`]: the field does not exist, `T` does not match its type, or its size is not a multiple of the size
+    /// of `T`, or the field is not aligned for `T`.
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&[T], Error> {
         let bytes = &self[self.field_range::<T>(field)?];
-        bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(bytes.len()))
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.not_whole::<T>(field, bytes.len()))
     }
 
     /// Returns the bytes of one record. `record` is the index in the batch, from 0. If the batch has several fields,
@@ -340,8 +336,9 @@ impl Batch {
         for_slot(len, layout.taken.as_ref())
     }
 
-    fn not_whole<T>(&self, found: usize) -> Error {
-        Error::Cast { at: self.at(), wanted: type_name::<T>(), found }
+    fn not_whole<T>(&self, field: usize, found: usize) -> Error {
+        let wanted = format!("a whole number of {}", type_name::<T>());
+        Error::Field { at: self.at(), field, wanted, found: format!("{found} bytes") }
     }
 
     /// Returns the range of a record in its field. `None` if there is no such record.
@@ -377,7 +374,7 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Batch::cast`]: [`Error::Field`] and [`Error::Cast`].
+    /// [`Error::Field`], as for [`Batch::cast`].
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
         self.batch.count_fields(1)?;
         self.field(0)
@@ -388,14 +385,14 @@ impl<'b> MiniBatch<'b> {
     ///
     /// # Errors
     ///
-    /// The errors of [`Batch::field`]: [`Error::Field`] and [`Error::Cast`].
+    /// [`Error::Field`], as for [`Batch::field`].
     pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
         let all = self.batch.field_range::<T>(field)?;
         let place = |record: u64| self.batch.place(field, usize::try_from(record).ok()?);
         let own = place(self.records.start).zip(place(self.records.end - 1));
         let own = own.map(|(first, last)| all.start + first.start..all.start + last.end);
         let bytes = own.and_then(|own| self.batch.get(own)).unwrap_or_default();
-        bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(bytes.len()))
+        bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(field, bytes.len()))
     }
 }
 
@@ -409,7 +406,7 @@ pub trait Numbers {
     ///
     /// # Errors
     ///
-    /// The errors of [`Batch::fields`]: [`Error::Field`] and [`Error::Cast`].
+    /// [`Error::Field`], as for [`Batch::fields`].
     fn of(batch: &Batch) -> Result<Self::Slices<'_>, Error>;
 }
 

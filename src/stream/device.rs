@@ -1,6 +1,5 @@
 //! Groups of tensors in device memory.
 
-use std::any::type_name;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use twinbuf_cuda::{Element, Lease};
 use twinbuf_mmap::Tensor;
 
 use super::StreamBuilder;
-use super::group::{Group, Place, check};
+use super::group::{Group, Place, check, not_whole};
 use crate::error::Error;
 use crate::pipe::device::Cuda;
 use crate::pipe::ring::Header;
@@ -112,16 +111,14 @@ impl<'g> DeviceView<'g> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Tensor`]: `T` does not match the element type.
-    /// - [`Error::Cast`]: the size is not a multiple of the size of `T`, or the bytes are not aligned for `T`.
+    /// - [`Error::Tensor`]: `T` does not match the element type, the size is not a multiple of the size of `T`, or the bytes
+    ///   are not aligned for `T`.
     /// - [`Error::Device`]: the other errors of [`Lease::on`].
     pub fn on<T: Element>(&self, stream: &Arc<CudaStream>) -> Result<twinbuf_cuda::View<'g, T>, Error> {
         let at = &self.group.at;
         check::<T>(self.tensor, at)?;
         self.group.lease().on_range(self.range(), stream).map_err(|error| match error {
-            twinbuf_cuda::Error::Option { .. } => {
-                Error::Cast { at: at.clone(), wanted: type_name::<T>(), found: self.range.len() }
-            }
+            twinbuf_cuda::Error::Option { .. } => not_whole::<T>(self.tensor, at),
             error => Error::Device(error.into()),
         })
     }

@@ -157,15 +157,12 @@ impl<'g> View<'g> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Tensor`]: `T` does not match the element type.
-    /// - [`Error::Cast`]: the size is not a multiple of the size of `T`, or the bytes are not aligned for `T`. For
-    ///   element types without a Rust equivalent, the file aligns a tensor only to 1 byte (safetensors) or 32 bytes
-    ///   (GGUF).
+    /// [`Error::Tensor`]: `T` does not match the element type, the size is not a multiple of the size of `T`, or the bytes
+    /// are not aligned for `T`. For element types without a Rust equivalent, the file aligns a tensor only to 1 byte
+    /// (safetensors) or 32 bytes (GGUF).
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'g [T], Error> {
         check::<T>(self.tensor, self.at)?;
-        let not_whole =
-            |_| Error::Cast { at: self.at.clone(), wanted: type_name::<T>(), found: self.bytes.len() };
-        bytemuck::try_cast_slice(self.bytes).map_err(not_whole)
+        bytemuck::try_cast_slice(self.bytes).map_err(|_| not_whole::<T>(self.tensor, self.at))
     }
 }
 
@@ -176,6 +173,12 @@ pub(super) fn check<T: AnyBitPattern>(tensor: &Tensor, at: &At) -> Result<(), Er
     }
     let (name, wanted) = (tensor.name().to_string(), tensor.to_string());
     Err(Error::Tensor { at: at.clone(), name, wanted, found: type_name::<T>().to_string() })
+}
+
+/// The error of bytes that are no whole number of aligned `T`.
+pub(super) fn not_whole<T>(tensor: &Tensor, at: &At) -> Error {
+    let (name, wanted) = (tensor.name().to_string(), format!("a whole number of {}", type_name::<T>()));
+    Error::Tensor { at: at.clone(), name, wanted, found: format!("{} bytes", tensor.len()) }
 }
 
 impl Deref for View<'_> {

@@ -135,7 +135,7 @@ fn other_types_and_other_numbers_of_fields_are_refused() {
         (batch.field_type(2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
         (
             batch.field::<[u8; 5]>(0).map(drop),
-            "epoch 0, step 0: wanted a whole number of [u8; 5], found 24 bytes",
+            "epoch 0, step 0: field 0: wanted a whole number of [u8; 5], found 24 bytes",
         ),
     ];
     for (found, wanted) in refused {

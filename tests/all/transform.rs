@@ -165,7 +165,7 @@ fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
         batch.cast::<f32>().map(<[f32]>::len).map_err(|error| error.to_string())
     };
     assert_eq!(first(12), Ok(3));
-    let error = "epoch 0, step 0: wanted a whole number of f32, found 10 bytes";
+    let error = "epoch 0, step 0: field 0: wanted a whole number of f32, found 10 bytes";
     assert_eq!(first(10).unwrap_err(), error);
 }
 
