@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
 use super::history::{History, Seen};
-use super::log::{self, Event, Interval, LoadTimes, Ticket, What};
+use super::log::{self, Event, Freed, Interval, LoadTimes, Ticket, What};
 use super::report::{Kind, Report, Settings};
 use super::trace::{Trace, Track};
 use crate::error::Error;
@@ -152,8 +152,12 @@ impl Recorder {
         self.report.received(bytes, load.io_calls);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(self.wait, ticket, (asked, now), bytes);
-        let outside = load.end.min(self.away.1).saturating_duration_since(load.start.max(self.away.0));
-        self.report.parts.outside += outside;
+        let away =
+            |from: Instant, to: Instant| to.min(self.away.1).saturating_duration_since(from.max(self.away.0));
+        self.report.parts.outside += away(load.start, load.end);
+        if let Some(Freed { at, .. }) = load.freed.filter(|freed| freed.at > load.since) {
+            self.report.parts.full += (at - load.since).saturating_sub(away(load.since, at));
+        }
         self.report.waits(first, now.saturating_duration_since(asked), self.history.kept(load), load);
         self.history.received(ticket, load, asked, now);
         self.track.iter_mut().for_each(|track| track.write_if_due(now));

@@ -166,6 +166,8 @@ pub(super) struct Parts {
     pub(super) helped: Duration,
     /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
     pub(super) outside: Duration,
+    /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
+    pub(super) full: Duration,
 }
 
 /// The kind of the items of a pipe or of a loop.
@@ -317,8 +319,8 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts { start_waits, start_loads, held, helped, outside, .. } = &mut self.parts;
-        let parts = [start_waits, start_loads, held, helped, outside];
+        let Parts { start_waits, start_loads, held, helped, outside, full, .. } = &mut self.parts;
+        let parts = [start_waits, start_loads, held, helped, outside, full];
         let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
         let all = [wall, transform, transfer, &mut reading.hint_time];

@@ -27,7 +27,7 @@ enum Cause {
     Use,
     /// Loads and uses alternate, because overlap is off.
     InTurn,
-    /// The workers load nearly all the time.
+    /// The workers load nearly all the time, or all the time in which they get a processor.
     Loads,
     Copies,
     /// The workers load nearly all the time, and the caller uses batches nearly all the time.
@@ -56,6 +56,8 @@ struct Sums {
     copies: f64,
     /// The waits in which a slot was kept that a load waited for.
     held: f64,
+    /// How long one worker waited for slots to be freed, on average.
+    full: f64,
 }
 
 impl Sums {
@@ -77,6 +79,7 @@ impl Sums {
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
             copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),
+            full: parts.full.as_secs_f64() / settings.workers.max(1) as f64,
         }
     }
 
@@ -95,8 +98,10 @@ impl Sums {
             // What makes the items ahead is not seen: only its waits are known.
             () if report.kind == Kind::Ahead => Cause::Loads,
             () if copies > loads.max(used) => Cause::Copies,
-            () if loads > used => Cause::Longer,
-            () => Cause::Late,
+            () if loads <= used => Cause::Late,
+            // When slots of a device are freed is not known.
+            () if self.full > SMALL * wall || report.transfer_bytes > 0 => Cause::Longer,
+            () => Cause::Loads,
         }
     }
 
@@ -131,7 +136,7 @@ impl Report {
     /// | the caller waits for less than 5 % of the time | [`ComputeBound`](Verdict::ComputeBound) |
     /// | overlap is off | the longer of load and use; [`Balanced`](Verdict::Balanced) if it is less than 1.25 times as long |
     /// | copies to the device take 90 % of the time, or more than loads and use | [`TransferBound`](Verdict::TransferBound) |
-    /// | each worker loads for 90 % of the time | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound); `Balanced` if the use takes 90 % too |
+    /// | each worker loads for 90 % of the time, or for more time than the use takes and does not wait for slots | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound); `Balanced` if the use takes 90 % too |
     /// | in half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
     /// | on a device, neither loads nor copies take as long as the caller waits, and loads wait for slots | `ComputeBound`: by work that the caller enqueued |
     /// | loads take more time than the use | the largest part of loads |
@@ -235,6 +240,10 @@ impl Report {
             workers => {
                 format!("Each of {workers} loading threads is busy for {load_part} of the time, on average")
             }
+        };
+        let busy = match loads {
+            _ if loads >= FULL * sums.wall || cause != Cause::Loads => busy,
+            _ => format!("{busy}, and waits for free slots for {}", sums.part(sums.full)),
         };
         let waits = format!("the loop waits for {units} for {wait_part} of the time.");
         let without = if start > 0.0 { "without the start, " } else { "" };

@@ -38,6 +38,12 @@ fn enqueued(copies: u64) -> Report {
     found
 }
 
+/// The same, but the worker waits for slots to be freed.
+fn full(mut report: Report) -> Report {
+    report.parts.full = ms(100);
+    report
+}
+
 /// Checks the verdict, and that each of these is in the advice, which has two to four lines.
 #[track_caller]
 fn says(report: &Report, verdict: Verdict, words: &[&str]) {
@@ -222,9 +228,12 @@ fn loads_that_come_late_now_and_then_need_slots() {
     ];
     says(&report(800, 200, 680), Verdict::Balanced, &words);
     let words = ["On average a load takes 60.00 ms and a use 30.00 ms, but", "`depth(5)`", "at most 25 %"];
+    says(&full(report(300, 500, 600)), Verdict::LoadBound, &words);
+    // More slots are no help to a worker that has them.
+    let words = ["busy for 75 % of the time, and waits for free slots for 0.0 %", "Try: `workers(2)`"];
     says(&report(300, 500, 600), Verdict::LoadBound, &words);
     // A caller that helps may do more of the loads.
-    let mut helped = report(300, 500, 600);
+    let mut helped = full(report(300, 500, 600));
     helped.parts.helped = ms(100);
     says(&helped, Verdict::LoadBound, &["`depth(5)`", "at most 62 %"]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
@@ -273,6 +282,22 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
         (5, Some((9, 50)), 0),   // a batch that is forgotten
     ] {
         assert_eq!(history.kept(&load(since, freed)), ms(kept), "{since} {freed:?}");
+    }
+}
+
+/// Until it is freed, and not until the worker gets a processor.
+#[test]
+fn a_worker_waits_for_a_slot_until_that_is_freed() {
+    let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
+    let mut recorder = Recorder::new(None, What::Wait, &Breakdown::off(), empty, false);
+    let created = Instant::now();
+    let at = |ms: u64| created + Duration::from_millis(ms);
+    recorder.asked(Ticket::default(), at(0), None);
+    for (since, freed, full) in [(10, Some(30), 20), (10, Some(5), 20), (40, None, 20), (45, Some(46), 21)] {
+        let freed = freed.map(|freed| Freed { number: 0, at: at(freed) });
+        let load = LoadTimes { since: at(since), freed, ..LoadTimes::new(at(50)) };
+        recorder.received(Ticket::default(), 0, &load, at(60), None);
+        assert_eq!(recorder.report.parts.full, ms(full));
     }
 }
 
@@ -347,7 +372,7 @@ fn the_guide_has_a_report_for_each_verdict() {
         in_turn(300, 700),
         parts(disk, report(120, 880, 970)),
         report(120, 880, 970),
-        report(300, 500, 600),
+        full(report(300, 500, 600)),
         part(600, report(120, 880, 970)),
         kind(Kind::Rounds, report(120, 880, 970)),
         report(100, 900, 300).with_transfers(10, ms(950), 1 << 20),
