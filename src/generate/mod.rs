@@ -298,7 +298,8 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         let Self { pipe, before, base, next, end, granted, started, .. } = self;
         *granted = match before {
             Some(hook) if granted == next => {
-                run(hook, pipe, *next)?;
+                let at = || pipe.at(Place { epoch: *next, ..Place::default() });
+                hook(*next).map_err(|source| Error::Hook { at: at(), source })?;
                 *next + 1
             }
             None if *granted < *end => *end,
@@ -313,12 +314,6 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
         pipe.grant_since(*granted - base, *started);
         Ok(true)
     }
-}
-
-/// Runs a hook, and adds the round to its error.
-fn run<T: Send + 'static>(hook: &mut Hook<'_>, pipe: &Pipe<Slots<T, u64>>, round: u64) -> Result<(), Error> {
-    let at = || pipe.at(Place { epoch: round, ..Place::default() });
-    hook(round).map_err(|source| Error::Hook { at: at(), source })
 }
 
 impl<T: Send + 'static> Front for Generator<'_, T> {

@@ -142,12 +142,9 @@ impl Breakdown {
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        if !self.is_on() {
-            return work();
-        }
-        let start = self.start();
+        let Some(start) = self.start() else { return work() };
         let result = work();
-        self.end_phase(name, start);
+        self.end_phase(name, &start);
         result
     }
 
@@ -156,8 +153,8 @@ impl Breakdown {
         Some(Start { at: Instant::now(), validation: inner.validation_began(), validated: inner.validated })
     }
 
-    fn end_phase(&self, name: &'static str, start: Option<Start>) {
-        let (Some(mut inner), Some(start)) = (self.lock(), start) else { return };
+    fn end_phase(&self, name: &'static str, start: &Start) {
+        let Some(mut inner) = self.lock() else { return };
         let validation = inner.validation_began();
         // The time of validations since the phase started does not count: move the start later by that time.
         let at = start.at + (inner.validated - start.validated);

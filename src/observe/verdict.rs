@@ -229,10 +229,9 @@ impl Report {
     fn in_words(&self, sums: &Sums) -> String {
         let (verdict, cause) = (self.verdict_of(sums), sums.cause(self));
         let Sums { start, used, loads, copies, .. } = *sums;
-        let batches = self.batches.max(1) as f64;
-        let each = |seconds: f64| time(Duration::from_secs_f64(seconds / batches));
-        let [use_part, wait_part, load_part] = [used, sums.waits, loads].map(|time| sums.part(time));
-        let copy_part = sums.part(copies);
+        let each = |seconds: f64| time(Duration::from_secs_f64(seconds / self.batches as f64));
+        let [use_part, wait_part, load_part, copy_part] =
+            [used, sums.waits, loads, copies].map(|time| sums.part(time));
         let names = [(Kind::Rounds, "rounds"), (Kind::Groups, "groups")];
         let units = names.iter().find(|(kind, _)| *kind == self.kind).map_or("batches", |(_, name)| name);
         let busy = match self.settings.workers {
@@ -241,47 +240,43 @@ impl Report {
                 format!("Each of {workers} loading threads is busy for {load_part} of the time, on average")
             }
         };
-        let busy = match loads {
-            _ if loads >= FULL * sums.wall || cause != Cause::Loads => busy,
-            _ => format!("{busy}, and waits for free slots for {}", sums.part(sums.full)),
-        };
         let waits = format!("the loop waits for {units} for {wait_part} of the time.");
         let without = if start > 0.0 { "without the start, " } else { "" };
         // On a device, the caller may only enqueue work.
-        let on_device = self.transfer_bytes > 0;
-        let use_part =
-            if on_device { format!("{use_part}, without work it only enqueued") } else { use_part };
+        let only = if self.transfer_bytes > 0 { ", without work it only enqueued" } else { "" };
+        let use_part = use_part + only;
+        let uses =
+            format!("the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}.");
         let why = match cause {
             Cause::Few => {
                 let found = count(self.batches, "batch is", "batches are");
                 return format!("{verdict}: {found} too few for a verdict. It takes {LEAST}.");
             }
-            Cause::Use => {
-                let keep = format!("\nA faster loader saves at most {wait_part}: keep the settings.");
-                let keep = if start > 0.0 { "" } else { &keep };
-                format!(
-                    "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}.{keep}"
-                )
-            }
-            Cause::InTurn => format!(
-                "the loop waits for {units} for {wait_part} of the time, and uses them for {use_part}. Overlap is off: it \
-                 does one after the other."
-            ),
+            Cause::Use if start > 0.0 => uses,
+            Cause::Use => format!("{uses}\nA faster loader saves at most {wait_part}: keep the settings."),
+            Cause::InTurn => format!("{uses} Overlap is off: it does one after the other."),
             Cause::Loads => {
                 let part = match (verdict, self.kind) {
                     (Verdict::DiskBound, _) => ", and most bytes came from a disk",
                     (Verdict::TransformBound, _) => ", most of it with the transform",
                     _ => "",
                 };
+                let mut busy = format!(" {busy}{part}.");
+                if loads < FULL * sums.wall {
+                    let full = sums.part(sums.full);
+                    busy += &format!(
+                        " Waits for free slots take {full}: in the rest, other programs may have the processor."
+                    );
+                }
                 let cheaper = match self.kind {
-                    Kind::Batches => return format!("{verdict}: {without}{waits} {busy}{part}."),
+                    Kind::Batches => return format!("{verdict}: {without}{waits}{busy}"),
                     Kind::Ahead => {
                         "The workers of the iterable make them: start more, or make loading cheaper"
                     }
                     Kind::Rounds => "Make the closure faster",
                     Kind::Items | Kind::Groups => "Make loading cheaper",
                 };
-                let busy = if self.kind == Kind::Ahead { String::new() } else { format!(" {busy}{part}.") };
+                let busy = if self.kind == Kind::Ahead { "" } else { &*busy };
                 format!("{waits}{busy}\n{cheaper}: that saves at most {wait_part} of the time.")
             }
             Cause::Copies => {

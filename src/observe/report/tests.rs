@@ -230,7 +230,8 @@ fn loads_that_come_late_now_and_then_need_slots() {
     let words = ["On average a load takes 60.00 ms and a use 30.00 ms, but", "`depth(5)`", "at most 25 %"];
     says(&full(report(300, 500, 600)), Verdict::LoadBound, &words);
     // More slots are no help to a worker that has them.
-    let words = ["busy for 75 % of the time, and waits for free slots for 0.0 %", "Try: `workers(2)`"];
+    let words =
+        ["busy for 75 % of the time. Waits for free slots take 0.0 %: in the rest,", "Try: `workers(2)`"];
     says(&report(300, 500, 600), Verdict::LoadBound, &words);
     // A caller that helps may do more of the loads.
     let mut helped = full(report(300, 500, 600));
