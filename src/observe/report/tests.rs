@@ -374,6 +374,7 @@ fn the_guide_has_a_report_for_each_verdict() {
         parts(disk, report(120, 880, 970)),
         report(120, 880, 970),
         full(report(300, 500, 600)),
+        report(300, 500, 600),
         part(600, report(120, 880, 970)),
         kind(Kind::Rounds, report(120, 880, 970)),
         report(100, 900, 300).with_transfers(10, ms(950), 1 << 20),
@@ -382,6 +383,7 @@ fn the_guide_has_a_report_for_each_verdict() {
         report(950, 60, 950),
         parts(starts, report(500, 340, 430)),
         enqueued(300),
+        enqueued(700),
     ];
     let text = |report: Report| {
         format!(
