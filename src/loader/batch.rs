@@ -197,7 +197,7 @@ impl Batch {
     /// Returns all fields of a batch with several data sets ([`Fields`](crate::loader::Fields)) as slices, without a
     /// copy: `let (x, y) = batch.fields::<(f32, i64)>()?;`
     ///
-    /// `F` is a tuple with one element type per field, for one to four fields. `u8` is valid for every field.
+    /// `F` is a tuple with one element type per field, for two to four fields. `u8` is valid for every field.
     /// [`field_type`](Self::field_type) returns the declared type of a field. [`cast`](Self::cast) states the rules
     /// for types. Each slice holds the field's data of all records, one record after another.
     ///
@@ -396,7 +396,7 @@ impl<'b> MiniBatch<'b> {
     }
 }
 
-/// A tuple of element types, one per field of a batch; see [`Batch::fields`]. Implemented for tuples of one to four
+/// A tuple of element types, one per field of a batch; see [`Batch::fields`]. Implemented for tuples of two to four
 /// types.
 pub trait Numbers {
     /// A tuple with one slice per field.
@@ -422,7 +422,6 @@ macro_rules! tuple_of_numbers {
         }
     };
 }
-tuple_of_numbers!(1: A 0);
 tuple_of_numbers!(2: A 0, B 1);
 tuple_of_numbers!(3: A 0, B 1, C 2);
 tuple_of_numbers!(4: A 0, B 1, C 2, D 3);
