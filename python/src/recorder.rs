@@ -35,14 +35,8 @@ impl Recorder {
         device: bool,
     ) -> PyResult<Self> {
         let name = Some(name).filter(|name| !name.is_empty());
-        let mut recorder = match trace {
-            Some(path) => LoopRecorder::traced(name, Trace::new(path), device)
-                .map_err(|error| errors::loading(py, error))?,
-            None => LoopRecorder::default(),
-        };
-        if workers {
-            recorder.from_workers();
-        }
+        let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers, device);
+        let recorder = recorder.map_err(|error| errors::loading(py, error))?;
         Ok(Self { recorder: Mutex::new(recorder) })
     }
 

@@ -284,7 +284,7 @@ impl LoadRecorder {
 /// use std::time::Instant;
 /// use twinbuf::observe::LoopRecorder;
 ///
-/// let mut recorder = LoopRecorder::default();
+/// let mut recorder = LoopRecorder::new(None, None, false, false)?;
 /// let mut lines = "a\nb\nc".lines();
 /// for step in 0.. {
 ///     recorder.asked(Instant::now());
@@ -294,6 +294,7 @@ impl LoadRecorder {
 /// }
 /// recorder.ended(Instant::now());
 /// assert_eq!(recorder.report().batches, 3);
+/// # Ok::<(), twinbuf::Error>(())
 /// ```
 pub struct LoopRecorder {
     recorder: Recorder,
@@ -301,29 +302,23 @@ pub struct LoopRecorder {
 }
 
 impl LoopRecorder {
-    /// Creates a recorder for the loop `name` that writes a Chrome trace. With `device`, the loop waits for copies to a
-    /// device, and the trace calls its waits `gpu_queue_wait`.
+    /// Creates a recorder for the loop `name` that has not started.
+    ///
+    /// With a `trace`, it writes a Chrome trace; on a `device`, the loop waits for copies, and the trace calls its waits
+    /// `gpu_queue_wait`. If the source makes its items `ahead` of the loop, in threads or processes of its own, a wait is no
+    /// whole load, and the report does not advise a thread that loads ahead.
     ///
     /// # Errors
     ///
     /// [`Error::Trace`] if the file cannot be created.
-    pub fn traced(name: Option<&str>, trace: Trace, device: bool) -> Result<Self, Error> {
-        let trace = trace.open(name, 0, 1)?;
+    pub fn new(name: Option<&str>, trace: Option<Trace>, ahead: bool, device: bool) -> Result<Self, Error> {
+        let trace = trace.map(|trace| trace.open(name, 0, 1)).transpose()?;
+        let track = trace.map(|trace| Track::new(trace, 1, "train", false));
         let wait = if device { What::DeviceWait } else { What::Wait };
-        Ok(Self::make(Some(Track::new(trace, 1, "train", false)), wait))
-    }
-
-    fn make(track: Option<Track>, wait: What) -> Self {
-        let settings = Settings { overlap: false, depth: 2, workers: 1 };
-        let report = Report::new(Kind::Items, settings);
+        let kind = if ahead { Kind::Ahead } else { Kind::Items };
+        let report = Report::new(kind, Settings { overlap: ahead, depth: 2, workers: 1 });
         let recorder = Recorder::new(track, wait, &Breakdown::off(), report, false);
-        Self { recorder, next: Ticket::default() }
-    }
-
-    /// Records that the source makes its items ahead of the loop, in threads or processes of its own. A wait is then no
-    /// whole load, and the report does not advise a thread that loads ahead.
-    pub fn from_workers(&mut self) {
-        (self.recorder.report.settings.overlap, self.recorder.report.kind) = (true, Kind::Ahead);
+        Ok(Self { recorder, next: Ticket::default() })
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -355,13 +350,6 @@ impl LoopRecorder {
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()
-    }
-}
-
-impl Default for LoopRecorder {
-    /// Creates a recorder for a loop that has not started.
-    fn default() -> Self {
-        Self::make(None, What::Wait)
     }
 }
 
@@ -431,7 +419,7 @@ mod tests {
     /// Records a loop over two epochs with the same steps. A step is the time of its load and of its use, in
     /// milliseconds.
     fn recorded(steps: &[(u64, u64)]) -> LoopRecorder {
-        let mut recorder = LoopRecorder::default();
+        let mut recorder = LoopRecorder::new(None, None, false, false).unwrap();
         let mut now = Instant::now();
         for epoch in 0..2 {
             for (step, &(load, used)) in steps.iter().enumerate() {
