@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType, files};
 use twinbuf::write::{Writer, WriterBuilder};
 use twinbuf::{BoxError, Error, Plan, Records};
+use twinbuf_testing::Random;
 
 const TYPES: [DType; 14] = [
     DType::Bool,
@@ -30,16 +31,12 @@ const TYPES: [DType; 14] = [
     DType::C128,
 ];
 
-/// Draws numbers below a limit (splitmix64).
-struct Draws(u64);
+/// Draws numbers below a limit.
+struct Draws(Random);
 
 impl Draws {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % limit as u64).unwrap()
+        usize::try_from(self.0.below(limit as u64)).unwrap()
     }
 
     /// Mostly small numbers, sometimes one up to the limit.
@@ -174,7 +171,7 @@ fn what_random_programs_write_is_read_back() {
         .map_or_else(|_| twinbuf_testing::extent(200, 2000), |number| number.parse().unwrap());
     let folder = folder();
     for seed in 0..programs {
-        let mut draws = Draws(seed);
+        let mut draws = Draws(Random(seed));
         let path = folder.path().join("target");
         let before = draws.below(2) == 0;
         let (case, builder) = Case::draw(&mut draws, &path);
@@ -443,7 +440,7 @@ mod unix {
         let kills = std::env::var("TWINBUF_WRITE_KILLS")
             .map_or_else(|_| twinbuf_testing::extent(24, 200), |number| number.parse().unwrap());
         let folder = folder();
-        let mut draws = Draws(3);
+        let mut draws = Draws(Random(3));
         let (mut old, mut new) = (0, 0);
         for kill in 0..kills {
             let shards = kill % 2 == 0;

@@ -16,9 +16,9 @@ use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use crate::histories::Dice;
 use twinbuf::Error;
 use twinbuf::pipe::{self, Content, Driven, Filled, Filling, Items, Pipe, Slots, Source};
+use twinbuf_testing::Random as Dice;
 
 /// Much longer than any case takes, and shorter than the 10 s for which the drop of a pipe waits.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -48,25 +48,13 @@ enum What {
     Empty,
 }
 
-const CULPRITS: [What; 17] = [
-    What::Fill,
-    What::Payload,
-    What::Pays,
-    What::SourceDrop,
-    What::UnitDrop,
-    What::SlotDrop,
-    What::ErrorDrop,
-    What::OrderNext,
-    What::OrderHint,
-    What::OrderDrop,
-    What::Wake,
-    What::WakerClone,
-    What::WakerDrop,
-    What::Driver,
-    What::Long,
-    What::Short,
-    What::Empty,
-];
+const CULPRITS: [What; 17] = {
+    use What::*;
+    [
+        Fill, Payload, Pays, SourceDrop, UnitDrop, SlotDrop, ErrorDrop, OrderNext, OrderHint, OrderDrop,
+        Wake, WakerClone, WakerDrop, Driver, Long, Short, Empty,
+    ]
+};
 
 /// Who has broken its word, and how often. Every value of the author's has a share of it: what is left is a leak.
 #[derive(Debug)]

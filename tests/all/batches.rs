@@ -179,39 +179,6 @@ fn the_next_epoch_is_read_during_the_last_step_of_this_one() {
 }
 
 #[test]
-fn a_batch_that_another_thread_drops_late_is_waited_for() {
-    let (_dir, paths) = files(&[32]);
-    for overlap in [false, true] {
-        let mut loader =
-            Loader::builder(open(&paths), plan(32, 4)).overlap(overlap).depth(2).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        let (send, held) = channel();
-        let (tell, told) = channel();
-        let worker = std::thread::spawn(move || {
-            for batch in held {
-                told.recv().unwrap();
-                drop::<twinbuf::Batch>(batch);
-            }
-        });
-        for step in 0..8 {
-            if step >= 2 {
-                // Both slots are held: this is not an error, and nothing is lost.
-                assert!(epoch.try_next().is_pending(), "overlap {overlap}");
-                assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending(), "overlap {overlap}");
-                tell.send(()).unwrap();
-            }
-            let batch = epoch.next().unwrap().unwrap_or_else(|error| panic!("overlap {overlap}: {error}"));
-            assert_eq!(batch.step(), step);
-            send.send(batch).unwrap();
-        }
-        assert!(epoch.next().is_none());
-        (0..2).for_each(|_| tell.send(()).unwrap());
-        drop(send);
-        worker.join().unwrap();
-    }
-}
-
-#[test]
 fn slots_are_no_larger_than_the_largest_batch() {
     let (_dir, paths) = files(&[10]);
     let plan = plan(10, 1 << 18);

@@ -6,18 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::common::{RECORD, Reads, files, numbers, open};
 use twinbuf::{Checkpoint, LastBatch, Loader, Plan, Shuffle};
-
-/// `SplitMix64`: a failing history is identified by its number.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
+use twinbuf_testing::Random;
 
 fn saved(checkpoint: &Checkpoint) -> Checkpoint {
     serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()

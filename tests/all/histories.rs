@@ -12,24 +12,7 @@ use std::time::Duration;
 
 use twinbuf::pipe::{Front, Items};
 use twinbuf::{BoxError, Error, generate};
-
-/// Numbers that look random (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
-#[derive(Clone)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-
-    pub(crate) fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
+use twinbuf_testing::Random as Dice;
 
 fn histories(most: u64) -> u64 {
     std::env::var("TWINBUF_HISTORIES").map_or(most, |number| number.parse().unwrap())

@@ -281,24 +281,6 @@ fn a_closed_pipe_forgets_the_task() {
     }
 }
 
-/// Held slots that are released in time are no error, also for a task.
-#[test]
-fn a_task_waits_for_a_slot_that_another_thread_drops() {
-    for overlap in [false, true] {
-        let mut pipe = build(&Numbers::default(), 1, 2, overlap);
-        let mut items = pipe.items(0..40);
-        let (send, held) = channel();
-        let other = std::thread::spawn(move || held.into_iter().for_each(drop::<pipe::Filled<u64, u64>>));
-        for expected in 0..40 {
-            let item = pollster::block_on(items.next_async()).unwrap().unwrap();
-            assert_eq!(*item, expected);
-            send.send(item).unwrap();
-        }
-        drop(send);
-        other.join().unwrap();
-    }
-}
-
 /// A fill may take longer than a slot may be held.
 #[test]
 fn a_slow_fill_is_no_held_slot() {

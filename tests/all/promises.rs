@@ -51,7 +51,7 @@ impl Setup {
     }
 }
 
-trait Tested: Front + Sized {
+trait Tested: Front<Item: Send> + Sized {
     /// The number of workers of each variant.
     const WORKERS: &[usize] = &[1];
     /// Whether its source calls [`Setup::fill`].
@@ -251,6 +251,7 @@ promises! {
     every_way_to_wait_gives_the_same
     a_wait_that_ends_early_loses_nothing
     slots_that_are_held_are_an_error_and_no_hang
+    a_slot_that_another_thread_drops_late_is_waited_for
     a_slot_that_is_released_wakes_its_task
     a_fault_comes_once_and_in_its_place
     close_tells_what_nobody_has_heard
@@ -370,6 +371,39 @@ mod promise {
         }
         assert!(front.call().map(|item| F::number(&item.unwrap())).eq(F::units(reached)), "it goes on");
         front.close().unwrap();
+    }
+
+    pub(super) fn a_slot_that_another_thread_drops_late_is_waited_for<F: Tested>(
+        overlap: bool,
+        variant: usize,
+    ) {
+        let setup = Setup::new(overlap, variant);
+        let mut front = F::build(&setup);
+        std::thread::scope(|scope| {
+            let mut items = front.call();
+            let (send, held) = channel();
+            let (tell, told) = channel();
+            scope.spawn(move || {
+                for item in held {
+                    told.recv().unwrap();
+                    drop::<F::Item>(item);
+                }
+            });
+            for unit in 0..UNITS {
+                if unit >= SLOTS as u64 {
+                    // All slots are held: this is not an error, and nothing is lost.
+                    assert!(items.try_next().is_pending());
+                    assert!(items.next_timeout(Duration::from_millis(1)).is_pending());
+                    tell.send(()).unwrap();
+                }
+                let item = if unit % 2 == 0 { items.next() } else { pollster::block_on(items.next_async()) };
+                let item = item.unwrap().unwrap();
+                assert_eq!(F::number(&item), unit);
+                send.send(item).unwrap();
+            }
+            assert!(items.next().is_none());
+            (0..SLOTS).for_each(|_| tell.send(()).unwrap());
+        });
     }
 
     /// A task whose slot is held is woken by its release alone, and then nothing is held.

@@ -1,12 +1,12 @@
 //! Several loaders at once: training and validation, with one trace and separate times.
 
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use crate::common::{Gated, busy, files, open, plan};
+use super::waiting::gated;
+use crate::common::{busy, files, open, plan};
 use serde_json::Value;
-use twinbuf::{Breakdown, Loader, Plan};
+use twinbuf::{Breakdown, Loader};
 
 fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
@@ -65,11 +65,6 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     // A file that no loader writes any more is created again.
     drop(build(None));
     assert!(!std::fs::read_to_string(&path).unwrap().contains("va_lid"));
-}
-
-fn gated() -> (Sender<()>, Loader) {
-    let (open, gate) = channel();
-    (open, Loader::builder(Gated(gate), Plan::builder(8).batch(2).build().unwrap()).build().unwrap())
 }
 
 /// The times of the training come from sums of measured intervals. They are compared only with one another, never with

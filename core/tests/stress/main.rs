@@ -24,6 +24,7 @@ use twinbuf_core::{
     Auto, Closed, Consumer, Park, Producer, ReadSlot, RecvError, Spin, TryAcquireError, TryRecvError,
     WaitUntil, WriteSlot,
 };
+use twinbuf_testing::Random;
 
 // A quarter of a million in total. The spinning tests get by far the fewest: on a busy machine the other side may not be
 // running.
@@ -135,7 +136,7 @@ fn acquire<'p, 'r, T, W: WaitUntil>(
 ) -> Result<WriteSlot<'p, 'r, T, W>, No> {
     match random.below(32) {
         0 => Ok(tx.try_acquire()?),
-        1 => Ok(tx.acquire_timeout(random.duration())?),
+        1 => Ok(tx.acquire_timeout(duration(random))?),
         // A task that polls once and leaves, with its waker registered.
         2 => match tx.poll_acquire(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(slot) => Ok(slot?),
@@ -153,7 +154,7 @@ fn receive<'c, 'r, T, W: WaitUntil>(
 ) -> Result<ReadSlot<'c, 'r, T, W>, No> {
     let slot = match random.below(32) {
         0 => rx.try_recv()?,
-        1 => rx.recv_timeout(random.duration())?,
+        1 => rx.recv_timeout(duration(random))?,
         2 => match rx.poll_recv(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(slot) => slot?,
             Poll::Pending => return Err(No::NotYet),
@@ -169,29 +170,7 @@ fn variable<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
     Some(env::var(name).ok()?.parse().unwrap_or_else(|error| panic!("{name}: {error:?}")))
 }
 
-/// `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): any seed is good.
-#[derive(Clone, Copy, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `end`; slightly biased, which does not matter here.
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[usize::try_from(self.below(from.len() as u64)).expect("below the length")]
-    }
-
-    /// From zero to about the time of a wake-up by the kernel.
-    fn duration(&mut self) -> Duration {
-        Duration::from_micros(self.below(50))
-    }
+/// From zero to about the time of a wake-up by the kernel.
+fn duration(random: &mut Random) -> Duration {
+    Duration::from_micros(random.below(50))
 }

@@ -6,20 +6,7 @@
 use std::collections::BTreeSet;
 
 use twinbuf_mmap::{LastBatch, PartialEpoch, Plan, RecordList, Shuffle};
-
-/// Random numbers: a multiplicative congruence, its upper half.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0xD1B5_4A32_D192_ED03);
-        ((u128::from(self.0 ^ (self.0 >> 29)) * u128::from(n)) >> 64) as u64
-    }
-
-    fn one_of<T: Clone>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize].clone()
-    }
-}
+use twinbuf_testing::Random;
 
 /// What a plan is made of, but for the rank.
 #[derive(Clone, Debug)]
@@ -109,13 +96,14 @@ fn check(seed: u64) -> bool {
     assert_eq!(list.len(), n);
     assert!((0..n).all(|at| list.get(at) == Some(numbers[at as usize])) && list.get(n).is_none());
     let window = Shuffle::Window { chunk_records: 1 + random.below(20), window_chunks: 1 + random.below(8) };
-    let shuffle = random.one_of(&[Shuffle::None, Shuffle::Full, Shuffle::Chunks { records: chunk }, window]);
-    let sizes = (0..random.one_of(&[1, 1, 3])).map(|_| (1 + random.below(12), 1 + random.below(9))).collect();
+    let shuffle = *random.choose(&[Shuffle::None, Shuffle::Full, Shuffle::Chunks { records: chunk }, window]);
+    let sizes =
+        (0..*random.choose(&[1, 1, 3])).map(|_| (1 + random.below(12), 1 + random.below(9))).collect();
     let mut options = Options {
         shuffle,
-        last_batch: random.one_of(&[LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap]),
+        last_batch: *random.choose(&[LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap]),
         seed: random.below(u64::MAX),
-        steps: random.one_of(&[None, Some(few), Some(many)]),
+        steps: *random.choose(&[None, Some(few), Some(many)]),
         sizes,
         world: 1 + random.below(4),
     };

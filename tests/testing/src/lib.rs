@@ -1,4 +1,5 @@
-//! What the tests of several crates share: the extent of a test, a file of numpy's, and an allocator that counts.
+//! What the tests of several crates share: the extent of a test, random numbers, a file of numpy's, and an allocator that
+//! counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,6 +10,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[must_use]
 pub fn extent<T>(few: T, all: T) -> T {
     if std::env::var_os("TWINBUF_TEST_WHOLE").is_some_and(|value| value == "1") { all } else { few }
+}
+
+/// `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014): any seed is good.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    #[allow(clippy::should_implement_trait, reason = "it has no end")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `end`; slightly biased, which does not matter in tests.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Whether it happens, in so many percent of the cases.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of several.
+    pub fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[usize::try_from(self.below(from.len() as u64)).expect("below the length")]
+    }
 }
 
 /// A file of one array, as `numpy.save` writes it: the type in numpy's words, the lengths of the axes, the bytes.
