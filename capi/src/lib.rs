@@ -202,7 +202,7 @@ enum Entry {
     Kept(#[expect(dead_code, reason = "the caller has its address")] Buffer),
 }
 
-static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table::new());
+static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table(Vec::new(), Vec::new()));
 
 /// Locks the table. A panic cannot leave it invalid.
 fn handles() -> MutexGuard<'static, Table<Entry>> {
@@ -459,8 +459,8 @@ pub extern "C" fn twinbuf_load(
         let options = unsafe { get(options, "options") }?;
         check(out, "out")?;
         let plan = plan_of(&records, &options)?;
-        let modes = [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct];
-        let mode = choose(modes, "read_mode", options.read_mode)?;
+        let mode =
+            choose([ReadMode::Auto, ReadMode::Pread, ReadMode::Direct], "read_mode", options.read_mode)?;
         let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
         let builder = Loader::builder(records, plan.clone()).read_mode(mode);
         let builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));

@@ -1,24 +1,25 @@
-//! Handles: numbers of entries in one table. A number is never given twice, so a stale handle is found, not followed.
-
-use std::collections::BTreeMap;
+//! Handles: numbers of places in one table. A number is never given twice, so a stale handle is found, not followed.
 
 use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL, TWINBUF_ERROR_OTHER};
 
-/// What handles stand for, and the last handle that was given. The newest entries come and go: they are at the end of the
-/// map, where that moves no others.
-pub(crate) struct Table<E>(BTreeMap<usize, Option<E>>, usize);
+/// The low bits of a handle are its place plus 1, so that no handle is 0. The others count the uses of the place.
+/// With 64 bits: 2 million handles at a time, 2^43 uses of each place.
+const PLACE_BITS: u32 = usize::BITS / 3;
+const PLACES: usize = (1 << PLACE_BITS) - 1;
+
+/// What handles stand for: the places, each with its last handle; and the next handles of places that are empty.
+pub(crate) struct Table<E>(pub(crate) Vec<(usize, Option<E>)>, pub(crate) Vec<usize>);
 
 impl<E> Table<E> {
-    pub(crate) const fn new() -> Self {
-        Self(BTreeMap::new(), 0)
-    }
-
-    /// Returns a handle for `entry`, or an error if all numbers were given.
+    /// Returns a handle for `entry`, or an error if all places are taken.
     pub(crate) fn insert(&mut self, entry: E) -> Result<usize, Failure> {
-        let full = || Failure::new(TWINBUF_ERROR_OTHER, "wanted another handle, found all numbers given");
-        self.1 = self.1.checked_add(1).ok_or_else(full)?;
-        self.0.insert(self.1, Some(entry));
-        Ok(self.1)
+        let most = || format!("wanted at most {PLACES} handles at a time: release batches");
+        let unused = Some(self.0.len() + 1).filter(|&id| id <= PLACES);
+        let id = self.1.pop().or(unused).ok_or_else(|| Failure::new(TWINBUF_ERROR_OTHER, most()))?;
+        let at = (id & PLACES) - 1;
+        self.0.resize_with(self.0.len().max(at + 1), || (0, None));
+        self.0[at] = (id, Some(entry));
+        Ok(id)
     }
 
     /// Returns what `look` returns for the entry of a handle. `None` becomes an error. If `look` takes the entry out, the
@@ -30,14 +31,14 @@ impl<E> Table<E> {
         look: impl FnOnce(&mut Option<E>) -> Option<T>,
     ) -> Result<T, Failure> {
         let wrong = |code, found| Failure::new(code, format!("wanted the handle of {wanted}, found {found}"));
-        let Some(entry) = self.0.get_mut(&id) else {
-            let released = wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed");
-            return Err(if id == 0 { wrong(TWINBUF_ERROR_NULL, "NULL") } else { released });
+        let at = (id & PLACES).checked_sub(1).ok_or_else(|| wrong(TWINBUF_ERROR_NULL, "NULL"))?;
+        let entry = match self.0.get_mut(at) {
+            Some((last, entry @ Some(_))) if *last == id => entry,
+            _ => return Err(wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed")),
         };
         let found = look(entry).ok_or_else(|| wrong(TWINBUF_ERROR_HANDLE, "that of something else"));
-        if entry.is_none() {
-            self.0.remove(&id);
-        }
+        // A place whose uses no longer fit into a handle stays empty.
+        self.1.extend(if entry.is_none() { id.checked_add(PLACES + 1) } else { None });
         found
     }
 }
