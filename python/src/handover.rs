@@ -183,11 +183,13 @@ impl Worker {
         [Some(iterator), send.as_ref(), states.as_ref()].map(|object| object?.get(py))
     }
 
-    /// Hand over an item, and the state of the iterable after it.
-    #[pyo3(signature = (item, state=None))]
-    fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>) {
+    /// Hand over an item, and the state of the iterable after it. Returns whether another one is wanted now, unless this
+    /// was to be the only one.
+    #[pyo3(signature = (item, state=None, only=false))]
+    fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>, only: bool) -> bool {
         self.shared.front.made().push_back(Item { item, state });
         self.end_fill(|fill| fill.commit(0));
+        !only && !self.shared.front.is_stopped() && self.try_next()
     }
 
     /// There are no more items.
@@ -354,8 +356,8 @@ impl Front for Ahead {
         self.made().pop_front()
     }
 
-    fn handed_out(&self, py: Python<'_>, Item { state, .. }: Item) {
-        if let (Some(place), Some(state)) = (&self.place, state) {
+    fn handed_out(&self, py: Python<'_>, item: &mut Item) {
+        if let (Some(place), Some(state)) = (&self.place, item.state.take()) {
             // The list has one element, or none.
             let _ = place.bind(py).set_item(0, state);
         }
@@ -477,10 +479,9 @@ impl Items {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        Ok(self.items.next(py)?.map(|item| {
-            let found = item.item.clone_ref(py);
-            self.shared.front.handed_out(py, item);
-            found
+        Ok(self.items.next(py)?.map(|mut item| {
+            self.shared.front.handed_out(py, &mut item);
+            item.item
         }))
     }
 

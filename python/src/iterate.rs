@@ -59,7 +59,7 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     }
 
     /// The item is the loop's.
-    fn handed_out(&self, _py: Python<'_>, _item: Self::Item) {}
+    fn handed_out(&self, _py: Python<'_>, _item: &mut Self::Item) {}
 
     /// The loop gets this error.
     fn failed(&self, state: &mut State<Self>, _error: &Error) {
@@ -445,10 +445,10 @@ impl<F: Front> Loop<F> {
         match self.ask(py, waits)? {
             Poll::Pending => Ok(None),
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
-            Poll::Ready(Some(item)) => {
+            Poll::Ready(Some(mut item)) => {
                 let (shared, number, object) = (self.shared.clone(), self.number(), object(&item)?);
                 Ok(Some(Taken::new(object, move |py, left| match left {
-                    Left::Out => shared.front.handed_out(py, item),
+                    Left::Out => shared.front.handed_out(py, &mut item),
                     left => shared.put_back(py, number, item, left == Left::Back),
                 })))
             }

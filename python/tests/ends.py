@@ -43,7 +43,7 @@ NEIGHBOURS = tuple(f"{kind}{percent}" for kind in ("python", "numpy") for percen
 ENDS = ("fall", "exit3", "raise", "sigint", "sigterm")
 LEFT = ("exception", "global", "cycle", "close", "close.2")
 LOOPS = (
-    *("files", "read_into", "prefetch", "prefetch loader", "generate", "stream", "watch"),
+    *("files", "read_into", "prefetch", "prefetch loader", "generate", "stream", "device", "watch"),
     *("read_into in turn", "made", "hooks"),  # code of the program in the loop's thread
 )
 CALLS = (
@@ -575,8 +575,11 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
         if kind == "stream":
             stream = tb.stream(layers(folder), lambda name: int(name.split(".")[1]), cycle=True)
             return itertools.chain.from_iterable(itertools.repeat(stream))  # pass after pass
-        data: Any = numbers(folder, "files", 10**6) if kind in ("files", "made") else Squares(slow, 10**6)
-        made = {"map": lambda batch: slow(batch.step)} if kind == "made" else {}
+        of_files = kind in ("files", "made", "device")
+        data: Any = numbers(folder, "files", 10**6) if of_files else Squares(slow, 10**6)
+        made: Any = {"map": lambda batch: slow(batch.step)} if kind == "made" else {}
+        if kind == "device":
+            made = {"device": device(slow)}
         loader = tb.Loader(data, tb.Plan(data, 2), overlap=kind != "read_into in turn", **made)
         return tb.prefetch(loader) if kind == "prefetch loader" else loader.epochs(1)
 

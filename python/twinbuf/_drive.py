@@ -55,7 +55,7 @@ def make_one(worker: _Worker | None) -> bool:
     """Make an item. Returns whether one was wanted."""
     if worker is None or not worker.try_next():
         return False
-    _make(worker)
+    _make(worker, only=True)
     return True
 
 
@@ -113,19 +113,20 @@ def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], Non
             worker.fail(error)
 
 
-def _make(worker: _Worker) -> None:
-    """Make one item. What it refers to is free again before the thread waits."""
+def _make(worker: _Worker, only: bool = False) -> None:
+    """Make items while they are wanted. What they refer to is free again before the thread waits."""
     try:
         iterator, send, states = worker.parts()
         if iterator is None:  # collected
             return worker.end()
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return worker.end()
-        if send is not None:
-            item = send(item)
-        worker.answer(item, None if states is None else states())
+        more = True
+        while more:
+            item = next(iterator, worker)
+            if item is worker:  # no item: the end
+                return worker.end()
+            item = item if send is None else send(item)
+            more = worker.answer(item, None if states is None else states(), only)
+            del item
     except BaseException as error:
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next  # without this frame

@@ -118,14 +118,13 @@ class Epochs(Loop[T]):
 
     def _asks(self) -> None:
         if self._items is None:
-            batches = self._epochs
-            batches.begin()
+            self._epochs.begin()
             if self._send is None:
-                self._items = batches
+                self._items = self._epochs
             else:
                 sender, overlap, copy_stream = self._send
-                source: Any = batches if self._make is None else Loop(batches, None, self._make)
-                sender.begin(self, source, batches._position, overlap, copy_stream)
+                source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
+                sender.begin(self, source, self._epochs._position, overlap, copy_stream)
         super()._asks()
 
     def __len__(self) -> int:
