@@ -263,11 +263,10 @@ class Upload:
 
         Without a copy stream, the caller's stream takes the place of the side stream from now on.
         """
-        current, before = self._streams.current(), self._streams.event()
+        current = self._streams.current()
         if not copy_stream:
             self._side = current
-        before.record(current)
-        before.wait(self._side)
+        _follow(self._side, current, self._streams)
 
     def using(self) -> AbstractContextManager[Any]:
         """Make the side stream current: what the iterable itself enqueues on the device goes there too."""
@@ -376,11 +375,10 @@ class Download:
 
         What that stream is given next may change the tensor: it copies it on the device first.
         """
-        made, copied, current = self.streams.event(), self.streams.event(), self.streams.current()
-        rows = self.streams.empty_like(tensor)
+        current = self.streams.current()  # refuses a capture before anything is enqueued
+        rows, copied = self.streams.empty_like(tensor), self.streams.event()
         self.streams.copy(rows, tensor)
-        made.record(current)
-        made.wait(self._side)
+        _follow(self._side, current, self.streams)
         with self.streams.using(self._side):
             self.streams.copy(place, rows)
         self.streams.keep(rows, self._side)
@@ -388,6 +386,13 @@ class Download:
         self._slots[0].copied = copied
         self._slots.rotate()
         self.late.append((copied, filled))
+
+
+def _follow(stream: Any, ahead: Any, streams: Accelerator) -> None:
+    """Let ``stream`` wait for what the stream ``ahead`` has been given so far."""
+    before = streams.event()
+    before.record(ahead)
+    before.wait(stream)
 
 
 def _imported(leaf: Any) -> Any:

@@ -64,19 +64,17 @@ class Writer:
         if hasattr(rows, "detach"):
             rows = rows.detach()
         streams = home(rows)
-        if streams is None and self._download is None:
-            self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
-            return
-        with self._turn:
-            if self._download is None or self._download.streams is not streams:
-                self._drain(0)
-                self._download = Download(streams) if streams is not None else None
-            if self._download is None:
-                self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
-            else:
-                self._drain(1)
-                place = self._download.place(rows)
-                self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
+        if streams is not None or self._download is not None:
+            with self._turn:
+                if self._download is None or self._download.streams is not streams:
+                    self._drain(0)
+                    self._download = Download(streams) if streams is not None else None
+                if self._download is not None:
+                    self._drain(1)
+                    place = self._download.place(rows)
+                    self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
+                    return
+        self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
 
     def _bytes(self, array: Any, shape: tuple[int, ...]) -> Any:
         if array.dtype != self._dtype or shape == () or array.shape[1:] != self._row:
