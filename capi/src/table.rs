@@ -7,7 +7,8 @@ use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL, TWINBUF_ER
 const PLACE_BITS: u32 = usize::BITS / 3;
 const PLACES: usize = (1 << PLACE_BITS) - 1;
 
-/// What handles stand for: the places, each with its last handle; and the next handles of places that are empty.
+/// What handles stand for. The first list has the places, each with its last handle. The second has the next handle of
+/// each empty place.
 pub(crate) struct Table<E>(pub(crate) Vec<(usize, Option<E>)>, pub(crate) Vec<usize>);
 
 impl<E> Table<E> {

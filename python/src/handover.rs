@@ -259,7 +259,7 @@ impl Thread {
 pub(crate) struct Ahead {
     /// Items that the loop has yet to receive, in order, those that were put back too. The slots of the ring are empty:
     /// the ring only counts the items, because the garbage collector cannot look into it. A thread locks this for a few
-    /// instructions, and runs no Python code meanwhile.
+    /// instructions. It runs no Python code while it has the lock.
     made: Mutex<VecDeque<Item>>,
     iterator: Object,
     /// A function that replaces an item before it is handed over: it sends it to the device, or makes tensors of arrays.
@@ -269,7 +269,7 @@ pub(crate) struct Ahead {
     making: Arc<Making>,
     /// The reports of the iterations that have ended.
     total: Arc<Mutex<twinbuf::Report>>,
-    /// Whether these are the rounds of `generate`: an error ends them. Other iterables may go on after one.
+    /// `true` for the rounds of `generate`, which end with an error. Other iterables may go on after an error.
     rounds: bool,
     /// A list that the Python code reads: the state of the iterable after the last item that the loop received. It is
     /// empty at the end, where that is the present state of the iterable.
@@ -371,7 +371,7 @@ impl Front for Ahead {
         }
     }
 
-    /// Ends the iteration. The thread ends as soon as the iterable returns, and drops what it has made meanwhile.
+    /// Ends the iteration. When the iterable returns, the thread drops the item and ends.
     fn over(&self, state: &mut State, whole: bool) {
         // SeqCst: see `Running`.
         self.making.stop.fetch_or(!whole, Ordering::SeqCst);

@@ -28,7 +28,7 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     type Run: pipe::Front + Send + 'static;
     /// What the loop receives.
     type Item: Send + 'static;
-    /// What the lock guards besides.
+    /// What else the lock guards.
     type Own: Default + Send;
 
     /// Refuses calls that would wait for ever.
@@ -274,7 +274,7 @@ impl<F: Front> Drop for Shared<F> {
     fn drop(&mut self) {
         let Some(run) = self.state.get_mut().run.take() else { return };
         let close = || F::close(run, self.front.limit(false));
-        // Drop an error, which nobody can receive any more.
+        // Nobody can receive the error.
         let _ = match Python::try_attach(|_| ()) {
             Some(()) => Python::attach(|py| detached(py, close)),
             None => close(),
