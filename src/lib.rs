@@ -11,8 +11,9 @@
 //!   step.
 //! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
 //! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
-//! - [`Report`]: what takes the time, which option to try, and what it saves at most. If compute dominates, the report
-//!   says that no option helps. [`observe::Trace`]: a timeline for Perfetto.
+//! - [`pipe`]: what these are built on, for other loaders. Its workers are threads, or driven by the caller.
+//! - [`Report`]: by sums of measured times, what takes the time, one option to try, and what it saves at most
+//!   ([guide](https://github.com/twinbuf/twinbuf/blob/main/docs/report.md)). [`observe::Trace`]: a timeline for Perfetto.
 //! - The caller receives errors in order, each once, with path and offset. A truncated file causes an error, never a
 //!   signal.
 //! - This crate does **not** decode, shuffle in memory or make tensors: a batch is bytes, or numbers without a copy,
@@ -44,6 +45,7 @@
 //! | --- | --- |
 //! | raw files, tokens of llm.c or nanoGPT, `.npy`, `.npz`, `safetensors` | `Records::open..` with a `Cut` ([mmap](https://github.com/twinbuf/twinbuf/blob/main/mmap/README.md)) |
 //! | your own data set | implement `Dataset` |
+//! | records in S3, Azure, GCS or HTTP | the adapter [object-store](https://github.com/twinbuf/twinbuf/tree/main/adapters/object-store), a `Dataset` |
 //! | images with labels, inputs with targets | `Loader::builder((images, labels), plan)`, `batch.fields::<(f32, i64)>()?` |
 //! | records of any length: JPEGs, texts, Megatron-LM's tokens | `RaggedRecords::open_indexed`, `open_megatron`; `batch.record(i)`, `batch.offsets(0)` |
 //! | decode or augment on several threads, in the plan's order | `.workers(2)`, with `transform::per_record` to one size, `transform::map` to any |
@@ -59,6 +61,8 @@
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |
 //! | data made by code: simulators, self-play | `twinbuf::generate`, in lockstep if it needs the newest weights; several threads for one round: `generate::with_parts` |
 //! | rows that a loop makes, written behind it to `.npy` or raw files | [`Writer::npy`](write::Writer::npy), `out.slot::<f32>(256)?`, `out.commit(256)`, `out.finish()?` |
+//! | a snapshot of a model while it trains | Python's [snapshot.py](https://github.com/twinbuf/twinbuf/blob/main/python/examples/snapshot.py) |
+//! | your own threads or event loop fill the slots | `.driven()` on the builder, [`loader::Driven`]; [`pipe::Driven`] for other loaders |
 //! | traces and phases | `.trace("trace.json")`, `.breakdown(Breakdown::every(100))`, feature `tracing` |
 //! | switches for a program that cannot be recompiled | `.from_env()?`: `TWINBUF_OVERLAP`, `_COPY_STREAM`, `_WORKERS`, `_DEPTH`, `_HINTS`, `_MEMORY`, `_TRACE`, `_BREAKDOWN` |
 //! | estimate the gain before you adopt it | `twinbuf probe FILE` |
