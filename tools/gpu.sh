@@ -6,8 +6,9 @@
 #
 #   tools/gpu.sh [FOLDER]    packs [default: target/gpu]; there, `FOLDER/run [--quick] [OUT [STEP...]]` runs for at most ten
 #                            minutes: every step that OUT has no figures of yet, or the steps named, the most telling
-#                            first. It ends with a line for each promise, met or not, and names the one file to send
-#                            back. Run again, it goes on. Each figure is in OUT as soon as it is measured.
+#                            first, none for more than a third of the time. It ends with a line for each promise, met or
+#                            not, and names the one file to send back. Run again, it goes on, last with the steps that
+#                            did not come to their end. Each figure is in OUT as soon as it is measured.
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
 #                            shows that the pack runs, and no figure of it means anything
 #   tools/gpu.sh kill [N]    the same, N times [default: 10], killed at a random moment and then run to its end: every
@@ -87,7 +88,7 @@ steps=\${*:2}
 for step in \$steps; do
   case " \$all " in *" \$step "*) ;; *) echo "no such step: \$step; there are: \$all" >&2 && exit 2 ;; esac
 done
-mkdir -p "\$out/done" '$temporary' || exit 2
+mkdir -p "\$out/done" "\$out/begun" '$temporary' || exit 2
 export TWINBUF_CUDA_DRIVER=real
 failed=0
 
@@ -107,8 +108,10 @@ step() {
   local name=\$1 file=\$2 pattern=\$3 began=\$SECONDS
   shift 3
   echo "== \$name"
-  local left=\$((limit - SECONDS))
-  timeout --foreground --kill-after=10 "\$((left < 460 ? left : 460))" "\$@" 2>&1 | keep "\$out/\$file" "\$pattern"
+  touch "\$out/begun/\$name"
+  local left=\$((limit - SECONDS)) most=\$((limit / 3))
+  # It kills this command alone, not what that has started: a command made of several ends with \`exec\`.
+  timeout --foreground --kill-after=10 "\$((left < most ? left : most))" "\$@" 2>&1 | keep "\$out/\$file" "\$pattern"
   local status=\${PIPESTATUS[0]}
   if [ "\$status" = 0 ]; then
     touch "\$out/done/\$name"
@@ -122,14 +125,14 @@ step() {
 # The wheel, unpacked by Python itself: no pip is needed.
 torch_step() {
   python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "\$here"/wheels/*.whl "\$out/python" &&
-    PYTHONPATH=\$out/python python3 "\$here/gpu_torch.py" \$quick
+    PYTHONPATH=\$out/python exec python3 "\$here/gpu_torch.py" \$quick
 }
 # The compiler's check of what the kernels and copies access.
 sanitizer_step() {
   local tool
   tool=\$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
   if [ -n "\$tool" ]; then
-    "\$tool" --tool memcheck --report-api-errors no --error-exitcode 9 "\$here/gpu_report" --quick copies stager neighbour
+    exec "\$tool" --tool memcheck --report-api-errors no --error-exitcode 9 "\$here/gpu_report" --quick copies stager neighbour
   else
     echo "compute-sanitizer is not there"
   fi
@@ -137,7 +140,12 @@ sanitizer_step() {
 export -f torch_step sanitizer_step
 export here out quick
 
+# What an earlier run began and did not end comes last: it takes no time from the others.
+first='' last=''
 for step in \${steps:-\$all}; do
+  if [ -e "\$out/begun/\$step" ]; then last+=" \$step"; else first+=" \$step"; fi
+done
+for step in \$first \$last; do
   [ -n "\$steps" ] || [ ! -e "\$out/done/\$step" ] || continue
   if [ "\$((limit - SECONDS))" -lt 5 ]; then
     echo "== the time is over before \$step: run again to go on"
