@@ -1,11 +1,14 @@
 """The step `torch` of the pack for a GPU (tools/gpu.sh): the same batches sent by plain copies, by pinned ones, by what
 overlaps in torch itself (a `DataLoader` with workers and pinned memory, a prefetcher on a side stream), and by
-`twinbuf.prefetch`, in turn. Each figure is a line of JSON. Needs torch with a device; without, one line says so."""
+`twinbuf.prefetch`, in turn. Then tensors of the device, written by a `twinbuf.Writer` behind the loop, and in the loop. Each
+figure is a line of JSON. Needs torch with a device; without, one line says so."""
 
 import json
+import os
 import queue
 import statistics
 import sys
+import tempfile
 import threading
 import time
 
@@ -15,6 +18,7 @@ def line(**figures):
 
 
 try:
+    import numpy
     import torch
 
     import twinbuf
@@ -121,3 +125,57 @@ for round_ in range(ROUNDS + 1):
 for way, found in walls.items():
     if found:
         line(way=way, wall_median=statistics.median(found), min=min(found), max=max(found))
+
+ROWS, ROW = (4, BYTES // 4) if quick else (16, BYTES // 4)
+
+
+def rows():
+    """Made on the device, and changed there as soon as the loop has appended them."""
+    for i in range(ROWS):
+        torch.cuda._sleep(int(LOAD_S * 1.5e9))
+        row = torch.full((1, ROW), i, dtype=torch.int32, device="cuda")
+        yield row
+        row.fill_(-1)
+
+
+def behind(path):
+    with twinbuf.Writer(path, "int32", (ROW,)) as out:
+        for row in rows():
+            out.append(row)
+
+
+def in_turn(path):
+    with open(path, "wb") as out:
+        numpy.lib.format.write_array_header_1_0(
+            out, {"descr": "<i4", "fortran_order": False, "shape": (ROWS, ROW)}
+        )
+        for row in rows():
+            out.write(row.cpu().numpy())
+        out.flush()
+        os.fsync(out.fileno())
+
+
+walls = {write: [] for write in (behind, in_turn)}
+data = os.path.join(os.environ.get("out", "."), "data")  # which the pack leaves out
+os.makedirs(data, exist_ok=True)
+with tempfile.TemporaryDirectory(dir=data) as folder:
+    for round_ in range(min(ROUNDS, 3) + 1):
+        for write, found in walls.items():
+            path = os.path.join(folder, "rows.npy")
+            try:
+                began = time.perf_counter()
+                write(path)
+                wall = time.perf_counter() - began
+                written = numpy.load(path, mmap_mode="r")
+                if any((row != i).any() for i, row in enumerate(written)) or len(written) != ROWS:
+                    raise RuntimeError("the file has other rows")
+            except Exception as error:
+                line(written=write.__name__, error=f"{type(error).__name__}: {error}")
+                continue
+            if round_:
+                found.append(wall)
+for write, found in walls.items():
+    if found:
+        line(
+            written=write.__name__, bytes=ROWS * ROW * 4, wall_median=statistics.median(found), min=min(found), max=max(found)
+        )
