@@ -6,8 +6,8 @@
 //!   happens-before edge regardless of timing.
 //! - Any call can be made to fail, and so can the work that it enqueues. Resources that were not freed are counted.
 //!
-//! Tests use [`Sim`] from this rlib. The driver is the cdylib that cargo builds next to it. README.md lists where it
-//! behaves like the real driver, and where it does not.
+//! Tests use [`Sim`] from this rlib. The driver is the cdylib that cargo builds next to it. The program `cuda-sim` runs
+//! other programs on it ([`install`], [`run`]). README.md lists where it behaves like the real driver, and where it does not.
 //!
 //! Linux only: the cdylib is found by its SONAME. On other systems this library is empty.
 #![cfg(target_os = "linux")]
