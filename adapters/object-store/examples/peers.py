@@ -1,9 +1,11 @@
-"""Samples a second, requests and bytes over S3's protocol: twinbuf with the recipe beside a DataLoader over s3fs.
+"""Samples a second, requests and bytes over S3's protocol: twinbuf with the recipe beside others.
 
-    pip install twinbuf torch obstore s3fs
+    pip install twinbuf torch obstore s3fs mosaicml-streaming litdata
     python examples/peers.py target/release/twinbuf-object-store-server [KIB [MIB]]
 
-The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), full shuffle, four workers.
+The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), four workers. A `DataLoader` over
+s3fs and the recipe shuffle all records. MosaicML's streaming and litdata have a format of their own, whose files of 64 MB
+they copy to the disk, and shuffle the records of a few files.
 """
 
 import os
@@ -65,6 +67,51 @@ def s3fs_loader(size, count):
     return sum(len(batch) for batch in torch.utils.data.DataLoader(Rows(size, count), **options))
 
 
+def mosaicml(size, count):
+    import streaming
+    import torch
+
+    with tempfile.TemporaryDirectory() as local:
+        data = streaming.StreamingDataset(
+            remote="s3://bucket/mosaicml", local=local, shuffle=True, batch_size=BATCH, num_canonical_nodes=1
+        )
+        return sum(len(batch["x"]) for batch in torch.utils.data.DataLoader(data, BATCH, num_workers=4))
+
+
+def litdata_loader(size, count):
+    import litdata
+
+    with tempfile.TemporaryDirectory() as local:
+        options = {"endpoint_url": os.environ["AWS_ENDPOINT"]}
+        data = litdata.StreamingDataset(
+            "s3://bucket/litdata", cache_dir=local, shuffle=True, storage_options=options
+        )
+        return sum(len(batch) for batch in litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=4))
+
+
+def sample(path):
+    return np.fromfile(path[0], np.uint8, path[1], offset=path[2])
+
+
+def write_others(bucket, size, count):
+    """The same records in the formats of MosaicML's streaming and litdata, if they are installed."""
+    rows = [(str(bucket / f"raw/{i % 8}"), size, i // 8 * size) for i in range(count // 8 * 8)]
+    try:
+        import streaming
+
+        with streaming.MDSWriter(out=str(bucket / "mosaicml"), columns={"x": "bytes"}) as out:
+            for row in rows:
+                out.write({"x": sample(row).tobytes()})
+    except ImportError:
+        pass
+    try:
+        import litdata
+
+        litdata.optimize(sample, rows, str(bucket / "litdata"), chunk_bytes="64MB", num_workers=1)
+    except ImportError:
+        pass
+
+
 def write(bucket, size, count):
     (bucket / "raw").mkdir(parents=True)
     for index in range(8):
@@ -77,18 +124,21 @@ if __name__ == "__main__":
     count = (int(sys.argv[3] if len(sys.argv) > 3 else 256) << 20) // size
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder, "bucket"), size, count)
+        write_others(Path(folder, "bucket"), size, count)
         process = subprocess.Popen(
             [server, folder, "30"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         url = f"http://{process.stdout.readline().strip()}"
-        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url}
+        os.environ |= {"AWS_ENDPOINT": url, "AWS_ENDPOINT_URL": url, "S3_ENDPOINT_URL": url}
         os.environ |= {
             "AWS_REGION": "x",
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": "x",
             "AWS_SECRET_ACCESS_KEY": "x",
         }
-        for name, run in [("twinbuf", twinbuf), ("DataLoader over s3fs", s3fs_loader)]:
+        ways = [("twinbuf", twinbuf), ("DataLoader over s3fs", s3fs_loader)]
+        ways += [("MosaicML streaming", mosaicml), ("litdata", litdata_loader)]
+        for name, run in ways:
             try:
                 for _ in range(2):  # the first one computes the server's ETags
                     process.stdin.write("\n")
@@ -103,6 +153,6 @@ if __name__ == "__main__":
                 rate = f"{found / seconds:.0f} a second, {reads} reads, {read >> 20} MiB"
                 print(f"{name}: {found} of {count} samples, {rate}", flush=True)
             except Exception as error:
-                print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                print(f"{name}: {type(error).__name__}: {str(error)[-300:]}", flush=True)
         print(f"load of the machine: {Path('/proc/loadavg').read_text().strip()}")
         process.kill()

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod blocks;
 mod client;
 mod error;
 mod open;
@@ -17,14 +18,16 @@ use twinbuf::loader::Locator;
 use twinbuf::mmap::DType;
 use twinbuf::{BatchIndices, BoxError, Dataset};
 
+use blocks::Blocks;
 use client::{Client, Object};
 pub use error::{Error, Kind};
 pub use options::Options;
 
-/// Records of one size in objects. Clones share the store and the counters.
+/// Records of one size in objects. Clones share the store, the counters and the chunks of a window.
 #[derive(Clone)]
 pub struct Objects {
     client: Arc<Client>,
+    blocks: Arc<Blocks>,
     shards: Arc<[Shard]>,
     record: usize,
     element: Option<(DType, Vec<usize>)>,
@@ -48,6 +51,8 @@ struct Request {
     shard: usize,
     range: Range<u64>,
     pieces: Range<usize>,
+    /// Other batches need other records of it.
+    kept: bool,
 }
 
 #[allow(clippy::len_without_is_empty, reason = "the openers of records refuse empty data")]
@@ -72,35 +77,64 @@ impl Objects {
         Some((index, shard.first + (record - shard.records.start) * shard.stride))
     }
 
-    /// The requests for the pieces, which are in the order of the objects.
-    fn requests(&self, pieces: &[Piece]) -> Vec<Request> {
+    /// The part of a chunk that has the record at `offset` of a shard, as bytes of the object. `None` if no chunk has it.
+    fn block(&self, shard: usize, offset: u64, chunks: &[Range<u64>]) -> Option<Range<u64>> {
+        let Shard { records, first, stride, .. } = &self.shards[shard];
+        let record = records.start + (offset - first) / stride;
+        let chunk = &chunks[chunks.partition_point(|chunk| chunk.start <= record).checked_sub(1)?];
+        let (start, end) = (chunk.start.max(records.start), chunk.end.min(records.end));
+        // A chunk of many bytes is several blocks.
+        let most = (self.client.options.request_bytes / stride).max(1);
+        let start = start + (record - start) / most * most;
+        let last = end.min(start + most).checked_sub(1).filter(|last| *last >= record)?;
+        let [start, last] = [start, last].map(|record| first + (record - records.start) * stride);
+        Some(start..last + self.record as u64)
+    }
+
+    /// The requests for the pieces, which are in the order of the objects. `chunks` are the chunks to request as a whole, in
+    /// the order of their records.
+    fn requests(&self, pieces: &[Piece], chunks: &[Range<u64>]) -> Vec<Request> {
         let Options { gap, request_bytes, .. } = self.client.options;
         let mut requests: Vec<Request> = Vec::new();
         for (index, &(shard, offset, _)) in pieces.iter().enumerate() {
             let end = offset + self.record as u64;
+            let block = self.block(shard, offset, chunks);
+            let (kept, range) = (block.is_some(), block.unwrap_or(offset..end));
             let last = requests.last_mut().filter(|last| {
-                let near = last.shard == shard && offset <= last.range.end.saturating_add(gap);
-                near && (end == last.range.end || end - last.range.start <= request_bytes)
+                let near = !kept && !last.kept && offset <= last.range.end.saturating_add(gap);
+                let fits = || end == last.range.end || end - last.range.start <= request_bytes;
+                last.shard == shard && (last.range == range || near && fits())
             });
             match last {
-                Some(last) => (last.range.end, last.pieces.end) = (end, index + 1),
-                None => requests.push(Request { shard, range: offset..end, pieces: index..index + 1 }),
+                Some(last) => (last.range.end, last.pieces.end) = (last.range.end.max(end), index + 1),
+                None => requests.push(Request { shard, range, pieces: index..index + 1, kept }),
             }
         }
         requests
     }
 
     /// Starts all requests, several at a time. Each task returns the index and the bytes of its request. They end early if
-    /// the set is dropped.
-    fn fetch(&self, requests: &[Request]) -> JoinSet<Result<(usize, Bytes), Error>> {
+    /// the set is dropped. Keeps at most `most` bytes for other batches.
+    fn fetch(&self, requests: &[Request], most: u64) -> JoinSet<Result<(usize, Bytes), Error>> {
         let limit = Arc::new(Semaphore::new(self.client.options.requests.max(1)));
         let mut tasks = JoinSet::new();
-        for (index, request) in requests.iter().enumerate() {
+        for (index, Request { shard, range, kept, .. }) in requests.iter().enumerate() {
             let (client, limit) = (self.client.clone(), limit.clone());
-            let (object, range) = (self.shards[request.shard].object.clone(), request.range.clone());
+            let (object, range) = (self.shards[*shard].object.clone(), range.clone());
+            let block = kept.then(|| self.blocks.block(*shard, &range, most));
             let get = async move {
                 let _turn = limit.acquire().await;
-                client.get(&object, range).await.map(|(_, bytes)| (index, bytes))
+                let get = async || {
+                    let (_, bytes) = client.get(&object, range).await?;
+                    client.counters[0].fetch_add(1, Relaxed);
+                    client.counters[1].fetch_add(bytes.len() as u64, Relaxed);
+                    Ok(bytes)
+                };
+                let bytes = match block {
+                    Some(block) => block.get_or_try_init(get).await?.clone(),
+                    None => get().await?,
+                };
+                Ok((index, bytes))
             };
             tasks.spawn_on(get, &self.client.runtime);
         }
@@ -133,8 +167,12 @@ impl Dataset for Objects {
             pieces.push((shard, offset, index * self.record));
         }
         pieces.sort_unstable();
-        let requests = self.requests(&pieces);
-        let (mut tasks, mut received, mut copied) = (self.fetch(&requests), 0, 0);
+        let mut chunks = batch.window_chunks().unwrap_or_default();
+        chunks.sort_unstable_by_key(|chunk| chunk.start);
+        let window = chunks.iter().map(|chunk| chunk.end - chunk.start).sum::<u64>() * self.record as u64;
+        let requests = self.requests(&pieces, &chunks);
+        // Twice the window: other workers are at other places of the epoch.
+        let (mut tasks, mut copied) = (self.fetch(&requests, window.saturating_mul(2)), 0);
         while let Some(answer) = pollster::block_on(tasks.join_next()) {
             let (index, bytes) = answer.unwrap_or_else(|_| Err(self.client.ended()))?;
             let Request { range, pieces: within, .. } = &requests[index];
@@ -144,11 +182,8 @@ impl Dataset for Objects {
                 out[to..][..self.record].copy_from_slice(&bytes[at..][..self.record]);
                 copied += self.record;
             }
-            received += bytes.len();
         }
-        for (counter, more) in self.client.counters.iter().zip([requests.len(), received, copied]) {
-            counter.fetch_add(more as u64, Relaxed);
-        }
+        self.client.counters[2].fetch_add(copied as u64, Relaxed);
         Ok(copied)
     }
 
@@ -181,7 +216,7 @@ impl Dataset for Objects {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of requests, of batches that were read, without retries.
+    /// The number of requests that were answered, without retries.
     pub requests: u64,
     /// The number of bytes received.
     pub bytes: u64,

@@ -62,7 +62,7 @@ impl Objects {
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
         let (shards, record) = (shards(&records, &objects.collect()), records.record_bytes());
         let element = records.is_typed().then(|| (records.dtype(), records.shape().to_vec()));
-        Ok(Self { client, shards: shards.into(), record, element })
+        Ok(Self { client, blocks: Arc::default(), shards: shards.into(), record, element })
     }
 }
 

@@ -123,6 +123,39 @@ fn requests_are_merged() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// All ranks and workers together request the chunks of a window once, whole or in parts, and keep them for one epoch.
+#[test]
+fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
+    let (store, _) = three(100)?;
+    let shuffle = Shuffle::Window { chunk_records: 10, window_chunks: 4 };
+    // A chunk with the end of an object, or of all records, is two requests; so is one of two ranks. The epoch's last batch, of
+    // one rank, has records of its own.
+    for (workers, ranks, request_bytes, most) in
+        [(1, 1, 1000, 16), (4, 1, 1000, 16), (2, 2, 1000, 23), (1, 1, 300, 56)]
+    {
+        let (mut requests, mut bytes) = (0, 0);
+        for rank in 0..ranks {
+            let open = |files: &[PathBuf]| Records::options().header(16).open(files, 100);
+            let objects = Objects::open(
+                "memory:///train/",
+                Options { request_bytes, gap: 0, ..options(&store) },
+                open,
+            )?;
+            let plan = Plan::builder(125).batch(5).shuffle(shuffle).rank(rank, ranks);
+            let plan = plan.last_batch(LastBatch::Keep).build()?;
+            let mut loader = Loader::builder(objects.clone(), plan).workers(workers).build()?;
+            for batch in loader.epoch(0) {
+                batch?;
+            }
+            requests += objects.stats().requests;
+            bytes += objects.stats().bytes;
+        }
+        assert_eq!(bytes, 12500, "{workers} {ranks} {request_bytes}");
+        assert!((13..=most).contains(&requests), "{requests}: {workers} {ranks} {request_bytes}");
+    }
+    Ok(())
+}
+
 /// Objects with other bytes of the same size, with fewer, and without any.
 #[test]
 fn changes_are_errors() -> Result<(), BoxError> {

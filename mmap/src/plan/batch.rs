@@ -136,6 +136,33 @@ impl BatchIndices {
         self.windows(chunk, chunks).window(positions)
     }
 
+    /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
+    /// records. The chunk that has both the last and the first record is two ranges.
+    ///
+    /// The next batches of the rank draw from most of these chunks too: a data set that keeps them reads each once. Takes
+    /// time in proportion to the number of chunks. Returns `None` with any other shuffle, with a
+    /// [list](RecordList) of records that are not consecutive, for the only batch of a rank, and for a batch that has
+    /// records from both sides of the place where an earlier run of the epoch stopped.
+    ///
+    /// ```
+    /// use twinbuf_mmap::{Plan, Shuffle};
+    ///
+    /// let shuffle = Shuffle::Window { chunk_records: 100, window_chunks: 4 };
+    /// let plan = Plan::builder(1000).batch(20).shuffle(shuffle).build()?;
+    /// let batch = plan.batch(0, 30).expect("a step below `steps`");
+    /// let chunks = batch.window_chunks().expect("a windowed shuffle");
+    /// assert!(batch.runs().flatten().all(|record| chunks.iter().any(|chunk| chunk.contains(&record))));
+    /// assert_eq!(plan.with_records(vec![5; 1000])?.batch(0, 30).unwrap().window_chunks(), None);
+    /// # Ok::<(), twinbuf_mmap::PlanError>(())
+    /// ```
+    #[must_use]
+    pub fn window_chunks(&self) -> Option<Vec<Range<u64>>> {
+        let window = self.window().filter(|_| self.list.step() == Some(1))?;
+        let Range { start, end } = window.positions;
+        let chunks = window.resident_at(start).start..window.resident_at(end - 1).end;
+        Some(self.ranges(&window, chunks))
+    }
+
     /// Returns the records of the chunks to request for this batch: the chunks of its window, and the next ones. If the
     /// batch `follows` another one, leaves out the chunks that were requested for that batch and earlier ones. `None`
     /// if [`window`](Self::window) is.
