@@ -168,14 +168,10 @@ fn lengths_that_a_sparse_file_makes_plausible() {
 fn index(megatron: bool) -> Vec<u8> {
     let mut bytes = vec![u8::from(megatron), 100, 0];
     if megatron {
-        bytes.extend(b"MMIDIDX\0\0\x01\0\0\0\0\0\0\0\x08\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0");
-        bytes.extend([20_i32, 0, 30].into_iter().flat_map(i32::to_le_bytes));
-        bytes.extend([0_i64, 40, 40, 3].into_iter().flat_map(i64::to_le_bytes));
+        bytes.extend(twinbuf_testing::megatron(8, 2, &[20, 0, 30], &[3]));
     } else {
-        let header = "{'descr': '<u8', 'fortran_order': False, 'shape': (4,), }";
-        bytes.extend(b"\x93NUMPY\x01\0\x76\0");
-        bytes.extend(format!("{header:117}\n").bytes());
-        bytes.extend([0_u64, 40, 40, 100].into_iter().flat_map(u64::to_le_bytes));
+        let offsets = [0_u64, 40, 40, 100].into_iter().flat_map(u64::to_le_bytes);
+        bytes.extend(twinbuf_testing::npy("<u8", &[4], offsets));
     }
     bytes
 }

@@ -166,25 +166,6 @@ fn no_order_of_the_largest_sizes_overflows() {
     }
 }
 
-#[test]
-fn the_ranks_walk_through_the_epoch_together() {
-    let steps = |rank| {
-        let plan = Plan::builder(17).batch(2).rank(rank, 3).last_batch(LastBatch::Keep).build().unwrap();
-        (0..plan.steps(0)).map(|step| plan.batch(0, step).unwrap().runs().next().unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!(steps(0), [0..2, 6..8, 12..14]);
-    assert_eq!(steps(1), [2..4, 8..10, 14..16]);
-    assert_eq!(steps(2), [4..6, 10..12, 16..17]);
-}
-
-#[test]
-fn a_rank_past_the_last_record_has_a_step_fewer() {
-    let steps = |rank| {
-        Plan::builder(14).batch(3).rank(rank, 4).last_batch(LastBatch::Keep).build().map(|plan| plan.steps(0))
-    };
-    assert_eq!([steps(0), steps(1), steps(2), steps(3)], [Ok(2), Ok(2), Ok(1), Ok(1)]);
-}
-
 /// Record 9 is alone in its chunk. In the first epochs with this seed, it is at several places.
 #[test]
 fn a_short_chunk_in_the_middle_shifts_what_follows() {
@@ -523,87 +504,6 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..cases() })]
 
     #[test]
-    fn keep_covers_every_record_once(
-        (n, batch, world, order, seed, e)
-            in (1_u64..2000, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
-    ) {
-        let mut seen = Vec::new();
-        let mut steps = Vec::new();
-        for rank in 0..world {
-            let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
-                .last_batch(LastBatch::Keep).build().unwrap();
-            seen.extend(epoch(plan.clone(), e));
-            steps.push(plan.steps(0));
-            prop_assert_eq!(plan.batch(e, plan.steps(0)), None);
-        }
-        seen.sort_unstable();
-        prop_assert!(seen.into_iter().eq(0..n));
-        prop_assert!(steps.is_sorted_by(|a, b| a >= b) && steps[0] - steps[steps.len() - 1] <= 1);
-    }
-
-    #[test]
-    fn drop_gives_every_rank_the_same_and_nothing_twice(
-        (n, batch, world, order, seed, e)
-            in (600_u64..2000, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
-    ) {
-        let mut seen = Vec::new();
-        for rank in 0..world {
-            let plan = shuffled(n, order, seed).batch(batch).rank(rank, world)
-                .build().unwrap();
-            prop_assert_eq!(plan.steps(0), n / (batch * world));
-            let own = epoch(plan.clone(), e);
-            prop_assert_eq!(own.len() as u64, plan.steps(0) * batch);
-            seen.extend(own);
-        }
-        let count = seen.len();
-        seen.sort_unstable();
-        seen.dedup();
-        prop_assert_eq!(seen.len(), count);
-        prop_assert!(seen.iter().all(|&record| record < n));
-    }
-
-    #[test]
-    fn wrap_fills_the_last_step_from_the_front(
-        (n, batch, world, order, seed, e)
-            in (1_u64..900, 1_u64..70, 1_u64..9, any_shuffle(), any::<u64>(), any::<u64>())
-    ) {
-        let shuffle = order;
-        let plan = |rank| shuffled(n, shuffle, seed).batch(batch).rank(rank, world)
-            .last_batch(LastBatch::Wrap).build().unwrap();
-        let steps = n.div_ceil(batch * world);
-        // The order of the epoch as a single rank visits it. It is repeated below.
-        let alone = shuffled(n, order, seed).build().unwrap();
-        let mut order: Vec<u64> = epoch(alone, e);
-        let full = n / (batch * world);
-        if matches!(shuffle, Shuffle::Window { .. }) && full > 0 {
-            // With windows each rank has a share: the shares one after the other, then the records left over.
-            let whole = (0..world).flat_map(|rank| (0..full).map(move |step| (rank, step)));
-            let shares: Vec<u64> =
-                whole.flat_map(|(rank, step)| records(plan(rank).batch(e, step).unwrap())).collect();
-            order.retain(|record| !shares.contains(record));
-            order.splice(0..0, shares);
-        }
-        let expected = order.iter().copied().cycle();
-        let mut seen = Vec::new();
-        for step in 0..steps {
-            for rank in 0..world {
-                let of = plan(rank).batch(e, step).unwrap();
-                prop_assert_eq!(of.len(), batch);
-                seen.extend(records(of));
-            }
-        }
-        prop_assert!((0..world).all(|rank| plan(rank).steps(0) == steps));
-        let mut expected: Vec<u64> = expected.take(seen.len()).collect();
-        if matches!(shuffle, Shuffle::Window { .. }) {
-            // With windows, ranks take turns only in the last step: compare the records without their order.
-            seen.sort_unstable();
-            expected.sort_unstable();
-        }
-        prop_assert_eq!(&seen, &expected);
-        prop_assert!((seen.len() as u64) - n < batch * world);
-    }
-
-    #[test]
     fn parts_are_the_whole(
         (n, batch, world, order, e)
             in (1_u64..900, 1_u64..500, 1_u64..4, any_shuffle(), any::<u64>()),
@@ -642,20 +542,6 @@ proptest! {
             #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
             let backward = 1..0;
             prop_assert_eq!(whole.part(backward), None);
-        }
-    }
-
-    #[test]
-    fn runs_add_up_and_never_touch(
-        (n, batch, order, seed, e) in (1_u64..2000, 1_u64..500, any_shuffle(), any::<u64>(), any::<u64>())
-    ) {
-        let plan = shuffled(n, order, seed).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
-        for step in 0..plan.steps(0) {
-            let batch = plan.batch(e, step).unwrap();
-            let runs: Vec<_> = batch.runs().collect();
-            prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), batch.len());
-            prop_assert!(runs.iter().all(|run| run.start < run.end));
-            prop_assert!(runs.windows(2).all(|pair| pair[0].end != pair[1].start));
         }
     }
 

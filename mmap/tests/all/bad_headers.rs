@@ -11,6 +11,16 @@ type Open = fn(&[&Path]) -> Result<Records, Error>;
 /// words of another crate follow.
 type Case = (Vec<u8>, &'static str);
 
+/// The message for data at this byte that is not as long as the header says.
+fn cut(at: u64, wanted: u64, found: u64) -> &'static str {
+    let problem = "P: cut off or grown, by the length of the data";
+    format!("{problem} at byte {at}: wanted {wanted} bytes, found {found}").leak()
+}
+
+fn short(wanted: u64, found: u64) -> &'static str {
+    format!("P: ends inside its header: wanted at least {wanted} bytes, found {found}").leak()
+}
+
 /// Each file is opened behind a good one: the path in the error must be that of the bad file.
 fn check(open: Open, good: &[u8], table: &[Case]) {
     let folder = tempfile::tempdir().unwrap();
@@ -41,51 +51,28 @@ fn llm_c() {
         file.resize(1024 + data, 1);
         file
     }
+    let other = |magic: i32| -> &'static str {
+        let wanted = "20240520 or 20240801";
+        format!("P: another format, by the magic at byte 0: wanted {wanted}, found {magic}").leak()
+    };
     let good = shard(&[20_240_520, 1, 3], 6);
     let mut big_endian = good.clone();
     big_endian.chunks_exact_mut(4).take(256).for_each(<[u8]>::reverse);
     let table = [
-        (vec![], "P: ends inside its header: wanted at least 1024 bytes, found 0"),
-        (good[..1023].to_vec(), "P: ends inside its header: wanted at least 1024 bytes, found 1023"),
-        (
-            good[..1024].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 0",
-        ),
-        (
-            good[..1029].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 5",
-        ),
-        (
-            shard(&[20_240_520, 1, 3], 7),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 6 bytes, found 7",
-        ),
-        (
-            shard(&[20_240_520, 1, i32::MAX], 6),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 4294967294 bytes, found 6",
-        ),
-        (
-            shard(&[20_240_801, 7, i32::MAX], 6),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 8589934588 bytes, found 6",
-        ),
+        (vec![], short(1024, 0)),
+        (good[..1023].to_vec(), short(1024, 1023)),
+        (good[..1024].to_vec(), cut(1024, 6, 0)),
+        (good[..1029].to_vec(), cut(1024, 6, 5)),
+        (shard(&[20_240_520, 1, 3], 7), cut(1024, 6, 7)),
+        (shard(&[20_240_520, 1, i32::MAX], 6), cut(1024, 4_294_967_294, 6)),
+        (shard(&[20_240_801, 7, i32::MAX], 6), cut(1024, 8_589_934_588, 6)),
         (shard(&[20_240_520, 1, 0], 0), "TooShort: P: holds no record: wanted at least 2 bytes, found 0"),
-        (
-            shard(&[20_240_520, 1, 0], 6),
-            "P: cut off or grown, by the length of the data at byte 1024: wanted 0 bytes, found 6",
-        ),
+        (shard(&[20_240_520, 1, 0], 6), cut(1024, 0, 6)),
         (shard(&[20_240_520, 1, -3], 6), "P: bad header at byte 8: wanted a number of tokens, found -3"),
         // The evaluation files of llm.c, a headerless file, and a machine of the other byte order.
-        (
-            shard(&[20_240_522, 1, 3], 6),
-            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found 20240522",
-        ),
-        (
-            shard(&[0, 1, 3], 6),
-            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found 0",
-        ),
-        (
-            big_endian,
-            "P: another format, by the magic at byte 0: wanted 20240520 or 20240801, found -1999096831",
-        ),
+        (shard(&[20_240_522, 1, 3], 6), other(20_240_522)),
+        (shard(&[0, 1, 3], 6), other(0)),
+        (big_endian, other(-1_999_096_831)),
         (shard(&[20_240_520, 2, 3], 6), "P: unknown version at byte 4: wanted 1, found 2"),
         (shard(&[20_240_520, 7, 3], 12), "P: unknown version at byte 4: wanted 1, found 7"),
         (shard(&[20_240_801, 1, 3], 6), "P: unknown version at byte 4: wanted 7, found 1"),
@@ -93,15 +80,19 @@ fn llm_c() {
     check(|paths| Records::open_llm_c(paths, Cut::Rows), &good, &table);
 }
 
+/// A file with this header, and so many bytes of data.
+fn npy_of(header: &str, data: usize) -> Vec<u8> {
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    file.extend(header.bytes());
+    file.resize(file.len() + data, 1);
+    file
+}
+
 #[test]
 fn npy() {
-    fn file(header: &str, data: usize) -> Vec<u8> {
-        let mut file = b"\x93NUMPY\x01\x00".to_vec();
-        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
-        file.extend(header.bytes());
-        file.resize(file.len() + data, 1);
-        file
-    }
+    use npy_of as file;
+
     fn array(descr: &str, shape: &str, data: usize) -> Vec<u8> {
         file(&format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"), data)
     }
@@ -124,11 +115,11 @@ fn npy() {
     assert_eq!(good.len(), 10 + 57 + 12);
     let table = [
         // The start.
-        (vec![], "P: ends inside its header: wanted at least 8 bytes, found 0"),
-        (good[..7].to_vec(), "P: ends inside its header: wanted at least 8 bytes, found 7"),
-        (good[..9].to_vec(), "P: ends inside its header: wanted at least 10 bytes, found 9"),
-        (with(6, &[2])[..11].to_vec(), "P: ends inside its header: wanted at least 12 bytes, found 11"),
-        (good[..66].to_vec(), "P: ends inside its header: wanted at least 67 bytes, found 66"),
+        (vec![], short(8, 0)),
+        (good[..7].to_vec(), short(8, 7)),
+        (good[..9].to_vec(), short(10, 9)),
+        (with(6, &[2])[..11].to_vec(), short(12, 11)),
+        (good[..66].to_vec(), short(67, 66)),
         (
             with(0, b"PK\x03\x04"),
             r"P: another format, by the magic at byte 0: wanted \x93NUMPY, found PK\x03\x04PY",
@@ -137,7 +128,7 @@ fn npy() {
         (with(6, &[4]), "P: unknown version at byte 6: wanted 1.0, 2.0 or 3.0, found 4.0"),
         (with(7, &[1]), "P: unknown version at byte 6: wanted 1.0, 2.0 or 3.0, found 1.1"),
         // Lengths of the header.
-        (with(8, &[0, 1]), "P: ends inside its header: wanted at least 266 bytes, found 79"),
+        (with(8, &[0, 1]), short(266, 79)),
         (
             with(8, &[0xFF; 2]),
             "P: too long a header, by the length at byte 8: wanted at most 10000 bytes, found 65535",
@@ -149,30 +140,15 @@ fn npy() {
         (with(8, &[0, 0]), bad(10, "a dictionary", "")),
         (with(8, &[56, 0]), bad(66, "`,` or `}`", "")),
         // Lengths of the data.
-        (
-            good[..67].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 0",
-        ),
-        (
-            good[..78].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 11",
-        ),
-        (
-            array("'<i2'", "(3, 2)", 13),
-            "P: cut off or grown, by the length of the data at byte 67: wanted 12 bytes, found 13",
-        ),
-        (
-            array("'<i2'", "(4, 2)", 12),
-            "P: cut off or grown, by the length of the data at byte 67: wanted 16 bytes, found 12",
-        ),
+        (good[..67].to_vec(), cut(67, 12, 0)),
+        (good[..78].to_vec(), cut(67, 12, 11)),
+        (array("'<i2'", "(3, 2)", 13), cut(67, 12, 13)),
+        (array("'<i2'", "(4, 2)", 12), cut(67, 16, 12)),
         (
             array("'<i2'", "(4611686018427387904, 2)", 0),
             shape("fewer than 2^64 bytes", "[4611686018427387904, 2]"),
         ),
-        (
-            array("'|i1'", "(18446744073709551615,)", 3),
-            "P: cut off or grown, by the length of the data at byte 84: wanted 18446744073709551615 bytes, found 3",
-        ),
+        (array("'|i1'", "(18446744073709551615,)", 3), cut(84, 18_446_744_073_709_551_615, 3)),
         (
             array("'<i2'", "(18446744073709551615,)", 0),
             shape("fewer than 2^64 bytes", "[18446744073709551615]"),
@@ -259,11 +235,7 @@ fn npy_in_fortran_order_with_one_long_axis() {
     let path = folder.path().join("x.npy");
     let open = |shape: &str, data| {
         let header = format!("{{'descr': '<i2', 'fortran_order': True, 'shape': {shape}, }}");
-        let mut file = b"\x93NUMPY\x01\x00".to_vec();
-        file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
-        file.extend(header.bytes());
-        file.resize(file.len() + data, 1);
-        std::fs::write(&path, &file).unwrap();
+        std::fs::write(&path, npy_of(&header, data)).unwrap();
         Records::open_npy([&path], Cut::Rows).map(|records| (records.len(), records.shape().to_vec()))
     };
     for (shape, data, rows, row) in [
@@ -309,11 +281,11 @@ fn safetensors() {
     let data = good.len() - 12;
     assert_eq!(data, 8 + 57);
     let table = [
-        (vec![], "P: ends inside its header: wanted at least 8 bytes, found 0"),
-        (good[..7].to_vec(), "P: ends inside its header: wanted at least 8 bytes, found 7"),
-        (good[..64].to_vec(), "P: ends inside its header: wanted at least 65 bytes, found 64"),
-        (length(3), "P: ends inside its header: wanted at least 11 bytes, found 10"),
-        (length(100_000_000), "P: ends inside its header: wanted at least 100000008 bytes, found 10"),
+        (vec![], short(8, 0)),
+        (good[..7].to_vec(), short(8, 7)),
+        (good[..64].to_vec(), short(65, 64)),
+        (length(3), short(11, 10)),
+        (length(100_000_000), short(100_000_008, 10)),
         (
             length(100_000_001),
             "P: too long a header, by the length at byte 0: wanted at most 100000000 bytes, found 100000001",
@@ -322,18 +294,9 @@ fn safetensors() {
             length(u64::MAX),
             "P: too long a header, by the length at byte 0: wanted at most 100000000 bytes, found 18446744073709551615",
         ),
-        (
-            good[..data].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 0",
-        ),
-        (
-            good[..data + 11].to_vec(),
-            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 11",
-        ),
-        (
-            tensor("I16", "[3,2]", "12", 13),
-            "P: cut off or grown, by the length of the data at byte 65: wanted 12 bytes, found 13",
-        ),
+        (good[..data].to_vec(), cut(65, 12, 0)),
+        (good[..data + 11].to_vec(), cut(65, 12, 11)),
+        (tensor("I16", "[3,2]", "12", 13), cut(65, 12, 13)),
         (file("{}", 0), "NoTensor: P: no such tensor or array: wanted \"x\", found []"),
         (file("", 0), bad),
         (file("no", 0), bad),
@@ -376,13 +339,8 @@ fn safetensors() {
 #[cfg(feature = "safetensors")]
 #[test]
 fn many_names() {
-    let entries: Vec<String> = (0..1000)
-        .map(|i| format!(r#""t{i:04}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{}]}}"#, i + 1))
-        .collect();
-    let header = format!("{{{}}}", entries.join(","));
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.bytes());
-    file.resize(file.len() + 1000, 0);
+    let tensors = (0..1000).map(|i| (format!("t{i:04}"), "U8", [1], 1));
+    let file = twinbuf_testing::safetensors(tensors, [0; 1000]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     std::fs::write(&path, file).unwrap();
@@ -429,9 +387,7 @@ fn npy_messages_tell_what_to_do() {
         ("'<f3'", "False", "wanted bool, integers of 8 to 64 bits"),
     ] {
         let header = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': (3, 2), }}");
-        let mut file = b"\x93NUMPY\x01\x00\xf6\x00".to_vec();
-        file.extend(format!("{header:245}\n").bytes());
-        std::fs::write(&path, file).unwrap();
+        std::fs::write(&path, npy_of(&header, 0)).unwrap();
         let message = Records::open_npy([&path], Cut::Rows).unwrap_err().to_string();
         assert!(message.ends_with(wanted) || message.contains(wanted), "{message}");
         assert!(!message.contains("  ") && !message.contains('\n'), "{message}");

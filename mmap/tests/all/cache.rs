@@ -100,24 +100,18 @@ fn evicted_pages_are_gone_and_pages_that_are_asked_for_come() {
 #[test]
 fn what_touches_is_asked_for_together() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let records = data_set(folder.path(), 2048);
-    // All records one by one, in another order.
-    let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Full).build().unwrap();
-    let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
-    assert_eq!((stats.hinted, stats.failed), (records.bytes(), 0));
-    // In pieces of 1 MiB.
-    assert!([1, 8].contains(&stats.hints), "{stats:?}");
-}
-
-#[test]
-fn small_records_on_one_page_take_one_call() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("small");
-    std::fs::write(&path, [5; 600]).unwrap();
-    let records = Arc::new(Records::open([&path], 6).unwrap());
-    let plan = Plan::builder(100).batch(100).shuffle(Shuffle::Full).build().unwrap();
-    let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
-    assert_eq!((stats.hints, stats.hinted, stats.failed), (1, 600, 0));
+    let path = folder.path().join("touching");
+    // Records of a page each, and small ones on one page.
+    for (record, count, pieces) in [(RECORD, 2048, 8), (6, 100, 1)] {
+        std::fs::write(&path, vec![5; record * count]).unwrap();
+        let records = Arc::new(Records::open([&path], record).unwrap());
+        // All records one by one, in another order.
+        let plan = Plan::builder(records.len()).batch(records.len()).shuffle(Shuffle::Full).build().unwrap();
+        let stats = ask(&records, &plan, &[plan.batch(0, 0).unwrap()]);
+        assert_eq!((stats.hinted, stats.failed), (records.bytes(), 0));
+        // In pieces of 1 MiB.
+        assert!([1, pieces].contains(&stats.hints), "{stats:?}");
+    }
 }
 
 #[test]

@@ -125,28 +125,12 @@ fn files_change_while_threads_read() {
 #[test]
 fn files_that_change_deliver_no_wrong_byte() {
     if std::env::var_os(CHILD).is_some() {
-        refuse();
+        crate::refused::refuse(&[libc::SYS_process_vm_writev], libc::EPERM);
         files_change_while_threads_read();
         return println!("{CHILD} is done");
     }
     files_change_while_threads_read();
-    let Some(mut child) = crate::common::this_program() else { return };
-    let output = child
-        .env(CHILD, "1")
-        .args(["--exact", "changed::files_that_change_deliver_no_wrong_byte", "--nocapture"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(output.status.success() && said.contains(&format!("{CHILD} is done")), "{said}");
+    let test = "changed::files_that_change_deliver_no_wrong_byte";
+    let Some(said) = crate::common::again(test, CHILD, "1") else { return };
     said.lines().filter(|line| line.contains(" changes: ")).for_each(|line| println!("refused: {line}"));
-}
-
-/// The call is refused to this thread and those that it starts.
-fn refuse() {
-    let action = seccompiler::SeccompAction::Errno(libc::EPERM.try_into().unwrap());
-    let arch = std::env::consts::ARCH.try_into().unwrap();
-    let rules = [(libc::SYS_process_vm_writev, Vec::new())].into_iter().collect();
-    let filter = seccompiler::SeccompFilter::new(rules, seccompiler::SeccompAction::Allow, action, arch);
-    let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
-    seccompiler::apply_filter(&program).unwrap();
 }

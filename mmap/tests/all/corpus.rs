@@ -1,10 +1,12 @@
-//! Replays the saved corpus of the fuzz target `plan`, without a fuzzer and on any toolchain.
+//! The fuzz target `plan` without a fuzzer and on any toolchain: its saved corpus, and random bytes.
 
 #[path = "../fuzz_bodies/plan.rs"]
 mod body;
 
 use std::fs;
 use std::path::Path;
+
+use proptest::prelude::*;
 
 #[test]
 fn the_saved_corpus_of_plans_runs_clean() {
@@ -17,4 +19,14 @@ fn the_saved_corpus_of_plans_runs_clean() {
         replayed += 1;
     }
     assert!(replayed >= 40, "only {replayed} inputs");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any order on any rank: each record of an epoch as often as [`LastBatch`](twinbuf_mmap::LastBatch) says.
+    #[test]
+    fn any_bytes_are_a_plan_that_holds_or_an_error(bytes in prop::collection::vec(any::<u8>(), 8..12)) {
+        body::plan(&bytes);
+    }
 }

@@ -94,18 +94,6 @@ fn any_other_is_another() {
     add("split elsewhere", Records::open(&split, 2).unwrap().fingerprint().unwrap());
     let joined = named("joined", &[24_000]);
     add("one file", Records::open(&joined, 2).unwrap().fingerprint().unwrap());
-
-    // One byte of the many that are looked at.
-    for (at, flip) in [(0, 1), (0, 2), (4095, 1), (6000, 1), (11_999, 1), (11_999, 0x80)] {
-        for file in [0, 1] {
-            let paths = named("flipped", &[12_000, 12_000]);
-            let mut bytes = fs::read(&paths[file]).unwrap();
-            bytes[at] ^= flip;
-            fs::write(&paths[file], bytes).unwrap();
-            let records = Records::open(&paths, 2).unwrap();
-            add(&format!("byte {at} of {file} by {flip}"), records.fingerprint().unwrap());
-        }
-    }
 }
 
 /// Of 40 files of the same length: two swapped, one replaced, one with a byte changed at an end. Every file counts.
@@ -125,7 +113,7 @@ fn every_shard_is_looked_at() {
         let bytes = fs::read(&paths[file]).unwrap();
         fs::write(&paths[file], vec![7; 40_000]).unwrap();
         assert!(seen.insert(print(&paths)), "{file} replaced");
-        for at in [0, 8191, 40_000 - 8192, 39_999] {
+        for at in [0, 4095, 8191, 40_000 - 8192, 39_999] {
             let mut other = bytes.clone();
             other[at] ^= 0x80;
             fs::write(&paths[file], other).unwrap();

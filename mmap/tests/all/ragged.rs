@@ -8,28 +8,11 @@ use std::path::Path;
 use crate::asked::write;
 use proptest::prelude::*;
 use twinbuf_mmap::{DType, Error, LastBatch, PartialEpoch, Plan, RaggedRecords, Shard, Shuffle};
+use twinbuf_testing::megatron as idx;
 
 /// A `.npy` of one axis.
 fn npy(descr: &str, numbers: impl ExactSizeIterator<Item = u64>) -> Vec<u8> {
     twinbuf_testing::npy(descr, &[numbers.len()], numbers.flat_map(u64::to_le_bytes))
-}
-
-/// An index as Megatron-LM's `_IndexWriter` writes it.
-fn idx(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
-    let mut file = b"MMIDIDX\0\0".to_vec();
-    file.extend(1_u64.to_le_bytes());
-    file.push(code);
-    file.extend((lengths.len() as u64).to_le_bytes());
-    file.extend((documents.len() as u64).to_le_bytes());
-    file.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
-    let pointers = lengths.iter().scan(0_i64, |end, &length| {
-        let pointer = *end;
-        *end += i64::from(length) * size as i64;
-        Some(pointer)
-    });
-    file.extend(pointers.flat_map(i64::to_le_bytes));
-    file.extend(documents.iter().flat_map(|document| document.to_le_bytes()));
-    file
 }
 
 fn bytes(len: usize, seed: usize) -> Vec<u8> {

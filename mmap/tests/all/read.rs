@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use twinbuf_mmap::{Error, LastBatch, Location, Plan, Records, Shuffle};
+use twinbuf_mmap::{Error, Location, Plan, Records};
 
 const RECORD: usize = 24;
 
@@ -43,35 +43,6 @@ fn epoch(records: &Records, plan: &Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Ve
         }
     }
     (read, expected)
-}
-
-#[test]
-fn the_bytes_of_every_order_over_shards_of_different_lengths() {
-    for shards in [&[100][..], &[1, 1, 1], &[7, 300, 1, 64]] {
-        let (_folder, paths, all) = data_set(shards);
-        let records = Records::open(&paths, RECORD).unwrap();
-        assert_eq!(records.len(), shards.iter().sum::<usize>() as u64);
-        assert_eq!(records.bytes(), all.len() as u64);
-        for order in [
-            Shuffle::None,
-            Shuffle::Chunks { records: 10 },
-            Shuffle::Window { chunk_records: 10, window_chunks: 4 },
-            Shuffle::Full,
-        ] {
-            for batch in [1, 5, 1000] {
-                let plan = Plan::builder(records.len())
-                    .batch(batch)
-                    .shuffle(order)
-                    .last_batch(LastBatch::Keep)
-                    .build()
-                    .unwrap();
-                let (read, expected) = epoch(&records, &plan, 2, &all);
-                assert_eq!(read.len(), all.len());
-                assert!(read == expected, "{shards:?} {order:?} batches of {batch}");
-                assert!(order != Shuffle::None || read == all);
-            }
-        }
-    }
 }
 
 #[test]
@@ -118,47 +89,6 @@ fn a_batch_of_another_data_set_or_too_small_a_buffer() {
     let huge = Plan::builder(u64::MAX).batch(u64::MAX).build().unwrap().batch(0, 0).unwrap();
     let error = records.read(&huge, &mut out).unwrap_err();
     assert!(matches!(error, Error::BufferTooSmall { wanted: u64::MAX, found: 72 }), "{error:?}");
-}
-
-/// Sparse, so it takes no room: one record near 5 GiB, zeros before it.
-#[cfg(unix)]
-#[test]
-fn a_record_past_four_gib() {
-    use std::os::unix::fs::FileExt;
-
-    const OFFSET: u64 = 5 << 30;
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("sparse.bin");
-    let file = File::create(&path).unwrap();
-    file.set_len(OFFSET + 4096).unwrap();
-    file.write_all_at(b"five gibibytes in", OFFSET).unwrap();
-    let records = std::sync::Arc::new(Records::open([&path], 64).unwrap());
-    assert_eq!(records.bytes(), OFFSET + 4096);
-    let plan = Plan::builder(records.len()).build().unwrap();
-    let batch = plan.batch(0, OFFSET / 64).unwrap();
-    let mut out = [0; 64];
-    crate::asked::read_and_ask(&records, &batch, &mut out).1.unwrap();
-    assert_eq!(&out[..17], b"five gibibytes in");
-    records.read(&plan.batch(0, (OFFSET - (4 << 30)) / 64).unwrap(), &mut out).unwrap();
-    assert_eq!(out, [0; 64]);
-}
-
-#[test]
-fn threads_read_at_once() {
-    let (_folder, paths, all) = data_set(&[200, 300]);
-    let records = Records::open(&paths, RECORD).unwrap();
-    std::thread::scope(|scope| {
-        for seed in 0..4 {
-            let (records, all) = (&records, &all);
-            scope.spawn(move || {
-                let plan = Plan::builder(500).batch(5).shuffle(Shuffle::Full).seed(seed).build().unwrap();
-                for e in 0..5 {
-                    let (read, expected) = epoch(records, &plan, e, all);
-                    assert!(read == expected, "seed {seed}, epoch {e}");
-                }
-            });
-        }
-    });
 }
 
 /// A file server (Samba's kernel oplocks) holds a lease while a client writes; `open` waits until it is given up.

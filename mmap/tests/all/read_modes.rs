@@ -103,9 +103,9 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
     let path = folder.path().join("data");
     std::fs::write(&path, vec![1; 10_000]).unwrap();
     let records = Arc::new(Records::open([&path], 10_000).unwrap());
-    let Some(direct) = reader(ReadMode::Direct, &records) else { return };
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     std::fs::write(&path, vec![2; 10_000]).unwrap();
+    let Some(direct) = reader(ReadMode::Direct, &records) else { return };
     let mut out = vec![0; 10_000];
     let batch = Plan::builder(1).build().unwrap().batch(0, 0).unwrap();
     direct.read(&batch, &mut out).unwrap();
@@ -142,44 +142,51 @@ fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
     }
 }
 
-/// Inside a page, at a page, and to nothing: all say the same, and none raises a signal.
+/// The second of two files, inside a page, at a page, and to nothing: all say the same, and none raises a signal. Hints and
+/// the count of pages keep working.
 #[test]
 fn a_truncated_file_is_the_same_error_in_every_mode() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let path = folder.path().join("data");
+    let paths = ["whole", "cut"].map(|name| folder.path().join(name));
     let record = 1000;
     for left in [50_000 - 1, 40_960, 4097, 4096, 10, 0] {
         for touched in [false, true] {
             for batch in [1, 10, 50] {
                 let mut errors = Vec::new();
                 for mode in [ReadMode::Pread, ReadMode::Direct] {
-                    std::fs::write(&path, vec![7; 50 * record]).unwrap();
-                    let records = Arc::new(Records::open([&path], record).unwrap());
+                    paths.iter().for_each(|path| std::fs::write(path, vec![7; 50 * record]).unwrap());
+                    let records = Arc::new(Records::open(&paths, record).unwrap());
                     let Some(reader) = reader(mode, &records) else { continue };
-                    let plan = Plan::builder(50).batch(batch).build().unwrap();
+                    let plan = Plan::builder(100).batch(batch).build().unwrap();
                     let mut out = vec![0; 50 * record];
                     if touched {
                         for step in 0..plan.steps(0) {
                             reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap();
                         }
                     }
-                    File::options().write(true).open(&path).unwrap().set_len(left).unwrap();
+                    File::options().write(true).open(&paths[1]).unwrap().set_len(left).unwrap();
+                    let steps = plan.clone();
+                    reader.begin((0..).map_while(move |step| steps.batch(0, step)));
                     let results: Vec<String> = (0..plan.steps(0))
                         .map(|step| match reader.read(&plan.batch(0, step).unwrap(), &mut out) {
                             Ok(len) => {
                                 assert!(out[..len].iter().all(|&byte| byte == 7), "{mode:?} {left}");
                                 format!("{len} bytes")
                             }
-                            Err(Error::Truncated { path: at, offset, wanted, found }) => {
-                                assert_eq!(at, path);
-                                let start = step * batch * record as u64;
+                            Err(ref error @ Error::Truncated { path: ref at, offset, wanted, found }) => {
+                                assert_eq!(*at, paths[1]);
+                                let start = (step * batch - 50) * record as u64;
                                 assert_eq!(offset, left.max(start), "{mode:?}");
                                 assert_eq!((wanted, found), (batch * record as u64, offset - start));
+                                let text = error.to_string();
+                                assert!(text.contains(&format!("byte {offset} is missing")), "{text}");
                                 format!("{offset} {wanted} {found}")
                             }
                             Err(error) => panic!("{mode:?}: {error}"),
                         })
                         .collect();
+                    assert_eq!(reader.stats().failed, 0, "{:?}", reader.stats());
+                    assert!(records.residency().is_ok());
                     errors.push(results);
                 }
                 assert!(errors.iter().all(|other| *other == errors[0]), "{left} {batch}: {errors:?}");

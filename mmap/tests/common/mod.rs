@@ -14,3 +14,15 @@ pub(crate) fn this_program() -> Option<Command> {
     }
     None
 }
+
+/// Runs a test of this program in a process of its own, with `variable` set to `value`. It must print that it is done.
+/// Returns what it printed.
+#[allow(dead_code)]
+pub(crate) fn again(test: &str, variable: &str, value: &str) -> Option<String> {
+    let mut child = this_program()?;
+    let output = child.env(variable, value).args(["--exact", test, "--nocapture"]).output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let done = output.status.success() && said.contains(&format!("{variable} is done"));
+    assert!(done, "{variable} {value}: {said}");
+    Some(said)
+}

@@ -52,6 +52,46 @@ pub fn npy(descr: &str, shape: &[usize], data: impl IntoIterator<Item = u8>) -> 
     file
 }
 
+/// An index of sequences as Megatron-LM's `_IndexWriter` writes it: the code and the size of a token, the lengths.
+pub fn megatron(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
+    let mut file = b"MMIDIDX\0\0".to_vec();
+    file.extend(1_u64.to_le_bytes());
+    file.push(code);
+    file.extend((lengths.len() as u64).to_le_bytes());
+    file.extend((documents.len() as u64).to_le_bytes());
+    file.extend(lengths.iter().flat_map(|length| length.to_le_bytes()));
+    let pointers = lengths.iter().scan(0_i64, |end, &length| {
+        let pointer = *end;
+        *end += i64::from(length) * i64::try_from(size).expect("few bytes");
+        Some(pointer)
+    });
+    file.extend(pointers.flat_map(i64::to_le_bytes));
+    file.extend(documents.iter().flat_map(|document| document.to_le_bytes()));
+    file
+}
+
+/// A `safetensors` file: the name, the type, the lengths of the axes and the bytes of each tensor; then as much of `data`
+/// as they have bytes, from a multiple of 8 on.
+pub fn safetensors<N: std::fmt::Display, S: AsRef<[usize]>>(
+    tensors: impl IntoIterator<Item = (N, &'static str, S, usize)>,
+    data: impl IntoIterator<Item = u8>,
+) -> Vec<u8> {
+    let (mut entries, mut end) = (Vec::new(), 0);
+    for (name, dtype, shape, bytes) in tensors {
+        let (shape, start) = (shape.as_ref(), end);
+        end += bytes;
+        let entry =
+            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#);
+        entries.push(entry);
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    let len = header.len().next_multiple_of(8);
+    let mut file = (len as u64).to_le_bytes().to_vec();
+    file.extend(format!("{header:len$}").bytes());
+    file.extend(data.into_iter().take(end));
+    file
+}
+
 /// The system's allocator, with counters. For a test program that sets it as its `global_allocator`.
 #[derive(Debug)]
 pub struct Counting;
