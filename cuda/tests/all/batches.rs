@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use crate::common::{BYTES, bytes, commit, copy_threads, must_end, start, start_with, uploader};
+use crate::common::{BYTES, bytes, commit, copy_threads, lent_slots, must_end, start, start_with, uploader};
 use cudarc::driver::{result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::Options;
@@ -110,22 +110,6 @@ fn an_error_that_was_left_behind_is_told_as_such() {
 }
 
 #[test]
-fn an_abandoned_reader_is_never_the_end_of_the_data() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            commit(&mut slots, BYTES, 1).unwrap();
-            drop(slots.acquire().unwrap()); // not handed over
-            drop(slots);
-            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
-            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-        }
-    });
-}
-
-#[test]
 fn a_reader_is_told_that_the_receiver_is_gone() {
     must_end(|| {
         for overlap in [true, false] {
@@ -164,14 +148,22 @@ fn arguments_that_cannot_work_are_refused_by_name() {
         assert_eq!(option(host), format!("host_depth: {wanted}, {depth}"));
         assert_eq!(option(device), format!("device_depth: {wanted}, {depth}"));
     }
+    assert_eq!(option(Uploader::new(&ctx, 1).host_slots(Vec::new())), "host_depth: at least 1 slot, 0");
+    // The lent slots are used in turn: a larger depth would refill one under its copy.
+    for depth in [1, 3, 8] {
+        let two = || Uploader::new(&ctx, 8).host_slots(lent_slots(2, 8));
+        let wanted = format!("host_depth: 2, the number of lent slots, {depth}");
+        assert_eq!(option(two().host_depth(depth)), wanted);
+        assert!(two().host_depth(2).build::<()>().is_ok());
+    }
+    let short = Uploader::new(&ctx, 8).host_slots(lent_slots(1, 7));
+    assert_eq!(option(short), "host_slots: at least 8 bytes, 7");
     let huge = Uploader::new(&ctx, usize::MAX / 4).build::<()>().unwrap_err();
     assert!(matches!(huge, Error::Driver { call: "cuMemHostAlloc", .. }), "{huge}");
     assert_eq!(sim.live().leaked(), before);
 
     let stream = ctx.new_stream().unwrap();
     let (mut slots, mut batches) = uploader(&ctx, false);
-    let error = slots.acquire().unwrap().commit(BYTES + 1, 1).unwrap_err();
-    assert_eq!(error.to_string(), "option `len`: wanted at most the slot's 1024 bytes, found 1025");
     commit(&mut slots, 6, 1).unwrap();
     let batch = batches.recv().unwrap().unwrap();
     let error = batch.on::<f32>(&stream).unwrap_err();
@@ -181,6 +173,17 @@ fn arguments_that_cannot_work_are_refused_by_name() {
     );
     assert!(batch.on::<[f32; 0]>(&stream).is_err());
     assert_eq!(batch.on::<u16>(&stream).unwrap().len(), 3);
+
+    let (mut slots, mut batches) = Uploader::new(&ctx, 8).build::<()>().unwrap();
+    let refused = |result: Result<(), Error>| result.unwrap_err().to_string();
+    let long = "option `len`: wanted at most the slot's 8 bytes, found 9";
+    assert_eq!(refused(slots.acquire().unwrap().commit(9, ())), long);
+    let slot = slots.acquire().unwrap().reserve();
+    assert_eq!(slot.seq(), 0, "the same slot again");
+    assert_eq!(refused(slot.commit(9, ())), long);
+    slots.acquire().unwrap().commit(8, ()).unwrap();
+    assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
+    assert_eq!(batches.recv().unwrap().unwrap().len(), 8);
 }
 
 #[test]
@@ -430,29 +433,6 @@ fn on_copied_may_make_another_context_current() {
             slots.finish();
             assert!(batches.recv().unwrap().is_none());
         }
-    });
-}
-
-#[test]
-fn the_copy_thread_and_a_capture_on_another_thread_let_each_other_be() {
-    must_end(|| {
-        let (_sim, ctx) = start(1, false);
-        let (captured, stream) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
-        let (mut slots, mut batches) = uploader(&ctx, true);
-        // The strictest mode, and the default of frameworks.
-        captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-        for value in 1..=8 {
-            commit(&mut slots, BYTES, value).unwrap(); // committed once the copy thread has waited for earlier copies
-            assert_eq!(batches.recv().unwrap().unwrap().seq(), u64::from(value) - 1);
-        }
-        // SAFETY: the stream exists, and is being captured.
-        let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
-        if !graph.is_null() {
-            // SAFETY: the graph exists, and is destroyed once.
-            unsafe { result::graph::destroy(graph) }.unwrap();
-        }
-        commit(&mut slots, BYTES, 9).unwrap();
-        assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [9; BYTES]);
     });
 }
 

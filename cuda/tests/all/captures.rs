@@ -7,16 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{BYTES, bytes, commit, must_end, start, start_software, start_with};
+use crate::common::{BYTES, MODES, bytes, commit, must_end, start, start_software, start_with};
 use cudarc::driver::sys::CUstreamCaptureMode::{
-    self, CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
-    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
+    CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
 };
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Failure, Options};
 
-const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 const HELD: Error = Error::SlotHeld { device_depth: 2 };
 
 /// Ends a capture that must still be valid.

@@ -1,43 +1,16 @@
 //! Every driver call fails in turn, once or permanently: a typed error in order, everything freed, no hang.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::common::{copy_threads, must_end, start, start_software};
-use cudarc::driver::{CudaContext, CudaStream};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader, lent};
+use crate::common::{copy_threads, lent_slots, must_end, start, start_software};
+use cudarc::driver::CudaStream;
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Uploader};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
 
 const BATCHES: u64 = 5;
 const BYTES: usize = 64;
 const LAUNCH_FAILED: u32 = 719;
-
-/// The kind of slots, and how they are handed over.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Slots {
-    Own,
-    /// Host slots in memory of the caller.
-    Lent,
-}
-
-impl Slots {
-    fn uploader(self, ctx: &Arc<CudaContext>) -> Uploader {
-        let uploader = Uploader::new(ctx, BYTES);
-        match self {
-            Self::Own => uploader,
-            Self::Lent => {
-                let host = (0..2).map(|_| {
-                    let mut memory = vec![0_u8; BYTES].into_boxed_slice();
-                    let at = NonNull::from(&mut memory[..]).cast();
-                    // SAFETY: the lender owns it.
-                    unsafe { lent::Host::new(at, BYTES, memory) }
-                });
-                uploader.host_slots(host.collect())
-            }
-        }
-    }
-}
 
 /// Fills and commits a batch.
 fn fill_one(slots: &mut HostSlots<u64>, seq: u64) -> Result<(), Error> {
@@ -135,14 +108,15 @@ enum Driver {
 fn survives(
     failure: Failure,
     driver: Driver,
-    (overlap, tracking, kind): (bool, bool, Slots),
+    (overlap, tracking, lent): (bool, bool, bool),
     surfaced: &mut u32,
 ) -> bool {
     let (sim, ctx) = start(1, tracking);
     let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
     let before = sim.live().leaked();
-    let mut description = format!("{failure:?}, overlap {overlap}, tracking {tracking}, {kind:?}");
-    let uploader = kind.uploader(&ctx);
+    let mut description = format!("{failure:?}, overlap {overlap}, tracking {tracking}, lent {lent}");
+    let uploader = Uploader::new(&ctx, BYTES);
+    let uploader = if lent { uploader.host_slots(lent_slots(2, BYTES)) } else { uploader };
     sim.inject(failure);
     let result = life(uploader, &streams, overlap);
     sim.drain();
@@ -190,15 +164,15 @@ fn left(sim: &Sim, before: Live) -> Live {
 
 fn every(failure: impl Fn(u64) -> Failure + Send + 'static, driver: Driver) {
     must_end(move || {
-        let kinds = [Slots::Own, Slots::Lent];
         let ways = [(true, false), (true, true), (false, false), (false, true)];
-        for ((overlap, tracking), kind) in ways.into_iter().flat_map(|way| kinds.map(|kind| (way, kind))) {
+        // The host slots are the uploader's own, or lent.
+        for ((overlap, tracking), lent) in ways.into_iter().flat_map(|way| [(way, false), (way, true)]) {
             let (mut nth, mut surfaced) = (1, 0);
-            while survives(failure(nth), driver, (overlap, tracking, kind), &mut surfaced) {
+            while survives(failure(nth), driver, (overlap, tracking, lent), &mut surfaced) {
                 nth += 1;
             }
             println!(
-                "overlap {overlap}, tracking {tracking}, {kind:?}: {} failures, {surfaced} came out as errors",
+                "overlap {overlap}, tracking {tracking}, lent {lent}: {} failures, {surfaced} came out as errors",
                 nth - 1
             );
             // Some calls occur only with some slots.

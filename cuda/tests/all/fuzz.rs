@@ -8,17 +8,16 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{copy_threads, must_end, start_with, threads};
-use cudarc::driver::sys::CUstreamCaptureMode;
+use crate::common::{MODES, copy_threads, lent_slots, must_end, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, ReservedSlot, Stager, Uploader, lent};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, ReservedSlot, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, checksum_of};
 
 const BYTES: usize = 448;
@@ -435,11 +434,7 @@ impl World {
     }
 
     fn begin(&mut self, stream: usize, mode: u8) {
-        let mode = [
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-        ][usize::from(mode)];
+        let mode = MODES[usize::from(mode)];
         let (raw, flag) = self.capturable(stream);
         bind(&self.ctx);
         // SAFETY: the stream exists.
@@ -578,13 +573,7 @@ fn run(setup: Setup, calls: &[Call], ending: Ending) {
         Uploader::new(&ctx, BYTES).device_depth(setup.device_depth).host_depth(setup.host_depth);
     uploader = uploader.overlap(setup.overlap).times(setup.times);
     if setup.lent {
-        let host = (0..setup.host_depth).map(|_| {
-            let mut memory = vec![0_u8; BYTES].into_boxed_slice();
-            let at = NonNull::from(&mut memory[..]).cast();
-            // SAFETY: the lender owns it.
-            unsafe { lent::Host::new(at, BYTES, memory) }
-        });
-        uploader = uploader.host_slots(host.collect());
+        uploader = uploader.host_slots(lent_slots(setup.host_depth, BYTES));
     }
     let (slots, batches) = uploader.build().unwrap();
     let model = Model {
@@ -750,11 +739,7 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
                 }
                 if let Some((_, mode)) = scope.captured.filter(|(from, _)| *from == i) {
                     bind(&ctx);
-                    let mode = [
-                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
-                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-                        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
-                    ][usize::from(mode)];
+                    let mode = MODES[usize::from(mode)];
                     // SAFETY: the stream exists.
                     captured = unsafe { result::stream::begin_capture(stream.cu_stream(), mode) }.is_ok();
                 }

@@ -1,17 +1,16 @@
-//! What an uploader must not change in the caller's context and thread: cudarc's event tracking, the current context,
-//! captures on other threads. Also the number of driver calls per batch.
+//! What an uploader must not change in the caller's context and thread: cudarc's event tracking, the current context. Also
+//! the number of driver calls per batch.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{must_end, start, start_software, start_with};
-use cudarc::driver::{CudaContext, DeviceSlice, result, sys};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
+use crate::common::{BYTES, commit, must_end, start, start_software, start_with, uploader};
+use cudarc::driver::{CudaContext, DeviceSlice, result};
+use twinbuf_cuda::{Error, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
-const BYTES: usize = 1024;
 /// Something that does not happen within this time, a thousand times its normal duration, does not happen.
 const MANY_TIMES: Duration = Duration::from_secs(60);
 
@@ -45,16 +44,6 @@ fn since(sim: Control, before: [u64; CALLS.len()]) -> Vec<(&'static str, u64)> {
     made(before, calls(sim))
 }
 
-fn commit(slots: &mut HostSlots<u64>, value: u8) -> Result<(), Error> {
-    let mut slot = slots.acquire()?;
-    slot.fill(value);
-    slot.commit(BYTES, u64::from(value))
-}
-
-fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
-    Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
-}
-
 #[test]
 fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
     must_end(|| {
@@ -75,7 +64,7 @@ fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
             assert!(!ctx.is_in_multi_stream_mode(), "another mode, for every call in this context");
             assert!(!built.iter().any(|(name, _)| *name == "cuCtxSynchronize"), "{built:?}");
             let idle = copy();
-            commit(&mut slots, 1).unwrap();
+            commit(&mut slots, BYTES, 1).unwrap();
             let batch = batches.recv().unwrap().unwrap();
             batch.wait_copied().unwrap();
             let leased = copy();
@@ -95,7 +84,7 @@ fn as_many_copies_are_in_flight_as_there_are_slots() {
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).host_depth(host).device_depth(device).build::<u64>().unwrap();
             let held = sim.hold(0); // the device is stopped: no copy completes
-            (0..flight).for_each(|value| commit(&mut slots, value).unwrap());
+            (0..flight).for_each(|value| commit(&mut slots, BYTES, value).unwrap());
             let looked = Instant::now();
             while sim.calls_of("cuMemcpyHtoDAsync_v2") < u64::from(flight) && looked.elapsed() < MANY_TIMES {
                 thread::yield_now();
@@ -125,7 +114,7 @@ fn the_host_slot_is_free_before_the_callback_is_called() {
             })
             .build::<u64>()
             .unwrap();
-        commit(&mut slots, 1).unwrap();
+        commit(&mut slots, BYTES, 1).unwrap();
         is_in.recv().unwrap(); // the callback runs and does not return
         let (got, is_free) = mpsc::channel();
         let reader = thread::spawn(move || {
@@ -139,87 +128,60 @@ fn the_host_slot_is_free_before_the_callback_is_called() {
     });
 }
 
-/// Makes no context current, like on a thread that has never used CUDA or uses another context.
-fn leave_context() {
-    // SAFETY: a null context is allowed.
-    unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
-}
-
-#[track_caller]
-fn assert_no_context(after: &str) {
-    assert_eq!(result::ctx::get_current().unwrap(), None, "{after} has left its context behind");
-}
-
+/// No context, as on a thread that has never used CUDA, or that of another device.
 #[test]
 fn the_callers_current_context_stays_what_it_was() {
     must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
+        for (overlap, elsewhere) in [(true, false), (false, false), (true, true), (false, true)] {
+            let options = Options { devices: 2, delay_us: 0, pieces: 1, ..Options::seeded(1) };
+            let (sim, ctx) = start_with(options, false);
+            if elsewhere && sim.is_real() {
+                return;
+            }
             let stream = ctx.new_stream().unwrap();
-            leave_context();
+            let other = elsewhere.then(|| twinbuf_cuda::context(1).unwrap());
+            let theirs = other.as_ref().map(|other| other.new_stream().unwrap());
+            let wanted = other.as_ref().map(|other| other.cu_ctx());
+            let enter = || {
+                // SAFETY: the context is alive, or none.
+                unsafe { result::ctx::set_current(wanted.unwrap_or(std::ptr::null_mut())) }.unwrap();
+            };
+            let is_current = |after: &str| {
+                assert_eq!(result::ctx::get_current().unwrap(), wanted, "after {after}");
+            };
+            enter();
             let same = twinbuf_cuda::context(0).unwrap();
-            assert_no_context("context");
+            is_current("context");
             drop(same); // cudarc binds it when it is dropped
-            leave_context();
+            enter();
             let (mut slots, mut batches) = uploader(&ctx, overlap);
-            assert_no_context("build");
+            is_current("build");
             for value in 0..6 {
-                commit(&mut slots, value).unwrap();
-                assert_no_context("commit");
+                commit(&mut slots, BYTES, value).unwrap();
+                is_current("commit");
                 let batch = batches.recv().unwrap().unwrap();
-                assert_no_context("recv");
+                is_current("recv");
                 let view = batch.on::<u8>(&stream).unwrap();
-                assert_no_context("on");
+                is_current("on");
+                if let Some(theirs) = &theirs {
+                    assert_eq!(batch.on::<u8>(theirs).unwrap_err(), Error::OtherContext);
+                    // A copy to another context could not be ordered before the slot's next copy, even if the lease is
+                    // on the stream that cudarc takes for the view's.
+                    batch.on::<u8>(DeviceSlice::<u8>::stream(&view)).unwrap();
+                    let mut copy = theirs.alloc_zeros::<u8>(BYTES).unwrap();
+                    theirs.memcpy_dtod(&view, &mut copy).unwrap_err();
+                    enter();
+                }
                 drop(view);
                 batch.wait_copied().unwrap();
-                assert_no_context("wait_copied");
+                is_current("wait_copied");
                 drop(batch);
-                assert_no_context("a lease's drop");
+                is_current("a lease's drop");
             }
             slots.finish();
-            assert_no_context("finish");
+            is_current("finish");
             drop(batches);
-            assert_no_context("dropping the sides");
-        }
-    });
-}
-
-#[test]
-fn the_whole_life_of_an_uploader_leaves_captures_on_other_threads_alone() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (sim, ctx) = start(1, false);
-            let before = sim.live().leaked();
-            let stream = ctx.new_stream().unwrap();
-            let (began, has_begun) = mpsc::channel();
-            let (end, may_end) = mpsc::channel::<()>();
-            let capturing = ctx.clone();
-            let capture = thread::spawn(move || {
-                let captured = capturing.new_stream().unwrap();
-                captured.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-                began.send(()).unwrap();
-                let _ = may_end.recv();
-                // SAFETY: the stream exists, and is being captured.
-                let graph = unsafe { result::stream::end_capture(captured.cu_stream()) }.unwrap();
-                if !graph.is_null() {
-                    // SAFETY: the graph exists, and is destroyed once.
-                    unsafe { result::graph::destroy(graph) }.unwrap();
-                }
-            });
-            has_begun.recv().unwrap();
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            for value in 0..6 {
-                commit(&mut slots, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
-                batch.on::<u8>(&stream).unwrap();
-                batch.wait_copied().unwrap();
-            }
-            drop((slots, batches));
-            drop(end);
-            capture.join().unwrap();
-            drop(stream);
-            sim.drain();
-            assert_eq!(sim.live().leaked(), before);
+            is_current("dropping the sides");
         }
     });
 }
@@ -246,7 +208,7 @@ fn copies_do_not_wait_for_the_default_stream() {
             result::stream::launch_host_function(stream.cu_stream(), wait_there, (&raw mut channel).cast())
         }
         .unwrap();
-        commit(&mut slots, 1).unwrap();
+        commit(&mut slots, BYTES, 1).unwrap();
         let batch = batches.recv().unwrap().unwrap();
         let looked = Instant::now();
         while batch.copied().unwrap().is_none() && looked.elapsed() < MANY_TIMES {
@@ -269,7 +231,7 @@ fn the_calls_of_a_batch() {
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).host_depth(4).device_depth(4).overlap(overlap).build().unwrap();
             let mut round = || {
-                commit(&mut slots, 1).unwrap();
+                commit(&mut slots, BYTES, 1).unwrap();
                 let batch = batches.recv().unwrap().unwrap();
                 assert_eq!(batch.on::<u8>(&stream).unwrap().len(), BYTES);
                 drop(batch);
@@ -304,7 +266,7 @@ fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
             let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
             let mut copies = Vec::new();
             for value in 0..6 {
-                commit(&mut slots, value).unwrap();
+                commit(&mut slots, BYTES, value).unwrap();
                 let batch = batches.recv().unwrap().unwrap();
                 let view = batch.on::<u8>(&own).unwrap();
                 for (stream, shared) in
@@ -357,50 +319,12 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn another_devices_context_stays_current_and_its_streams_are_refused() {
-    must_end(|| {
-        let Some(_sim) = Sim::start_software(Options { devices: 2, delay_us: 0, ..Options::default() })
-        else {
-            return;
-        };
-        for overlap in [true, false] {
-            let (ctx, other) = (twinbuf_cuda::context(0).unwrap(), twinbuf_cuda::context(1).unwrap());
-            let stream = ctx.new_stream().unwrap();
-            let theirs = other.new_stream().unwrap(); // binds their context
-            let (mut slots, mut batches) = uploader(&ctx, overlap);
-            let is_current = |after: &str| {
-                assert_eq!(result::ctx::get_current().unwrap(), Some(other.cu_ctx()), "after {after}");
-            };
-            is_current("build");
-            for value in 0..4 {
-                commit(&mut slots, value).unwrap();
-                is_current("commit");
-                let batch = batches.recv().unwrap().unwrap();
-                let view = batch.on::<u8>(&stream).unwrap();
-                is_current("on");
-                assert_eq!(batch.on::<u8>(&theirs).unwrap_err(), Error::OtherContext);
-                // A copy to another context could not be ordered before the slot's next copy, even if the lease is on the
-                // stream that cudarc takes for the view's.
-                batch.on::<u8>(DeviceSlice::<u8>::stream(&view)).unwrap();
-                let mut copy = theirs.alloc_zeros::<u8>(BYTES).unwrap();
-                theirs.memcpy_dtod(&view, &mut copy).unwrap_err();
-                other.bind_to_thread().unwrap();
-                drop(batch);
-                is_current("a lease's drop");
-            }
-            drop((slots, batches));
-            is_current("dropping the sides");
-        }
-    });
-}
-
-#[test]
 fn into_owned_costs_one_copy_on_the_device_and_no_wait() {
     must_end(|| {
         let (sim, ctx) = start(1, true);
         let stream = ctx.per_thread_stream(); // candle's
         let (mut slots, mut batches) = uploader(&ctx, false);
-        commit(&mut slots, 7).unwrap();
+        commit(&mut slots, BYTES, 7).unwrap();
         let batch = batches.recv().unwrap().unwrap();
         let copies = sim.calls_of("cuMemcpyDtoDAsync_v2");
         let before = calls(sim.control());
@@ -423,7 +347,7 @@ fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
         let owners: [(&str, Owner); 6] = [
             ("lease", |ctx| {
                 let (mut slots, mut batches) = uploader(&ctx, false);
-                commit(&mut slots, 1).unwrap();
+                commit(&mut slots, BYTES, 1).unwrap();
                 Box::new(batches.recv().unwrap().unwrap())
             }),
             ("batches", |ctx| Box::new(uploader(&ctx, true).1)),
@@ -458,11 +382,11 @@ fn waits_for_copies_sleep() {
             let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times).host_depth(1);
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             for value in 0..20 {
-                commit(&mut slots, value).unwrap();
+                commit(&mut slots, BYTES, value).unwrap();
                 batches.recv().unwrap().unwrap().wait_copied().unwrap();
             }
             // With one slot, the second batch waits for the first on the host.
-            commit(&mut slots, 1).unwrap();
+            commit(&mut slots, BYTES, 1).unwrap();
             drop((slots, batches));
             let stream = ctx.new_stream().unwrap();
             let mut memory = stream.alloc_zeros::<u8>(640).unwrap();

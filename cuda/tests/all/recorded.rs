@@ -74,11 +74,8 @@ fn life(sim: &Sim, seed: u64) {
     let mut stager = Stager::new(&ctx).slot_bytes(256).fill_threads(2).build().unwrap();
     let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
     let (mut leases, mut owned, mut sent, mut lost) = (Vec::new(), Vec::new(), 0, false);
-    let mut state = seed;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 33) as usize % below
-    };
+    let mut dice = twinbuf_testing::Random(seed);
+    let mut random = move |below: usize| usize::try_from(dice.below(below as u64)).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let (stopped, recorded) = (stop.clone(), ctx.clone());
     let noise = std::thread::spawn(move || {

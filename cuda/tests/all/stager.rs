@@ -135,18 +135,11 @@ fn many_small_slices_are_few_copies() {
 fn a_checkpoint_arrives_tensor_by_tensor() {
     let (sim, ctx) = start(1, true);
     let shapes = [("up", 700), ("down", 33), ("scale", 0), ("norm", 4096)];
-    let (mut header, mut data) = (Vec::new(), Vec::new());
-    for (i, (name, len)) in shapes.into_iter().enumerate() {
-        let from = data.len();
-        data.extend(pattern(i, len));
-        let offsets = [from, data.len()];
-        header.push(format!(r#""{name}":{{"dtype":"U8","shape":[{len}],"data_offsets":{offsets:?}}}"#));
-    }
-    let header = format!("{{{}}}", header.join(","));
+    let data = (0..).zip(shapes).flat_map(|(i, (_, len))| pattern(i, len));
+    let file = twinbuf_testing::safetensors(shapes.map(|(name, len)| (name, "U8", [len], len)), data);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-    std::fs::write(&path, &file).unwrap();
+    std::fs::write(&path, file).unwrap();
     let stream = ctx.new_stream().unwrap();
     let weights = stage::load(&path, &stream).unwrap();
     assert_eq!(weights.len(), 3); // CUDA has no empty allocations

@@ -2,11 +2,13 @@
 //! threads.
 
 use std::io::Write;
+use std::ptr::NonNull;
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
+use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream};
-use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context};
+use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context, lent};
 use twinbuf_cuda_sim::{Options, Sim};
 
 /// A driver without delays, and its context, with cudarc's event tracking or without.
@@ -119,3 +121,22 @@ pub(crate) fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Resul
 pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
     Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
 }
+
+/// Host slots in memory of the caller.
+#[allow(dead_code)]
+pub(crate) fn lent_slots(count: usize, bytes: usize) -> Vec<lent::Host> {
+    let slot = |_| {
+        let mut memory = vec![0_u8; bytes].into_boxed_slice();
+        let at = NonNull::from(&mut memory[..]).cast();
+        // SAFETY: the lender owns it.
+        unsafe { lent::Host::new(at, bytes, memory) }
+    };
+    (0..count).map(slot).collect()
+}
+
+#[allow(dead_code)]
+pub(crate) const MODES: [CUstreamCaptureMode; 3] = [
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+];
