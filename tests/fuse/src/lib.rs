@@ -158,7 +158,9 @@ fn file(inode: INodeNo) -> Option<usize> {
     usize::try_from(u64::from(inode).checked_sub(FIRST)?).ok()
 }
 
-fn attributes(inode: u64, kind: FileType, size: u64) -> FileAttr {
+/// What the kernel is told of a file or a folder.
+#[must_use]
+pub fn attributes(inode: u64, kind: FileType, size: u64) -> FileAttr {
     FileAttr {
         ino: INodeNo(inode),
         size,

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
@@ -69,23 +69,7 @@ impl State {
         let node = self.nodes.get(&inode);
         let kind =
             if node.is_none_or(|node| node.folder) { FileType::Directory } else { FileType::RegularFile };
-        FileAttr {
-            ino: INodeNo(inode),
-            size: node.map_or(0, |node| node.data.len() as u64),
-            blocks: 0,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm: 0o755,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        twinbuf_fuse::attributes(inode, kind, node.map_or(0, |node| node.data.len() as u64))
     }
 }
 
