@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::common::{Fault, Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
+use crate::common::{Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Error, Loader, Plan};
 
@@ -53,34 +53,6 @@ fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
     [(false, false), (false, true), (true, false), (true, true)]
         .into_iter()
         .flat_map(|(overlap, hints)| (1 + usize::from(overlap)..=9).map(move |depth| (overlap, hints, depth)))
-}
-
-#[test]
-fn a_batch_says_which_it_is() {
-    let (_dir, paths) = files(&[32]);
-    let plan = plan(32, 8);
-    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
-    for (step, batch) in (0..).zip(loader.epoch(3)) {
-        let batch = batch.unwrap();
-        assert_eq!((batch.epoch(), batch.step()), (3, step));
-        assert_eq!(Some(batch.plan()), plan.batch(3, step).as_ref());
-    }
-}
-
-#[test]
-fn many_epochs_over_the_same_thread_and_slots() {
-    let (_dir, paths) = files(&[50]);
-    let plan = plan(50, 7);
-    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
-    let mut reference = Loader::builder(open(&paths), plan).overlap(false).build().unwrap();
-    for epoch in 0..200 {
-        let found: Vec<_> = batches(&mut loader, epoch).into_iter().map(Result::unwrap).collect();
-        let expected: Vec<_> = batches(&mut reference, epoch).into_iter().map(Result::unwrap).collect();
-        assert_eq!(found.len(), 8);
-        assert!(found == expected, "epoch {epoch}");
-    }
-    assert_eq!(loader.report().epochs, 200);
-    assert_eq!(loader.report().batches, 1600);
 }
 
 #[test]
@@ -210,7 +182,7 @@ fn options_that_cannot_work_are_refused() {
 
     // Some systems grant any memory that has an address. These slots must be refused, not abort.
     let records = 1 << 39;
-    let (data, _) = Faulty::new(records, Fault::None, 0);
+    let (data, _) = Faulty::new(records, None);
     let plan = Plan::builder(records).batch(records).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).depth(8));
     assert_eq!(option, "depth");
@@ -234,32 +206,4 @@ fn more_slots_than_memory_are_refused_before_any_is_allocated() {
             }
         }
     }
-}
-
-#[test]
-fn collecting_more_batches_than_slots_fails() {
-    let (_dir, paths) = files(&[32]);
-    let build = |depth, workers, overlap| {
-        let builder = Loader::builder(open(&paths), plan(32, 4)).depth(depth);
-        let builder = builder.workers(workers).overlap(overlap);
-        builder.held_timeout(Duration::from_millis(1)).build().unwrap()
-    };
-    for (slots, workers, overlap) in [(2, 1, true), (3, 1, true), (4, 2, true), (2, 1, false)] {
-        let mut loader = build(slots, workers, overlap);
-        let all: Vec<_> = loader.epoch(0).collect();
-        assert_eq!(all.len(), slots + 1, "slots {slots}, workers {workers}, overlap {overlap}");
-        let error = all.into_iter().find_map(Result::err).unwrap();
-        assert!(matches!(error, Error::SlotHeld { slots: found, .. } if found == slots), "{error}");
-        let stopped: Result<Vec<_>, _> = loader.epoch(1).collect();
-        assert!(matches!(stopped, Err(Error::SlotHeld { .. })));
-        drop(stopped);
-        // What fits is collected, and the loader continues.
-        assert_eq!(loader.epoch(2).count(), 8);
-    }
-    let mut loader = build(8, 1, true);
-    assert_eq!(
-        loader.epoch(0).collect::<Result<Vec<_>, _>>().unwrap().len(),
-        8,
-        "as many as there are slots"
-    );
 }

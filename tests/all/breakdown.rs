@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::common::{Fault, Faulty, busy, files, open, plan};
+use crate::common::{Faulty, busy, files, open, plan};
 use twinbuf::{Breakdown, Loader};
 
 /// A breakdown, and the lines of its log.
@@ -470,7 +470,7 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
 fn lines_name_their_loader() {
     let (breakdown, lines) = logged(1);
     let loaders = ["train", "valid", "train"].map(|name| {
-        let (dataset, _) = Faulty::new(30, Fault::None, 0);
+        let (dataset, _) = Faulty::new(30, None);
         Loader::builder(dataset, plan(30, 8)).name(name).breakdown(breakdown.clone()).build().unwrap()
     });
     breakdown.end_step();

@@ -1,15 +1,10 @@
 //! The example `decode`: pictures of any length, the same whoever decodes them.
 
-use std::process::Command;
-
 #[test]
 fn the_pictures_are_the_same_with_any_number_of_threads() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // `cargo test` builds the example in the same target folder as this test.
-    let program = std::env::current_exe().unwrap();
-    let program = program.parent().unwrap().parent().unwrap().join("examples").join("decode");
     let run = |variables: &[(&str, &str)]| {
-        let mut command = Command::new(&program);
+        let mut command = crate::common::example("decode");
         let output = command.arg(folder.path()).envs(variables.iter().copied()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();

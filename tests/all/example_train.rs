@@ -1,16 +1,12 @@
 //! The main job as a user runs it: its output, and its messages for invalid input.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-/// The example's binary. `cargo test` builds it next to this test's binary.
 fn train(arguments: &[&str]) -> Output {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    Command::new(path.join("examples").join("train")).args(arguments).output().unwrap()
+    crate::common::example("train").args(arguments).output().unwrap()
 }
 
 fn folder() -> tempfile::TempDir {

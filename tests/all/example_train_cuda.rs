@@ -1,17 +1,10 @@
 //! The main job with the upload stage, as a user runs it: with and without a driver.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-/// The example's binary. `cargo test` builds it next to this test's binary.
 fn train(arguments: &[&str], preload: Option<&str>) -> Output {
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    let mut command = Command::new(path.join("examples").join("train_cuda"));
-    if let Some(library) = preload {
-        command.env("LD_PRELOAD", library);
-    }
-    command.args(arguments).output().unwrap()
+    let mut command = crate::common::example("train_cuda");
+    command.args(arguments).envs(preload.map(|library| ("LD_PRELOAD", library))).output().unwrap()
 }
 
 /// The folder where cargo puts the software driver: that of this test's binary.

@@ -1,16 +1,12 @@
 //! The example `validation`: named loaders, each with its switches, one trace and one memory limit.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
 fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
-    // `cargo test` builds the example next to this test.
-    let mut path = std::env::current_exe().unwrap();
-    path.pop();
-    path.pop();
-    let mut command = Command::new(path.join("examples").join("validation"));
+    let mut command = crate::common::example("validation");
     command.arg("data.bin").current_dir(folder).envs(variables.iter().copied()).output().unwrap()
 }
 

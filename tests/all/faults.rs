@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::common::{Fault, Faulty, RECORD, at, batches, files, open, plan};
+use crate::common::{Faulty, RECORD, at, batches, files, open, plan};
 use twinbuf::write::Writer;
 use twinbuf::{Checkpoint, Error, Loader, Plan};
 
@@ -35,7 +35,7 @@ fn a_short_read_at_every_step_arrives_in_order_and_once() {
 
 fn one_short_read(at_step: u64, overlap: bool, depth: usize) {
     let case = format!("step {at_step}, overlap {overlap}, depth {depth}");
-    let (data, dropped) = Faulty::new(2 * STEPS * BATCH, Fault::ShortRead, 2 * at_step * BATCH);
+    let (data, dropped) = Faulty::new(2 * STEPS * BATCH, Some(2 * at_step * BATCH));
     let mut loader = Loader::builder(data, jumping()).overlap(overlap).depth(depth).build().unwrap();
     for epoch in 0..2 {
         let mut found = batches(&mut loader, epoch);
@@ -81,7 +81,7 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
 fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
     for depth in 2..=4 {
         for keep in [false, true] {
-            let (data, dropped) = Faulty::new(STEPS * BATCH, Fault::None, 0);
+            let (data, dropped) = Faulty::new(STEPS * BATCH, None);
             let mut loader = Loader::builder(data, sequential()).depth(depth).build().unwrap();
             let mut epoch = loader.epoch(0);
             let first = epoch.next().unwrap().unwrap();

@@ -206,29 +206,10 @@ fn memory_is_that_of_all_fields() {
 }
 
 #[test]
-fn no_field_is_refused() {
-    struct None;
-    impl twinbuf::loader::Fields for None {
-        fn into_fields(self) -> Vec<Box<dyn twinbuf::Dataset>> {
-            Vec::new()
-        }
-    }
-    let plan = twinbuf::Plan::builder(1).batch(1).build().unwrap();
-    let error = twinbuf::Loader::builder(None, plan).build().unwrap_err();
-    assert_eq!(error.to_string(), "option `dataset`: wanted at least one data set, found none");
-}
-
-/// A file of these bytes, and its folder.
-fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
+fn numbers_are_what_the_files_hold() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("data.bin");
-    std::fs::write(&path, bytes).unwrap();
-    (dir, path)
-}
-
-#[test]
-fn numbers_are_what_the_files_hold() {
-    let (_dir, path) = file(&(0..64).flat_map(|i| f64::from(i).to_le_bytes()).collect::<Vec<u8>>());
+    std::fs::write(&path, (0..64).flat_map(|i| f64::from(i).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
     let first = |dtype| {
         let cut = Cut::Windows { rows: 4, stride: 4 };
         let data = Records::open_headerless([&path], dtype, cut).unwrap();

@@ -439,27 +439,6 @@ fn a_pipe_does_not_wait_for_a_driver_that_does_nothing_and_not_for_ever_for_one_
     pipe.close().unwrap();
 }
 
-#[test]
-fn without_overlap_a_driver_fills_on_the_callers_thread() {
-    let mut pipe = pipe::builder(vec![0; 1]).driven().overlap(false).build().unwrap();
-    let mut worker = pipe.driven().remove(0);
-    let mut items = pipe.items(0..3);
-    let mut found = Vec::new();
-    loop {
-        match items.try_next() {
-            Poll::Ready(Some(item)) => found.push(*item.unwrap()),
-            Poll::Ready(None) => break,
-            Poll::Pending => {
-                let Poll::Ready(Some(mut fill)) = worker.try_next() else { panic!("a slot is free") };
-                *fill.slot() = *fill.unit() + 10;
-                fill.commit(8);
-            }
-        }
-    }
-    assert_eq!(found, [10, 11, 12]);
-    assert_eq!(items.report().settings.workers, 1);
-}
-
 /// Closes the pipe where it is woken, and tells how that ended.
 struct Closes(Mutex<Option<Pipe<Slots<u64, u64>>>>, Sender<Result<(), Error>>);
 

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::future::poll_fn;
+use std::mem;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -20,7 +21,7 @@ use twinbuf::stream::TensorStream;
 use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, stream};
 
 use crate::common::Woken;
-use crate::common::model::{Model, SIZES};
+use crate::common::model::{self, Model, SIZES};
 
 /// Longer than anything takes here. Only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(300);
@@ -172,6 +173,9 @@ impl Tested for TensorStream {
         self.pass()
     }
     fn number(item: &Self::Item) -> u64 {
+        let up = item.tensor("mlp.up").unwrap().cast::<u16>().unwrap();
+        let mut numbers = up.iter().enumerate();
+        assert!(numbers.all(|(i, &found)| found == model::number(item.number(), i)), "{item:?}");
         item.number() as u64
     }
     fn close(self) -> Result<(), Error> {
@@ -384,8 +388,9 @@ mod promise {
             let (send, held) = channel();
             let (tell, told) = channel();
             scope.spawn(move || {
-                for item in held {
+                for (unit, item) in held {
                     told.recv().unwrap();
+                    assert_eq!(F::number(&item), unit, "unharmed");
                     drop::<F::Item>(item);
                 }
             });
@@ -399,7 +404,7 @@ mod promise {
                 let item = if unit % 2 == 0 { items.next() } else { pollster::block_on(items.next_async()) };
                 let item = item.unwrap().unwrap();
                 assert_eq!(F::number(&item), unit);
-                send.send(item).unwrap();
+                send.send((unit, item)).unwrap();
             }
             assert!(items.next().is_none());
             (0..SLOTS).for_each(|_| tell.send(()).unwrap());
@@ -510,7 +515,8 @@ mod promise {
         overlap: bool,
         variant: usize,
     ) {
-        for (taken, end) in (0..=UNITS).flat_map(|taken| ["drop", "close", "panic"].map(|end| (taken, end))) {
+        let ends = ["drop", "close", "panic", "leak"];
+        for (taken, end) in (0..=UNITS).flat_map(|taken| ends.map(|end| (taken, end))) {
             let setup = Setup::new(overlap, variant);
             let mut front = F::build(&setup);
             let mut items = front.call();
@@ -519,8 +525,11 @@ mod promise {
             if end == "drop" {
                 assert!(front.call().map(|item| F::number(&item.unwrap())).eq(F::units(taken)));
             }
+            if end == "leak" {
+                mem::forget(front.call().next()); // its slot stays as it is
+            }
             match end {
-                "close" => front.close().unwrap(),
+                "close" | "leak" => front.close().unwrap(),
                 "drop" => drop(front),
                 _ => {
                     let caller = catch_unwind(AssertUnwindSafe(move || {
@@ -531,6 +540,16 @@ mod promise {
                 }
             }
             assert_eq!(Arc::strong_count(&setup.fill), 1, "after {taken}, {end}");
+        }
+        for close in [true, false] {
+            let setup = Setup::new(overlap, variant);
+            let front = F::build(&setup);
+            if close {
+                front.close().unwrap();
+            } else {
+                drop(front);
+            }
+            assert_eq!(Arc::strong_count(&setup.fill), 1, "never called");
         }
     }
 

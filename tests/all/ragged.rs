@@ -110,40 +110,6 @@ fn all_modes() -> Vec<ReadMode> {
     modes(&common::open(&paths))
 }
 
-#[test]
-fn an_epoch_goes_on_at_every_step_also_on_other_ranks() {
-    let (_dir, data) = data();
-    for shuffle in ORDERS {
-        let build = |rank, world| {
-            let plan = plan(shuffle, (rank, world), LastBatch::Keep);
-            Loader::builder(data.clone(), plan).build().unwrap()
-        };
-        let mut one = build(0, 1);
-        let whole: Vec<_> = one.epochs(0..2).map(|batch| records(&batch.unwrap())).collect();
-        let checkpoints: Vec<_> = one.epochs(0..2).map(|batch| batch.unwrap().checkpoint()).collect();
-        for (step, checkpoint) in checkpoints.iter().enumerate() {
-            let rest: Vec<_> =
-                one.epochs_from(checkpoint, 2).unwrap().map(|batch| records(&batch.unwrap())).collect();
-            assert_eq!(rest, whole[step + 1..], "{shuffle:?} {step}");
-        }
-        // The rest of the epoch on two ranks: each record once.
-        for checkpoint in checkpoints.iter().take(15).step_by(4) {
-            let mut seen: Vec<_> = whole[..checkpoint.step() as usize].concat();
-            for rank in 0..2 {
-                for batch in build(rank, 2).epochs_from(checkpoint, 1).unwrap() {
-                    let batch = batch.unwrap();
-                    assert_eq!(records(&batch), wanted(&batch));
-                    seen.extend(wanted(&batch));
-                }
-            }
-            let mut all: Vec<_> = (0..RECORDS).map(record).collect();
-            seen.sort();
-            all.sort();
-            assert_eq!(seen, all, "{shuffle:?} {checkpoint:?}");
-        }
-    }
-}
-
 fn decoded(jpeg: &[u8]) -> Result<Vec<u8>, zune_jpeg::errors::DecodeErrors> {
     zune_jpeg::JpegDecoder::new(zune_jpeg::zune_core::bytestream::ZCursor::new(jpeg)).decode()
 }
@@ -268,17 +234,7 @@ fn typed_records_and_labels() {
     let (dir, data) = data();
     let tokens: Vec<u16> = (0..RECORDS).flat_map(record).map(u16::from).collect();
     let lengths: Vec<i32> = (0..RECORDS).map(|i| record(i).len() as i32).collect();
-    let mut index = b"MMIDIDX\0\0".to_vec();
-    index.extend(1_u64.to_le_bytes());
-    index.push(8);
-    index.extend([RECORDS, 0].into_iter().flat_map(u64::to_le_bytes));
-    index.extend(lengths.iter().flat_map(|len| len.to_le_bytes()));
-    index.extend(
-        lengths
-            .iter()
-            .scan(0_i64, |end, &len| Some(std::mem::replace(end, *end + 2 * i64::from(len))))
-            .flat_map(i64::to_le_bytes),
-    );
+    let index = twinbuf_testing::megatron(8, 2, &lengths, &[]);
     std::fs::write(dir.path().join("tokens.idx"), index).unwrap();
     std::fs::write(
         dir.path().join("tokens.bin"),
@@ -379,30 +335,4 @@ fn a_data_set_of_ones_own() {
     let mut loader = Loader::builder(Growing { too_few: true }, plan).build().unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
     assert_eq!(error, "epoch 0, step 0: field 0: wanted the lengths of 6 records, found 5");
-}
-
-#[test]
-fn a_file_that_is_cut_off() {
-    let (dir, data) = data();
-    let path = dir.path().join("1.bin");
-    let bytes = std::fs::read(&path).unwrap();
-    let plan = plan(Shuffle::None, (0, 1), LastBatch::Keep);
-    for mode in all_modes() {
-        std::fs::write(&path, &bytes).unwrap();
-        let mut loader = Loader::builder(data.clone(), plan.clone()).read_mode(mode).build().unwrap();
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes.len() as u64 / 2).unwrap();
-        let found: Vec<_> =
-            loader.epoch(0).map(|batch| batch.map(|batch| records(&batch))).collect::<Vec<_>>();
-        let (error, good) = found.split_last().unwrap();
-        let whole = (0..RECORDS).map(record).collect::<Vec<_>>();
-        assert!(
-            good.iter().flat_map(|batch| batch.as_ref().unwrap()).eq(&whole[..6 * good.len()]),
-            "{mode:?}"
-        );
-        let Err(Error::Load { source, .. }) = error else { panic!("wanted an error") };
-        let Some(mmap::Error::Truncated { path: found, .. }) = source.downcast_ref() else {
-            panic!("{source}")
-        };
-        assert_eq!(found, &path);
-    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::common::{Fault, Faulty, RECORD, batches, files, open};
+use crate::common::{Faulty, RECORD, batches, files, open};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 
@@ -170,6 +170,12 @@ fn any_ranks_state_after_a_step_restores_any_other_rank() {
             let longest = load(0).plan().steps(0);
             for from in [0, 2, 3, world - 1] {
                 let mut first = load(from);
+                let mut past = serde_json::to_value(first.checkpoint()).unwrap();
+                past["step"] = (longest + 1).into();
+                let error = first.epochs_from(&serde_json::from_value(past).unwrap(), 1).unwrap_err();
+                let end = format!("wanted at most the {longest} steps of an epoch, found {}", longest + 1);
+                let wanted = format!("the checkpoint has another step: {end}");
+                assert_eq!(error.to_string(), wanted, "rank {from}");
                 let mut epoch = first.epoch(0);
                 let steps = epoch.size_hint().1.unwrap() as u64;
                 for taken in 0..=longest {
@@ -189,24 +195,6 @@ fn any_ranks_state_after_a_step_restores_any_other_rank() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn no_rank_goes_on_past_the_longest_ones_last_step() {
-    let (_dir, paths) = files(&[RECORDS]);
-    for rank in 0..5 {
-        let plan = Plan::builder(RECORDS).batch(5).last_batch(LastBatch::Keep).rank(rank, 5).build().unwrap();
-        let mut loader = Loader::builder(open(&paths), plan).build().unwrap();
-        let mut state = serde_json::to_value(loader.checkpoint()).unwrap();
-        state["step"] = 4.into();
-        let checkpoint = serde_json::from_value(state).unwrap();
-        let error = loader.epochs_from(&checkpoint, 1).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the checkpoint has another step: wanted at most the 3 steps of an epoch, found 4",
-            "rank {rank}"
-        );
     }
 }
 
@@ -276,32 +264,17 @@ fn a_plan_of_listed_records_resumes_over_the_same_list() {
     }
 }
 
-/// Files of the same length that were swapped, replaced or changed at an end, in the middle of many.
+/// The fingerprint's own tests, in `mmap`, have files that were replaced or changed.
 #[test]
 fn a_checkpoint_does_not_resume_over_other_files() {
-    let (_dir, mut paths) = files(&[3000; 40]);
-    let plan = Plan::builder(40 * 3000).batch(100).build().unwrap();
+    let (_dir, mut paths) = files(&[500; 2]);
+    let plan = Plan::builder(1000).batch(100).build().unwrap();
     let load = |paths: &[PathBuf]| Loader::builder(open(paths), plan.clone()).build().unwrap();
-    let mut loader = load(&paths);
-    let checkpoint = loader.epoch(0).nth(4).unwrap().unwrap().checkpoint();
-    let refused = |paths: &[PathBuf], what: &str| {
-        let error = load(paths).epochs_from(&checkpoint, 1).expect_err(what).to_string();
-        assert!(error.contains("the checkpoint has another data set fingerprint"), "{what}: {error}");
-    };
-    paths.swap(3, 4);
-    refused(&paths, "two swapped");
-    paths.swap(3, 4);
-    let bytes = std::fs::read(&paths[9]).unwrap();
-    std::fs::copy(&paths[20], &paths[9]).unwrap();
-    refused(&paths, "one replaced");
-    for at in [5000, bytes.len() - 8000] {
-        let mut other = bytes.clone();
-        other[at] ^= 1;
-        std::fs::write(&paths[9], other).unwrap();
-        refused(&paths, "one changed");
-    }
-    std::fs::write(&paths[9], bytes).unwrap();
+    let checkpoint = load(&paths).epoch(0).nth(4).unwrap().unwrap().checkpoint();
     assert!(load(&paths).epochs_from(&checkpoint, 1).is_ok());
+    paths.swap(0, 1);
+    let error = load(&paths).epochs_from(&checkpoint, 1).unwrap_err().to_string();
+    assert!(error.contains("the checkpoint has another data set fingerprint"), "{error}");
 
     // An earlier version's fingerprint of the same files is another number.
     let mut old = serde_json::to_value(&checkpoint).unwrap();
@@ -371,7 +344,7 @@ fn a_checkpoint_is_saved_under_stable_names_and_nothing_else_is_read() {
 #[test]
 fn the_last_steps_of_the_longest_plan() {
     for (overlap, depth) in [(false, 1), (true, 2), (true, 3)] {
-        let (dataset, _) = Faulty::new(u64::MAX, Fault::None, 0);
+        let (dataset, _) = Faulty::new(u64::MAX, None);
         let plan = Plan::builder(u64::MAX).shuffle(Shuffle::Full).build().unwrap();
         let builder = Loader::builder(dataset, plan).overlap(overlap).depth(depth);
         let mut loader = builder.hint_window(u64::MAX).build().unwrap();

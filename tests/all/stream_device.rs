@@ -9,7 +9,6 @@ use crate::common::model::{Model, SIZES};
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::Cuda;
 use twinbuf::loader::MemoryLimit;
-use twinbuf::observe::Trace;
 use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf::{Error, mmap, stream};
 use twinbuf_cuda_sim::{Live, checksum_of};
@@ -182,38 +181,6 @@ fn a_use_on_any_stream_comes_between_two_copies() {
 }
 
 #[test]
-fn a_file_that_is_cut_is_a_typed_error() {
-    let model = Model::new(&[20_000; 4]);
-    let end = std::fs::metadata(&model.path).unwrap().len();
-    let (sim, ctx) = start(1);
-    let on = ctx.new_stream().unwrap();
-    let mut layers = [true, false].map(|overlap| {
-        let builder = device(&model, &ctx).name("weights").cycle().read_mode(mmap::ReadMode::Pread);
-        builder.overlap(overlap).build().unwrap()
-    });
-    std::fs::File::options().write(true).open(&model.path).unwrap().set_len(end - 50_000).unwrap();
-    for layers in &mut layers {
-        for _again in 0..2 {
-            let mut pass = layers.pass();
-            for number in 0..2 {
-                check(&model, &pass.next().unwrap().unwrap(), number, &on);
-            }
-            let error = pass.next().unwrap().unwrap_err();
-            let Error::Load { at, source } = &error else { panic!("{error}") };
-            assert_eq!((at.loader.as_deref(), at.step), (Some("weights"), Some(2)));
-            let source = source.downcast_ref::<mmap::Error>();
-            assert!(matches!(source, Some(mmap::Error::Truncated { .. })), "{error}");
-            assert!(pass.next().is_none());
-        }
-    }
-    let [ahead, inline] = layers;
-    let unheard = ahead.close();
-    assert!(matches!(unheard, Ok(()) | Err(Error::Load { .. })), "{unheard:?}");
-    inline.close().unwrap();
-    assert_eq!(sim.violations(), [""; 0]);
-}
-
-#[test]
 fn a_stream_is_dropped_in_mid_read() {
     let model = Model::new(&[100_000; 4]);
     for taken in 0..4 {
@@ -306,22 +273,4 @@ fn types_options_and_the_limit_are_checked() {
     drop(last);
     assert_eq!(limit.taken(), 0);
     assert_eq!(sim.violations(), [""; 0]);
-}
-
-#[test]
-fn a_trace_has_the_copies() {
-    let model = Model::new(&SHORT);
-    let (_sim, ctx) = start(1);
-    let path = model.path.with_extension("json");
-    let mut layers = device(&model, &ctx).trace(Trace::new(&path)).build().unwrap();
-    for _pass in 0..2 {
-        layers.pass().for_each(|group| drop(group.unwrap()));
-    }
-    layers.close().unwrap();
-    let events: Vec<serde_json::Value> =
-        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    for name in ["disk_load", "gpu_transfer", "gpu_queue_wait"] {
-        let found = events.iter().filter(|event| event["name"] == name && event["ph"] == "X").count();
-        assert_eq!(found, 12, "{name}");
-    }
 }

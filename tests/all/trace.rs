@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::common::{Fault, Faulty, files, open, plan};
+use crate::common::{Faulty, files, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
 use twinbuf::{Breakdown, Error, Loader, Plan, Shuffle};
@@ -167,18 +167,6 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
 }
 
 #[test]
-fn the_file_can_be_read_while_the_program_runs() {
-    let (dir, paths) = files(&[40]);
-    let path = dir.path().join("trace.json");
-    let mut loader = Loader::builder(open(&paths), plan(40, 8)).trace(Trace::new(&path)).build().unwrap();
-    assert_eq!(loader.epoch(0).count(), 5);
-    assert_eq!(named(&events(&path), "train").len(), 5, "written at the end of an epoch, loader still open");
-    let mut epoch = loader.epoch(1);
-    drop(epoch.next());
-    assert!(!events(&path).is_empty(), "and in the middle of one");
-}
-
-#[test]
 fn the_first_batch_is_in_the_file_while_it_is_used() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
@@ -205,7 +193,7 @@ const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 #[test]
 fn a_killed_program_leaves_whole_events() {
     if let Some(path) = std::env::var_os(VICTIM) {
-        let (dataset, _) = Faulty::new(80, Fault::None, 0);
+        let (dataset, _) = Faulty::new(80, None);
         let mut loader = Loader::builder(dataset, plan(80, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(4).count(), 10);
         let _batch = loader.epoch(5).next();
@@ -255,16 +243,6 @@ fn one_file_under_several_names_is_one_file() {
         let events: Vec<Value> = serde_json::from_str(&text).expect("one list");
         assert_eq!(named(&events, "train").len(), 10, "{first}, {second}");
     }
-}
-
-#[test]
-fn a_trace_that_cannot_be_made_is_an_error_with_its_path() {
-    let (dir, paths) = files(&[8]);
-    let path = dir.path().join("no such folder").join("trace.json");
-    let error = Loader::builder(open(&paths), plan(8, 8)).trace(Trace::new(&path)).build().unwrap_err();
-    let Error::Trace { path: found, source } = error else { panic!("{error:?}") };
-    assert_eq!(found, path);
-    assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
 }
 
 #[test]
@@ -352,7 +330,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
         assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
         // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let (dataset, _) = Faulty::new(4000, Fault::None, 0);
+        let (dataset, _) = Faulty::new(4000, None);
         let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(0).count(), 500);
         assert!(matches!(loader.close(), Err(Error::Trace { .. })));

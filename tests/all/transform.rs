@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::common::{Fault, Faulty, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
+use crate::common::{Faulty, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
 use twinbuf::{BoxError, Error, Loader, Plan, Records, Shuffle};
@@ -79,54 +79,32 @@ fn parts_meet_wherever_the_records_end() {
     }
 }
 
-/// Fails or panics at the record with this number.
-fn cursed(at: u64, panics: bool) -> impl RecordTransform {
-    per_record(8, move |record, out, _| {
-        let number = u64::from_le_bytes(record[..8].try_into()?);
-        if number == at {
-            assert!(!panics, "record {number} is cursed");
-            return Err(BoxError::from(format!("record {number} is bad")));
-        }
-        out.copy_from_slice(&record[..8]);
-        Ok(())
-    })
-}
-
+/// `promises` has the faults of a data set, at every step.
 #[test]
-fn every_fault_at_every_step_arrives_in_order_and_once() {
-    const STEPS: u64 = 6;
-    let (_dir, paths) = files(&[STEPS * 4]);
-    let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
-    for at in 0..STEPS {
-        for panics in [false, true] {
-            for (overlap, depth) in [(false, 1), (true, 2), (true, 3), (true, 4)] {
-                let mut loader = Loader::builder(open(&paths), plan.clone())
-                    .overlap(overlap)
-                    .depth(depth)
-                    .transform(cursed(at * 4 + 2, panics))
-                    .build()
-                    .unwrap();
-                for epoch in 0..2 {
-                    let mut found: Vec<_> =
-                        loader.epoch(epoch).map(|batch| batch.map(|b| b.step())).collect();
-                    let error = found.pop().unwrap().unwrap_err();
-                    assert!(found.into_iter().map(Result::unwrap).eq(0..at));
-                    let wanted = if panics {
-                        format!(
-                            "epoch {epoch}, step {at}: the transform panicked: record {} is cursed",
-                            at * 4 + 2
-                        )
-                    } else {
-                        format!(
-                            "epoch {epoch}, step {at}: the records could not be transformed: record {} is bad",
-                            at * 4 + 2
-                        )
-                    };
-                    assert_eq!(format!("{error:?}"), wanted);
-                }
-                loader.close().unwrap();
-            }
+fn a_fault_arrives_in_its_place_and_once() {
+    let (_dir, paths) = files(&[24]);
+    let plan = Plan::builder(24).batch(4).build().unwrap();
+    for (panics, overlap) in [(false, false), (false, true), (true, false), (true, true)] {
+        let bad = per_record(8, move |record, out, _| {
+            let number = u64::from_le_bytes(record[..8].try_into()?);
+            assert!(number != 10 || !panics, "record 10 is cursed");
+            out.copy_from_slice(&record[..8]);
+            if number == 10 { Err(BoxError::from("record 10 is bad")) } else { Ok(()) }
+        });
+        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).transform(bad);
+        let mut loader = builder.build().unwrap();
+        for epoch in 0..2 {
+            let mut found: Vec<_> = loader.epoch(epoch).map(|batch| batch.map(|b| b.step())).collect();
+            let error = format!("{:?}", found.pop().unwrap().unwrap_err());
+            assert!(found.into_iter().map(Result::unwrap).eq(0..2));
+            let what = if panics {
+                "the transform panicked: record 10 is cursed"
+            } else {
+                "the records could not be transformed: record 10 is bad"
+            };
+            assert_eq!(error, format!("epoch {epoch}, step 2: {what}"));
         }
+        loader.close().unwrap();
     }
 }
 
@@ -134,7 +112,7 @@ fn every_fault_at_every_step_arrives_in_order_and_once() {
 fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
     fn refuse(transform: impl RecordTransform + 'static) -> String {
         let plan = Plan::builder(8).batch(2).build().unwrap();
-        let data = Faulty::new(8, Fault::None, 0).0;
+        let data = Faulty::new(8, None).0;
         let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
         format!("{error:?}")
@@ -150,23 +128,6 @@ fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
         pictures.contains("be transformed: the source is not whole: wanted a multiple of 3"),
         "{pictures}"
     );
-}
-
-#[test]
-fn a_batch_that_is_no_whole_number_of_numbers_says_so() {
-    let (_dir, paths) = files(&[8]);
-    let first = |n: usize| {
-        let transform = per_record(n, move |record: &[u8], out: &mut [u8], _| {
-            out.copy_from_slice(&record[..n]);
-            Ok(())
-        });
-        let mut loader = Loader::builder(open(&paths), plan(8, 1)).transform(transform).build().unwrap();
-        let batch = loader.epoch(0).next().unwrap().unwrap();
-        batch.cast::<f32>().map(<[f32]>::len).map_err(|error| error.to_string())
-    };
-    assert_eq!(first(12), Ok(3));
-    let error = "epoch 0, step 0: field 0: wanted a whole number of f32, found 10 bytes";
-    assert_eq!(first(10).unwrap_err(), error);
 }
 
 #[test]

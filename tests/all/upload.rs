@@ -65,60 +65,15 @@ fn the_fields_of_a_pair_lie_where_they_are_told() {
     assert_eq!(sim.violations(), [""; 0]);
 }
 
-#[test]
-fn the_host_slots_may_be_the_callers() {
-    let (_dir, paths) = files(&[30]);
-    for workers in [1, 2] {
-        let (sim, ctx) = start(5);
-        let stream = ctx.new_stream().unwrap();
-        let slots = (0..2 + workers).map(|_| Buffer::new(7 * RECORD).unwrap()).collect();
-        let builder = Loader::builder(open(&paths), plan(30, 7)).workers(workers).slots(slots);
-        let mut loader = builder.cuda(ctx.clone()).build().unwrap();
-        let mut records = 0;
-        for batch in loader.epoch(0) {
-            let batch = batch.unwrap();
-            let wanted: Vec<u8> = batch.plan().runs().flatten().flat_map(record).collect();
-            assert_eq!(bytes(&batch, &stream), wanted, "{workers} workers");
-            records += batch.plan().len();
-        }
-        assert_eq!(records, 30);
-        loader.close().unwrap();
-        assert_eq!(sim.violations(), [""; 0]);
-    }
-}
-
-/// The copies have a stream of their own or not, at the loader's word.
-#[test]
-fn without_a_copy_stream_no_stream_is_created_and_the_batches_are_the_same() {
-    let (_dir, paths) = files(&[40, 21]);
-    let plan = plan(61, 7);
-    let mut host = Loader::builder(open(&paths), plan.clone()).overlap(false).build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
-    for (copy_stream, overlap) in [(true, true), (true, false), (false, true), (false, false)] {
-        let (sim, ctx) = start(1);
-        let stream = ctx.default_stream();
-        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).cuda(ctx);
-        let before = sim.live().streams;
-        let mut loader = builder.copy_stream(copy_stream).build().unwrap();
-        if !sim.is_real() {
-            assert_eq!(sim.live().streams - before, u64::from(copy_stream), "overlap {overlap}");
-        }
-        for (step, batch) in loader.epoch(3).enumerate() {
-            let found = bytes(&batch.unwrap(), &stream);
-            assert!(found == expected[step], "step {step}, copy stream {copy_stream}, overlap {overlap}");
-        }
-        loader.close().unwrap();
-        assert_eq!(sim.violations(), [""; 0]);
-    }
-}
-
+/// The copies have a stream of their own or not, at the loader's word, and the host slots are the loader's or the caller's.
 #[test]
 fn the_same_batches_as_without_a_device() {
     let (_dir, paths) = files(&[40, 21]);
     let plan = plan(61, 7);
     let mut host = Loader::builder(open(&paths), plan.clone()).overlap(false).build().unwrap();
     let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
-    for overlap in [false, true] {
+    let ways = [(false, true, false), (true, true, true), (false, false, true), (true, false, false)];
+    for (overlap, copy_stream, lent) in ways {
         for (workers, host_depth, device_depth) in [
             (1, 2, 1),
             (1, 2, 2),
@@ -131,15 +86,17 @@ fn the_same_batches_as_without_a_device() {
             (3, 5, 9),
         ] {
             let (sim, ctx) = start(host_depth as u64);
-            let stream = ctx.new_stream().unwrap();
-            let mut loader = Loader::builder(open(&paths), plan.clone())
-                .workers(workers)
-                .depth(host_depth)
-                .overlap(overlap)
-                .cuda(ctx.clone())
-                .device_depth(device_depth)
-                .build()
-                .unwrap();
+            let stream = if copy_stream { ctx.new_stream().unwrap() } else { ctx.default_stream() };
+            let before = sim.live().streams;
+            let builder = Loader::builder(open(&paths), plan.clone()).workers(workers).overlap(overlap);
+            let slots = || (0..host_depth).map(|_| Buffer::new(7 * RECORD).unwrap()).collect();
+            let builder = builder.depth(host_depth);
+            let builder = if lent { builder.slots(slots()) } else { builder };
+            let builder = builder.cuda(ctx.clone()).device_depth(device_depth).copy_stream(copy_stream);
+            let mut loader = builder.build().unwrap();
+            if !sim.is_real() {
+                assert_eq!(sim.live().streams - before, u64::from(copy_stream), "overlap {overlap}");
+            }
             for _ in 0..2 {
                 for (step, batch) in loader.epoch(3).enumerate() {
                     let batch = batch.unwrap();

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{self, RECORD, Reads, batches, files, numbers, open, plan, record};
+use crate::common::{self, RECORD, Reads, files, numbers, open, plan, record};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::transform::{Context, RecordTransform, RecordType, map, per_record};
 use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
@@ -102,42 +102,13 @@ fn workers_read_at_the_same_time() {
 }
 
 #[test]
-fn batches_are_kept_and_dropped_on_another_thread() {
-    let (_dir, paths) = files(&[60]);
-    let mut loader = Loader::builder(open(&paths), plan(60, 3)).workers(3).depth(6).build().unwrap();
-    let expected = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect::<Vec<_>>();
-    // All slots of all workers at once, returned in another order.
-    let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<twinbuf::Batch>>(0);
-    let other = thread::spawn(move || {
-        let mut found = Vec::new();
-        for mut batches in receiver {
-            found.extend(batches.iter().map(|batch| batch.to_vec()));
-            while let Some(batch) = batches.pop() {
-                drop(batch);
-            }
-        }
-        found
-    });
-    let mut epoch = loader.epoch(0);
-    loop {
-        let kept = epoch.by_ref().take(6).map(Result::unwrap).collect::<Vec<_>>();
-        if kept.is_empty() {
-            break;
-        }
-        sender.send(kept).unwrap();
-    }
-    drop(sender);
-    assert!(other.join().unwrap() == expected);
-}
-
-#[test]
 fn what_cannot_work_is_refused() {
     let (_dir, paths) = files(&[64]);
     let builder = || Loader::builder(open(&paths), plan(64, 8));
     let refused = |workers| builder().workers(workers).build().unwrap_err().to_string();
     assert_eq!(refused(0), "option `workers`: wanted 1 to 64 threads, found 0");
     assert_eq!(refused(65), "option `workers`: wanted 1 to 64 threads, found 65");
-    let (dataset, _) = common::Faulty::new(64, common::Fault::None, 0);
+    let (dataset, _) = common::Faulty::new(64, None);
     let error = Loader::builder(dataset, plan(64, 8)).workers(2).build().unwrap_err();
     let expected = "option `workers`: wanted 1 thread: the data set has no `try_clone`, found 2";
     assert_eq!(error.to_string(), expected);
@@ -429,7 +400,7 @@ fn without_overlap_the_caller_drives() {
     }
     assert!(found == expected);
     // It fills one slot at a time, though two are free.
-    assert_eq!(batches.report().loads, 22);
+    assert_eq!((batches.report().loads, batches.report().settings.workers), (22, 1));
 }
 
 #[test]

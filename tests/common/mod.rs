@@ -9,6 +9,7 @@ pub mod model;
 pub mod trace;
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -20,6 +21,12 @@ use twinbuf::loader::At;
 use twinbuf::loader::Backend;
 use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
 use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
+
+/// A program of `examples/`. `cargo test` builds it next to the test's own.
+pub fn example(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    Command::new(test.ancestors().nth(2).unwrap().join("examples").join(name))
+}
 
 /// Uses a processor for this long.
 pub fn busy(time: Duration) {
@@ -99,32 +106,18 @@ pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::
     loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
 }
 
-/// What a [`Faulty`] data set does at one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    None,
-    Error,
-    Panic,
-    ShortRead,
-}
-
-/// Records without a file, and a fault at the batch that contains record `at`.
+/// Records without a file. The read of the batch with record `short` is a byte too short.
 pub struct Faulty {
-    pub records: u64,
-    pub fault: Fault,
-    pub at: u64,
+    records: u64,
+    short: Option<u64>,
     /// Set when the data set is dropped: the thread that owned it has ended.
-    pub dropped: Arc<AtomicBool>,
+    dropped: Arc<AtomicBool>,
 }
 
 impl Faulty {
-    pub fn new(records: u64, fault: Fault, at: u64) -> (Self, Arc<AtomicBool>) {
+    pub fn new(records: u64, short: Option<u64>) -> (Self, Arc<AtomicBool>) {
         let dropped = Arc::new(AtomicBool::new(false));
-        (Self { records, fault, at, dropped: dropped.clone() }, dropped)
-    }
-
-    fn hit(&self, batch: &BatchIndices) -> bool {
-        batch.runs().any(|run| run.contains(&self.at))
+        (Self { records, short, dropped: dropped.clone() }, dropped)
     }
 }
 
@@ -138,13 +131,8 @@ impl Dataset for Faulty {
     }
 
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        if self.hit(batch) {
-            match self.fault {
-                Fault::None => {}
-                Fault::Error => return Err(format!("no record {}", self.at).into()),
-                Fault::Panic => panic!("record {} is cursed", self.at),
-                Fault::ShortRead => return Ok(out.len() - 1),
-            }
+        if self.short.is_some_and(|short| batch.runs().any(|run| run.contains(&short))) {
+            return Ok(out.len() - 1);
         }
         for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(RECORD)) {
             out.copy_from_slice(&record(i));
@@ -235,24 +223,13 @@ struct LeftTask<T> {
 /// Dropped after what the task owns: sends whether that panicked.
 struct TaskEnd(Sender<bool>);
 
-impl<T> LeftTask<T> {
-    /// Returns the task, and a receiver for whether its end panicked.
-    fn new() -> (Arc<Self>, Receiver<bool>) {
-        let (end, panicked) = channel();
-        (Arc::new(Self { owned: Mutex::new(None), _end: TaskEnd(end) }), panicked)
-    }
-
-    fn owns(&self, owned: T) {
-        *self.owned.lock().unwrap() = Some(owned);
-    }
-}
-
 /// The waker of a task drops the loader that the task waits for, at the moment when its batch is reported.
 pub fn is_dropped_by_a_waker<B: Backend>(loader: Loader<B>, open: &Sender<()>)
 where
     Loader<B>: Send,
 {
-    let (task, panicked) = LeftTask::new();
+    let (end, panicked) = channel();
+    let task = Arc::new(LeftTask { owned: Mutex::new(None), _end: TaskEnd(end) });
     let waker = Waker::from(task.clone());
     let mut loader = loader;
     let mut epoch = loader.epoch(0);
@@ -261,7 +238,7 @@ where
         std::thread::yield_now(); // an epoch dropped before its first load reads nothing
     }
     drop(epoch);
-    task.owns(loader);
+    *task.owned.lock().unwrap() = Some(loader);
     drop((waker, task));
     open.send(()).unwrap(); // the batch is reported to the waker, the last owner of the task
     assert!(!panicked.recv().unwrap(), "a thread cannot wait for its own end");

@@ -21,24 +21,14 @@ impl Model {
     pub fn new(sizes: &[usize]) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = folder.path().join("model.safetensors");
-        let (mut header, mut data) = (Vec::new(), Vec::new());
+        let (mut tensors, mut data) = (Vec::new(), Vec::new());
         for (layer, &size) in sizes.iter().enumerate() {
-            let mut add = |name: &str, dtype: &str, count: usize, bytes: Vec<u8>| {
-                let (start, end) = (data.len(), data.len() + bytes.len());
-                header.push(format!(
-                    r#""m.{layer}.{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{end}]}}"#
-                ));
-                data.extend(bytes);
-            };
-            add("down", "F32", 4, [layer as f32; 4].map(f32::to_le_bytes).concat());
-            add("mlp.up", "BF16", size, (0..size).flat_map(|i| number(layer, i).to_le_bytes()).collect());
+            tensors.push((format!("m.{layer}.down"), "F32", [4], 16));
+            data.extend([layer as f32; 4].map(f32::to_le_bytes).concat());
+            tensors.push((format!("m.{layer}.mlp.up"), "BF16", [size], 2 * size));
+            data.extend((0..size).flat_map(|i| number(layer, i).to_le_bytes()));
         }
-        let header = format!("{{{}}}", header.join(","));
-        let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
-        let mut file = (header.len() as u64).to_le_bytes().to_vec();
-        file.extend(header.bytes());
-        file.extend(data);
-        std::fs::write(&path, file).unwrap();
+        std::fs::write(&path, twinbuf_testing::safetensors(tensors, data)).unwrap();
         let numbers = sizes.iter().enumerate();
         let numbers = numbers.map(|(layer, &size)| (0..size).map(|i| number(layer, i)).collect()).collect();
         Self { _folder: folder, path, numbers }
@@ -58,7 +48,8 @@ impl Model {
     }
 }
 
+/// Number `i` of a layer's tensor `up`.
 #[allow(clippy::cast_possible_truncation, reason = "a pattern")]
-fn number(layer: usize, i: usize) -> u16 {
+pub fn number(layer: usize, i: usize) -> u16 {
     (layer * 1000 + i * 7) as u16
 }

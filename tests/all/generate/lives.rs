@@ -1,63 +1,12 @@
-//! Generators that are dropped, closed or forked in any state.
+//! Generators that are dropped, forked or asked while a round is made.
 
 use super::*;
 #[cfg(unix)]
 use crate::common::forked::forked;
 
 #[test]
-fn dropped_or_closed_in_any_state_it_joins_the_thread() {
-    type State = fn(&mut Generator<'_, Vec<u64>>, &mpsc::Receiver<u64>);
-    let states: [(&str, State); 9] = [
-        ("just built", |_, _| {}),
-        ("asked for nothing", |generator, _| drop(generator.rounds(0).next())),
-        ("not iterated", |generator, _| drop(generator.rounds(9))),
-        ("first round taken", |generator, _| drop(generator.rounds(9).next().unwrap().unwrap())),
-        ("next round under way or made", |generator, started| {
-            let mut rounds = generator.rounds(9);
-            let _held = rounds.next().unwrap().unwrap();
-            while started.recv_timeout(LONG).unwrap() < 1 {}
-        }),
-        ("no slot free", |generator, started| {
-            // Without lockstep, rounds 1 and 2 are made ahead, and the thread waits for a slot.
-            let mut rounds = generator.rounds(9);
-            drop(rounds.next().unwrap().unwrap());
-            while started.recv_timeout(LONG).unwrap() < 1 {}
-            yield_often();
-        }),
-        ("a round leaked", |generator, _| std::mem::forget(generator.rounds(9).next())),
-        ("all taken", |generator, _| assert_eq!(generator.rounds(9).count(), 9)),
-        ("all held", |generator, _| {
-            let mut rounds = generator.rounds(9);
-            let _held = (rounds.next().unwrap().unwrap(), rounds.next().unwrap().unwrap());
-            assert!(rounds.next().unwrap().is_err());
-        }),
-    ];
-    for (state, reach) in states {
-        for lockstep in [false, true] {
-            for close in [false, true] {
-                let (guard, dropped) = Dropped::new();
-                let (tell, started) = mpsc::channel();
-                let make = move |round, _: &mut Vec<u64>| {
-                    let _ = &guard;
-                    let _ = tell.send(round);
-                    Ok(())
-                };
-                let mut generator = build((true, lockstep), |_| {}, make);
-                reach(&mut generator, &started);
-                if close {
-                    generator.close().unwrap();
-                } else {
-                    drop(generator);
-                }
-                assert!(dropped.load(Ordering::Relaxed), "{state}, lockstep {lockstep}, close {close}");
-            }
-        }
-    }
-}
-
-#[test]
 fn dropped_while_a_round_is_made_it_waits_for_it() {
-    let (guard, dropped) = Dropped::new();
+    let (guard, dropped) = mpsc::channel::<()>();
     let (started, starts) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let make = move |round, _: &mut Vec<u64>| {
@@ -76,10 +25,10 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
         // Dropped here, with round 1 in the making.
     });
     yield_often();
-    assert!(!dropped.load(Ordering::Relaxed));
+    assert_eq!(dropped.try_recv(), Err(mpsc::TryRecvError::Empty));
     drop(release);
     caller.join().unwrap();
-    assert!(dropped.load(Ordering::Relaxed));
+    assert_eq!(dropped.try_recv(), Err(mpsc::TryRecvError::Disconnected));
 }
 
 #[test]
@@ -119,4 +68,22 @@ fn a_forked_process_leaves_the_trace_alone() {
             assert!(once, "{name}, overlap {overlap}: {} spans of {ROUNDS} rounds", rounds.len());
         }
     }
+}
+
+#[test]
+fn a_hook_runs_once_a_round_however_often_it_is_waited_for() {
+    let (go, wait) = mpsc::channel::<()>();
+    let make = move |_, _: &mut Vec<u64>| Ok(wait.recv_timeout(LONG)?);
+    let mut hooks = 0;
+    let mut generator = build((true, true), |_| hooks += 1, make);
+    let mut rounds = generator.rounds(1);
+    for _ in 0..5 {
+        assert!(rounds.try_next().is_pending(), "nothing was made");
+        assert!(rounds.next_timeout(Duration::from_micros(1)).is_pending(), "nothing was made");
+    }
+    go.send(()).unwrap();
+    assert_eq!(rounds.next().unwrap().unwrap().number(), 0);
+    drop(rounds);
+    drop(generator);
+    assert_eq!(hooks, 1);
 }

@@ -2,7 +2,6 @@
 
 mod faults;
 mod lives;
-mod waits;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,23 +30,6 @@ fn yield_often() {
         if began.elapsed() > Duration::from_millis(20) {
             return;
         }
-    }
-}
-
-/// Set when it is dropped: whoever owned it has ended.
-struct Dropped(Arc<AtomicBool>);
-
-impl Dropped {
-    fn new() -> (Self, Arc<AtomicBool>) {
-        let flag = Arc::new(AtomicBool::new(false));
-        (Self(flag.clone()), flag)
-    }
-}
-
-impl Drop for Dropped {
-    fn drop(&mut self) {
-        // Relaxed: the tests join the thread before they look.
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -325,23 +307,6 @@ fn the_slots_are_recycled() {
             assert!(pair[0] == pair[2] && pair[0] != pair[1], "{mode:?}: two slots, in turn");
         }
         assert_eq!(found.iter().map(|(_, buffer)| *buffer).collect::<HashSet<_>>(), buffers, "{mode:?}");
-    }
-}
-
-#[test]
-fn a_round_may_be_released_from_another_thread() {
-    for mode in MODES {
-        let mut generator = build(mode, |_| {}, simulator());
-        let mut sums = Vec::new();
-        std::thread::scope(|s| {
-            for round in generator.rounds(10) {
-                let round = round.unwrap();
-                sums.push(
-                    s.spawn(move || round.iter().fold(0u64, |sum, x| sum.wrapping_add(*x))).join().unwrap(),
-                );
-            }
-        });
-        assert_eq!(sums.len(), 10, "{mode:?}");
     }
 }
 
