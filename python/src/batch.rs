@@ -1,6 +1,6 @@
 //! `Batch`: the guard of a slot, and the arrays that view its memory.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,12 @@ use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
-use crate::dlpack;
 use crate::dtype;
-use crate::lease::{Lease, Part};
+use crate::lease::{Lease, Memory, Part};
 use crate::number::indices;
 
 /// One batch, stored in the slot that it was read into.
@@ -31,8 +30,8 @@ use crate::number::indices;
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
 pub(crate) struct Batch {
     content: Mutex<Content>,
-    /// Whether somebody took a buffer view of this object and released it. The tensor of `torch.frombuffer(batch)` does
-    /// that, and uses the memory for as long as it refers to this object.
+    /// Whether somebody took a buffer view of this object, perhaps to release it and use the memory for as long as it
+    /// refers to this object: the tensor of `torch.frombuffer(batch)` does that.
     exported: AtomicBool,
     /// The epoch of the batch, from 0.
     #[pyo3(get)]
@@ -163,8 +162,6 @@ impl Batch {
         let mut content = self.content();
         let old = mem::replace(&mut *content, Content::Released { _memory: None });
         match old {
-            // Relaxed: `__releasebuffer__` sets the flag, then takes the lock. If this load misses the flag,
-            // `__releasebuffer__` gets the lock after this call, and stores the lease of its view in `Released`.
             Content::Slot(lease) if self.exported.load(Ordering::Relaxed) => {
                 *content = Content::Released { _memory: Some(lease) };
             }
@@ -234,17 +231,22 @@ impl Batch {
         if stream.is_some() {
             return Err(PyValueError::new_err("stream: wanted None for host memory"));
         }
-        if dl_device.is_some_and(|device| device != dlpack::HOST) || copy == Some(true) {
+        if dl_device.is_some_and(|device| device != HOST) || copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is exported without a copy, in host memory"));
         }
-        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        dlpack::capsule(py, self.only()?, 0, versioned)
+        let (lease, options) = (self.only()?, PyDict::new(py));
+        max_version.map_or(Ok(()), |version| options.set_item("max_version", version))?;
+        let array = match dtype::format(lease.views[0].dtype) {
+            Some(_) => lease.array(py, 0)?,
+            None => lease.tensor(py, 0)?, // numpy lacks it
+        };
+        array.call_method("__dlpack__", (), Some(&options))
     }
 
     fn __dlpack_device__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.on_device(py) {
             Some(tensor) => tensor.call_method0("__dlpack_device__"),
-            None => dlpack::HOST.into_bound_py_any(py),
+            None => HOST.into_bound_py_any(py),
         }
     }
 
@@ -252,23 +254,12 @@ impl Batch {
     ///
     /// Python calls it with a view to fill, according to the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        // Relaxed: the lock of the content, which `only` and `release` take, orders it.
+        slf.get().exported.store(true, Ordering::Relaxed);
         let lease = slf.get().only()?;
-        // SAFETY: Python passes a view that can be written.
-        unsafe { fill(lease, 0, slf.into_any(), view, flags) }
-    }
-
-    /// # Safety
-    ///
-    /// Python calls it with a view that `__getbuffer__` filled, once.
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: `__getbuffer__` filled the view with `fill`, and Python releases it once.
-        let lease = unsafe { taken(view) };
-        // Relaxed: if `release` misses this store, `release` had the lock before the next line gets it, and the next
-        // line keeps the memory.
-        self.exported.store(true, Ordering::Relaxed);
-        if let Content::Released { _memory: memory @ None } = &mut *self.content() {
-            *memory = Some(lease);
-        }
+        let memory = Bound::new(slf.py(), Memory::new(lease.views[0].clone(), Some(lease), false))?;
+        // SAFETY: as for this function.
+        unsafe { Memory::__getbuffer__(memory, view, flags) }
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
@@ -294,7 +285,10 @@ impl Batch {
 }
 
 static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static TENSOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Host memory in DLPack's terms: `kDLCPU`, device 0.
+const HOST: (i32, i32) = (1, 0);
 
 impl Lease {
     /// Calls `make` for each view. Each data set becomes one object, or a list of objects if its records differ in
@@ -320,78 +314,25 @@ impl Lease {
             let name = dtype::name(view.dtype);
             return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
         }
-        let asarray = ASARRAY.import(py, "numpy", "asarray")?;
-        // The array refers to its `Field`, and that to the lease. It does not refer to the batch: a program can release
-        // the batch before the array.
-        self.pack(py, |field| asarray.call1((Field { lease: self.clone(), field },)))
+        self.pack(py, |field| self.array(py, field))
     }
 
     pub(crate) fn tensors<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let from_dlpack = FROM_DLPACK.import(py, "torch.utils.dlpack", "from_dlpack")?;
-        self.pack(py, |field| from_dlpack.call1((dlpack::capsule(py, self.clone(), field, true)?,)))
-    }
-}
-
-/// Lends one view of a lease to numpy, by the buffer protocol.
-#[pyclass(frozen, module = "twinbuf._twinbuf")]
-struct Field {
-    lease: Arc<Lease>,
-    field: usize,
-}
-
-#[pymethods]
-impl Field {
-    /// # Safety
-    ///
-    /// Python calls it with a view to fill, according to the buffer protocol.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let Self { lease, field } = slf.get();
-        // SAFETY: Python passes a view that can be written.
-        unsafe { fill(lease.clone(), *field, slf.clone().into_any(), view, flags) }
+        self.pack(py, |field| self.tensor(py, field))
     }
 
-    /// # Safety
-    ///
-    /// Python calls it with a view that `__getbuffer__` filled, once.
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: `__getbuffer__` filled the view with `fill`, and Python releases it once.
-        drop(unsafe { taken(view) });
+    /// The array refers to its `Memory`, and that to the lease. It does not refer to the batch: a program can release the
+    /// batch before the array.
+    fn array<'py>(self: &Arc<Self>, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
+        let memory = Memory::new(self.views[field].clone(), Some(self.clone()), self.readonly);
+        ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))
     }
-}
 
-/// Fills in a `Py_buffer` with the view at place `field` of the lease. It keeps the lease until [`taken`] takes that
-/// back.
-///
-/// # Safety
-///
-/// `view` can be written.
-unsafe fn fill(
-    lease: Arc<Lease>,
-    field: usize,
-    owner: Bound<'_, PyAny>,
-    view: *mut ffi::Py_buffer,
-    flags: c_int,
-) -> PyResult<()> {
-    if flags & ffi::PyBUF_WRITABLE != 0 && lease.readonly {
-        return Err(PyBufferError::new_err("tensors of a stream are not for writing"));
+    /// As `array`. torch has no tensors for reading only.
+    fn tensor<'py>(self: &Arc<Self>, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
+        let view = &self.views[field];
+        let memory = Memory::new(view.clone(), Some(self.clone()), false);
+        let shape = PyTuple::new(py, &view.shape)?;
+        TENSOR.import(py, "twinbuf._streams", "tensor_of")?.call1((memory, dtype::name(view.dtype), shape))
     }
-    let mut filled = lease.views[field].buffer(owner, flags)?;
-    filled.readonly = c_int::from(lease.readonly);
-    // The view owns the lease, and so memory, shape and strides, until it is released.
-    filled.internal = Arc::into_raw(lease).cast_mut().cast::<c_void>();
-    // SAFETY: the caller passes a view that can be written.
-    unsafe { view.write(filled) };
-    Ok(())
-}
-
-/// Takes back the lease from a `Py_buffer` that [`fill`] filled in.
-///
-/// # Safety
-///
-/// `fill` filled in `view`, and this is called once for it.
-unsafe fn taken(view: *mut ffi::Py_buffer) -> Arc<Lease> {
-    // SAFETY: the view was filled.
-    let internal = unsafe { (*view).internal };
-    // SAFETY: `fill` stored a pointer of `Arc::into_raw` there, and this takes it back once.
-    unsafe { Arc::from_raw(internal.cast::<Lease>().cast_const()) }
 }

@@ -250,10 +250,3 @@ pub(crate) fn in_python(text: &str) -> String {
     };
     text.split('`').enumerate().map(code).collect::<Vec<_>>().join("`")
 }
-
-/// Logs a warning by `logging.getLogger("twinbuf")`.
-pub(crate) fn warn(py: Python<'_>, message: &str) -> PyResult<()> {
-    let logger = py.import("logging")?.call_method1("getLogger", ("twinbuf",))?;
-    logger.call_method1("warning", ("%s", message))?;
-    Ok(())
-}

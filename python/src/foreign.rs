@@ -5,23 +5,22 @@
 //! rest off. `_drive.py` makes the call and answers it, and the reader goes on.
 
 use std::cell::RefCell;
-use std::ffi::c_int;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyMemoryView, PyTuple};
+use pyo3::types::{PyByteArray, PyMemoryView, PyTuple};
 use twinbuf::loader::Driven;
 use twinbuf::mmap::DType;
 use twinbuf::transform::RecordType;
 use twinbuf::{BatchIndices, BoxError};
 
 use crate::dtype;
-use crate::lease::View;
+use crate::lease::{Memory, View};
 use crate::locked::{check_end, detached};
 use crate::number::bytes_of;
 use crate::object::Object;
@@ -70,19 +69,6 @@ pub(crate) fn answer_to(call: impl FnOnce() -> Call) -> Result<Vec<u8>, BoxError
     })
 }
 
-/// Does work that may call the program's code, in the thread of the caller.
-pub(crate) fn directly<T>(mut work: impl FnMut() -> Result<T, BoxError>) -> Result<T, BoxError> {
-    loop {
-        let done = work();
-        let Some(call) = DESK.with_borrow_mut(|desk| desk.wanted.take()) else { return done };
-        let answer = Python::attach(|py| {
-            let made = py.import("twinbuf._drive")?.getattr("_made")?.call1(call.arguments(py)?.0)?;
-            Ok(made.cast_into::<PyBytes>()?.as_bytes().to_vec())
-        });
-        DESK.with_borrow_mut(|desk| desk.answer = Some(answer));
-    }
-}
-
 /// Identifies a loader, by its address.
 #[derive(Default)]
 pub(crate) struct Identity(#[allow(dead_code, reason = "an allocation of its own")] u8);
@@ -99,7 +85,7 @@ impl Call {
         let object = object.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
         match &self.work {
             Work::Read { batch, record, out } => {
-                let lent = Bound::new(py, Lent::new(*out, usize::try_from(batch.len())?, record))?;
+                let lent = Bound::new(py, lent(*out, usize::try_from(batch.len())?, record))?;
                 let view = PyMemoryView::from(&lent)?;
                 let arguments = (object, bytes_of(py, batch)?, &view).into_pyobject(py)?;
                 Ok((arguments, Some((view.unbind(), lent.unbind()))))
@@ -125,7 +111,7 @@ impl Call {
 }
 
 /// A slot that is lent to `read_into`: the view, and what counts the uses of it.
-type Lending = (Py<PyMemoryView>, Py<Lent>);
+type Lending = (Py<PyMemoryView>, Py<Memory>);
 
 /// A worker of a loader. A thread of Python drives it, or the loop's thread without overlap.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Filler")]
@@ -255,50 +241,14 @@ impl Filler {
     }
 }
 
-/// The slot being filled, lent to `read_into` as a buffer.
-#[pyclass(frozen, module = "twinbuf._twinbuf")]
-pub(crate) struct Lent {
-    view: View,
-    /// The number of views that have not been released.
-    exports: AtomicUsize,
-}
-
-// SAFETY: the memory is lent for one call. `Filler::is_returned` finds out whether a view outlived it.
-unsafe impl Send for Lent {}
-// SAFETY: after construction only `exports` changes, and it is atomic.
-unsafe impl Sync for Lent {}
-
-impl Lent {
-    fn new((out, len): (*mut u8, usize), records: usize, record: &RecordType) -> Self {
-        let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
-        // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
-        let dtype = match (dtype::format(element), element.size()) {
-            (Some(_), _) => element,
-            (None, 1) => DType::U8,
-            (None, _) => DType::U16,
-        };
-        Self { view: View::new(out, len, dtype, shape), exports: AtomicUsize::new(0) }
-    }
-}
-
-#[pymethods]
-impl Lent {
-    /// # Safety
-    ///
-    /// Python calls it with a view to fill, according to the buffer protocol.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        // The view refers to this object, which keeps shape and strides.
-        let filled = slf.get().view.buffer(slf.clone().into_any(), flags)?;
-        slf.get().exports.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: Python passes a view that may be written.
-        unsafe { view.write(filled) };
-        Ok(())
-    }
-
-    /// # Safety
-    ///
-    /// Python calls it once for each view.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.exports.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Returns a slot that is being filled as a buffer, for `read_into`.
+fn lent((out, len): (*mut u8, usize), records: usize, record: &RecordType) -> Memory {
+    let (shape, element) = (dtype::of_records(records, record.shape()), dtype::of(record));
+    // If the buffer protocol has no format for a type, lend unsigned integers of the same size.
+    let dtype = match (dtype::format(element), element.size()) {
+        (Some(_), _) => element,
+        (None, 1) => DType::U8,
+        (None, _) => DType::U16,
+    };
+    Memory::new(Arc::new(View::new(out, len, dtype, shape)), None, false)
 }

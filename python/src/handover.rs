@@ -26,7 +26,7 @@ use crate::iterate::{self, Front, Loop, Run};
 use crate::locked::{Locked, check_end, detached};
 use crate::number::seconds_or_none;
 use crate::object::Object;
-use crate::report::{Kind, Report};
+use crate::report::{self, report};
 use crate::taken::Taken;
 
 pub(crate) struct Item {
@@ -239,12 +239,12 @@ impl Thread {
     }
 
     /// Where the time of all iterations went so far.
-    fn report(&self, py: Python<'_>, name: &str) -> Report {
-        let report = match self.making.shared() {
+    fn report(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
+        let found = match self.making.shared() {
             Some(shared) => shared.state.with(py, |state| shared.front.report(state)),
             None => self.total.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
-        Report::new(report, name, Kind::Prefetched)
+        report(py, found, &report::Loop { name, ..Default::default() })
     }
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
@@ -525,11 +525,10 @@ impl Items {
     }
 
     /// Where the time went so far.
-    fn report(&self, py: Python<'_>) -> Report {
-        let front = &self.shared.front;
-        let report = self.shared.state.with(py, |state| front.report(state));
+    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let found = self.shared.state.with(py, |state| self.shared.front.report(state));
         let name = self.shared.name.as_deref().unwrap_or_default();
-        Report::new(report, name, if front.rounds { Kind::Rounds } else { Kind::Prefetched })
+        report(py, found, &report::Loop { name, ..Default::default() })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

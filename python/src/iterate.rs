@@ -483,7 +483,13 @@ impl<F: Front> Loop<F> {
              and arrays sooner, raise `depth`, or keep copies",
             PATIENCE.as_secs_f32()
         );
-        errors::warn(py, &line)
+        // The handlers of the program are called in a thread of their own.
+        let (told, since) = (py.import("twinbuf._drive")?.call_method1("tell", (line,))?, Instant::now());
+        while told.call_method0("locked")?.is_truthy()? && since.elapsed() < LEAVE {
+            py.check_signals()?;
+            detached(py, || std::thread::sleep(Duration::from_micros(100)));
+        }
+        Ok(())
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::{mem, ptr};
 
 use pyo3::exceptions::PyBufferError;
@@ -19,14 +20,14 @@ use crate::names::Names;
 /// reference frees the slot.
 pub(crate) struct Lease {
     /// The views of all parts, one part after the other.
-    pub(crate) views: Box<[View]>,
+    pub(crate) views: Box<[Arc<View>]>,
     /// The parts: one for each data set of the loader, or one for each tensor of the group.
     pub(crate) parts: Box<[Part]>,
     pub(crate) names: Names,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
     pub(crate) readonly: bool,
-    memory: Mutex<Memory>,
+    owner: Mutex<Owner>,
 }
 
 /// The views of one data set, by their places in [`Lease::views`].
@@ -45,20 +46,18 @@ pub(crate) struct View {
     pub(crate) dtype: DType,
     /// The number of records, followed by the axes of a record.
     pub(crate) shape: Box<[isize]>,
-    /// The strides in elements.
-    pub(crate) strides: Box<[isize]>,
     /// The strides in bytes.
     pub(crate) byte_strides: Box<[isize]>,
 }
 
-// SAFETY: the memory behind `data` belongs to `memory`. That is `Send`, and nothing else reaches it while the lease
-// exists. Simultaneous access by several threads to its arrays is up to Python code, as with any array.
-unsafe impl Send for Lease {}
-// SAFETY: as for `Send`. `memory` has a lock, and all other fields are immutable after construction.
-unsafe impl Sync for Lease {}
+// SAFETY: a view is an address and what is there. Who has it has the owner of the memory too: a lease, or a fill that was
+// put off. Simultaneous access by several threads to arrays on it is up to Python code, as with any array.
+unsafe impl Send for View {}
+// SAFETY: as for `Send`; it is immutable after construction.
+unsafe impl Sync for View {}
 
 /// The owner of the bytes. They are accessed only through [`View::data`].
-enum Memory {
+enum Owner {
     /// A slot of the loader.
     Slot(twinbuf::Batch),
     /// Taken out of its slot, because the loader needed the slot.
@@ -71,46 +70,87 @@ enum Memory {
 
 impl View {
     pub(crate) fn new(data: *mut u8, bytes: usize, dtype: DType, shape: Box<[isize]>) -> Self {
-        let strides = strides(&shape, 1);
-        let byte_strides = self::strides(&shape, dtype.size());
-        Self { data, bytes, dtype, shape, strides, byte_strides }
+        let byte_strides = strides(&shape, dtype.size());
+        Self { data, bytes, dtype, shape, byte_strides }
     }
+}
 
-    /// Returns the view as a `Py_buffer`: writable, and with a null `internal`. It points to the shape and the strides
-    /// of this object.
-    pub(crate) fn buffer(&self, owner: Bound<'_, PyAny>, flags: c_int) -> PyResult<ffi::Py_buffer> {
+/// Lends a view to numpy, torch or a data set of the program, by the buffer protocol.
+#[pyclass(frozen, module = "twinbuf._twinbuf")]
+pub(crate) struct Memory {
+    view: Arc<View>,
+    /// The owner. `None`: the memory is lent for one call of `read_into`, and `Filler::is_returned` finds out whether a
+    /// buffer outlived it.
+    _lease: Option<Arc<Lease>>,
+    readonly: bool,
+    /// The number of buffers that have not been released.
+    pub(crate) exports: AtomicUsize,
+}
+
+impl Memory {
+    pub(crate) fn new(view: Arc<View>, lease: Option<Arc<Lease>>, readonly: bool) -> Self {
+        Self { view, _lease: lease, readonly, exports: AtomicUsize::new(0) }
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// # Safety
+    ///
+    /// Python calls it with a view to fill, according to the buffer protocol. The view refers to this object, which has
+    /// the memory, the shape and the strides.
+    pub(crate) unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let Self { view: found, readonly, exports, .. } = slf.get();
         let wanted = |flag: c_int| flags & flag == flag;
-        let format = dtype::format(self.dtype);
+        let format = dtype::format(found.dtype);
+        if wanted(ffi::PyBUF_WRITABLE) && *readonly {
+            return Err(PyBufferError::new_err("tensors of a stream are not for writing"));
+        }
         if wanted(ffi::PyBUF_FORMAT) && format.is_none() {
-            let name = dtype::name(self.dtype);
+            let name = dtype::name(found.dtype);
             return Err(PyBufferError::new_err(format!("the buffer protocol has no format for {name}")));
         }
-        if wanted(ffi::PyBUF_F_CONTIGUOUS) && !wanted(ffi::PyBUF_ANY_CONTIGUOUS) && self.shape.len() > 1 {
+        if wanted(ffi::PyBUF_F_CONTIGUOUS) && !wanted(ffi::PyBUF_ANY_CONTIGUOUS) && found.shape.len() > 1 {
             return Err(PyBufferError::new_err("a batch lies in C order"));
         }
         let or_null = |flag: c_int, axes: &[isize]| match wanted(flag) {
             true => axes.as_ptr().cast_mut(),
             false => ptr::null_mut(),
         };
-        Ok(ffi::Py_buffer {
-            buf: self.data.cast::<c_void>(),
-            obj: owner.into_ptr(),
-            len: self.bytes as isize,
-            itemsize: self.dtype.size() as isize,
-            readonly: 0,
-            ndim: if wanted(ffi::PyBUF_ND) { self.shape.len() as c_int } else { 1 },
+        let filled = ffi::Py_buffer {
+            buf: found.data.cast::<c_void>(),
+            obj: slf.clone().into_ptr(),
+            len: found.bytes as isize,
+            itemsize: found.dtype.size() as isize,
+            readonly: c_int::from(*readonly),
+            ndim: if wanted(ffi::PyBUF_ND) { found.shape.len() as c_int } else { 1 },
             format: format
                 .filter(|_| wanted(ffi::PyBUF_FORMAT))
                 .map_or(ptr::null_mut(), |format| format.as_ptr().cast_mut()),
-            shape: or_null(ffi::PyBUF_ND, &self.shape),
-            strides: or_null(ffi::PyBUF_STRIDES, &self.byte_strides),
+            shape: or_null(ffi::PyBUF_ND, &found.shape),
+            strides: or_null(ffi::PyBUF_STRIDES, &found.byte_strides),
             suboffsets: ptr::null_mut(),
             internal: ptr::null_mut(),
-        })
+        };
+        exports.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: Python passes a view that can be written.
+        unsafe { view.write(filled) };
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// Python calls it once for each view.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.exports.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Returns the strides of an array in C order: in elements if `size` is 1, in bytes if it is that of an element.
+/// Returns the strides of an array in C order, in bytes.
 fn strides(shape: &[isize], size: usize) -> Box<[isize]> {
     // `size` is that of a single number, a few bytes, so it fits `isize`.
     let mut strides = vec![size as isize; shape.len()].into_boxed_slice();
@@ -133,20 +173,21 @@ impl Lease {
             let record = batch.field_type(field)?;
             let (dtype, first) = (dtype::of(record), views.len());
             let Some(offsets) = batch.offsets(field) else {
-                views.push(View::new(at, bytes.len(), dtype, dtype::of_records(records, record.shape())));
+                let shape = dtype::of_records(records, record.shape());
+                views.push(Arc::new(View::new(at, bytes.len(), dtype, shape)));
                 parts.push(Part::One(first));
                 continue;
             };
             views.extend(offsets.windows(2).map(|ends| {
                 let bytes = ends[1] - ends[0];
                 let shape = Box::new([(bytes / dtype.size()) as isize]);
-                View::new(at.wrapping_add(ends[0]), bytes, dtype, shape)
+                Arc::new(View::new(at.wrapping_add(ends[0]), bytes, dtype, shape))
             }));
             parts.push(Part::Each(first..views.len()));
         }
         let (epoch, step) = (batch.epoch(), batch.step());
-        let memory = Mutex::new(Memory::Slot(batch));
-        Ok(Self { views: views.into(), parts: parts.into(), names, epoch, step, readonly: false, memory })
+        let owner = Mutex::new(Owner::Slot(batch));
+        Ok(Self { views: views.into(), parts: parts.into(), names, epoch, step, readonly: false, owner })
     }
 
     /// Makes a lease of a group of tensors, with a view for each. The views are read-only, because a group may stay in
@@ -159,44 +200,44 @@ impl Lease {
                 // Return a tensor of an unknown type as bytes, for the caller to decode.
                 None => (DType::U8, vec![bytes.len() as isize].into()),
             };
-            View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape)
+            Arc::new(View::new(bytes.as_ptr().cast_mut(), bytes.len(), dtype, shape))
         };
-        let views: Box<[View]> = group.tensors().map(view).collect();
+        let views: Box<[_]> = group.tensors().map(view).collect();
         let names = Names::Dict(group.tensors().map(|tensor| tensor.name().to_owned()).collect());
         let (parts, epoch) = ((0..views.len()).map(Part::One).collect(), group.pass());
-        Self { views, parts, names, epoch, step, readonly: true, memory: Mutex::new(Memory::Group(group)) }
+        Self { views, parts, names, epoch, step, readonly: true, owner: Mutex::new(Owner::Group(group)) }
     }
 
     /// The numbers of the batch's records.
     pub(crate) fn records(&self) -> BatchIndices {
-        match &*self.memory.lock().unwrap_or_else(PoisonError::into_inner) {
-            Memory::Slot(batch) => batch.plan().clone(),
-            Memory::Own { records, .. } => records.clone(),
-            Memory::Moving | Memory::Group(_) => unreachable!("only within a lock; only of batches"),
+        match &*self.owner.lock().unwrap_or_else(PoisonError::into_inner) {
+            Owner::Slot(batch) => batch.plan().clone(),
+            Owner::Own { records, .. } => records.clone(),
+            Owner::Moving | Owner::Group(_) => unreachable!("only within a lock; only of batches"),
         }
     }
 
     /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
     /// `None` if it was done before.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
-        let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        match mem::replace(&mut *memory, Memory::Moving) {
-            Memory::Slot(batch) => {
+        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        match mem::replace(&mut *owner, Owner::Moving) {
+            Owner::Slot(batch) => {
                 let records = batch.plan().clone();
                 let (left, now) = match batch.into_buffer() {
-                    Ok(buffer) => (true, Memory::Own { _buffer: buffer, records }),
-                    Err(refused) => (false, Memory::Slot(refused.0)),
+                    Ok(buffer) => (true, Owner::Own { _buffer: buffer, records }),
+                    Err(refused) => (false, Owner::Slot(refused.0)),
                 };
-                *memory = now;
+                *owner = now;
                 Some(left)
             }
-            Memory::Group(mut group) => {
+            Owner::Group(mut group) => {
                 let left = group.leave_slot().map_or(Some(false), |left| left.then_some(true));
-                *memory = Memory::Group(group);
+                *owner = Owner::Group(group);
                 left
             }
             other => {
-                *memory = other;
+                *owner = other;
                 None
             }
         }

@@ -2,8 +2,6 @@
 
 mod batch;
 mod dataset;
-mod device;
-mod dlpack;
 mod dtype;
 mod engine;
 mod errors;
@@ -21,7 +19,6 @@ mod position;
 mod recorder;
 mod records;
 mod report;
-mod switches;
 mod taken;
 mod tensors;
 mod transform;
@@ -44,12 +41,11 @@ mod _twinbuf {
         iterate::_begin_end,
         loader::Loader,
         locked::{_end_hook, _forked},
-        plan::{Chunks, Plan, Window},
+        plan::{_launched, Plan},
         recorder::Recorder,
         records::Records,
-        report::Report,
         taken::Taken,
-        tensors::{Group, Stream, Tensors, stream},
+        tensors::{Group, Stream, Tensors},
         writer::Writer,
     };
 
@@ -64,6 +60,7 @@ mod _twinbuf {
                 "twinbuf does not work in a subinterpreter: use a thread or a process",
             ));
         }
+        module.add("DTYPES", crate::dtype::sizes())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,33 +1,35 @@
-//! `Loader`: builds a loader, begins its iterations, saves and restores its position.
+//! The Rust part of `Loader`: builds a loader, begins its iterations, saves and restores its position. The rest is in
+//! `twinbuf/_loader.py`.
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict, PyRange, PyType};
+use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
+use twinbuf::loader::LoaderBuilder;
+use twinbuf::mmap::Buffer;
 use twinbuf::{Breakdown, Checkpoint, Dataset, Error, LastBatch};
 
 use crate::batch::Batch;
-use crate::dataset::{self, PythonData};
-use crate::device;
+use crate::dataset::PythonData;
 use crate::engine::{Batches, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity};
 use crate::iterate::{Loop, Run, closed};
-use crate::locked::{LEAVE, check_end, detached};
+use crate::locked::{check_end, detached};
 use crate::names::Names;
-use crate::number::{seconds_or_none, whole, whole_or_none};
+use crate::number::seconds_or_none;
 use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
+use crate::recorder::Recorder;
 use crate::records::{Records, read_mode_of};
-use crate::report::Report;
-use crate::switches;
+use crate::report::{self, report};
 use crate::taken::Taken;
 
 /// Words in serde's messages about a state, and what Python calls the same.
@@ -40,311 +42,205 @@ const IN_PYTHON: [(&str, &str); 6] = [
     ("them null", "them None"),
 ];
 
-/// Reads the batches of a plan ahead of use.
-///
-/// A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are allocated
-/// once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the data set is written
-/// in Python).
-///
-/// Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is active:
-/// starting another ends the previous one. The environment can override arguments with switches such as
-/// ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and `report` show the
-/// values of these in effect.
-///
-/// In a process forked from the one that built it, every method except ``len()``, ``plan`` and ``repr()`` raises
-/// `ForkedError`. Batches and arrays received before the fork stay usable there.
-///
-/// Parameters
-/// ----------
-/// data
-///     `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and ``read_into(indices,
-///     out)``. That method fills ``out`` (a memoryview of shape ``(len(indices), *shape)``) with the records of these
-///     numbers (an int64 array). It must fill all of ``out``: whatever it skips contains data of an earlier batch.
-///     Keeping ``out``, or an array or tensor made from it, after the call raises ``BufferError``. It must not use the
-///     loader that it reads for.
-///
-///     A tuple or a dict of data sets, such as images and labels, is matched by number; a batch is then a tuple or a dict
-///     of arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1, identifies the data in a state.
-/// plan
-///     Which records make up each batch.
-/// name
-///     Names the loader in errors, reports and traces, and in its switches: ``TWINBUF_TRAIN_DEPTH=3``.
-/// device
-///     Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second thread sends
-///     the next batch from page-locked slots, on a separate stream, while the loop uses this one. ``batch.torch()`` is
-///     then on the device, and the current stream waits for it. A rank without ``set_device`` gets the device of its
-///     ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
-/// device_depth
-///     How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use and one on its
-///     way.
-/// depth
-///     The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two more than
-///     ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of 16 MiB or more, and
-///     without overlap.
-///     ``TWINBUF_DEPTH`` overrides it.
-/// workers
-///     The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files. More help
-///     with a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
-/// overlap
-///     Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the same.
-/// copy_stream
-///     Whether copies to the ``device`` have a stream of their own. With False they are enqueued on the stream that is
-///     current when the iteration starts, in order with the loop's work, to measure what the copy stream gains; do not
-///     capture a graph on that stream. ``TWINBUF_COPY_STREAM`` overrides it.
-/// map
-///     A function that the loop's thread calls with each batch; the loop gets what it returns. The loader stays a loader,
-///     with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
-/// read_mode
-///     ``"auto"``: through the page cache if the data fits, otherwise as much of it as fits. ``"pread"``: all of it.
-///     ``"direct"``: past the page cache.
-/// memory_limit
-///     The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no limit.
-/// breakdown
-///     Prints the time of loading and of the whole step for the first 10 steps and every n-th, to the standard error, and
-///     their sums with `report`. It turns the overlap off, because overlapping times cannot be separated.
-///     ``TWINBUF_BREAKDOWN=100`` does the same.
-/// trace
-///     A file for a Chrome trace of the first five epochs.
-#[pyclass(frozen, weakref, module = "twinbuf", name = "Loader")]
+/// A data set: files, or an object of the program with the number of its records, its fingerprint, and the type and shape
+/// of a record.
+#[derive(FromPyObject)]
+enum Source {
+    Files(Py<Records>),
+    Foreign(Py<PyAny>, u64, u64, String, Vec<usize>),
+}
+
+/// The arguments of `Loader`, which it has checked.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Options {
+    sources: Vec<Source>,
+    /// Whether a batch is a tuple of the data sets' parts.
+    tuple: bool,
+    /// Their names, if a batch is a dict.
+    names: Option<Vec<String>>,
+    name: Option<String>,
+    depth: Option<usize>,
+    workers: usize,
+    overlap: bool,
+    read_mode: String,
+    memory_limit: Option<u64>,
+    breakdown: Option<u64>,
+    trace: Option<PathBuf>,
+    /// Whether a thread sends the batches to a device.
+    sends: bool,
+    /// Whether the environment overrides the options.
+    env: bool,
+}
+
+/// A builder, and what a loader keeps of its data sets.
+struct Prepared {
+    builder: LoaderBuilder,
+    objects: Vec<Arc<Object>>,
+    /// Whether no data set is files.
+    quick: bool,
+    /// The number of slots without the environment.
+    asked_depth: usize,
+}
+
+impl Options {
+    fn prepare(&self, py: Python<'_>, plan: &Plan) -> PyResult<Prepared> {
+        let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
+        let mut quick = true;
+        for (field, source) in self.sources.iter().enumerate() {
+            match source {
+                Source::Foreign(object, records, fingerprint, dtype, shape) => {
+                    let object = Arc::new(Object::new(object.bind(py)));
+                    objects.push(object.clone());
+                    opened.push(Box::new(PythonData::new(object, *records, *fingerprint, dtype, shape)?));
+                }
+                Source::Files(records) => {
+                    let (files, of_field) = records.get().for_loader()?;
+                    opened.push(files);
+                    quick = false;
+                    let of_field: Vec<_> = of_field.iter().map(|step| step.copy(py)).collect();
+                    objects.extend(of_field.iter().filter_map(|step| step.object().cloned()));
+                    steps.extend(of_field.into_iter().map(|step| (field, step)));
+                }
+            }
+        }
+        if let Some(set) = opened.first() {
+            plan.check(py, set.records())?;
+        }
+        let builder = twinbuf::Loader::builder(opened, plan.inner.clone());
+        let builder =
+            steps.into_iter().fold(builder, |builder, (field, step)| builder.transform_field(field, step));
+        let builder = builder.workers(self.workers).overlap(self.overlap);
+        let builder = builder.read_mode(read_mode_of(py, &self.read_mode)?);
+        let builder = self.memory_limit.into_iter().fold(builder, LoaderBuilder::memory_limit);
+        let builder = builder.breakdown(self.breakdown.map_or(Breakdown::off(), Breakdown::every));
+        let builder = self.depth.into_iter().fold(builder, LoaderBuilder::depth);
+        let builder = self.name.iter().fold(builder, |builder, name| builder.name(name));
+        let builder = self.trace.iter().fold(builder, |builder, path| builder.trace(path));
+        let builder = if self.sends { builder.sends() } else { builder };
+        let builder = if objects.is_empty() { builder } else { builder.driven() };
+        let failed = |error| errors::loading(py, error);
+        let asked_depth = match self.depth {
+            Some(depth) => depth,
+            None => builder.wanted_slots().map_err(failed)?.0,
+        };
+        let builder = if self.env { builder.from_env().map_err(failed)? } else { builder };
+        Ok(Prepared { builder, objects, quick, asked_depth })
+    }
+}
+
+/// The class `Loader` derives from this one.
+#[pyclass(frozen, weakref, subclass, module = "twinbuf._twinbuf", name = "_Loader")]
 pub(crate) struct Loader {
     /// Shared by the iterators and this object.
     shared: Arc<Shared>,
     /// The plan that determines the batches.
     #[pyo3(get)]
     plan: Py<Plan>,
-    /// The data sets written in Python.
+    /// The data sets written in Python, and the functions of `Records.map`.
     objects: Vec<Arc<Object>>,
-    /// A function that turns each batch into what the loop gets.
-    map: Option<Arc<Object>>,
-    /// Fills slots in the loop's thread: without overlap, if that runs code of the program.
-    filler: Option<Py<Filler>>,
-    /// Sends the batches to a device: `twinbuf._device.Sender`.
-    sender: Option<Py<PyAny>>,
-    copy_stream: bool,
-    depth: usize,
-    workers: usize,
+    /// What threads of Python fill its slots by, until they have it; the loop's thread without overlap.
+    fillers: Mutex<Vec<Filler>>,
+    /// The number of slots without the environment, and with it; the number of workers.
+    #[pyo3(get)]
+    _numbers: (usize, usize, usize),
 }
 
+#[pymethods]
 impl Loader {
-    fn iterate<'py>(
-        slf: &Bound<'py, Self>,
-        which: Which,
-        timeout: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    /// ``slots``: addresses of memory for the slots, and what owns it.
+    #[new]
+    #[pyo3(signature = (plan, options, slots=None))]
+    fn new(
+        py: Python<'_>,
+        plan: Py<Plan>,
+        options: Options,
+        slots: Option<Vec<(usize, Py<PyAny>)>>,
+    ) -> PyResult<Self> {
+        let Prepared { builder, objects, quick, asked_depth } = options.prepare(py, plan.get())?;
+        let failed = |error| errors::loading(py, error);
+        let (depth, slot) = builder.wanted_slots().map_err(failed)?;
+        let lent = |(start, owner): (usize, Py<PyAny>)| {
+            let start = NonNull::new(start as *mut u8)?;
+            // SAFETY: `_loader.py` passes the memory of tensors, each as large as `_slots` returned, all of it initialized.
+            // The sender also reads it, but only that of a batch which it holds: it waits for a copy out of the slot
+            // before it lets go of the batch.
+            (start.addr().get() % slot.align() == 0)
+                .then(|| unsafe { Buffer::lent(start, slot.size(), owner) })
+        };
+        let slots = slots.and_then(|slots| slots.into_iter().map(lent).collect::<Option<Vec<_>>>());
+        let builder = slots.into_iter().fold(builder, LoaderBuilder::slots);
+        let mut built = detached(py, || builder.build()).map_err(failed)?;
+        let (identity, settings) = (Arc::<Identity>::default(), built.report().settings);
+        let fillers = built.driven().into_iter();
+        let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
+        let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
+        let names = Names::of(options.tuple, options.names);
+        let front = Batches { names, breakdown, overlap: settings.overlap, foreign, identity };
+        let shared = Shared::new(front, options.name, built, Progress::default());
+        let _numbers = (asked_depth, depth, settings.workers);
+        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _numbers })
+    }
+
+    /// The number of slots, and the bytes of each.
+    #[staticmethod]
+    fn _slots(py: Python<'_>, plan: &Plan, options: Options) -> PyResult<(usize, usize)> {
+        let wanted = options.prepare(py, plan)?.builder.wanted_slots();
+        wanted.map(|(count, slot)| (count, slot.size())).map_err(|error| errors::loading(py, error))
+    }
+
+    /// What fills its slots, if that runs code of the program. They are handed out once.
+    fn _fillers(&self) -> Vec<Filler> {
+        std::mem::take(&mut *self.fillers.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    #[getter]
+    fn _name(&self) -> Option<&str> {
+        self.shared.name.as_deref()
+    }
+
+    #[getter]
+    fn _overlap(&self) -> bool {
+        self.shared.front.overlap
+    }
+
+    /// Whether it runs code of the program.
+    #[getter]
+    fn _foreign(&self) -> bool {
+        self.shared.front.foreign
+    }
+
+    /// Refuse a forked process, and `read_into` of this loader.
+    fn _check(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check(py)
+    }
+
+    /// The batches of several epochs, of one, or of the next one.
+    #[pyo3(signature = (timeout, several=None, one=None))]
+    fn _epochs(
+        slf: &Bound<'_, Self>,
+        timeout: Option<&Bound<'_, PyAny>>,
+        several: Option<(u64, u64)>,
+        one: Option<u64>,
+    ) -> PyResult<Epochs> {
         let (py, this, timeout) = (slf.py(), slf.get(), seconds_or_none("timeout", timeout)?);
         this.shared.check(py)?;
         check_end(py)?;
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
             return Err(closed(py));
         }
+        let which = several.map_or(Which::One(one), |(first, end)| Which::Range(first..end));
         let (batches, loader) = (Loop::new(this.shared.clone(), timeout), slf.clone().unbind());
-        let (all, received) = (OnceLock::new(), AtomicU64::new(0));
-        let epochs = Bound::new(py, Epochs { batches, loader, which, all, received })?;
-        let map = this.map.as_ref().and_then(|map| map.get(py));
-        if map.is_none() && this.filler.is_none() && this.sender.is_none() {
-            return Ok(epochs.into_any());
-        }
-        // Python code, so that there is no frame of Rust below that of the program.
-        let overlap = this.shared.front.overlap;
-        let send = this.sender.as_ref().map(|sender| (sender, overlap, this.copy_stream));
-        py.import("twinbuf._loop")?.getattr("Epochs")?.call1((epochs, this.filler.as_ref(), map, send))
+        Ok(Epochs { batches, loader, which, all: OnceLock::new(), received: AtomicU64::new(0) })
     }
 
-    /// Ends the thread that sends batches to a device, within `limit`. The iteration ends before the join, because the
-    /// thread may be waiting for a batch.
-    fn stop_sending(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
-        let Some(sender) = &self.sender else { return Ok(()) };
-        sender.call_method0(py, "stop")?;
+    /// End the iteration under way.
+    fn _end_iteration(&self, py: Python<'_>) {
         self.shared.state.with(py, State::end_iteration);
-        let ended =
-            sender.call_method1(py, "join", (limit.map(|limit| limit.as_secs_f64()),))?.extract(py)?;
-        let late = Error::Timeout { waited: limit.unwrap_or_default(), reading: None };
-        if ended { Ok(()) } else { Err(errors::loading(py, late)) }
-    }
-
-    /// Logs each argument that the environment has overridden.
-    fn tell_overridden(&self, py: Python<'_>, depth: usize, workers: usize, overlap: bool) -> PyResult<()> {
-        let name = self.shared.name.as_deref();
-        let word = |on| if on { "True" } else { "False" };
-        let found = self.workers.to_string();
-        let options = [
-            ("DEPTH", "depth", depth.to_string(), self.depth.to_string()),
-            ("WORKERS", "workers", workers.to_string(), found),
-            ("OVERLAP", "overlap", word(overlap).to_owned(), word(self.shared.front.overlap).to_owned()),
-        ];
-        let prefix = name.map_or(String::new(), |name| format!("{name}: "));
-        for (switch, option, argument, found) in options {
-            // The breakdown also overrides `overlap` and `workers`, because it turns overlap off.
-            let breakdown = || switches::switch(name, "BREAKDOWN").filter(|_| switch != "DEPTH");
-            let Some(by) = switches::switch(name, switch).or_else(breakdown) else { continue };
-            if argument != found {
-                let line = format!("{prefix}{by} of the environment: {option}={found} and not {argument}");
-                errors::warn(py, &line)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-#[pymethods]
-impl Loader {
-    #[new]
-    #[pyo3(
-        signature = (
-            data, plan, *, name=None, device=None, device_depth=None, depth=None, workers=None, overlap=true,
-            copy_stream=true, map=None, read_mode="auto", memory_limit=None, breakdown=None, trace=None
-        ),
-        text_signature = "(data, plan, *, name=None, device=None, device_depth=2, depth=None, workers=1, overlap=True, \
-                          copy_stream=True, map=None, read_mode='auto', memory_limit=None, breakdown=None, trace=None)"
-    )]
-    #[allow(clippy::too_many_arguments, reason = "keywords")]
-    fn new(
-        data: &Bound<'_, PyAny>,
-        plan: Bound<'_, Plan>,
-        name: Option<String>,
-        device: Option<&Bound<'_, PyAny>>,
-        device_depth: Option<&Bound<'_, PyAny>>,
-        depth: Option<&Bound<'_, PyAny>>,
-        workers: Option<&Bound<'_, PyAny>>,
-        overlap: bool,
-        copy_stream: bool,
-        map: Option<&Bound<'_, PyAny>>,
-        read_mode: &str,
-        memory_limit: Option<&Bound<'_, PyAny>>,
-        breakdown: Option<&Bound<'_, PyAny>>,
-        trace: Option<PathBuf>,
-    ) -> PyResult<Self> {
-        let py = data.py();
-        if let Some(map) = map.filter(|map| !map.is_callable()) {
-            return Err(errors::of_type("map", "a function", map.repr()?));
-        }
-        let asked_workers = workers.map_or(Ok(1), |workers| whole("workers", workers))?;
-        let device_depth = device_depth.map_or(Ok(2), |depth| whole("device_depth", depth))?;
-        let copy_stream = switches::is_on(name.as_deref(), "COPY_STREAM").unwrap_or(copy_stream);
-        let sender = device::sender(device, device_depth, name.as_deref(), trace.as_deref())?;
-        let sets = dataset::each(data);
-        if sets.is_empty() {
-            return Err(errors::option(py, "data: wanted at least one data set, found none"));
-        }
-        let names = Names::of(data)?;
-        let given_depth = whole_or_none::<usize>("depth", depth)?;
-        let memory_limit = whole_or_none::<u64>("memory_limit", memory_limit)?;
-        let breakdown = whole_or_none::<u64>("breakdown", breakdown)?.filter(|&steps| steps > 0);
-        let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
-        let mut quick = true; // no field is files
-        for (field, set) in sets.iter().enumerate() {
-            let Ok(records) = set.cast::<Records>() else {
-                let data = PythonData::new(set)?;
-                objects.push(data.object.clone());
-                opened.push(Box::new(data));
-                continue;
-            };
-            let (files, of_field) = records.get().for_loader()?;
-            opened.push(files);
-            quick = false;
-            for step in of_field {
-                let step = step.copy(py);
-                objects.extend(step.object().cloned());
-                steps.push((field, step));
-            }
-        }
-        if let Some(set) = opened.first() {
-            plan.get().check(py, set.records())?;
-        }
-        let foreign = !objects.is_empty();
-        let map = map.map(|map| Arc::new(Object::new(map)));
-        objects.extend(map.clone());
-        let builder = twinbuf::Loader::builder(opened, plan.get().inner.clone());
-        let builder =
-            steps.into_iter().fold(builder, |builder, (field, step)| builder.transform_field(field, step));
-        let builder = builder.workers(asked_workers).overlap(overlap).read_mode(read_mode_of(py, read_mode)?);
-        let builder = memory_limit.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::memory_limit);
-        let builder = builder.breakdown(breakdown.map_or(Breakdown::off(), Breakdown::every));
-        let builder = given_depth.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::depth);
-        let builder = name.iter().fold(builder, |builder, name| builder.name(name));
-        let builder = trace.into_iter().fold(builder, |builder, path| builder.trace(path));
-        let builder = if sender.is_some() { builder.sends() } else { builder };
-        let builder = if foreign { builder.driven() } else { builder };
-        let failed = |error| errors::loading(py, error);
-        let asked_depth =
-            given_depth.map_or_else(|| builder.wanted_slots().map(|wanted| wanted.0), Ok).map_err(failed)?;
-        let builder = builder.from_env().map_err(failed)?;
-        let wanted = builder.wanted_slots().map_err(failed)?;
-        let slots = sender.as_ref().map_or(Ok(None), |sender| device::slots(sender, wanted))?;
-        let builder = slots.into_iter().fold(builder, twinbuf::loader::LoaderBuilder::slots);
-        let mut built = detached(py, || builder.build()).map_err(failed)?;
-        let (identity, driven) = (Arc::<Identity>::default(), built.driven());
-        let (report, breakdown) = (built.report(), built.breakdown());
-        let (asked_overlap, overlap) = (overlap, report.settings.overlap);
-        let front = Batches { names, breakdown, overlap, foreign, identity: identity.clone() };
-        let shared = Shared::new(front, name, built, Progress::default());
-        let mut filler = None;
-        for worker in driven {
-            let worker = Py::new(py, Filler::new(worker, identity.clone(), quick))?;
-            if overlap {
-                let fill = py.import("twinbuf._drive")?.getattr("fill")?;
-                fill.call1((worker, shared.name.as_deref()))?;
-            } else {
-                filler = Some(worker);
-            }
-        }
-        let sender = sender.map(Bound::unbind);
-        let (depth, workers) = (wanted.0, report.settings.workers);
-        let this =
-            Self { shared, plan: plan.unbind(), objects, map, filler, sender, copy_stream, depth, workers };
-        this.tell_overridden(py, asked_depth, asked_workers, asked_overlap)?;
-        Ok(this)
-    }
-
-    /// The batches of several epochs: ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4.
-    ///
-    /// There is no gap between two epochs. After `load_state_dict` the iteration continues from that state:
-    /// ``epochs(3)`` is what remains of three epochs.
-    ///
-    /// With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a ``TimeoutError``
-    /// and names what is being read. The next call waits again. Without overlap there is no such wait. While the files are
-    /// in memory, a loop that waits may read a batch itself, and ``timeout`` does not limit that read.
-    #[pyo3(signature = (epochs, /, *, timeout=None))]
-    fn epochs<'py>(
-        slf: &Bound<'py, Self>,
-        epochs: &Bound<'py, PyAny>,
-        timeout: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let (first, end) = match epochs.cast::<PyRange>() {
-            Ok(range) => {
-                let part = |name: &str| range.getattr(name)?.extract::<i64>();
-                if part("step")? != 1 {
-                    return Err(errors::option(epochs.py(), "epochs: wanted a range with a step of 1"));
-                }
-                let negative = |number| {
-                    errors::option(epochs.py(), format!("epochs: wanted epochs from 0 on, found {number}"))
-                };
-                let checked = |number: i64| u64::try_from(number).map_err(|_| negative(number));
-                (checked(part("start")?)?, checked(part("stop")?)?)
-            }
-            Err(_) => (0, whole("epochs", epochs)?),
-        };
-        Self::iterate(slf, Which::Range(first..end), timeout)
-    }
-
-    /// The batches of one epoch, or the rest of it after `load_state_dict`. ``timeout`` as of `epochs`.
-    #[pyo3(signature = (epoch, *, timeout=None))]
-    fn epoch<'py>(
-        slf: &Bound<'py, Self>,
-        epoch: &Bound<'py, PyAny>,
-        timeout: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Self::iterate(slf, Which::One(Some(epoch_of(epoch)?)), timeout)
-    }
-
-    /// The batches of the next epoch, starting with 0; of the epoch that was set; or the rest after `load_state_dict`.
-    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        Self::iterate(slf, Which::One(None), None)
     }
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.
-    fn set_epoch(&self, epoch: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (py, epoch) = (epoch.py(), epoch_of(epoch)?);
+    fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
             state.own.next_epoch = epoch;
@@ -360,58 +256,27 @@ impl Loader {
         Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
     }
 
-    /// The attributes of a ``DataLoader`` that trainers read: ``batch_size``, and those by which they skip batches when
-    /// they resume.
-    fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().shared.front.is_not_reading(slf.py())?;
-        check_end(slf.py())?; // there may be no modules any more
-        let next = slf.get().shared.state.with(slf.py(), |state| state.own.next_epoch);
-        slf.py().import("twinbuf._trainers")?.call_method1("attribute", (slf, name, next))
+    /// The next epoch.
+    fn _next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        self.shared.front.is_not_reading(py)?;
+        check_end(py)?; // there may be no modules any more
+        Ok(self.shared.state.with(py, |state| state.own.next_epoch))
     }
 
-    /// The position after the last received batch, as a dict of plain values to save with the model.
-    ///
-    /// Batches that were only read ahead, or sent to a device, are not counted. All ranks have the same state: any rank
-    /// resumes from any rank's state.
-    fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// The position after the last received batch.
+    fn _position(&self, py: Python<'_>) -> PyResult<Position> {
         self.shared.check(py)?;
-        let position = self.shared.state.with(py, |state| state.position()).ok_or_else(|| closed(py))?;
-        if let Some(sender) = &self.sender {
-            let received = sender.bind(py).call_method0("position")?;
-            if let Ok(received) = received.cast::<Position>() {
-                return received.get().to_dict(py);
-            }
-        }
-        position.to_dict(py)
+        self.shared.state.with(py, |state| state.position()).ok_or_else(|| closed(py))
     }
 
-    /// Continue from a state of `state_dict` with the next iteration.
-    ///
-    /// Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field that
-    /// differs. Depth, overlap, rank, batch size and the number of ranks may differ.
-    ///
-    /// Data sets are identified by the number and size of their records and by a fingerprint. For files the fingerprint
-    /// covers the windows of their records and samples of their bytes, so a change between the samples is not noticed.
-    /// A Python data set has no fingerprint, unless it has an attribute ``fingerprint``.
-    #[pyo3(signature = (state, /))]
-    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
-        self.shared.check(py)?;
-        self.stop_sending(py, None)?;
-        // `operator.index` converts numpy's integers to Python's.
-        let options = [("default", py.import("operator")?.getattr("index")?)].into_py_dict(py)?;
-        options.set_item("allow_nan", false)?;
-        let text = py.import("json")?.call_method("dumps", (state,), Some(&options));
-        let text = text.map_err(|error| match error.is_instance_of::<PyValueError>(py) {
-            true => errors::raise(py, Failure::new("CheckpointError", format!("state: {}", error.value(py)))),
-            false => error,
-        })?;
-        let text = text.extract::<String>()?;
+    /// Continue from a state, which is JSON, with the next iteration.
+    fn _load(&self, py: Python<'_>, state: &str) -> PyResult<()> {
         let wrong = |error: serde_json::Error| {
             let text =
                 IN_PYTHON.iter().fold(error.to_string(), |text, (rust, python)| text.replace(rust, python));
             errors::raise(py, Failure::new("CheckpointError", format!("state: {text}")))
         };
-        let mut fields: serde_json::Value = serde_json::from_str(&text).map_err(wrong)?;
+        let mut fields: serde_json::Value = serde_json::from_str(state).map_err(wrong)?;
         let own = self.plan.get().inner.last_batch();
         let last = fields.pointer_mut("/plan/last_batch");
         if let (true, Some(last)) =
@@ -434,22 +299,21 @@ impl Loader {
             Ok(true)
         });
         match checked {
-            Ok(true) => match &self.sender {
-                Some(sender) => sender.call_method0(py, "forget").map(drop),
-                None => Ok(()),
-            },
+            Ok(true) => Ok(()),
             Ok(false) => Err(closed(py)),
             Err(error) => Err(errors::loading(py, error)),
         }
     }
 
-    /// Where the time went so far, as a report.
-    pub(crate) fn report(&self, py: Python<'_>) -> PyResult<Report> {
+    /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
+    #[pyo3(signature = (recorder=None))]
+    fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
-        let (report, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
-        let report = device::report(py, self.sender.as_ref(), report)?;
-        let name = self.shared.name.as_deref().unwrap_or_default();
-        Ok(Report::of_loader(report, name, kept, &self.shared.front.breakdown))
+        let (found, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
+        let (name, breakdown) = (self._name().unwrap_or_default(), &self.shared.front.breakdown);
+        let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
+        let of = report::Loop { name, bytes: true, kept, phases, ..Default::default() };
+        report(py, Recorder::with(recorder, found), &of)
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many
@@ -468,18 +332,12 @@ impl Loader {
         Ok(Some(found))
     }
 
-    /// Stop the reading thread. Raises the error of a read that the loop has not received. Batches in use stay valid.
-    ///
-    /// Waits up to ``timeout`` seconds for a read in progress, and then raises `LoaderTimeoutError`, which names it. The
-    /// thread is left behind, and ends with its read; so is one that copies to a device. Default: 1 second if the data set or
-    /// a function is written in Python or batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
-    #[pyo3(signature = (*, timeout=None))]
-    fn close(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let calls_python = !self.objects.is_empty() || self.sender.is_some();
-        let limit = seconds_or_none("timeout", timeout)?.or(calls_python.then_some(LEAVE));
+    /// Stop the reading thread, within ``limit`` seconds, of which ``waited`` are over.
+    fn _close(&self, py: Python<'_>, limit: Option<&Bound<'_, PyAny>>, waited: f64) -> PyResult<()> {
+        let limit = seconds_or_none("timeout", limit)?;
         self.shared.check(py)?;
         let (shared, since) = (&self.shared, Instant::now());
-        let sent = self.stop_sending(py, limit);
+        let since = since.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(since);
         shared.state.detached(py, State::end_iteration);
         // No other read begins. Wait for those in progress.
         let (mut raised, mut reading) = (Ok(()), None);
@@ -509,41 +367,11 @@ impl Loader {
                 errors::loading(py, Error::Timeout { waited, reading })
             }
             error => errors::loading(py, error),
-        })?;
-        sent
-    }
-
-    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
-        slf.get().shared.check(slf.py())?;
-        Ok(slf)
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _trace: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        let closed = self.close(py, None);
-        // If the `with` block raised an exception, report that and not the error of `close`.
-        if kind.is_none() { closed } else { Ok(()) }
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let name = self.shared.name.as_deref().map_or(String::new(), |name| format!(" {name:?}"));
-        let device = match &self.sender {
-            Some(sender) => format!(", device={}", sender.bind(py).getattr("device")?.str()?.repr()?),
-            None => String::new(),
-        };
-        let overlap = if self.shared.front.overlap { "True" } else { "False" };
-        let (plan, depth, workers) = (self.plan.bind(py).repr()?, self.depth, self.workers);
-        Ok(format!("<Loader{name}: {plan}{device}, depth={depth}, workers={workers}, overlap={overlap}>"))
+        })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.objects.iter().try_for_each(|object| object.traverse(&visit))?;
-        visit.call(&self.sender)
+        self.objects.iter().try_for_each(|object| object.traverse(&visit))
     }
 
     /// The garbage collector calls this if nothing in use refers to the loader or its iterators: nobody asks for
@@ -551,39 +379,12 @@ impl Loader {
     fn __clear__(&self) {
         self.objects.iter().for_each(|object| object.clear());
     }
-
-    /// ``Loader[Batch]``: the type of what the loop gets.
-    #[classmethod]
-    fn __class_getitem__<'py>(
-        class: &Bound<'py, PyType>,
-        item: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        class.py().import("types")?.getattr("GenericAlias")?.call1((class, item))
-    }
-
-    fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "a Loader cannot be pickled, because it owns a thread and open files: build it in the process that uses it, \
-             and send its `state_dict()`",
-        ))
-    }
 }
 
 impl Drop for Loader {
     /// No iterator is left. The threads that refer to the program's code end later.
     fn drop(&mut self) {
         self.objects.iter().for_each(|object| object.clear());
-    }
-}
-
-/// Converts the argument `epoch`.
-fn epoch_of(epoch: &Bound<'_, PyAny>) -> PyResult<u64> {
-    match whole("epoch", epoch)? {
-        // Refuse the largest number, because the end of the range is the next epoch, which needs a number too.
-        found @ u64::MAX => {
-            Err(errors::option(epoch.py(), format!("epoch: wanted at most 2**64 - 2, found {found}")))
-        }
-        found => Ok(found),
     }
 }
 
@@ -644,8 +445,14 @@ impl Epochs {
     }
 
     /// Where the time went so far, in all iterations of the loader.
-    fn report(&self, py: Python<'_>) -> PyResult<Report> {
-        self.loader.get().report(py)
+    fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.loader.get()._report(py, None)
+    }
+
+    /// Whether the iteration has begun.
+    #[getter]
+    fn has_begun(&self) -> bool {
+        self.batches.has_begun()
     }
 
     /// Begins the iteration, unless it has begun, and ends the one before it.
@@ -656,7 +463,6 @@ impl Epochs {
         let loader = self.loader.get();
         loader.shared.check(py)?;
         check_end(py)?;
-        loader.stop_sending(py, None)?;
         let begun = self.batches.begin(py, |state| {
             if matches!(state.run, Run::Closed) {
                 return Err(None);

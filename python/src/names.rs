@@ -5,8 +5,6 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::errors;
-
 /// How the parts of a batch are put together: like the data sets in the argument `data`.
 #[derive(Clone)]
 pub(crate) enum Names {
@@ -16,16 +14,8 @@ pub(crate) enum Names {
 }
 
 impl Names {
-    pub(crate) fn of(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(fields) = data.cast::<PyDict>() {
-            let name = |name: Bound<'_, PyAny>| {
-                let found = name.repr()?;
-                let wanted = "names as keys of the dict";
-                name.extract::<String>().map_err(|_| errors::of_type("data", wanted, found))
-            };
-            return Ok(Self::Dict(fields.keys().iter().map(name).collect::<PyResult<_>>()?));
-        }
-        Ok(if data.is_instance_of::<PyTuple>() { Self::Tuple } else { Self::One })
+    pub(crate) fn of(tuple: bool, names: Option<Vec<String>>) -> Self {
+        names.map_or(if tuple { Self::Tuple } else { Self::One }, |names| Self::Dict(names.into()))
     }
 
     pub(crate) fn pack<'py>(

@@ -1,9 +1,8 @@
-//! A position in a plan, cheap to take after every batch. It becomes a dict when it is saved.
+//! A position in a plan, cheap to take after every batch. It becomes JSON when it is saved.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use twinbuf::Checkpoint;
-
-use crate::errors;
 
 #[pyclass(frozen, module = "twinbuf._twinbuf")]
 pub(crate) struct Position {
@@ -12,11 +11,12 @@ pub(crate) struct Position {
     pub(crate) exhausted: bool,
 }
 
+#[pymethods]
 impl Position {
-    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// As JSON.
+    fn text(&self) -> PyResult<String> {
         let at = self.checkpoint.clone();
         let at = if self.exhausted { at.next_epoch() } else { at };
-        let text = serde_json::to_string(&at).map_err(|error| errors::option(py, error))?;
-        py.import("json")?.call_method1("loads", (text,))
+        serde_json::to_string(&at).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use twinbuf::observe::{LoopRecorder, Trace};
 
 use crate::errors;
-use crate::report::Report;
+use crate::report::{self, report};
 
 /// The crate's recorder, as a Python object.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
@@ -19,6 +19,15 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
         self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,
+    /// and `reads`, that of the loader or stream.
+    pub(crate) fn with(recorder: Option<&Self>, reads: twinbuf::Report) -> twinbuf::Report {
+        match recorder {
+            Some(recorder) => recorder.lock().report().on_device(reads),
+            None => reads,
+        }
     }
 }
 
@@ -58,7 +67,8 @@ impl Recorder {
     }
 
     /// The report of a watched loop. ``line`` is where the loop is, for the advice.
-    fn report(&self, name: &str, line: &str) -> Report {
-        Report::watched(self.lock().report(), name, line)
+    fn report(&self, py: Python<'_>, name: &str, line: &str) -> PyResult<Py<PyAny>> {
+        let found = self.lock().report();
+        report(py, found, &report::Loop { name, line, ..Default::default() })
     }
 }

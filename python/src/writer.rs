@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use twinbuf::mmap::DType;
 use twinbuf::{Error, write};
 
+use crate::dtype;
 use crate::errors::{self, Failure};
 use crate::locked::{Locked, check_end, detached};
-use crate::{dtype, number};
 
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Writer")]
 pub(crate) struct Writer {
@@ -39,20 +39,19 @@ impl Writer {
 impl Writer {
     #[new]
     fn new(
+        py: Python<'_>,
         path: PathBuf,
-        dtype: &Bound<'_, PyAny>,
-        row: &Bound<'_, PyAny>,
-        depth: &Bound<'_, PyAny>,
-        slot: &Bound<'_, PyAny>,
-        shard: Option<&Bound<'_, PyAny>>,
+        dtype: Option<&str>,
+        shape: Vec<usize>,
+        depth: usize,
+        slot: usize,
+        shard: Option<u64>,
     ) -> PyResult<Self> {
-        let (py, raw, shape) = (row.py(), dtype.is_none(), dtype::shape(row)?);
-        let dtype = if raw { DType::U8 } else { dtype::parse(dtype)? };
+        let raw = dtype.is_none();
+        let dtype = dtype.map_or(Ok(DType::U8), dtype::parse)?;
         let npy = write::Writer::npy(&path, dtype, &shape);
         let builder = if raw { write::Writer::raw(path, shape.iter().product()) } else { npy };
-        let builder = builder.depth(number::whole("depth", depth)?);
-        let builder = builder.slot_bytes(number::whole("slot_bytes", slot)?);
-        let shard = number::whole_or_none("shard_bytes", shard)?;
+        let builder = builder.depth(depth).slot_bytes(slot);
         let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
         let writer = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         Ok(Self { writer: Locked::new(Some(writer)), dtype: dtype::name(dtype) })

@@ -63,6 +63,11 @@ CALLS = (
     *("rest of files", "rest of read_into", "rest of prefetch", "rest of generate"),
 )
 WHENS = ("atexit before", "atexit after", "finalize", "del", "del cycle")
+# Where something of twinbuf's calls a method of the program's objects.
+PLACES = (
+    *("len", "dtype", "fingerprint", "fspath", "array", "index", "groups", "order", "record", "log"),
+    *("device side", "device host", "device current"),
+)
 
 CODES = {
     "raise": 1,
@@ -140,6 +145,12 @@ def every_case() -> list[Case]:
         ),
         *(Case("preempted", (kind, "50 ms", "held")) for kind in LOOPS),
         *(Case("finalizer", words) for words in itertools.product((*CALLS, "thread"), WHENS)),
+        *(
+            Case("called", words)
+            for words in itertools.product(
+                (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")
+            )
+        ),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -158,6 +169,7 @@ QUICK = re.compile(
             r"busy:(prefetch:event:fall:python10|read_into:event:exit3:numpy100):.*",
             r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
             r"lock:files in turn:exit3|preempted:prefetch:.*",
+            r"called:(len|fingerprint|groups|record):poll10:exit3",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
@@ -603,6 +615,67 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
     mark()
 
 
+def called(words: tuple[str, ...], folder: str) -> None:
+    """A daemon thread is in a method of the program's objects, which twinbuf called, at the end."""
+    place, code, end = words
+    act, inside = foreign_code(code), threading.Event()
+
+    def stay(*_: object) -> Any:
+        inside.set()
+        act()
+
+    def use() -> None:
+        if place == "thread":
+            return stay()
+        import logging
+
+        import twinbuf as tb
+
+        class Data(Squares):
+            if place in ("dtype", "fingerprint"):
+                locals()[place] = property(stay)
+
+        class Own(list[Any]):
+            if place in ("len", "fspath", "array", "index"):
+                locals()[f"__{place}__"] = stay
+            __iter__ = stay  # type: ignore[assignment]
+
+        files, model = numbers(folder, "files", 8), layers(folder)
+        if place == "len":
+            tb.Plan(Own(), 2)
+        elif place in ("dtype", "fingerprint"):
+            tb.Loader(Data(), tb.Plan(100, 2))  # type: ignore[arg-type]
+        elif place == "fspath":
+            tb.Records.open_npy(Own())  # type: ignore[arg-type]
+        elif place == "array":
+            tb.Plan(files, 2, records=Own())
+        elif place == "index":
+            tb.Plan(files, 2, seed=Own())  # type: ignore[arg-type]
+        elif place == "groups":
+            tb.stream(model, stay)
+        elif place == "order":
+            tb.stream(model, [["layers.0.w"]], order=Own())
+        elif place == "record":
+            files.map(stay, "int64", (1,))[0]
+        elif place == "log":
+            logging.getLogger("twinbuf").addFilter(stay)
+            list(tb.Loader(files, tb.Plan(files, 2), depth=2))
+        else:
+            place_of_device = device(lambda number: number)
+            setattr(place_of_device, place.split()[1], stay)
+            if place == "device current":
+                iter(tb.stream(model, [["layers.0.w"]], device=place_of_device))
+            else:
+                tb.Loader(files, tb.Plan(files, 2), device=place_of_device)
+
+    threading.Thread(target=use, daemon=True).start()
+    assert inside.wait(20), "it was not called"
+    time.sleep(0.05)
+    mark()
+    if end == "exit3":
+        sys.exit(3)
+
+
 def calls(folder: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """Return functions that iterate, and return what came and what should have. They need no global name."""
     import numpy as np
@@ -716,11 +789,12 @@ def child(name: str, folder: str) -> None:
     if group == "control":
         *words, group = words
         words = ["thread torch" if group in ("slow", "torch") else "thread", *words]
-    if any(word in ("device", "stream") or "torch" in word for word in words):
+    if any(word.startswith("device") or word == "stream" or "torch" in word for word in words):
         import torch
 
         torch.set_num_threads(1)
-    run = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock}.get(group, program)
+    programs = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock, "called": called}
+    run = programs.get(group, program)
     run(tuple(words), folder)
 
 

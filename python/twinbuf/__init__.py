@@ -17,27 +17,17 @@ overlaps code that makes data with the code that uses it, and `stream` reads the
 """
 
 import os as _os
-from collections.abc import Mapping as _Mapping
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any as _Any
 
 from ._generate import generate
+from ._loader import Loader
+from ._plan import Chunks, Plan, Window
 from ._prefetch import Prefetcher, prefetch
-from ._twinbuf import (
-    Batch,
-    Chunks,
-    Group,
-    Loader,
-    Plan,
-    Records,
-    Report,
-    Stream,
-    Tensors,
-    Window,
-    __version__,
-    _forked,
-    stream,
-)
+from ._records import Records
+from ._report import Report
+from ._tensors import Stream, Tensors, stream
+from ._twinbuf import Batch, Group, __version__, _forked
 from ._watch import Watched, watch
 from ._write import Writer
 from .errors import (
@@ -79,11 +69,6 @@ __all__ = [
     "stream",
     "watch",
 ]
-
-# The other methods of a mapping: `Mapping` builds them from those that the class has.
-_Mapping.register(Tensors)
-for _name in ("get", "items", "keys", "values"):
-    setattr(Tensors, _name, getattr(_Mapping, _name))
 
 if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(after_in_child=_forked)

@@ -54,9 +54,14 @@ class Sender:
         self._thread = _Thread()
         self._pid = os.getpid()
 
-    def slot(self, nbytes: int) -> Any:
-        """Return page-locked bytes for the loader to read into."""
-        return self._streams.host(nbytes).zero_()
+    def slots(self, count: int, nbytes: int) -> list[tuple[int, Any]] | None:
+        """Return page-locked memory for the loader's slots: its addresses, and what owns it.
+
+        A copy to the device reads it directly, without a bounce buffer. None: torch's is not as large.
+        """
+        made = [self._streams.host(nbytes).zero_() for _ in range(count)]
+        fit = all(memory.numel() == nbytes for memory in made)
+        return [(memory.data_ptr(), memory) for memory in made] if fit else None
 
     def begin(
         self,

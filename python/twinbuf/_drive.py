@@ -6,6 +6,7 @@ them at any time. What they wait for is in Rust.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
 import gc
@@ -18,6 +19,7 @@ from types import GeneratorType
 from typing import Any
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
+from ._values import warn
 from .errors import LoaderError
 
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
@@ -57,6 +59,24 @@ def make_one(worker: _Worker | None) -> bool:
         return False
     _make(worker, only=True)
     return True
+
+
+def tell(line: str) -> Any:
+    """Log a warning in a thread, where the program's handlers run. It releases the lock at its end."""
+    told = _thread.allocate_lock()
+    told.acquire()
+    try:
+        _thread.start_new_thread(_tell, (line, told))
+    except RuntimeError:  # the interpreter ends
+        told.release()
+    return told
+
+
+def _tell(line: str, told: Any) -> None:
+    try:
+        warn(line)
+    finally:
+        told.release()
 
 
 def _start(name: str, target: Callable[..., None], *arguments: object) -> None:

@@ -14,7 +14,9 @@ from ._drive import fill_one
 
 if TYPE_CHECKING:
     from ._device import Sender
-    from ._twinbuf import Report, _Epochs, _Filler, _Taken
+    from ._loader import Loader
+    from ._report import Report
+    from ._twinbuf import _Epochs, _Taken
 
 T = TypeVar("T")
 
@@ -106,32 +108,29 @@ class Loop(Generic[T]):
 class Epochs(Loop[T]):
     """The batches of a loader with ``map``, with a device, or with code of the program but no overlap."""
 
-    def __init__(
-        self,
-        epochs: _Epochs[Any],
-        filler: _Filler | None,
-        map: Callable[[Any], Any] | None,
-        send: tuple[Sender, bool, bool] | None,
-    ) -> None:
-        super().__init__(None, None, None if filler is None else partial(fill_one, filler), map)
-        self._epochs, self._send = epochs, send
+    def __init__(self, loader: Loader[Any], epochs: _Epochs[Any]) -> None:
+        make = None if loader._filler is None else partial(fill_one, loader._filler)
+        super().__init__(None, None, make, loader._map)
+        self._loader, self._epochs = loader, epochs
 
     def _asks(self) -> None:
         if self._items is None:
+            loader, sender = self._loader, self._loader._sender
+            if not self._epochs.has_begun:
+                loader._stop_sending()
             self._epochs.begin()
-            if self._send is None:
+            if sender is None:
                 self._items = self._epochs
             else:
-                sender, overlap, copy_stream = self._send
                 source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
-                sender.begin(self, source, self._epochs._position, overlap, copy_stream)
+                sender.begin(self, source, self._epochs._position, loader._overlap, loader._copy_stream)
         super()._asks()
 
     def __len__(self) -> int:
         return max(0, self._epochs.all() - self._count)
 
     def report(self) -> Report:
-        return self._epochs.report()
+        return self._loader.report()
 
 
 def not_the_end(code: str, raised: Exception) -> Exception:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._drive import start
 from ._loop import Loop
+from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
-from ._twinbuf import Report, _Items, _Thread
+from ._twinbuf import _Items, _Thread
 from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from ._prefetch import Around, Prefetcher
-from ._twinbuf import Report, _Recorder
+from ._report import Report
+from ._twinbuf import _Recorder
 
 T = TypeVar("T")
 

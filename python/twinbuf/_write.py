@@ -12,6 +12,7 @@ import numpy
 
 from ._streams import Download, home
 from ._twinbuf import _Writer
+from ._values import dtype_of, shape_of, whole, whole_or_none
 
 
 class Writer:
@@ -47,7 +48,14 @@ class Writer:
         slot_bytes: int = 4 << 20,
         shard_bytes: int | None = None,
     ) -> None:
-        self._writer = _Writer(path, dtype, row, depth, slot_bytes, shard_bytes)
+        self._writer = _Writer(
+            os.fspath(path),
+            None if dtype is None else dtype_of(dtype),
+            shape_of(row),
+            whole("depth", depth),
+            whole("slot_bytes", slot_bytes),
+            whole_or_none("shard_bytes", shard_bytes),
+        )
         self._row, self._dtype, self._written = tuple(row), numpy.dtype(self._writer.dtype), ""
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None

@@ -1,0 +1,418 @@
+"""`Loader`: reads the batches of a plan ahead of use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sized
+from operator import index
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from ._device import sender
+from ._drive import fill
+from ._loop import Epochs
+from ._plan import Plan
+from ._records import Records
+from ._report import Report
+from ._trainers import attribute
+from ._twinbuf import Batch, _Loader
+from ._values import (
+    Path,
+    attribute_of,
+    path_or_none,
+    record_of,
+    sets_of,
+    warn,
+    whole,
+    whole_or_none,
+)
+from .errors import CheckpointError, LoaderTimeoutError, OptionError
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeVar
+
+    from ._device import Sender
+    from ._streams import Accelerator
+    from ._twinbuf import _Batches, _Filler
+
+    # What the loop gets: batches, or what `map` makes of them.
+    Made = TypeVar("Made", default=Batch)
+else:
+    from typing import TypeVar
+
+    Made = TypeVar("Made")
+
+
+class Dataset(Sized, Protocol):
+    """A data set of the program's."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of a record's elements."""
+
+    @property
+    def shape(self) -> Any:
+        """The axes of a record."""
+
+    def read_into(self, indices: npt.NDArray[np.int64], out: memoryview, /) -> object:
+        """Fill ``out`` with these records."""
+
+
+class Loader(_Loader, Generic[Made]):
+    """Reads the batches of a plan ahead of use.
+
+    A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are
+    allocated once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the
+    data set is written in Python).
+
+    Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is
+    active: starting another ends the previous one. The environment can override arguments with switches such
+    as ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and
+    `report` show the values of these in effect.
+
+    In a process forked from the one that built it, every method except ``len()``, ``plan`` and ``repr()``
+    raises `ForkedError`. Batches and arrays received before the fork stay usable there.
+
+    Parameters
+    ----------
+    data
+        `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and
+        ``read_into(indices, out)``. That method fills ``out`` (a memoryview of shape ``(len(indices),
+        *shape)``) with the records of these numbers (an int64 array). It must fill all of ``out``: whatever
+        it skips contains data of an earlier batch. Keeping ``out``, or an array or tensor made from it, after
+        the call raises ``BufferError``. It must not use the loader that it reads for.
+
+        A tuple or a dict of data sets, such as images and labels, is matched by number; a batch is then a
+        tuple or a dict of arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1,
+        identifies the data in a state.
+    plan
+        Which records make up each batch.
+    name
+        Names the loader in errors, reports and traces, and in its switches: ``TWINBUF_TRAIN_DEPTH=3``.
+    device
+        Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second
+        thread sends the next batch from page-locked slots, on a separate stream, while the loop uses this
+        one. ``batch.torch()`` is then on the device, and the current stream waits for it. A rank without
+        ``set_device`` gets the device of its ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
+    device_depth
+        How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use
+        and one on its way.
+    depth
+        The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two
+        more than ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of
+        16 MiB or more, and without overlap. ``TWINBUF_DEPTH`` overrides it.
+    workers
+        The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files.
+        More help with a Python data set whose ``read_into`` decodes and releases the GIL; several threads
+        then call it.
+    overlap
+        Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the
+        same.
+    copy_stream
+        Whether copies to the ``device`` have a stream of their own. With False they are enqueued on the
+        stream that is current when the iteration starts, in order with the loop's work, to measure what the
+        copy stream gains; do not capture a graph on that stream. ``TWINBUF_COPY_STREAM`` overrides it.
+    map
+        A function that the loop's thread calls with each batch; the loop gets what it returns. The loader
+        stays a loader, with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
+    read_mode
+        ``"auto"``: through the page cache if the data fits, otherwise as much of it as fits. ``"pread"``: all
+        of it. ``"direct"``: past the page cache.
+    memory_limit
+        The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no
+        limit.
+    breakdown
+        Prints the time of loading and of the whole step for the first 10 steps and every n-th, to the
+        standard error, and their sums with `report`. It turns the overlap off, because overlapping times
+        cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
+    trace
+        A file for a Chrome trace of the first five epochs.
+    """
+
+    __slots__ = ("_copy_stream", "_filler", "_map", "_sender")
+    # What turns each batch into what the loop gets.
+    _map: Callable[[Batch], Made] | None
+    # Fills slots in the loop's thread: without overlap, if that runs code of the program.
+    _filler: _Filler | None
+    # Sends the batches to a device.
+    _sender: Sender | None
+    _copy_stream: bool
+    plan: Plan
+    # Attributes of a `DataLoader`, for trainers.
+    batch_size: int
+    dataset: Sized
+    drop_last: bool
+
+    def __new__(
+        cls,
+        data: Records | Dataset | tuple[Records | Dataset, ...] | Mapping[str, Records | Dataset],
+        plan: Plan,
+        *,
+        name: str | None = None,
+        device: str | torch.device | Accelerator | None = None,
+        device_depth: SupportsIndex = 2,
+        depth: SupportsIndex | None = None,
+        workers: SupportsIndex = 1,
+        overlap: bool = True,
+        copy_stream: bool = True,
+        map: Callable[[Batch], Made] | None = None,
+        read_mode: str = "auto",
+        memory_limit: SupportsIndex | None = None,
+        breakdown: SupportsIndex | None = None,
+        trace: Path | None = None,
+    ) -> Self:
+        """Make a loader, and start its threads."""
+        if map is not None and not callable(map):
+            raise TypeError(f"map: wanted a function, found {map!r}")
+        workers, device_depth = whole("workers", workers), whole("device_depth", device_depth)
+        to_device = None if device is None else sender(device, device_depth, name or "", trace)
+        options = _options(data) | {
+            "name": name,
+            "depth": whole_or_none("depth", depth),
+            "workers": workers,
+            "overlap": bool(overlap),
+            "read_mode": read_mode,
+            "memory_limit": whole_or_none("memory_limit", memory_limit),
+            "breakdown": whole_or_none("breakdown", breakdown) or None,
+            "trace": path_or_none(trace),
+            "sends": to_device is not None,
+            "env": True,
+        }
+        slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
+        self = super().__new__(cls, plan, options, slots)
+        self._map, self._sender, self._filler = map, to_device, None
+        switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
+        self._copy_stream = (
+            copy_stream if switch is None else switch.strip().lower() not in ("0", "off", "false")
+        )
+        for filler in self._fillers():
+            if self._overlap:
+                fill(filler, name)
+            else:
+                self._filler = filler
+        self._tell_overridden(workers, overlap)
+        return self
+
+    def _tell_overridden(self, workers: int, overlap: bool) -> None:
+        """Log each argument that the environment has overridden."""
+        asked, depth, found = self._numbers
+        for option, argument, in_effect in (
+            ("depth", asked, depth),
+            ("workers", workers, found),
+            ("overlap", bool(overlap), self._overlap),
+        ):
+            # The breakdown also overrides `overlap` and `workers`, because it turns overlap off.
+            by = _switch(self._name, option.upper())
+            by = by or (None if option == "depth" else _switch(self._name, "BREAKDOWN"))
+            if by and argument != in_effect:
+                prefix = f"{self._name}: " if self._name else ""
+                warn(f"{prefix}{by} of the environment: {option}={in_effect} and not {argument}")
+
+    def epochs(self, epochs: SupportsIndex | range, /, *, timeout: float | None = None) -> _Batches[Made]:
+        """Return the batches of several epochs.
+
+        ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4. There is no gap between two
+        epochs. After `load_state_dict` the iteration continues from that state: ``epochs(3)`` is what remains
+        of three epochs.
+
+        With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a
+        ``TimeoutError`` and names what is being read. The next call waits again. Without overlap there is no
+        such wait. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
+        does not limit that read.
+        """
+        if not isinstance(epochs, range):
+            return self._iterate(timeout, several=(0, whole("epochs", epochs)))
+        if epochs.step != 1:
+            raise OptionError("epochs: wanted a range with a step of 1")
+        for end in (epochs.start, epochs.stop):
+            if end < 0:
+                raise OptionError(f"epochs: wanted epochs from 0 on, found {end}")
+        return self._iterate(timeout, several=(whole("epochs", epochs.start), whole("epochs", epochs.stop)))
+
+    def epoch(self, epoch: SupportsIndex, *, timeout: float | None = None) -> _Batches[Made]:
+        """Return the batches of one epoch, or the rest of it after `load_state_dict`.
+
+        ``timeout`` as of `epochs`.
+        """
+        return self._iterate(timeout, one=_epoch(epoch))
+
+    def __iter__(self) -> _Batches[Made]:
+        """Return the batches of the next epoch, starting with 0.
+
+        Of the epoch that was set; or the rest after `load_state_dict`.
+        """
+        return self._iterate(None)
+
+    def _iterate(self, timeout: float | None, **which: Any) -> _Batches[Made]:
+        epochs: Any = self._epochs(timeout, **which)
+        if self._map is None and self._filler is None and self._sender is None:
+            return epochs  # type: ignore[no-any-return]
+        return Epochs(self, epochs)
+
+    def _stop_sending(self, timeout: float | None = None) -> None:
+        """End the thread that sends batches to a device.
+
+        The iteration ends before the join, because the thread may be waiting for a batch.
+        """
+        self._check()
+        if self._sender is not None:
+            self._sender.stop()
+            self._end_iteration()
+            if not self._sender.join(timeout):
+                raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Make ``epoch`` the next one that ``iter(loader)`` begins."""
+        super().set_epoch(_epoch(epoch))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of a ``DataLoader`` that trainers read.
+
+        Such as ``batch_size``, and those by which they skip batches when they resume.
+        """
+        return attribute(self, name, self._next_epoch())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last received batch, as plain values to save with the model.
+
+        Batches that were only read ahead, or sent to a device, are not counted. All ranks have the same
+        state: any rank resumes from any rank's state.
+        """
+        position = self._position()
+        received = None if self._sender is None else self._sender.position()
+        state: dict[str, Any] = json.loads((received or position).text())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Continue from a state of `state_dict` with the next iteration.
+
+        Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field
+        that differs. Depth, overlap, rank, batch size and the number of ranks may differ.
+
+        Data sets are identified by the number and size of their records and by a fingerprint. For files the
+        fingerprint covers the windows of their records and samples of their bytes, so a change between the
+        samples is not noticed. A Python data set has no fingerprint, unless it has an attribute
+        ``fingerprint``.
+        """
+        self._stop_sending()
+        if not isinstance(state, dict):
+            raise TypeError(f"state: wanted a dict, found {state!r}")
+        try:
+            # `operator.index` converts numpy's integers to Python's.
+            text = json.dumps(state, default=index, allow_nan=False)
+        except ValueError as error:
+            raise CheckpointError(f"state: {error}") from None
+        self._load(text)
+        if self._sender is not None:
+            self._sender.forget()
+
+    def report(self) -> Report:
+        """Return where the time went so far."""
+        return self._report(None if self._sender is None else self._sender.recorder)
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Stop the reading thread. Raises the error of a read that the loop has not received.
+
+        Batches in use stay valid. Waits up to ``timeout`` seconds for a read in progress, and then raises
+        `LoaderTimeoutError`, which names it. The thread is left behind, and ends with its read; so is one
+        that copies to a device. Default: 1 second if the data set or a function is written in Python or
+        batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
+        """
+        if timeout is None and (self._foreign or self._map is not None or self._sender is not None):
+            timeout = 1.0
+        since = monotonic()
+        try:
+            self._stop_sending(timeout)
+        finally:
+            self._close(timeout, monotonic() - since)
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # otherwise report what the block raised
+                raise
+
+    def __repr__(self) -> str:
+        _, depth, workers = self._numbers
+        name = "" if self._name is None else f" {json.dumps(self._name)}"
+        device = "" if self._sender is None else f", device={self._sender.device!r}"
+        options = f"depth={depth}, workers={workers}, overlap={self._overlap}"
+        return f"<Loader{name}: {self.plan!r}{device}, {options}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a Loader cannot be pickled, because it owns a thread and open files: build it in the process "
+            "that uses it, and send its `state_dict()`"
+        )
+
+
+def in_this_thread(records: Records, wanted: Any, count: int) -> Any:
+    """Read some records, and call their functions in this thread."""
+    plan = Plan(records, count, records=wanted, rank=0, world=1)
+    options = _options(records) | {
+        "name": None,
+        "depth": 1,
+        "workers": 1,
+        "overlap": False,
+        "read_mode": "auto",
+    }
+    options |= {"memory_limit": None, "breakdown": None, "trace": None, "sends": False, "env": False}
+    try:
+        loader = _Loader.__new__(Loader, plan, options)
+    except OptionError:
+        raise MemoryError("no memory for the records: read fewer at a time") from None
+    loader._map, loader._sender, (loader._filler,) = None, None, loader._fillers()
+    return next(loader.epochs(1)).numpy().copy()
+
+
+def _options(data: Any) -> dict[str, Any]:
+    """Return the data sets, and how their parts make a batch."""
+    sources, names = [_source(found) for found in sets_of(data)], None
+    if not sources:
+        raise OptionError("data: wanted at least one data set, found none")
+    if isinstance(data, dict):
+        names = list(data)
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"data: wanted names as keys of the dict, found {name!r}")
+    return {"sources": sources, "tuple": isinstance(data, tuple), "names": names}
+
+
+def _source(data: Any) -> Any:
+    """Return records, or a data set with its length, its fingerprint, and the type and shape of a record."""
+    if isinstance(data, Records):
+        return data
+    attribute_of(data, "read_into")
+    record = record_of(attribute_of(data, "dtype"), attribute_of(data, "shape"))
+    fingerprint = getattr(data, "fingerprint", 0)
+    if not isinstance(fingerprint, SupportsIndex) or not 0 <= index(fingerprint) < 2**64:
+        raise TypeError("fingerprint: wanted a whole number from 0 to 2**64 - 1, or no such attribute")
+    return data, len(data), index(fingerprint), *record
+
+
+def _epoch(epoch: SupportsIndex) -> int:
+    # Refuse the largest number, because the end of the range is the next epoch, which needs a number too.
+    if (found := whole("epoch", epoch)) == 2**64 - 1:
+        raise OptionError(f"epoch: wanted at most 2**64 - 2, found {found}")
+    return found
+
+
+def _switch(name: str | None, switch: str) -> str | None:
+    """Return the variable that sets a switch: that of the loader with this name, or else that of all."""
+    own = [] if name is None else [re.sub("[^0-9A-Za-z]", "_", name).upper() + "_"]
+    names = [f"TWINBUF_{prefix}{switch}" for prefix in (*own, "")]
+    return next((name for name in names if name in os.environ), None)

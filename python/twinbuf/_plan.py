@@ -1,0 +1,226 @@
+"""`Plan`: which records make up each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from contextlib import suppress
+from math import prod
+from typing import Any, Literal, NamedTuple, Self, SupportsIndex
+
+import numpy
+import numpy.typing as npt
+
+from ._twinbuf import DTYPES, _launched, _Plan, _Records
+from ._values import attribute_of, numbers_of, record_of, sets_of, warn, whole, whole_or_none
+from .errors import OptionError
+
+# The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for
+# sequential reads on any disk.
+_CHUNK = 1 << 20
+
+
+class _Window(NamedTuple):
+    chunks: int
+    records: int | None
+
+
+class Window(_Window):
+    """A shuffle that mixes the records of ``chunks`` chunks at a time. They come from all over the files.
+
+    A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
+    """
+
+    def __new__(cls, chunks: SupportsIndex, records: SupportsIndex | None = None) -> Self:
+        return super().__new__(cls, whole("chunks", chunks), whole_or_none("records", records))
+
+    def __repr__(self) -> str:
+        return f"Window({self.chunks})" if self.records is None else f"Window({self.chunks}, {self.records})"
+
+
+class _Chunks(NamedTuple):
+    records: int
+
+
+class Chunks(_Chunks):
+    """A shuffle of chunks of ``records`` consecutive records. The order within a chunk is kept."""
+
+    def __new__(cls, records: SupportsIndex) -> Self:
+        return super().__new__(cls, whole("records", records))
+
+    def __repr__(self) -> str:
+        return f"Chunks({self.records})"
+
+
+class Plan(_Plan):
+    """The order of the records in every epoch, cut into batches and split over ranks.
+
+    A plan is a pure function of its arguments: the same batches on any machine, at any depth, after any
+    resumption. It stores no table.
+
+    Parameters
+    ----------
+    data
+        The data set, or a tuple or dict of data sets with the same number of records. A loader refuses the
+        plan of a data set with another number of records. Or a number: the plan then has the first records
+        of any data set that has at least as many.
+    batch
+        The number of records in a batch of one rank. Or a schedule, a list of up to 16 pairs ``(steps,
+        records)``: ``[(1000, 32), (4000, 64)]`` is 1000 steps of 32 records, then batches of 64. The last
+        size stays until the training ends, and its number of steps is ignored. Steps are counted over all
+        epochs.
+    records
+        Which records of the data set: a ``range``, a ``slice``, or an array of whole numbers, in any order,
+        also repeated: a record comes as often in an epoch as it is in there. Default: all.
+    steps
+        The number of steps of an epoch, which then has the first records of its order. Default: as many as
+        the records fill.
+    shuffle
+        ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are
+        mixed over n chunks from all over the files. These chunks are in memory and are replaced one by one.
+        More and smaller chunks mix better. ``Chunks(n)``: whole chunks of n records.
+    seed
+        Seed of the shuffle.
+    rank, world
+        This process and the number of processes. ``rank="env"`` takes both from the launcher's variables
+        (torchrun, Open MPI, Slurm and others). Default: rank 0 of 1.
+    drop_last
+        Whether to leave out the records that do not fill a last step. With False they make a smaller batch.
+        With several ranks the last step is filled up from the front of the epoch, so all ranks have the same
+        number of steps.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        data: Sized | tuple[Sized, ...] | Mapping[str, Sized] | SupportsIndex,
+        batch: SupportsIndex | Sequence[tuple[SupportsIndex, SupportsIndex]],
+        *,
+        records: range | slice | Sequence[int] | npt.NDArray[Any] | None = None,
+        steps: SupportsIndex | None = None,
+        shuffle: Literal["full"] | Window | Chunks | None = None,
+        seed: SupportsIndex | None = None,
+        rank: SupportsIndex | Literal["env"] | None = None,
+        world: SupportsIndex | None = None,
+        drop_last: bool = True,
+    ) -> Self:
+        """Make a plan of these records."""
+        sizes, seed, world = _sizes(batch), whole_or_none("seed", seed), whole_or_none("world", world)
+        steps = whole_or_none("steps", steps)
+        count, is_number = _count(data)
+        options = {
+            "records": count,
+            "batches": sizes,
+            "list": None if records is None else _list(records, count),
+            "steps": steps,
+            "shuffle": _shuffle(shuffle, data),
+            "seed": seed,
+            "ranks": _ranks(rank, world),
+            "drop_last": bool(drop_last),
+        }
+        return super().__new__(cls, None if is_number else count, options)
+
+    def steps(self, epoch: SupportsIndex) -> int:
+        """Return the number of steps of this rank in an epoch."""
+        return super().steps(whole("epoch", epoch))
+
+    def indices(self, epoch: SupportsIndex, step: SupportsIndex) -> npt.NDArray[numpy.int64]:
+        """Return the numbers of the records of one batch, in batch order, as an int64 array."""
+        return super().indices(whole("epoch", epoch), whole("step", step))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _saved, self._save()
+
+
+def _saved(of: int | None, text: str) -> Plan:
+    return _Plan.__new__(Plan, of, saved=text)
+
+
+def _count(data: Any) -> tuple[int, bool]:
+    """Return the number of records, and whether it is the argument itself."""
+    with suppress(TypeError):
+        if (count := whole("data", data)) >= 2**63:  # Python receives them as int64 arrays
+            raise OptionError(f"data: wanted at most 2**63 - 1 records, found {count}")
+        return count, True
+    if type(data) is list or isinstance(data, str) or not hasattr(data, "__len__"):
+        found = f"{type(data).__name__}{': pass a tuple' if type(data) is list else ''}"
+        wanted = "a data set, a tuple or dict of data sets, or a whole number"
+        raise TypeError(f"data: wanted {wanted}, found a {found}")
+    names = list(data) if isinstance(data, dict) else None
+    first, *others = [len(found) for found in sets_of(data)] or [0]
+    for at, count in enumerate(others, 1):
+        if count != first:
+            zero, other = (0, at) if names is None else (names[0], names[at])
+            counts = f"found {first} in data[{zero!r}] and {count} in data[{other!r}]"
+            raise OptionError(f"data: wanted the same number of records, {counts}")
+    return first, False
+
+
+def _sizes(batch: Any) -> list[tuple[int, int]]:
+    if not isinstance(batch, Sequence):
+        return [(0, whole("batch", batch))]
+    sizes = []
+    for size in batch:
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            wanted = "a number of records, or pairs of steps and records"
+            raise TypeError(f"batch: wanted {wanted}, found {size!r}")
+        sizes.append((whole("batch", size[0]), whole("batch", size[1])))
+    return sizes
+
+
+def _list(found: Any, count: int) -> Any:
+    """Return some of so many records."""
+
+    def outside(number: int) -> Exception | None:
+        wanted = "from 0 on" if number < 0 else f"below {count}"
+        good = 0 <= number < count
+        return None if good else OptionError(f"records: wanted numbers {wanted}, found {number}")
+
+    return numbers_of("records", range(count)[found] if isinstance(found, slice) else found, outside)
+
+
+def _shuffle(shuffle: Any, data: Any) -> tuple[str, int, int]:
+    if shuffle is None or (isinstance(shuffle, str) and shuffle == "full"):
+        return shuffle or "none", 0, 0
+    if isinstance(shuffle, Chunks):
+        return "chunks", shuffle.records, 0
+    if isinstance(shuffle, Window):
+        records = shuffle.records
+        if records is None:
+            records = max(1, _CHUNK // max(1, sum(map(_record_bytes, sets_of(data)))))
+        return "window", records, shuffle.chunks
+    line = f'shuffle: wanted None, "full", Window(n) or Chunks(n), found {shuffle!r}'
+    raise (OptionError if isinstance(shuffle, str) else TypeError)(line)
+
+
+def _record_bytes(data: Any) -> int:
+    """Return the mean size of a record."""
+    if isinstance(data, _Records):
+        return data.nbytes // max(len(data), 1)
+    try:
+        dtype, shape = record_of(attribute_of(data, "dtype"), attribute_of(data, "shape"))
+    except Exception:
+        wanted = "wanted Window(chunks, records), found Window(chunks)"
+        raise OptionError(f"shuffle: the size of a record is unknown: {wanted}") from None
+    return prod(shape) * DTYPES[dtype]
+
+
+def _ranks(rank: Any, world: int | None) -> tuple[int, int] | None:
+    """Return this process and the number of processes; None: the launcher's."""
+    if rank is None and world is None:
+        with suppress(OptionError):
+            if (found := _launched()) > 1:
+                warn(
+                    f"Plan: the launcher started {found} processes, and each of them reads all records: "
+                    'divide them with rank="env", or set rank=0, world=1 if that is meant'
+                )
+        return 0, 1
+    if isinstance(rank, str) and rank == "env" and world is None:
+        return None
+    if world is not None:
+        with suppress(TypeError, OptionError):
+            return whole("rank", rank), world
+    raise OptionError(
+        'rank, world: wanted both as numbers from 0 on, or rank="env" alone, or neither, '
+        f"found rank={rank!r}, world={world}"
+    )

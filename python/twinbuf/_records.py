@@ -1,0 +1,252 @@
+"""`Records`: files of records, and the steps that change the records on their way to the slot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any, SupportsIndex, overload
+
+import numpy
+import numpy.typing as npt
+
+from ._twinbuf import _Records
+from ._values import Paths, dtype_of, numbers_of, paths_of, record_of, whole, whole_or_none
+from .errors import FileError, OptionError
+
+
+class Records(_Records):
+    """Records in one or several files, numbered consecutively from the first file on.
+
+    Open them with one of the static methods. Each takes a path or a list of paths. A path may be a folder or
+    a pattern such as ``train_*.bin``; its files are taken in natural order (``9`` before ``10``). All methods
+    check every file's header and length, and none reads the data.
+
+    A record is one entry of the array's first axis; `windows` makes records of several. `to` and `map` change
+    records while a loader copies them into its slots. ``data[i]`` reads one record as a numpy array,
+    ``data[10:20]`` several.
+    """
+
+    __slots__ = ("_folder", "_how")
+    # How the files were opened and their records changed, and the working directory then.
+    _how: dict[str, Any]
+    _folder: str
+
+    @staticmethod
+    def open(paths: Paths, record_bytes: SupportsIndex, *, skip_short: bool = False) -> Records:
+        """Open files without a header as records of ``record_bytes`` bytes."""
+        return _open("open", paths, whole("record_bytes", record_bytes), skip_short)
+
+    @staticmethod
+    def open_headerless(paths: Paths, dtype: Any, *, skip_short: bool = False) -> Records:
+        """Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
+
+        A record is one number: use `windows`. Files that begin like another format are refused.
+        """
+        return _open("open_headerless", paths, dtype_of(dtype), skip_short)
+
+    @staticmethod
+    def open_llm_c(paths: Paths, *, skip_short: bool = False) -> Records:
+        """Open token files with llm.c's header. A record is one token: use `windows`."""
+        return _open("open_llm_c", paths, None, skip_short)
+
+    @staticmethod
+    def open_npy(paths: Paths, *, skip_short: bool = False) -> Records:
+        """Open ``.npy`` files. A record is one entry of the first axis."""
+        return _open("open_npy", paths, None, skip_short)
+
+    @staticmethod
+    def open_safetensors(paths: Paths, tensor: str, *, skip_short: bool = False) -> Records:
+        """Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis."""
+        return _open("open_safetensors", paths, _name("tensor", tensor), skip_short)
+
+    @staticmethod
+    def open_npz(paths: Paths, array: str, *, skip_short: bool = False) -> Records:
+        """Open the array of this name in ``.npz`` files, as ``numpy.savez`` writes them.
+
+        A record is one entry of the first axis.
+        """
+        return _open("open_npz", paths, _name("array", array), skip_short)
+
+    @staticmethod
+    def open_indexed(paths: Paths, indexes: Paths) -> Records:
+        """Open records that differ in length: files of bytes, each with an index.
+
+        An index is a ``.npy`` file of one more offset than there are records: record ``i`` is the bytes from
+        offset ``i`` to offset ``i + 1``. ``numpy.cumsum([0] + [len(record) for record in records])`` makes
+        one. In a batch, such records are a list of arrays.
+        """
+        return _open("open_indexed", paths, paths_of(indexes), False)
+
+    @staticmethod
+    def open_megatron(paths: Paths) -> Records:
+        """Open token files of Megatron-LM: ``.bin`` with an index in the ``.idx`` of the same name.
+
+        A record is a sequence; in a batch, they are a list of arrays. They have the type of the file:
+        ``to("int64")`` makes them what torch's embeddings take.
+        """
+        return _open("open_megatron", paths, None, False)
+
+    def to(
+        self,
+        dtype: Any,
+        *,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        planar: bool = False,
+    ) -> Records:
+        """Return the same records with elements of another type: they are cast while they are copied.
+
+        Booleans and integers become any wider integer that holds all their numbers, float32 or float64.
+        float32 becomes float16, bfloat16 or float64; these three become float32. `map` makes any other type.
+
+        A loader casts tokens by default: records of uint16 or uint32 with at most one axis become int64, the
+        type that torch's embeddings and losses take. ``to("uint16")`` leaves them as they are in the file.
+        Records that differ in length are not cast by default, because a cast makes room in each slot for a
+        batch of the longest record: ``to("int64")`` casts them.
+
+        With ``mean`` or ``std``, one number or one for each channel (the last axis), an element ``x`` becomes
+        ``(x / most - mean) / std``, where ``most`` is 255 for uint8, 65535 for uint16, 32768 for int16, and 1
+        for float16 and bfloat16. ``planar`` puts the channels first: ``(height, width, channels)`` becomes
+        ``(channels, height, width)``. Both take records of these five types, and make float32.
+        """
+        name = dtype_of(dtype)
+        if mean is None and std is None and not planar:
+            return self._with((name, None))
+        if name != "float32":
+            raise OptionError(f"dtype: wanted float32 for `mean`, `std` and `planar`, found {name}")
+        return self._with((name, (*self._scales(mean, std, planar), bool(planar))))
+
+    def _scales(
+        self, mean: Any, std: Any, planar: bool
+    ) -> tuple[int, tuple[list[float], list[float]] | None]:
+        """Return the number of channels, and the scale and the shift of each."""
+        means, stds = _floats("mean", mean, 0.0), _floats("std", std, 1.0)
+        # If they are the same for all channels, the number of channels does not matter.
+        channels = 1 if len(means) == len(stds) == 1 and not planar else (1, *self.shape)[-1]
+        if not {len(means), len(stds)} <= {1, channels}:
+            wanted = f"one number or {channels}, one for each channel"
+            raise OptionError(f"mean, std: wanted {wanted}, found {len(means)} and {len(stds)}")
+        if mean is None and std is None:
+            return channels, None
+        most = {"uint8": 255.0, "uint16": 65535.0, "int16": 32768.0}.get(self.dtype, 1.0)
+        scale, shift = 1.0 / (most * stds), -means / stds
+        each = numpy.ones(channels)
+        return channels, ((scale * each).tolist(), (shift * each).tolist())
+
+    def map(
+        self,
+        function: Callable[[npt.NDArray[Any], int], npt.ArrayLike],
+        dtype: Any,
+        shape: Sequence[SupportsIndex],
+    ) -> Records:
+        """Return the same records after ``function(record, seed)``.
+
+        The function returns an array of this type and shape for each. The reading threads call it, with a
+        copy of the record as a numpy array, and take the GIL for that: use several ``workers`` where it
+        releases the GIL, as decoders do. ``seed`` is a number for this record in this epoch, made of the
+        plan's seed: the same after any resume. Seed a generator with it to make random changes repeatable.
+        """
+        if not callable(function):
+            raise TypeError(f"function: wanted a function, found {function!r}")
+        return self._with((function, *record_of(dtype, shape)))
+
+    def windows(self, rows: SupportsIndex, stride: SupportsIndex | None = None) -> Records:
+        """Return the same files as windows of ``rows`` rows, one every ``stride`` rows.
+
+        ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: adjacent windows share one token. No
+        window crosses from one file into the next. Rows at the end of a file that do not fill a window are
+        left out.
+        """
+        rows, stride = whole("rows", rows), whole_or_none("stride", stride)
+        if self._ragged:
+            raise TypeError("windows: wanted records of one size, found records that differ in length")
+        if rows == 0:
+            raise OptionError("rows: wanted at least 1, found 0")
+        if self._how["kind"] == "open":
+            why = "and plain bytes have none: open the files with `open_headerless`"
+            raise OptionError(f"windows are made of rows, {why}")
+        if self._how["steps"]:
+            raise OptionError("windows: wanted a call before `to` and `map`, found one after them")
+        return _again(self._how | {"windows": (rows, rows if stride is None else stride)})
+
+    def _with(self, step: tuple[Any, ...]) -> Records:
+        return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> npt.NDArray[Any]: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[numpy.integer[Any]], /) -> Any: ...
+    def __getitem__(self, wanted: Any, /) -> Any:
+        """Return a record as a numpy array.
+
+        A slice or a list of numbers returns several: an array with one axis more, or a list of arrays if the
+        records differ in length. Each call reads from the files.
+        """
+        count = len(self)
+
+        def outside(number: int) -> Exception | None:
+            text = f"wanted records from 0 to {count - 1}, found {number}"
+            return None if 0 <= number < count else IndexError(text)
+
+        if isinstance(wanted, slice):
+            wanted = range(count)[wanted]
+        elif isinstance(wanted, int) or not hasattr(wanted, "__len__"):
+            number = index(wanted)
+            if not -count <= number < count:
+                raise IndexError(f"wanted a record from -{count} to {count - 1}, found {number}")
+            return self._several([number % count], (number % count, 1, 1))[0]
+        return self._several(wanted, numbers_of("index", wanted, outside))
+
+    def _several(self, wanted: Any, numbers: Any) -> Any:
+        if len(wanted) and any(callable(step[0]) for step in self._how["steps"]):
+            from ._loader import in_this_thread  # which imports this module
+
+            return in_this_thread(self, wanted, len(wanted))
+        return self._read(numbers)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Read all records as one numpy array, for ``numpy.asarray``."""
+        if self._ragged:
+            raise TypeError("numpy.asarray: wanted records of one size, found records that differ in length")
+        if copy is False:
+            raise ValueError("copy: records are read from their files, which is a copy")
+        return numpy.asarray(self[:], dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the files again, and make the same changes, for ``pickle``."""
+        how = dict(self._how)
+        for name in ("paths", "argument"):  # another process may have another working directory
+            if isinstance(how[name], list):
+                how[name] = [os.path.join(self._folder, path) for path in how[name]]
+        return _again, (how, len(self))
+
+
+def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
+    how = {"kind": kind, "paths": paths_of(paths), "argument": argument, "skip_short": bool(skip_short)}
+    return _again(how | {"windows": None, "steps": []})
+
+
+def _again(how: dict[str, Any], wanted: int | None = None, base: Records | None = None) -> Records:
+    records = _Records.__new__(Records, how, base)
+    records._how, records._folder = how, os.getcwd() if base is None else base._folder
+    if wanted is not None and len(records) != wanted:
+        raise FileError(f"{records!r}: wanted {wanted} records, found {len(records)}")
+    return records
+
+
+def _name(argument: str, found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{argument}: wanted a name, found {found!r}")
+    return found
+
+
+def _floats(name: str, found: Any, default: float) -> npt.NDArray[numpy.float64]:
+    array = numpy.asarray(default if found is None else found)
+    if array.ndim > 1 or array.dtype.kind not in "biuf":
+        raise TypeError(f"{name}: wanted a number, or one for each channel, found {found!r}")
+    array = array.astype("float64").reshape(-1)
+    for number in array[~numpy.isfinite(array) | ((array == 0) & (name == "std"))]:
+        wanted = "finite numbers" if name == "mean" else "finite numbers other than 0"
+        raise OptionError(f"{name}: wanted {wanted}, found {number:g}")
+    return array

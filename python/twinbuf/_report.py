@@ -1,0 +1,93 @@
+"""`Report`: where the time of a loop went."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+class Report:
+    """Where the time of a loop went. Times are seconds of wall-clock time.
+
+    ``str()`` is a few lines of text; `save` writes the same as a page, with a picture. ``format(report,
+    "#")`` adds tables: the times of the stages, those of the last epochs, and how files were read.
+
+    Attributes
+    ----------
+    name
+        The name of the loader or loop, which may be empty.
+    epochs
+        Epochs that were begun.
+    batches, bytes
+        Batches that the loop received, and their bytes; None where these are not known.
+    wall
+        From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
+    wait, compute
+        The parts of ``wall`` in which the loop waited for batches, and in which it used them.
+    load
+        Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
+    transfer
+        Time of copies to a device.
+    au
+        Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None
+        before the second step.
+    overlap
+        Whether batches are loaded ahead.
+    depth, workers
+        The number of slots, or of items ahead, and the number of loading threads.
+    kept
+        Batches that were kept while their slots were needed: each slot got new memory.
+    verdict
+        What takes the time of the loop, by the sums of what was measured.
+    advice
+        The verdict in words and what to try: a few lines. Each number was measured, or is what is saved at
+        most.
+    """
+
+    name: str
+    epochs: int
+    batches: int
+    bytes: int | None
+    wall: float
+    wait: float
+    compute: float
+    load: float
+    transfer: float
+    au: float | None
+    overlap: bool
+    depth: int
+    workers: int
+    kept: int
+    verdict: str
+    advice: str
+
+    def __init__(
+        self, figures: dict[str, Any], texts: list[str], save: Callable[[str | os.PathLike[str]], None]
+    ) -> None:
+        self.__dict__.update(figures)
+        self._figures, (self._text, self._tables), self._save = figures, texts, save
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page for any browser: the report and the last steps. It needs no other file."""
+        self._save(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values."""
+        return dict(self._figures)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a Report cannot be pickled: send its figures, `report.to_dict()`")
+
+    def __format__(self, spec: str) -> str:
+        if spec not in ("", "#"):
+            raise ValueError(f'format of a Report: wanted "" or "#", found "{spec}"')
+        if not self.batches:
+            return "Nothing was measured."
+        return self._tables if spec else self._text
+
+    def __str__(self) -> str:
+        return format(self)
+
+    def __repr__(self) -> str:
+        return f"<Report: {self}>"

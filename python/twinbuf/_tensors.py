@@ -1,0 +1,163 @@
+"""`Tensors` and `stream`: the weights of a model, group by group, the next one read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from ._device import Sender, sender
+from ._loop import Loop
+from ._report import Report
+from ._twinbuf import Group, _Stream, _Tensors
+from ._values import Path, Paths, path_or_none, paths_of, whole, whole_or_none
+from .tensors import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._streams import Accelerator
+
+# The number of groups that a device holds: one in use, and one on its way.
+_DEVICE_DEPTH = 2
+
+
+class Tensors(_Tensors):
+    """The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF.
+
+    Only headers are read. A mapping from names, sorted, to what the tensors are:
+    ``model["lm_head.weight"].shape``. `stream` reads them.
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def open(paths: Paths) -> Tensors:
+        """Open a file, or a list of files."""
+        return _Tensors.__new__(Tensors, paths_of(paths))
+
+    def __getitem__(self, name: str, /) -> TensorInfo:
+        """Return what a tensor is.
+
+        That is its ``dtype`` (in the words of the format where Python has none), ``shape`` and ``nbytes``.
+        """
+        return TensorInfo(*self._info(name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the files again, for ``pickle``."""
+        return Tensors.open, ([path.absolute() for path in self.paths],)
+
+
+# The other methods of a mapping: `Mapping` builds them from those that the class has.
+Mapping.register(Tensors)
+for _method in ("get", "items", "keys", "values"):
+    setattr(Tensors, _method, getattr(Mapping, _method))
+
+
+class Stream(_Stream):
+    """Groups of tensors; made by `stream`. Each iteration is a pass."""
+
+    __slots__ = ("_sender",)
+    _sender: Sender | None
+
+    def __iter__(self) -> Iterator[Group]:
+        """Return the next pass. It begins at its first group, and ends one that is under way."""
+        groups = self._pass()
+        if self._sender is None:
+            return groups
+        self._sender.stop()
+        self._end_pass()
+        self._sender.join()
+        return Loop.sending(self._sender, groups)
+
+    def report(self) -> Report:
+        """Return where the time went so far: passes are epochs, and groups are batches."""
+        return self._report(None if self._sender is None else self._sender.recorder)
+
+
+def stream(
+    model: Tensors,
+    groups: Callable[[str], Any] | Sequence[Sequence[str]],
+    *,
+    name: str | None = None,
+    device: str | torch.device | Accelerator | None = None,
+    cycle: bool = False,
+    depth: SupportsIndex = 2,
+    keep: SupportsIndex | None = None,
+    order: Sequence[Sequence[int]] | None = None,
+    memory_limit: SupportsIndex | None = None,
+    read_mode: str = "auto",
+    trace: Path | None = None,
+) -> Stream:
+    """Read groups of tensors in the order of use, such as the layers of a model, the next one ahead.
+
+    ``for layer in tb.stream(model, layer_of)`` is one pass. Each pass has all groups.
+
+    Parameters
+    ----------
+    model
+        `Tensors`.
+    groups
+        A function of a tensor's name that returns the key of its group, such as the number of a layer, or
+        None for a tensor that is left out; groups are in the order of their keys. Or a list of lists of
+        names, in the order of use.
+    name
+        Names the stream in errors, reports and traces.
+    device
+        Where groups go, as of `Loader`. A second thread copies the next group through page-locked memory on a
+        separate stream while the loop uses this one. ``group.torch()`` is then on the device, and stays there
+        as long as its tensors exist.
+    cycle
+        Whether a pass follows the one before it without a gap: the first group is read while the last one is
+        used.
+    depth
+        The number of slots, each as large as the largest group: 2 or more. The loop has a group while it asks
+        for the next one.
+    keep
+        The most groups that stay in host memory when they have been read once, spread over the pass. Default:
+        as many as ``memory_limit`` has room for, or none without a limit.
+    order
+        The order of the groups: lists of their numbers. Passes use them in turn: ``[range(n),
+        range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.
+    memory_limit
+        The most bytes of host memory: slots, groups that are kept, and with a ``device`` two page-locked
+        buffers of the largest group. Default: no limit.
+    read_mode
+        As of `Loader`.
+    trace
+        A file for a Chrome trace of the first five passes.
+    """
+    to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
+    options = {
+        "groups": _by_key(model, groups) if callable(groups) else _lists(groups),
+        "name": name,
+        "sends": to_device is not None,
+        "cycle": bool(cycle),
+        "depth": whole("depth", depth),
+        "keep": whole_or_none("keep", keep),
+        "order": None if order is None else [[whole("order", at) for at in each] for each in order],
+        "memory_limit": whole_or_none("memory_limit", memory_limit),
+        "read_mode": read_mode,
+        "trace": path_or_none(trace),
+    }
+    made = _Stream.__new__(Stream, model, options)
+    made._sender = to_device
+    return made
+
+
+def _by_key(model: Tensors, key_of: Callable[[str], Any]) -> list[list[str]]:
+    """Return the names of each group, in the order of the files. Groups are in the order of their keys."""
+    groups: dict[Any, list[str]] = {}
+    for name in model._in_files():
+        if (key := key_of(name)) is not None:
+            groups.setdefault(key, []).append(name)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _lists(groups: Any) -> list[list[str]]:
+    with suppress(TypeError):
+        lists = [list(names) for names in groups]
+        of_lists = not any(isinstance(part, str) for part in (groups, *groups))
+        if of_lists and all(isinstance(name, str) for names in lists for name in names):
+            return lists
+    raise TypeError("groups: wanted a function of a name, or a list of lists of names")
