@@ -28,8 +28,8 @@ def snapshot(path: Path, state: dict[str, torch.Tensor]) -> tb.Writer:
         header[name] = {"dtype": TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    # Two slots that hold all of it: no call waits for the disk.
-    out = tb.Writer(path, None, slot_bytes=size // 2 + len(text) + 2**14)
+    # Slots of 4 MiB that hold all of it: no call waits for the disk, which writes from the first one on.
+    out = tb.Writer(path, None, depth=(size + len(text)) // 2**22 + 2)
     out.append(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
     for tensor in state.values():
         out.append(tensor.detach().contiguous().reshape(-1).view(torch.uint8))

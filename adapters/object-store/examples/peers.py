@@ -86,7 +86,12 @@ def litdata_loader(size, count):
         data = litdata.StreamingDataset(
             "s3://bucket/litdata", cache_dir=local, shuffle=True, storage_options=options
         )
-        return sum(len(batch) for batch in litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=4))
+        return sum(
+            len(batch)
+            for batch in litdata.StreamingDataLoader(
+                data, batch_size=BATCH, num_workers=4, multiprocessing_context="spawn"
+            )
+        )
 
 
 def sample(path):
