@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Instant;
 
 use crate::error::{BoxError, Error};
+use crate::pipe::items::{Course, Ended, Next};
 use crate::pipe::options::{Options, calls_of_pipe, common};
-use crate::pipe::{self, Content, Ended, Filled, Filling, Front, Items, Next, Pipe, Place, Slots};
+use crate::pipe::{self, Content, Filled, Filling, Front, Items, Pipe, Place, Slots};
 use crate::thread::name;
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
@@ -317,8 +318,11 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
 }
 
 impl<T: Send + 'static> Front for Generator<'_, T> {
-    type Ring = Slots<T, u64>;
     type Item = Round<T>;
+}
+
+impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
+    type Ring = Slots<T, u64>;
 
     fn pipe(&self) -> &Pipe<Slots<T, u64>> {
         &self.pipe

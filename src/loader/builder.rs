@@ -55,7 +55,6 @@ pub(super) struct Own {
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
-    sends: bool,
     driven: bool,
 }
 
@@ -76,7 +75,6 @@ impl Loader {
             transforms: BTreeMap::new(),
             slots: None,
             memory_limit: None,
-            sends: false,
             driven: false,
         };
         LoaderBuilder { backend: Host, options: Options::default(), own }
@@ -208,7 +206,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Tells that the caller is a thread that sends the batches to a device: in the trace its row is called `upload`, and
     /// its use of a batch `gpu_transfer`. Default: the row is `train`.
     pub fn sends(mut self) -> Self {
-        self.own.sends = true;
+        self.options.sends = true;
         self
     }
 
@@ -308,7 +306,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let (mut sizes, mut layout) = self.sizes()?;
         let Self { backend, mut options, own } = self;
         let Own { mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = own;
-        let Own { slots, memory_limit, sends, driven, .. } = own;
+        let Own { slots, memory_limit, driven, .. } = own;
         let Depths { workers, helpers, host: depth, .. } = sizes.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), depth, sizes.slot)?;
@@ -369,7 +367,6 @@ impl<B: Backend> LoaderBuilder<B> {
             options,
             trace,
             kind: Kind::Batches,
-            sends,
             depth,
             locate: Box::new(move |field, record| locators.get(field)?.as_ref()?(record)),
             add_reads,
@@ -378,7 +375,9 @@ impl<B: Backend> LoaderBuilder<B> {
         let schedule = Schedule { plan, identity, layout: Arc::new(layout), begun: None };
         let driven = pipe.driven().into_iter().zip(drivers);
         let driven = driven.map(|(worker, reader)| Driven::new(worker, reader)).collect();
-        Ok(Loader::new(pipe, schedule, files, hints && overlap, driven))
+        // Without hints, no reader is told what comes next.
+        let files = if hints && overlap { files } else { Vec::new() };
+        Ok(Loader::new(pipe, schedule, files, driven))
     }
 
     /// Checks the options against each other and against the data sets, and computes the memory that they need.

@@ -14,9 +14,10 @@ use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
+use crate::pipe::items::{Course, Ended, Next};
 use crate::pipe::memory::{Backend, Host, Item};
 use crate::pipe::options::calls_of_pipe;
-use crate::pipe::{Ended, Front, Items, Next, Pipe, Place};
+use crate::pipe::{Front, Items, Pipe, Place};
 
 /// Reads the batches of a plan ahead of their use.
 ///
@@ -55,10 +56,8 @@ pub struct Loader<B: Backend = Host> {
     pipe: Pipe<B::Ring<Records>>,
     /// The batches of the current call.
     schedule: Schedule,
-    /// The readers of fields that are files.
+    /// The readers of fields that are files, if they read ahead.
     files: Vec<Arc<Reader>>,
-    /// Whether these readers read ahead.
-    hints: bool,
     /// The number of epochs that have begun.
     epochs_begun: u64,
     /// The next batch; past the end of its epoch if the epoch is over.
@@ -85,25 +84,11 @@ impl<B: Backend> Loader<B> {
         pipe: Pipe<B::Ring<Records>>,
         schedule: Schedule,
         files: Vec<Arc<Reader>>,
-        hints: bool,
         driven: Vec<Driven<B>>,
     ) -> Self {
         let (identity, next) = (schedule.identity.clone(), Place::default());
         let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
-        Self {
-            pipe,
-            schedule,
-            files,
-            hints,
-            epochs_begun,
-            next,
-            steps,
-            longest,
-            last,
-            position,
-            identity,
-            driven,
-        }
+        Self { pipe, schedule, files, epochs_begun, next, steps, longest, last, position, identity, driven }
     }
 
     /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
@@ -121,8 +106,7 @@ impl<B: Backend> Loader<B> {
         (self.last, self.steps) = (last, 0);
         if let Some(last) = last {
             self.begin_epoch();
-            let files = if self.hints { self.files.clone() } else { Vec::new() };
-            let order = self.schedule.clone().order(self.next, last, files);
+            let order = self.schedule.clone().order(self.next, last, self.files.clone());
             self.pipe.post(Box::new(order), 0, u64::MAX);
         }
     }
@@ -272,8 +256,11 @@ impl<B: Backend> Loader<B> {
 debug!([B: Backend] Loader[B], |loader| plan: loader.schedule.plan, pipe: loader.pipe);
 
 impl<B: Backend> Front for Loader<B> {
-    type Ring = B::Ring<Records>;
     type Item = Batch<B>;
+}
+
+impl<B: Backend> Course<Batch<B>> for Loader<B> {
+    type Ring = B::Ring<Records>;
 
     fn pipe(&self) -> &Pipe<B::Ring<Records>> {
         &self.pipe

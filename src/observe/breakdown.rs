@@ -81,14 +81,8 @@ struct Validating {
     started: Instant,
 }
 
-/// The start of a phase.
-struct Start {
-    at: Instant,
-    /// If the phase started in a validation: when that validation began.
-    validation: Option<Instant>,
-    /// [`Inner::validated`] at the start of the phase.
-    validated: Duration,
-}
+/// Training, or the validation that began then.
+type Mode = Option<Instant>;
 
 impl Breakdown {
     /// Creates a breakdown that measures nothing.
@@ -142,28 +136,21 @@ impl Breakdown {
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        let Some(start) = self.start() else { return work() };
+        let Some((mode, start)) = self.start() else { return work() };
         let result = work();
-        self.end_phase(name, &start);
+        self.end_phase(name, mode, start);
         result
     }
 
-    fn start(&self) -> Option<Start> {
+    fn start(&self) -> Option<(Mode, Instant)> {
         let inner = self.lock()?;
-        Some(Start { at: Instant::now(), validation: inner.validation_began(), validated: inner.validated })
+        Some((inner.mode(), inner.clock(inner.mode())?))
     }
 
-    fn end_phase(&self, name: &'static str, start: &Start) {
+    fn end_phase(&self, name: &'static str, mode: Mode, start: Instant) {
         let Some(mut inner) = self.lock() else { return };
-        let validation = inner.validation_began();
-        // The time of validations since the phase started does not count: move the start later by that time.
-        let at = start.at + (inner.validated - start.validated);
-        let (table, end) = match start.validation {
-            None => (&mut inner.training, validation.unwrap_or_else(Instant::now)),
-            same if same == validation => (&mut inner.validation, Instant::now()),
-            Some(_) => return,
-        };
-        table.count(name, at, end.saturating_duration_since(at));
+        let Some(end) = inner.clock(mode) else { return };
+        inner.table(mode).count(name, start, end.saturating_duration_since(start));
     }
 
     /// Adds `time` to the phase `name` of the current step. Use it for a time that was measured elsewhere and ends
@@ -171,21 +158,25 @@ impl Breakdown {
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
         let Some(mut inner) = self.lock() else { return };
-        let now = Instant::now();
-        inner.table().count(name, now.checked_sub(time).unwrap_or(now), time);
+        let mode = inner.mode();
+        let Some(now) = inner.clock(mode) else { return };
+        inner.table(mode).count(name, now.checked_sub(time).unwrap_or(now), time);
     }
 
-    /// Counts an event of a loader. A wait begins the step; reading, transforms and copies are phases of it.
+    /// Counts an event of a loader, if it is on. A wait begins the step; reading, transforms and copies are phases of it.
+    #[inline]
     pub(crate) fn add_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
+        let mode = inner.mode();
+        let start = if mode.is_some() { event.start } else { event.start - inner.validated };
         let name = match event.what {
-            What::Wait | What::DeviceWait => return inner.table().begin(event.start),
-            What::Read | What::Generate => "load",
+            What::Wait => return inner.table(mode).begin(start),
+            What::Load => "load",
             What::Transform => "transform",
             What::Transfer => "h2d",
             _ => return,
         };
-        inner.table().count(name, event.start, event.time());
+        inner.table(mode).count(name, start, event.time());
     }
 
     /// Ends the current step, or the current batch of a validation. The step's time is the time from the start of
@@ -196,27 +187,21 @@ impl Breakdown {
     /// the step's time.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
-        let now = Instant::now();
-        let Inner { every, .. } = *inner;
-        let line = match &mut inner.validating {
+        let (mode, every) = (inner.mode(), inner.every);
+        let Some(now) = inner.clock(mode) else { return };
+        let mut line = match &mut inner.validating {
             None => {
                 let step = inner.training.total.count;
-                let logged = step < FIRST || step.checked_rem(every) == Some(0);
-                let mut line = logged.then(|| format!("step {step}:"));
-                inner.training.end_step(now, line.as_mut());
-                line
+                (step < FIRST || step.checked_rem(every) == Some(0)).then(|| format!("step {step}:"))
             }
-            Some(validating) => {
-                validating.done += 1;
-                let Validating { batches, done, started } = *validating;
-                let logged = done.checked_rem(every) == Some(0);
-                let mut line = logged.then(|| {
-                    format!("validation {done}/{batches}, {:.3} s so far:", (now - started).as_secs_f64())
-                });
-                inner.validation.end_step(now, line.as_mut());
-                line
+            Some(Validating { batches, done, started }) => {
+                *done += 1;
+                let took = (now - *started).as_secs_f64();
+                let line = || format!("validation {done}/{batches}, {took:.3} s so far:");
+                (done.checked_rem(every) == Some(0)).then(line)
             }
         };
+        inner.table(mode).end_step(now, line.as_mut());
         drop(inner);
         if let Some(line) = line {
             self.log(&line);
@@ -250,7 +235,6 @@ impl Breakdown {
         let took = started.elapsed();
         // If `end_step` has not ended the validation's last batch, do not count that batch.
         inner.validation.leave_step();
-        inner.training.begun = inner.training.begun.map(|begun| begun + took);
         inner.validated += took;
         drop(inner);
         // If the caller's panic ends the validation, do not call the sink: a second panic would abort the process.
@@ -306,12 +290,21 @@ impl Inner {
         }
     }
 
-    fn table(&mut self) -> &mut Table {
-        if self.validating.is_some() { &mut self.validation } else { &mut self.training }
+    fn mode(&self) -> Mode {
+        self.validating.as_ref().map(|validating| validating.started)
     }
 
-    fn validation_began(&self) -> Option<Instant> {
-        self.validating.as_ref().map(|validating| validating.started)
+    fn table(&mut self, mode: Mode) -> &mut Table {
+        if mode.is_some() { &mut self.validation } else { &mut self.training }
+    }
+
+    /// Returns the time by the clock of a mode. That of the training stands still in validations. `None` if the validation
+    /// is over.
+    fn clock(&self, mode: Mode) -> Option<Instant> {
+        match (mode, self.mode()) {
+            (None, validation) => Some(validation.unwrap_or_else(Instant::now) - self.validated),
+            (mode, validation) => (mode == validation).then(Instant::now),
+        }
     }
 }
 
@@ -413,21 +406,25 @@ impl Table {
     fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
         let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
         let mut known = Duration::ZERO;
+        let mut write = |name: &str, time| {
+            if let Some(line) = &mut line {
+                // Writing to a `String` does not fail.
+                let _ = write!(line, " {name} {:.3}", ms(time));
+            }
+        };
         for phase in &mut self.phases {
             let Some(time) = phase.now.take() else { continue };
             phase.runs += std::mem::take(&mut phase.now_runs);
             phase.times.add(time);
             known = known.saturating_add(time);
-            write_ms(line.as_deref_mut(), phase.name, time);
+            write(phase.name, time);
         }
         let other = total.saturating_sub(known);
         self.other.add(other);
         self.total.add(total);
-        write_ms(line.as_deref_mut(), "other", other);
-        write_ms(line.as_deref_mut(), "total", total);
-        if let Some(line) = line {
-            line.push_str(" ms");
-        }
+        write("other", other);
+        write("total", total);
+        line.into_iter().for_each(|line| line.push_str(" ms"));
     }
 
     /// Returns the times of all phases as a table.
@@ -443,7 +440,7 @@ impl Table {
         let phases = self.phases.iter().map(|phase| (phase.name, &phase.times, phase.runs));
         for (name, times, runs) in phases.chain([("other", &self.other, 0), ("total", &self.total, 0)]) {
             let share = if sum.is_zero() { 0.0 } else { times.sum.as_secs_f64() / sum.as_secs_f64() * 100.0 };
-            let (mean, median) = (times.mean_ms(), ms(times.median()));
+            let (mean, median) = (ms(times.sum) / times.count.max(1) as f64, ms(times.median()));
             // Writing to a `String` does not fail.
             let _ = write!(text, "\n{name:<16} {mean:>10.3} {median:>10.3} {share:>5.1} %");
             if micro && runs > 0 {
@@ -452,13 +449,6 @@ impl Table {
             }
         }
         text
-    }
-}
-
-fn write_ms(line: Option<&mut String>, name: &str, time: Duration) {
-    if let Some(line) = line {
-        // Writing to a `String` does not fail.
-        let _ = write!(line, " {name} {:.3}", ms(time));
     }
 }
 
@@ -474,10 +464,6 @@ impl Times {
         self.recent.push_back(time);
         self.count += 1;
         self.sum = self.sum.saturating_add(time);
-    }
-
-    fn mean_ms(&self) -> f64 {
-        ms(self.sum) / self.count.max(1) as f64
     }
 
     fn median(&self) -> Duration {
@@ -515,10 +501,12 @@ mod tests {
     #[test]
     fn a_mean_of_more_times_than_32_bits_count() {
         let before = u64::from(u32::MAX);
-        let mut times = Times { count: before, sum: Duration::from_secs(before), ..Times::default() };
+        let total = Times { count: before, sum: Duration::from_secs(before), ..Times::default() };
+        let mut table = Table { total, ..Table::default() };
         for _ in 0..3 {
-            times.add(Duration::from_secs(1));
-            assert!((times.mean_ms() - 1000.0).abs() < 1e-6, "{}", times.mean_ms());
+            table.total.add(Duration::from_secs(1));
+            let text = table.summary("training", "steps");
+            assert!(text.contains("\ntotal              1000.000   1000.000 100.0 %"), "{text}");
         }
     }
 

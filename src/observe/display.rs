@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use std::time::{Duration, Instant};
 use twinbuf_mmap::ReadStats;
 
-use super::history::STEPS;
+use super::log::STEPS;
 use super::report::{EpochTimes, Kind, Report, Verdict, rate};
 
 /// The number of epochs that are printed.

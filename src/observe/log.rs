@@ -84,16 +84,46 @@ impl LoadTimes {
 
     /// Passes the events of this load to `add`. In fact, reading and transforming alternate, part by part. The log has
     /// one event for all reading, followed by one for all transforms.
-    pub(super) fn events(&self, read: What, batch: Ticket, mut add: impl FnMut(&Event)) {
+    pub(super) fn events(&self, batch: Ticket, mut add: impl FnMut(&Event)) {
         let Self { since, start, end, transform, bytes, .. } = *self;
         let mut event = |what, start, end| add(&Event { what, batch, start, end, bytes });
         let read_end = end.checked_sub(transform).unwrap_or(end);
         if since < start {
             event(What::SlotWait, since, start);
         }
-        event(read, start, read_end);
+        event(What::Load, start, read_end);
         if read_end < end {
             event(What::Transform, read_end, end);
+        }
+    }
+}
+
+/// The number of steps in the page's timeline.
+pub(super) const STEPS: usize = 24;
+
+/// When a unit was loaded, copied, received and used.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) ticket: Ticket,
+    /// The start and the end of its load.
+    pub(super) load: Interval,
+    pub(super) copied: Option<Interval>,
+    pub(super) asked: Instant,
+    pub(super) received: Instant,
+    /// When its use ended: when the caller asked for the next one.
+    pub(super) released: Instant,
+}
+
+impl Seen {
+    pub(super) fn new(ticket: Ticket, load: Interval, asked: Instant, received: Instant) -> Self {
+        Self { ticket, load, copied: None, asked, received, released: received }
+    }
+
+    /// Returns when the use of the unit began: when the caller received it, or when its copy to the device was complete.
+    pub(super) fn used_from(&self) -> Instant {
+        match self.copied {
+            Some((_, copied)) => copied.clamp(self.received, self.released),
+            None => self.received,
         }
     }
 }
@@ -115,8 +145,6 @@ pub(crate) enum What {
     Step,
     /// The caller waited for a batch.
     Wait,
-    /// The caller waited for a batch on a device.
-    DeviceWait,
     /// The caller had received a batch whose copy to the device was not complete.
     CopyWait,
     /// The caller prepared the next round.
@@ -127,10 +155,8 @@ pub(crate) enum What {
     Pause,
     /// A loading thread waited for a slot, or for permission to start.
     SlotWait,
-    /// A loading thread read a batch.
-    Read,
-    /// A loading thread ran the closure that makes a round.
-    Generate,
+    /// A loading thread read a batch, or ran the closure that makes a round.
+    Load,
     /// A loading thread transformed a batch.
     Transform,
     /// A batch was copied to the device.

@@ -2,7 +2,6 @@
 
 pub(crate) mod breakdown;
 pub(crate) mod display;
-mod history;
 pub(crate) mod log;
 pub(crate) mod recorder;
 pub(crate) mod report;

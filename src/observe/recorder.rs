@@ -1,11 +1,11 @@
 //! The recorders of the caller, of the loading threads, and of loops over other iterables. They pass each event of the
 //! log to the report, the breakdown and the trace.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::history::{History, Seen};
-use super::log::{self, Event, Freed, Interval, LoadTimes, Ticket, What};
+use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, Ticket, What};
 use super::report::{Kind, Report, Settings};
 use super::trace::{Trace, Track};
 use crate::error::Error;
@@ -14,11 +14,8 @@ use crate::thread::Clock;
 /// Records the events of a caller: a loop that asks for batches and uses them.
 pub(crate) struct Recorder {
     pub(crate) report: Report,
-    /// `None` if the breakdown is off.
-    breakdown: Option<Breakdown>,
+    pub(crate) breakdown: Breakdown,
     track: Option<Track>,
-    /// How the log names the caller's wait for a batch: `Wait` or `DeviceWait`.
-    wait: What,
     epoch: Option<Epoch>,
     /// The caller's request for a batch that it has not received yet.
     asked: Option<Asked>,
@@ -26,9 +23,9 @@ pub(crate) struct Recorder {
     since: Option<Instant>,
     /// The last time that the caller was not in the loop: between two iterations, or in a pause.
     away: Interval,
-    history: History,
-    /// Whether the caller is a thread that sends the batches to a device.
-    sends: bool,
+    in_use: Option<Seen>,
+    /// The last batches that the caller has used: those of the page's timeline, and one for each slot.
+    used: VecDeque<Seen>,
 }
 
 struct Epoch {
@@ -47,46 +44,33 @@ struct Asked {
 }
 
 impl Recorder {
-    pub(crate) fn new(
-        track: Option<Track>,
-        wait: What,
-        breakdown: &Breakdown,
-        mut report: Report,
-        sends: bool,
-    ) -> Self {
+    pub(crate) fn new(track: Option<Track>, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
-        let breakdown = breakdown.is_on().then(|| breakdown.clone());
-        let (history, now) = (History::new(report.settings.depth), Instant::now());
+        let (now, in_use, used) = (Instant::now(), None, VecDeque::new());
         let (epoch, asked, since, away) = (None, None, None, (now, now));
-        Self { report, breakdown, track, wait, epoch, asked, since, away, history, sends }
+        Self { report, breakdown, track, epoch, asked, since, away, in_use, used }
     }
 
     /// Passes an event of the caller to the report, the breakdown and the trace.
     fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
-        if let Some(breakdown) = &self.breakdown {
-            breakdown.add_event(&event);
-        }
-        let Some(track) = &mut self.track else { return };
-        match what {
-            What::Use if self.sends => track.add(&Event { what: What::Transfer, ..event }),
-            _ if self.sends => {}
-            _ => track.add(&event),
-        }
+        self.breakdown.add_event(&event);
+        self.track.iter_mut().for_each(|track| track.add(&event));
     }
 
     /// Returns the report so far, including the current epoch.
     pub(crate) fn report(&self) -> Report {
-        let (mut report, mut waits) = (self.report.clone(), None);
+        let mut report = self.report.clone();
+        let mut recent: Vec<_> = self.used.range(self.used.len().saturating_sub(STEPS)..).cloned().collect();
         // Include the wait that is going on, so that the report shows a read that hangs.
         if let Some(Asked { batch, at, .. }) = self.asked {
             let (start, end) = (at, Instant::now().max(at));
-            report.add(&Event { what: self.wait, batch, start, end, bytes: 0 });
-            waits = self.epoch.as_ref().map(|epoch| (epoch.first, (start, end)));
+            report.add(&Event { what: What::Wait, batch, start, end, bytes: 0 });
+            recent.push(Seen::new(batch, (start, end), start, end));
         }
         report.by_epoch.retain(|row| row.batches > 0);
-        Report { recent: self.history.recent(waits).into(), ..report }
+        Report { recent: recent.into(), ..report }
     }
 
     /// Records that the epoch of `first` begins. `first` is its first batch.
@@ -97,7 +81,7 @@ impl Recorder {
 
     /// Returns the batch in use. A request of the caller for the next batch ends this use.
     pub(crate) fn in_use(&self) -> Option<Ticket> {
-        self.history.in_use().map(|seen| seen.ticket)
+        self.in_use.as_ref().map(|seen| seen.ticket)
     }
 
     /// Records that the caller asks for a batch. Repeated requests for the same batch count once. The use of the
@@ -140,26 +124,34 @@ impl Recorder {
         copy: Option<Interval>,
     ) {
         // Do not write these events to the trace: the loading thread writes them to its own row.
-        load.events(What::Read, ticket, |event| {
+        load.events(ticket, |event| {
             self.report.add(event);
-            if let Some(breakdown) = &self.breakdown {
-                breakdown.add_event(event);
-            }
+            self.breakdown.add_event(event);
         });
-        if let (Some((start, end)), Some(breakdown)) = (copy, &self.breakdown) {
-            breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
+        if let Some((start, end)) = copy {
+            self.breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
         self.report.received(bytes, load.io_calls);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
-        self.append(self.wait, ticket, (asked, now), bytes);
-        let away =
-            |from: Instant, to: Instant| to.min(self.away.1).saturating_duration_since(from.max(self.away.0));
-        self.report.parts.outside += away(load.start, load.end);
-        if let Some(Freed { at, .. }) = load.freed.filter(|freed| freed.at > load.since) {
-            self.report.parts.full += (at - load.since).saturating_sub(away(load.since, at));
+        self.append(What::Wait, ticket, (asked, now), bytes);
+        let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
+        let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
+        let parts = &mut self.report.parts;
+        parts.outside += away(load.start, load.end);
+        if first {
+            parts.starts += 1;
+            parts.start_waits += waited;
+            parts.start_loads += load.took().min(waited);
         }
-        self.report.waits(first, now.saturating_duration_since(asked), self.history.kept(load), load);
-        self.history.received(ticket, load, asked, now);
+        if let Some(Freed { number, at }) = load.freed.filter(|freed| freed.at > load.since) {
+            parts.full += (at - load.since).saturating_sub(away(load.since, at));
+            // The batch before in this slot kept it from a loading thread, after the caller had asked for another batch.
+            let before = self.used.iter().rev().find(|seen| seen.ticket.seq == number);
+            let kept = |seen: &Seen| at.saturating_duration_since(seen.released.max(load.since));
+            parts.held += before.filter(|_| !first).map_or(Duration::ZERO, kept).min(waited);
+        }
+        // If the loop received two items without a request in between, the first is forgotten: its use has no known end.
+        self.in_use = Some(Seen::new(ticket, (load.start, load.end), asked, now));
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
@@ -167,13 +159,14 @@ impl Recorder {
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
         self.report.parts.helped += load.took();
         if let Some(track) = &mut self.track {
-            load.events(What::Read, ticket, |event| track.add(event));
+            load.events(ticket, |event| track.add(event));
         }
     }
 
     /// Records that the caller's use of its batch ends.
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
-        let Some(&Seen { ticket, asked, received, .. }) = self.history.in_use() else { return };
+        let Some(mut seen) = self.in_use.take() else { return };
+        let Seen { ticket, asked, received, .. } = seen;
         let mut from = received;
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
@@ -192,7 +185,11 @@ impl Recorder {
             }
         }
         self.append(What::Use, ticket, (from, now), 0);
-        self.history.released(now, copy);
+        (seen.released, seen.copied) = (now, copy);
+        if self.used.len() > STEPS.max(self.report.settings.depth) {
+            self.used.pop_front();
+        }
+        self.used.push_back(seen);
         if self.epoch.is_some() {
             self.append(What::Step, ticket, (asked, now), 0);
         }
@@ -213,7 +210,7 @@ impl Recorder {
         self.released(now, copy);
         // If the caller asked for a batch and did not receive it, count that wait.
         if let Some(Asked { batch, at, .. }) = self.asked.take() {
-            self.append(self.wait, batch, (at, now), 0);
+            self.append(What::Wait, batch, (at, now), 0);
         }
         self.epoch_ended(now);
         self.track.iter_mut().for_each(Track::flush);
@@ -227,8 +224,6 @@ impl Recorder {
 /// Records the events of a loading thread.
 pub(crate) struct LoadRecorder {
     track: Option<Track>,
-    /// How the log names its work: `Read` or `Generate`.
-    what: What,
     /// Whether to read the thread's clocks. Only a caller that may help needs what they tell, and a thread that reads them
     /// is often preempted there, within its load.
     clocks: bool,
@@ -241,8 +236,8 @@ pub(crate) struct LoadRecorder {
 const LOOK: Duration = Duration::from_millis(1);
 
 impl LoadRecorder {
-    pub(crate) fn new(track: Option<Track>, what: What, clocks: bool) -> Self {
-        Self { track, what, clocks, looked: None }
+    pub(crate) fn new(track: Option<Track>, clocks: bool) -> Self {
+        Self { track, clocks, looked: None }
     }
 
     /// Returns the span of a load that begins.
@@ -262,7 +257,7 @@ impl LoadRecorder {
 
     pub(crate) fn loaded(&mut self, ticket: Ticket, load: &LoadTimes) {
         let Some(track) = &mut self.track else { return };
-        load.events(self.what, ticket, |event| track.add(event));
+        load.events(ticket, |event| track.add(event));
         track.write_if_due(load.end);
     }
 
@@ -298,6 +293,7 @@ impl LoadRecorder {
 /// ```
 pub struct LoopRecorder {
     recorder: Recorder,
+    /// The next item, if the epoch goes on.
     next: Ticket,
 }
 
@@ -313,12 +309,10 @@ impl LoopRecorder {
     /// [`Error::Trace`] if the file cannot be created.
     pub fn new(name: Option<&str>, trace: Option<Trace>, ahead: bool, device: bool) -> Result<Self, Error> {
         let trace = trace.map(|trace| trace.open(name, 0, 1)).transpose()?;
-        let track = trace.map(|trace| Track::new(trace, 1, "train", false));
-        let wait = if device { What::DeviceWait } else { What::Wait };
+        let track = trace.map(|trace| Track::new(trace, 1, "train", false, device));
         let kind = if ahead { Kind::Ahead } else { Kind::Items };
         let report = Report::new(kind, Settings { overlap: ahead, depth: 2, workers: 1 });
-        let recorder = Recorder::new(track, wait, &Breakdown::off(), report, false);
-        Ok(Self { recorder, next: Ticket::default() })
+        Ok(Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Ticket::default() })
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -329,16 +323,17 @@ impl LoopRecorder {
     /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,
     /// or if this is the first item, a new epoch starts.
     pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
-        let (seq, ordinal) = (self.next.seq + 1, self.recorder.report.epochs);
-        self.next = Ticket { seq, epoch, step, ..self.next };
-        let asked = self.recorder.asked.as_ref().map_or(at, |asked| asked.at);
-        if self.recorder.epoch.as_ref().is_none_or(|begun| begun.first.epoch != epoch) {
-            self.recorder.epoch_ended(at);
-            self.next.ordinal = ordinal;
-            self.recorder.began(self.next, asked);
+        let Self { recorder, next } = self;
+        let mut item = Ticket { epoch, step, ..*next };
+        let asked = recorder.asked.as_ref().map_or(at, |asked| asked.at);
+        if recorder.epoch.as_ref().is_none_or(|begun| begun.first.epoch != epoch) {
+            recorder.epoch_ended(at);
+            item.ordinal = recorder.report.epochs;
+            recorder.began(item, asked);
         }
+        *next = Ticket { seq: item.seq + 1, step: step + 1, ..item };
         let load = LoadTimes { end: at, ..LoadTimes::new(asked) };
-        self.recorder.received(self.next, 0, &load, at, None);
+        recorder.received(item, 0, &load, at, None);
     }
 
     /// Records that the loop ended at the time `at`.

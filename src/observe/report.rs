@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
-use super::history::{STEPS, Seen, on_device};
-use super::log::{Event, LoadTimes, StageTimes, What};
+use super::log::{Event, STEPS, Seen, StageTimes, What};
 
 /// The options that a loader ran with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,6 +182,7 @@ pub(crate) enum Kind {
     /// Items of an iterable that makes them ahead, with threads or processes of its own.
     Ahead,
     /// Groups of tensors. A stream of them has one thread and no option `workers`.
+    #[cfg_attr(not(feature = "safetensors"), allow(dead_code, reason = "for a stream"))]
     Groups,
 }
 
@@ -226,20 +226,6 @@ impl Report {
         }
     }
 
-    /// Counts how the caller waited `waited` for a batch: the first of an iteration, or one whose load found its slot
-    /// `kept` that long.
-    #[inline]
-    pub(super) fn waits(&mut self, first: bool, waited: Duration, kept: Duration, load: &LoadTimes) {
-        let parts = &mut self.parts;
-        if first {
-            parts.starts += 1;
-            parts.start_waits += waited;
-            parts.start_loads += load.took().min(waited);
-        } else {
-            parts.held += kept.min(waited);
-        }
-    }
-
     /// Adds an event of the log to the sums.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
@@ -249,13 +235,13 @@ impl Report {
             None => none.insert(EpochTimes::default()),
         };
         match event.what {
-            What::Wait | What::DeviceWait | What::CopyWait => {
+            What::Wait | What::CopyWait => {
                 add([&mut self.train.waiting, &mut row.train.waiting, &mut self.wall, &mut row.wall], time);
             }
             What::Use | What::Prepare => {
                 add([&mut self.train.busy, &mut row.train.busy, &mut self.wall, &mut row.wall], time);
             }
-            What::Read | What::Generate => {
+            What::Load => {
                 self.read_bytes = self.read_bytes.saturating_add(event.bytes as u64);
                 add([&mut self.read.busy, &mut row.load], time);
             }
@@ -334,7 +320,13 @@ impl Report {
     #[must_use]
     pub fn on_device(self, sender: Self) -> Self {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
-        let recent = on_device(&self.recent, &sender.recent).into();
+        // Each unit of the loop, with its load and its copy as the sender recorded them.
+        let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
+        let recent = self.recent.iter().filter_map(|seen| {
+            let sent = sender.recent.iter().rev().find(|sent| id(sent) == id(seen))?;
+            Some(Seen { load: sent.load, copied: Some((sent.received, sent.released)), ..seen.clone() })
+        });
+        let recent = recent.collect();
         let mut by_epoch = self.by_epoch;
         for row in &mut by_epoch {
             // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.

@@ -249,6 +249,10 @@ pub(crate) struct Track {
     trace: Arc<LoaderTrace>,
     /// Whether the batches are rounds of a generator, which have no steps.
     rounds: bool,
+    /// Whether the caller waits for batches on a device.
+    on_device: bool,
+    /// Whether the row shows copies: a caller sends the batches to a device, and its use of a batch is a copy.
+    sends: bool,
     /// The text between the name and the time of an event. It is the same for all events of the track.
     common: String,
     buffer: String,
@@ -257,7 +261,7 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str, rounds: bool) -> Self {
+    pub(crate) fn new(trace: Arc<LoaderTrace>, id: u32, name: &str, rounds: bool, on_device: bool) -> Self {
         let pid = trace.pid;
         let id = ROWS * trace.index + u64::from(id);
         let common = format!(r#"","ph":"X","pid":{pid},"tid":{id},"ts":"#);
@@ -267,12 +271,12 @@ impl Track {
 {{"name":"thread_name","ph":"M","pid":{pid},"tid":{id},"args":{{"name":"{name}"}}}},
 {{"name":"thread_sort_index","ph":"M","pid":{pid},"tid":{id},"args":{{"sort_index":{id}}}}}"#
         ));
-        Self { trace, rounds, common, buffer, written: None }
+        Self { trace, rounds, on_device, sends: name == "upload", common, buffer, written: None }
     }
 
     /// Adds an event of the log.
     pub(crate) fn add(&mut self, &Event { what, batch, start, end, bytes }: &Event) {
-        let Some(name) = what.name().filter(|_| batch.ordinal < self.trace.epochs) else { return };
+        let Some(name) = self.name(what).filter(|_| batch.ordinal < self.trace.epochs) else { return };
         // The comma comes before the event, so that the file never ends with a comma. An event is written piece by piece:
         // `core::fmt` takes several times as long.
         self.buffer.push_str(",\n{\"name\":\"");
@@ -319,6 +323,27 @@ impl Track {
         }
     }
 
+    /// Returns the name of the event in the trace. An event without a name is not written: it shows as a gap.
+    fn name(&self, what: What) -> Option<&'static str> {
+        Some(match what {
+            What::Load if self.rounds => "generate",
+            What::Load => "disk_load",
+            What::Transform => "transform",
+            What::Transfer => "gpu_transfer",
+            What::Use if self.sends => "gpu_transfer",
+            What::SlotWait => return None,
+            _ if self.sends => return None,
+            What::Epoch => "epoch",
+            What::Step => "chunk",
+            What::Wait if self.on_device => "gpu_queue_wait",
+            What::Wait => "queue_wait",
+            What::CopyWait => "gpu_copy_wait",
+            What::Prepare => "before",
+            What::Use => "train",
+            What::Pause => "pause",
+        })
+    }
+
     fn number(&mut self, number: u64) {
         self.buffer.push_str(itoa::Buffer::new().format(number));
     }
@@ -339,26 +364,5 @@ impl Track {
 impl Drop for Track {
     fn drop(&mut self) {
         self.flush();
-    }
-}
-
-impl What {
-    /// Returns the name of the event in the trace. An event without a name is not written: it shows as a gap.
-    fn name(self) -> Option<&'static str> {
-        Some(match self {
-            Self::Epoch => "epoch",
-            Self::Step => "chunk",
-            Self::Wait => "queue_wait",
-            Self::DeviceWait => "gpu_queue_wait",
-            Self::CopyWait => "gpu_copy_wait",
-            Self::Prepare => "before",
-            Self::Use => "train",
-            Self::Pause => "pause",
-            Self::SlotWait => return None,
-            Self::Read => "disk_load",
-            Self::Generate => "generate",
-            Self::Transform => "transform",
-            Self::Transfer => "gpu_transfer",
-        })
     }
 }

@@ -107,7 +107,7 @@ impl Places for Cuda {
         let Memory { slot, depth, lent, trace, options, .. } = memory;
         let overlap = options.overlaps();
         let log = Arc::new(CopyLog(Mutex::new(Copies {
-            track: trace.map(|trace| Track::new(trace, 3, "upload", false)),
+            track: trace.map(|trace| Track::new(trace, 3, "upload", false, false)),
             coming: Vec::new(),
             time: Duration::ZERO,
             bytes: 0,

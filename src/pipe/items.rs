@@ -1,6 +1,5 @@
 //! The iterator of items: the only one, for every front end of a pipe.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::iter::FusedIterator;
 use std::mem;
@@ -13,14 +12,17 @@ use super::ring::{Place, Ring, Waiting};
 use crate::error::{Error, Reading};
 use crate::observe::report::Report;
 
-/// The caller's side of an order: what comes next, and what it is handed out as.
-///
-/// A loader implements it; [`Items`] iterates over it.
-pub trait Front {
-    /// The ring that the items come from.
-    type Ring: Ring;
+/// What [`Items`] iterates over: a [`Pipe`], a [`Loader`](crate::Loader), a
+/// [`Generator`](crate::generate::Generator) or a stream of weights. No other crate implements this trait.
+pub trait Front: Course<<Self as Front>::Item> {
     /// What the caller receives.
     type Item;
+}
+
+/// The caller's side of an order: what comes next, and how it is handed out as an item `I`.
+pub trait Course<I> {
+    /// The ring that the items come from.
+    type Ring: Ring;
 
     /// Returns the pipe.
     fn pipe(&self) -> &Pipe<Self::Ring>;
@@ -32,10 +34,10 @@ pub trait Front {
     fn place(&self) -> Place;
 
     /// Decides what comes next. It is called again for the same item after a call that returned no item.
-    fn next(&mut self) -> Next<Self::Item>;
+    fn next(&mut self) -> Next<I>;
 
     /// Makes the next item from a filled slot.
-    fn item(&mut self, slot: <Self::Ring as Ring>::Item) -> Self::Item;
+    fn item(&mut self, slot: <Self::Ring as Ring>::Item) -> I;
 
     /// The iteration is over.
     fn ended(&mut self, why: Ended<'_>);
@@ -302,12 +304,5 @@ impl<F: Front> Drop for Items<'_, F> {
     }
 }
 
-impl<F: Front> fmt::Debug for Items<'_, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Items");
-        if !matches!(self.front, Held::Gone) {
-            debug.field("next", &self.front.place());
-        }
-        debug.field("ended", &self.ended).finish_non_exhaustive()
-    }
-}
+debug!([F: Front] Items['_, F], |items|
+    next: (!matches!(items.front, Held::Gone)).then(|| items.front.place()), ended: items.ended);

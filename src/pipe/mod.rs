@@ -132,7 +132,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-pub use self::items::{Ended, Front, Items, Next};
+pub use self::items::{Front, Items};
 use self::options::Options;
 pub use self::plain::{Builder, builder};
 use self::ring::{BothSides, Received, Waiting};
@@ -144,7 +144,7 @@ use self::worker::Worker;
 pub use self::worker::{Driven, Fill};
 use crate::error::{At, Error, Reading};
 use crate::observe::breakdown::Breakdown;
-use crate::observe::log::{LoadTimes, Naming, Ticket, What};
+use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::observe::recorder::{LoadRecorder, Recorder, Span};
 use crate::observe::report::{Kind, Report, Settings};
 use crate::observe::trace::{LoaderTrace, Track};
@@ -169,8 +169,6 @@ pub(crate) struct Setup<R: Ring> {
     pub(crate) options: Options,
     pub(crate) trace: Option<Arc<LoaderTrace>>,
     pub(crate) kind: Kind,
-    /// Whether the caller sends the items to a device: its row of the trace shows that.
-    pub(crate) sends: bool,
     /// Host slots.
     pub(crate) depth: usize,
     pub(crate) locate: Locate,
@@ -183,7 +181,6 @@ pub(crate) type AddReads = Box<dyn Fn(Report) -> Report + Send>;
 /// Workers that fill the slots of a ring ahead of the caller; without overlap the caller fills them itself.
 pub struct Pipe<R: Ring> {
     running: ForkGuard<Running<R>>,
-    naming: Naming,
     held_timeout: Duration,
     /// Since when the next slot has been found held by calls that do not block.
     held_since: Option<Instant>,
@@ -193,7 +190,6 @@ pub struct Pipe<R: Ring> {
     /// What the caller has received in place of an item.
     stopped: Option<Stopped>,
     last_fill: LoadTimes,
-    breakdown: Breakdown,
     locate: Locate,
     add_reads: AddReads,
     begun: plain::Begun,
@@ -267,14 +263,14 @@ impl<R: Ring> Pipe<R> {
     /// Starts a thread for each source; without overlap none.
     pub(crate) fn start(setup: Setup<R>) -> Result<Self, Error> {
         let Setup { sides: (producer, consumer), sources, driven, helper, options, trace, kind, .. } = setup;
-        let Setup { sends, depth, locate, add_reads, .. } = setup;
+        let Setup { depth, locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
         let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
-        let Options { held_timeout, breakdown, .. } = options;
-        let (what, row) = match kind {
-            Kind::Rounds => (What::Generate, "generate"),
-            Kind::Items | Kind::Ahead => (What::Read, "prefetch"),
-            Kind::Batches | Kind::Groups => (What::Read, "read"),
+        let Options { held_timeout, breakdown, sends, .. } = options;
+        let row = match kind {
+            Kind::Rounds => "generate",
+            Kind::Items | Kind::Ahead => "prefetch",
+            Kind::Batches | Kind::Groups => "read",
         };
         let threaded = if overlap { sources.len() } else { 0 };
         let workers = (sources.len() + driven).max(1);
@@ -284,9 +280,9 @@ impl<R: Ring> Pipe<R> {
         };
         let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
-        let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds));
+        let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds, R::ON_DEVICE));
         let report = Report::new(kind, Settings { overlap, depth, workers });
-        let recorder = Recorder::new(track, ring::wait_of::<R>(), &breakdown, report, sends);
+        let recorder = Recorder::new(track, breakdown, report);
         let (consumer, threads, own, limit) = (Some(consumer), Vec::with_capacity(workers), None, END_LIMIT);
         let running =
             Running { consumer, shared, threads, driven: vec![], overlap, own, recorder, trace, limit };
@@ -297,8 +293,8 @@ impl<R: Ring> Pipe<R> {
         let recorder_of = |index: usize| {
             // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
-            let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds));
-            LoadRecorder::new(track, what, helper.is_some())
+            let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds, false));
+            LoadRecorder::new(track, helper.is_some())
         };
         idle.extend(
             (0..driven).map(|n| Driven::new(shared.clone(), recorder_of(threaded + n), threaded + n)),
@@ -320,18 +316,16 @@ impl<R: Ring> Pipe<R> {
             }
         }
         if let (true, Some(helper)) = (overlap, helper) {
-            *own = Some(Worker::new(helper, LoadRecorder::new(None, what, true), workers, false));
+            *own = Some(Worker::new(helper, LoadRecorder::new(None, true), workers, false));
         }
         Ok(Self {
             running,
-            naming,
             held_timeout: held_timeout.min(FOREVER),
             held_since: None,
             call: 0,
             received: 0,
             stopped: None,
             last_fill: LoadTimes::new(Instant::now()),
-            breakdown,
             locate,
             add_reads,
             begun: plain::Begun::default(),
@@ -345,7 +339,11 @@ impl<R: Ring> Pipe<R> {
 
     /// The unit's name in errors.
     pub(crate) fn at(&self, place: Place) -> At {
-        self.naming.at(place.ticket())
+        self.naming().at(place.ticket())
+    }
+
+    fn naming(&self) -> &Naming {
+        &self.running.shared.naming
     }
 
     pub(crate) fn recorder(&mut self) -> &mut Recorder {
@@ -353,7 +351,7 @@ impl<R: Ring> Pipe<R> {
     }
 
     pub(crate) fn breakdown(&self) -> &Breakdown {
-        &self.breakdown
+        &self.running.recorder.breakdown
     }
 
     /// Whether this is a process that was forked from the one that the pipe was built in.
@@ -565,7 +563,7 @@ impl<R: Ring> Pipe<R> {
         if self.is_orphaned() {
             return None;
         }
-        self.running.shared.first_fill().map(|doing| doing.reading(&self.naming, &self.locate))
+        self.running.shared.first_fill().map(|doing| doing.reading(self.naming(), &self.locate))
     }
 
     /// Joins the workers and returns a pending error. Waits without a time limit for running fills; see
@@ -598,15 +596,16 @@ impl<R: Ring> Pipe<R> {
 
     fn close_within(self, limit: Option<Duration>) -> Result<(), Error> {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let Self { running, call, locate, naming, .. } = self;
+        let Self { running, call, locate, .. } = self;
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();
         let unheard = running.unheard(call, until);
         if !running.end(until) {
-            let reading = running.shared.first_fill().map(|doing| doing.reading(&naming, &locate));
+            let Shared { naming, .. } = &*running.shared;
+            let reading = running.shared.first_fill().map(|doing| doing.reading(naming, &locate));
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
-        let fault = running.shared.fault(&naming.at(Ticket::default()));
+        let fault = running.shared.fault(&running.shared.naming.at(Ticket::default()));
         let trace = running.trace.take();
         // This drops the last rows of the trace, which write their events. `close` below returns an error of these
         // writes.
@@ -763,12 +762,12 @@ mod tests {
     }
 
     fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
-        Worker::new(Box::new(source), LoadRecorder::new(None, What::Read, true), index, false)
+        Worker::new(Box::new(source), LoadRecorder::new(None, true), index, false)
     }
 
     fn callers_recorder() -> Recorder {
         let report = Report::new(Kind::Items, Settings { overlap: true, depth: 3, workers: 1 });
-        Recorder::new(None, What::Wait, &Breakdown::default(), report, false)
+        Recorder::new(None, Breakdown::default(), report)
     }
 
     #[test]
@@ -890,7 +889,7 @@ mod tests {
         let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
         for rests in [false, true] {
             let worker: Worker<Numbered> =
-                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, What::Read, true), 0, rests);
+                Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, true), 0, rests);
             let start = Instant::now();
             for (took, short) in [(HELP_LIMIT / 2, true), (HELP_LIMIT, false)] {
                 let times = LoadTimes { end: start + took, ..LoadTimes::new(start) };

@@ -18,6 +18,8 @@ pub(crate) struct Options {
     pub(crate) overlap: bool,
     /// Whether copies to a device have a stream of their own.
     pub(crate) copy_stream: bool,
+    /// Whether the caller sends the items to a device: its row of the trace shows that.
+    pub(crate) sends: bool,
     pub(crate) held_timeout: Duration,
     pub(crate) trace: Option<Trace>,
     pub(crate) breakdown: Breakdown,
@@ -25,8 +27,9 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
+        let (name, sends, trace) = (None, false, None);
         let (held_timeout, breakdown) = (HELD_TIMEOUT, Breakdown::off());
-        Self { name: None, overlap: true, copy_stream: true, held_timeout, trace: None, breakdown }
+        Self { name, overlap: true, copy_stream: true, sends, held_timeout, trace, breakdown }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::items::{Ended, Front, Items, Next};
+use super::items::{Course, Ended, Front, Items, Next};
 use super::memory::check_memory;
 use super::options::{Options, common};
 use super::ring::{Place, Ring, Slot, Slots};
@@ -101,7 +101,6 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
             options,
             trace,
             kind: if rounds { Kind::Rounds } else { Kind::Items },
-            sends: false,
             depth,
             locate: Box::new(|_, _| None),
             add_reads: Box::new(|report| report),
@@ -138,7 +137,7 @@ impl<R: Ring> Pipe<R> {
         I: IntoIterator<Item = R::Unit>,
         I::IntoIter: Send + 'static,
     {
-        let (mut units, rounds) = (units.into_iter(), self.naming.rounds);
+        let (mut units, rounds) = (units.into_iter(), self.naming().rounds);
         let length = match units.size_hint() {
             (least, Some(most)) if least == most => Some(least as u64),
             _ => None,
@@ -198,8 +197,11 @@ fn nth(first: Place, rounds: bool, seq: u64) -> Place {
 }
 
 impl<R: Ring> Front for Pipe<R> {
-    type Ring = R;
     type Item = R::Item;
+}
+
+impl<R: Ring> Course<R::Item> for Pipe<R> {
+    type Ring = R;
 
     fn pipe(&self) -> &Self {
         self
@@ -210,7 +212,7 @@ impl<R: Ring> Front for Pipe<R> {
     }
 
     fn place(&self) -> Place {
-        nth(self.begun.first, self.naming.rounds, self.received)
+        nth(self.begun.first, self.naming().rounds, self.received)
     }
 
     fn next(&mut self) -> Next<R::Item> {
@@ -248,5 +250,5 @@ impl<R: Ring> Front for Pipe<R> {
 }
 
 debug!([R: Ring] Pipe[R], |pipe|
-    name: pipe.naming.loader, overlap: pipe.running.overlap,
+    name: pipe.naming().loader, overlap: pipe.running.overlap,
     trace: pipe.running.trace.is_some());

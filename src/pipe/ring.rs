@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use twinbuf_core::TryRecvError;
 
 use crate::error::{BoxError, Error};
-use crate::observe::log::{Freed, LoadTimes, Ticket, What};
+use crate::observe::log::{Freed, LoadTimes, Ticket};
 use crate::sync::{Consumer, HeapRing, KeptSlot, Producer, ReadSlot, ReservedSlot};
 use crate::thread::caught;
 
@@ -134,7 +134,7 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// The side that receives.
     type Consumer: Send + 'static;
 
-    /// Whether the items are on a device: then the report and the trace call the caller's wait by another name.
+    /// Whether the items are on a device: then the trace calls the caller's wait by another name.
     const ON_DEVICE: bool = false;
 
     /// Waits until the next slot is free: up to `until`, or not at all if there is no time given. Returns whether it is. If
@@ -184,11 +184,6 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
 /// The two sides of a ring.
 #[expect(type_alias_bounds, reason = "names types of the ring")]
 pub(super) type BothSides<R: Ring> = (R::Producer, R::Consumer);
-
-/// The event in the log that stands for a wait of the caller.
-pub(super) fn wait_of<R: Ring>() -> What {
-    if R::ON_DEVICE { What::DeviceWait } else { What::Wait }
-}
 
 /// A slot in host memory.
 ///
@@ -364,16 +359,8 @@ impl<T: Send + 'static, U: Send + 'static> DerefMut for Filled<T, U> {
     }
 }
 
-impl<T: fmt::Debug + Send + 'static, U: Send + 'static> fmt::Debug for Filled<T, U> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = self.header().ticket;
-        f.debug_struct("Filled")
-            .field("epoch", &place.epoch)
-            .field("step", &place.step)
-            .field("value", &**self)
-            .finish()
-    }
-}
+debug!([T: fmt::Debug + Send + 'static, U: Send + 'static] Filled[T, U], |filled|
+    epoch: filled.header().ticket.epoch, step: filled.header().ticket.step, value: **filled);
 
 #[cfg(test)]
 mod tests {

@@ -24,9 +24,10 @@ pub use self::group::{Group, View};
 use self::schedule::{Order, Schedule};
 use crate::error::Error;
 use crate::observe::report::{Kind, Report};
+use crate::pipe::items::{Course, Ended, Next};
 use crate::pipe::memory::{Backend, Host, Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
-use crate::pipe::{Content, Ended, Filling, Front, Items, Next, Pipe, Place, Setup, Source};
+use crate::pipe::{Content, Filling, Front, Items, Pipe, Place, Setup, Source};
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
 /// the feature `safetensors`.
@@ -214,7 +215,6 @@ impl<B: Backend> StreamBuilder<B> {
             options,
             trace,
             kind: Kind::Groups,
-            sends: false,
             depth,
             locate: Box::new(|_, _| None),
             add_reads,
@@ -399,8 +399,11 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reading {
 }
 
 impl<B: Backend> Front for TensorStream<B> {
-    type Ring = B::Ring<usize>;
     type Item = Group<B>;
+}
+
+impl<B: Backend> Course<Group<B>> for TensorStream<B> {
+    type Ring = B::Ring<usize>;
 
     fn pipe(&self) -> &Pipe<B::Ring<usize>> {
         &self.pipe

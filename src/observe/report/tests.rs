@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::observe::breakdown::Breakdown;
-use crate::observe::history::History;
-use crate::observe::log::{self, Freed, Ticket};
+use crate::observe::log::{self, Freed, LoadTimes, Ticket};
 use crate::observe::recorder::Recorder;
 
 fn ms(ms: u64) -> Duration {
@@ -190,7 +189,7 @@ fn the_utilization_and_the_waits_add_up() {
 fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
     let settings = Settings { overlap: true, depth: 12, workers: 1 };
     let empty = Report::new(Kind::Batches, settings);
-    let mut recorder = Recorder::new(None, What::Wait, &Breakdown::off(), empty, false);
+    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
     let created = Instant::now();
     let at = |ms: u64| created + Duration::from_millis(ms);
     // The loads of the first 8 of 10 batches are over when the loop begins, at 800 ms. Those of the others take all of a
@@ -266,14 +265,16 @@ fn the_verdict_is_without_the_start_if_that_is_most_of_the_waits() {
 /// occupies is not.
 #[test]
 fn a_slot_is_kept_from_the_next_request_to_its_drop() {
-    let (start, mut history) = (Instant::now(), History::new(2));
+    let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
+    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
+    let start = Instant::now();
     let at = |ms: u64| start + Duration::from_millis(ms);
     let load = |since, freed: Option<(u64, u64)>| {
         let freed = freed.map(|(number, freed)| Freed { number, at: at(freed) });
         LoadTimes { since: at(since), freed, ..LoadTimes::new(at(since)) }
     };
-    history.received(Ticket::default(), &load(0, None), at(0), at(10));
-    history.released(at(20), None);
+    recorder.asked(Ticket::default(), at(0), None);
+    recorder.received(Ticket::default(), 0, &load(0, None), at(10), None);
     for (since, freed, kept) in [
         (0, None, 0),            // the first use of the slot
         (5, Some((0, 20)), 0),   // the batch was in use
@@ -282,7 +283,10 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
         (60, Some((0, 50)), 0),  // it was free before that
         (5, Some((9, 50)), 0),   // a batch that is forgotten
     ] {
-        assert_eq!(history.kept(&load(since, freed)), ms(kept), "{since} {freed:?}");
+        let next = Ticket { seq: 1, ..Ticket::default() };
+        recorder.asked(next, at(20), None);
+        recorder.received(next, 0, &load(since, freed), at(100), None);
+        assert_eq!(std::mem::take(&mut recorder.report.parts.held), ms(kept), "{since} {freed:?}");
     }
 }
 
@@ -290,7 +294,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
 #[test]
 fn a_worker_waits_for_a_slot_until_that_is_freed() {
     let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
-    let mut recorder = Recorder::new(None, What::Wait, &Breakdown::off(), empty, false);
+    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
     let created = Instant::now();
     let at = |ms: u64| created + Duration::from_millis(ms);
     recorder.asked(Ticket::default(), at(0), None);
