@@ -106,9 +106,13 @@ pub trait Dataset: Send {
 
     /// Returns a function that finds the file and the byte offset of a record. The loader calls this method once,
     /// when it is built, and uses the function to show a read in progress ([`Reading`](crate::loader::Reading)).
-    /// Default: `None`.
+    /// Default: finds the record in [`files`](Self::files); `None` if there are none.
     fn locator(&self) -> Option<Locator> {
-        None
+        let records = self.files()?;
+        Some(Box::new(move |record| {
+            let found = records.locate(record)?;
+            Some((records.shards()[found.shard].path().to_owned(), found.offset))
+        }))
     }
 
     /// Returns a number that identifies the content of the data set. A [`Checkpoint`](crate::Checkpoint) of one data
@@ -163,14 +167,6 @@ macro_rules! files {
 
             fn try_clone(&self) -> Option<Box<dyn Dataset>> {
                 Some(Box::new(self.clone()))
-            }
-
-            fn locator(&self) -> Option<Locator> {
-                let records = self.ranges();
-                Some(Box::new(move |record| {
-                    let found = records.locate(record)?;
-                    Some((records.shards()[found.shard].path().to_owned(), found.offset))
-                }))
             }
 
             fn fingerprint(&mut self) -> Result<u64, BoxError> {

@@ -424,20 +424,17 @@ where
         if self.ragged {
             return self.apply_one(records, out, context).map(drop);
         }
-        let wanted = self.bytes;
-        let whole = |count| !records.is_empty() && records.len() % count == 0;
-        let count = match out.len().checked_div(wanted) {
-            Some(count @ 1..) if out.len() % wanted == 0 && whole(count) => count,
-            _ => {
-                let (found, records) = (out.len(), records.len());
-                return Err(format!(
-                    "wanted whole records of {wanted} bytes in place of {records} bytes, found room for {found} bytes"
-                )
-                .into());
-            }
-        };
+        let (wanted, before, found) = (self.bytes, records.len(), out.len());
+        let count = found.checked_div(wanted).unwrap_or(0);
+        if count == 0 || count * wanted != found || before == 0 || before % count != 0 {
+            let why = "wanted whole records of";
+            return Err(format!(
+                "{why} {wanted} bytes in place of {before} bytes, found room for {found} bytes"
+            )
+            .into());
+        }
         records
-            .chunks_exact(records.len() / count)
+            .chunks_exact(before / count)
             .zip(out.chunks_exact_mut(wanted))
             .zip(context.records())
             .try_for_each(|((record, out), context)| (self.apply)(record, out, context).map(drop))

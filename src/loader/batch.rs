@@ -12,6 +12,7 @@ use twinbuf_cuda::Lease;
 use twinbuf_mmap::{BatchIndices, Buffer};
 
 use super::checkpoint::{Checkpoint, Identity};
+use super::layout::{Field, Layout};
 use crate::error::{At, Error};
 #[cfg(feature = "cuda")]
 use crate::pipe::device::Cuda;
@@ -45,49 +46,6 @@ pub struct Records {
     /// For each field whose records vary in length: the offset of each record in the field, and the end of the last
     /// one. For other fields: empty.
     pub(crate) offsets: Vec<Vec<usize>>,
-}
-
-/// Where the fields of a batch are in its slot, and whose memory the slots are.
-#[derive(Debug)]
-pub(crate) struct Layout {
-    pub(crate) fields: Vec<RecordType>,
-    /// For each field, the most bytes that its records take in a batch. Used only if their lengths vary.
-    rooms: Vec<usize>,
-    /// What the loader takes of a memory limit. It is given back with this layout, which the loader and all its batches
-    /// share.
-    pub(crate) taken: Option<Taken>,
-    /// Whether the slots are in memory of the caller.
-    pub(crate) lent: bool,
-    /// The loader's name, for errors.
-    pub(crate) name: Option<Arc<str>>,
-}
-
-/// The alignment in bytes of a slot, and of a field in a slot.
-pub(super) const ALIGN: usize = 64;
-
-impl Layout {
-    pub(crate) fn new(fields: Vec<RecordType>, rooms: Vec<usize>) -> Self {
-        Self { fields, rooms, taken: None, lent: false, name: None }
-    }
-
-    /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
-    /// possible range. `None` if there is no such field, or if the range overflows.
-    pub(crate) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
-        let mut end = 0_usize;
-        let mut range = None;
-        for (record, &room) in self.fields.get(..=field)?.iter().zip(&self.rooms) {
-            let start = end.checked_next_multiple_of(ALIGN)?;
-            let len = if record.is_ragged() { room } else { records.checked_mul(record.len())? };
-            end = start.checked_add(len)?;
-            range = Some(start..end);
-        }
-        range
-    }
-
-    /// Returns the bytes of a batch of `records` records, with the gaps between its fields.
-    pub(crate) fn len(&self, records: usize) -> Option<usize> {
-        self.range(self.fields.len() - 1, records).map(|last| last.end)
-    }
 }
 
 impl<B: Backend> Batch<B> {
@@ -138,7 +96,7 @@ impl<B: Backend> Batch<B> {
     /// [`Error::Field`] if the field does not exist.
     pub fn field_type(&self, field: usize) -> Result<&RecordType, Error> {
         let fields = &self.records().layout.fields;
-        fields.get(field).ok_or_else(|| {
+        fields.get(field).map(Field::record).ok_or_else(|| {
             let (wanted, found) = (format!("a field below {}", fields.len()), field.to_string());
             Error::Field { at: self.at(), field, wanted, found }
         })
@@ -238,7 +196,15 @@ impl Batch {
     /// ```
     #[must_use]
     pub fn record(&self, record: usize) -> Option<&[u8]> {
-        self.get(self.place(0, record)?)
+        let (start, end) = match self.offsets(0) {
+            Some(offsets) => (*offsets.get(record)?, *offsets.get(record.checked_add(1)?)?),
+            None => {
+                let len = self.records().layout.fields.first()?.record().len();
+                let start = record.checked_mul(len).filter(|_| (record as u64) < self.plan().len())?;
+                (start, start + len)
+            }
+        };
+        self.get(start..end)
     }
 
     /// Returns the offsets of the records in a field with variable-length records: N + 1 byte offsets for N records,
@@ -248,36 +214,6 @@ impl Batch {
     #[must_use]
     pub fn offsets(&self, field: usize) -> Option<&[usize]> {
         self.records().offsets.get(field).map(Vec::as_slice).filter(|offsets| !offsets.is_empty())
-    }
-
-    /// Splits the batch into mini-batches of `records` records, without a copy. The last mini-batch holds the
-    /// remaining records. Use it to train several steps on one large read.
-    ///
-    /// ```
-    /// # use twinbuf::{BoxError, Loader, Plan, Records};
-    /// # fn f(mut loader: Loader) -> Result<(), BoxError> {
-    /// for chunk in loader.epoch(0) {
-    ///     for batch in chunk?.split(64) {
-    ///         let numbers = batch.cast::<f32>()?; // of 64 records
-    ///     }
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Panics
-    ///
-    /// If `records` is 0.
-    #[must_use]
-    pub fn split(&self, records: u64) -> impl ExactSizeIterator<Item = MiniBatch<'_>> {
-        assert!(records > 0, "wanted mini-batches of at least one record, found 0");
-        let all = self.plan().len();
-        // A batch is in memory, so the number of its records fits `usize`.
-        let parts = usize::try_from(all.div_ceil(records)).unwrap_or(usize::MAX);
-        (0..parts).map(move |part| {
-            let start = part as u64 * records;
-            MiniBatch { batch: self, records: start..all.min(start.saturating_add(records)) }
-        })
     }
 
     /// Returns the range of a field in the slot, or an error if its elements cannot be read as `T`.
@@ -339,60 +275,6 @@ impl Batch {
     fn not_whole<T>(&self, field: usize, found: usize) -> Error {
         let wanted = format!("a whole number of {}", type_name::<T>());
         Error::Field { at: self.at(), field, wanted, found: format!("{found} bytes") }
-    }
-
-    /// Returns the range of a record in its field. `None` if there is no such record.
-    fn place(&self, field: usize, record: usize) -> Option<Range<usize>> {
-        let Records { plan, layout, offsets, .. } = self.records();
-        match offsets.get(field).filter(|offsets| !offsets.is_empty()) {
-            Some(offsets) => Some(*offsets.get(record)?..*offsets.get(record.checked_add(1)?)?),
-            None => {
-                let len = layout.fields.get(field)?.len();
-                let start = record.checked_mul(len)?;
-                ((record as u64) < plan.len()).then_some(start..start + len)
-            }
-        }
-    }
-}
-
-/// A part of a batch. [`Batch::split`] returns it.
-#[derive(Clone, Debug)]
-pub struct MiniBatch<'b> {
-    batch: &'b Batch,
-    records: Range<u64>,
-}
-
-impl<'b> MiniBatch<'b> {
-    /// Returns the indices of this mini-batch's records in the data set.
-    #[must_use]
-    pub fn plan(&self) -> Option<BatchIndices> {
-        self.batch.plan().part(self.records.clone())
-    }
-
-    /// Returns the bytes of the mini-batch as values of type `T`, without a copy. `T` follows the rules of
-    /// [`Batch::cast`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Field`], as for [`Batch::cast`].
-    pub fn cast<T: AnyBitPattern>(&self) -> Result<&'b [T], Error> {
-        self.batch.count_fields(1)?;
-        self.field(0)
-    }
-
-    /// Returns this mini-batch's part of one field as values of type `T`, without a copy. Fields are numbered from
-    /// 0.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Field`], as for [`Batch::field`].
-    pub fn field<T: AnyBitPattern>(&self, field: usize) -> Result<&'b [T], Error> {
-        let all = self.batch.field_range::<T>(field)?;
-        let place = |record: u64| self.batch.place(field, usize::try_from(record).ok()?);
-        let own = place(self.records.start).zip(place(self.records.end - 1));
-        let own = own.map(|(first, last)| all.start + first.start..all.start + last.end);
-        let bytes = own.and_then(|own| self.batch.get(own)).unwrap_or_default();
-        bytemuck::try_cast_slice(bytes).map_err(|_| self.batch.not_whole::<T>(field, bytes.len()))
     }
 }
 

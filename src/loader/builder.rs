@@ -9,10 +9,10 @@ use std::{iter, mem};
 use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
 
-use super::batch::{ALIGN, Layout, Records};
+use super::batch::Records;
 use super::epochs::{Loader, Schedule};
+use super::layout::{ALIGN, Depths, Field, Layout};
 use super::reader::{Driven, FieldReader, Reader, Transforming};
-use super::sizes::{Depths, Sizes};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
 use crate::loader::checkpoint::Identity;
@@ -49,8 +49,7 @@ pub(super) struct Own {
     /// `None`: computed from the number of workers.
     pub(super) depth: Option<usize>,
     pub(super) hints: bool,
-    hint_window: Option<u64>,
-    read_mode: ReadMode,
+    read: ReadOptions,
     /// The transforms of each field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
@@ -70,8 +69,7 @@ impl Loader {
             workers: 1,
             depth: None,
             hints: true,
-            hint_window: None,
-            read_mode: ReadMode::Auto,
+            read: ReadOptions::new(),
             transforms: BTreeMap::new(),
             slots: None,
             memory_limit: None,
@@ -224,9 +222,9 @@ impl<B: Backend> LoaderBuilder<B> {
     ///   more records than the data set, or the slots exceed the memory of the machine.
     /// - [`Error::Transform`]: a transform does not accept the records.
     pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
-        let (sizes, _) = self.sizes()?;
-        let slot = alloc::Layout::from_size_align(sizes.slot, ALIGN).map_err(|_| too_large(&sizes))?;
-        Ok((sizes.depths.host, slot))
+        let layout = self.layout()?;
+        let slot = alloc::Layout::from_size_align(layout.slot, ALIGN).map_err(|_| too_large(&layout))?;
+        Ok((layout.depths.host, slot))
     }
 
     /// Sets whether the loader requests the records of the next batches from the files ahead of time. Default: `true`.
@@ -242,14 +240,14 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Sets the prefetch window: the loader prefetches the records within the next `bytes` bytes after the current
     /// batch. Default: 32 MiB or one batch, whichever is more. See [`ReadOptions::prefetch`].
     pub fn hint_window(mut self, bytes: u64) -> Self {
-        self.own.hint_window = Some(bytes);
+        self.own.read = self.own.read.prefetch(bytes);
         self
     }
 
     /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`]. The
     /// [`Report`](crate::Report) shows and explains the choice.
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
-        self.own.read_mode = mode;
+        self.own.read = self.own.read.mode(mode);
         self
     }
 
@@ -303,42 +301,39 @@ impl<B: Backend> LoaderBuilder<B> {
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Loader<B>, Error> {
-        let (mut sizes, mut layout) = self.sizes()?;
+        let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
-        let Own { mut datasets, plan, hints, hint_window, read_mode, mut transforms, .. } = own;
-        let Own { slots, memory_limit, driven, .. } = own;
-        let Depths { workers, helpers, host: depth, .. } = sizes.depths;
+        let Own { mut datasets, plan, hints, read, mut transforms, slots, memory_limit, driven, .. } = own;
+        let Depths { workers, helpers, host: depth, .. } = layout.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
-        check_slots(slots.as_deref(), depth, sizes.slot)?;
-        let how = ReadOptions::new().mode(read_mode);
-        let how = hint_window.map_or(how, |bytes| how.prefetch(bytes));
+        check_slots(slots.as_deref(), depth, layout.slot)?;
         let files = datasets.iter().map(|dataset| {
-            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, how));
+            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, read));
             Ok(files.transpose()?.map(Arc::new))
         });
         let files: Vec<_> = files.collect::<Result<_, _>>().map_err(Error::Open)?;
         let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
-        sizes.ahead = memory.fold(0, u64::saturating_add);
-        layout.taken = memory_limit.map(|limit| sizes.take(limit)).transpose()?;
+        layout.ahead = memory.fold(0, u64::saturating_add);
+        layout.taken = memory_limit.map(|limit| layout.take(limit)).transpose()?;
         (layout.lent, layout.name) = (slots.is_some(), options.name.clone());
         let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers + helpers).map(|_| Reader::default()).collect();
-        let scratch = sizes.shapes.iter().flat_map(|shape| shape.scratch());
+        let scratch = layout.fields.iter().flat_map(Field::scratch);
         let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();
         for (index, dataset) in datasets.into_iter().enumerate() {
             let datasets = copies(dataset, readers.len(), "the data set", Dataset::try_clone)?;
             for (reader, dataset) in readers.iter_mut().zip(datasets) {
-                let (files, shape) = (files[index].clone(), sizes.shapes[index].clone());
-                reader.fields.push(FieldReader { dataset, files, shape, transforms: Vec::new() });
+                let files = files[index].clone();
+                reader.fields.push(FieldReader { dataset, files, transforms: Vec::new() });
             }
             for transform in transforms.remove(&index).into_iter().flatten() {
                 let transforms =
                     copies(transform, readers.len(), "the transform", RecordTransform::try_clone)?;
                 for (reader, transform) in readers.iter_mut().zip(transforms) {
-                    let scratch = scratch.next().ok_or_else(|| too_large(&sizes))?;
+                    let scratch = scratch.next().ok_or_else(|| too_large(&layout))?;
                     reader.fields[index].transforms.push(Transforming { transform, scratch });
                 }
             }
@@ -347,10 +342,10 @@ impl<B: Backend> LoaderBuilder<B> {
         let helper = if helpers > 0 { readers.pop() } else { None };
         let overlap = options.overlaps();
         let memory = Memory {
-            slot: sizes.slot,
+            slot: layout.slot,
             depth,
             lent: slots,
-            sum: &sizes,
+            sum: &layout,
             trace: trace.clone(),
             options: &options,
         };
@@ -381,7 +376,7 @@ impl<B: Backend> LoaderBuilder<B> {
     }
 
     /// Checks the options against each other and against the data sets, and computes the memory that they need.
-    fn sizes(&self) -> Result<(Sizes, Layout), Error> {
+    fn layout(&self) -> Result<Layout, Error> {
         let Own { datasets, plan, transforms, workers, depth, .. } = &self.own;
         let refuse = |option, wanted: String, found: String| Err(Error::Option { option, wanted, found });
         if !(1..=MAX_WORKERS).contains(workers) {
@@ -408,12 +403,12 @@ impl<B: Backend> LoaderBuilder<B> {
         let (helpers, device) = (usize::from(self.helps()), self.backend.device_depth());
         let each = datasets.iter().enumerate();
         let each = each.map(|(i, dataset)| (&**dataset, transforms.get(&i).map_or(&[][..], Vec::as_slice)));
-        let (mut sizes, layout) = Sizes::new(plan, Depths { workers, helpers, host, device }, each)?;
-        if depth.is_none() && workers == 1 && sizes.slot >= SMALL {
-            sizes.depths.host = 2;
+        let mut layout = Layout::new(plan, Depths { workers, helpers, host, device }, each)?;
+        if depth.is_none() && workers == 1 && layout.slot >= SMALL {
+            layout.depths.host = 2;
         }
-        check_memory("depth", sizes.depths.host, sizes.slot.max(LEAST), &sizes)?;
-        Ok((sizes, layout))
+        check_memory("depth", layout.depths.host, layout.slot.max(LEAST), &layout)?;
+        Ok(layout)
     }
 
     /// Whether a waiting caller may fill slots: there are several processors, all fields are files, and no transform

@@ -45,8 +45,8 @@ use crate::error::Error;
 /// ```
 /// # After a loss spike
 ///
-/// Resume from a checkpoint before the spike and skip the batches that led to it:
-/// `loader.epochs_from(&checkpoint.skip(200), 5)`.
+/// Resume from a checkpoint before the spike, at a later step: `loader.epochs_from(&checkpoint.with_step(700), 5)`. The
+/// loader never delivers the batches in between.
 ///
 /// # Saved checkpoints
 ///
@@ -144,37 +144,6 @@ impl Checkpoint {
     #[must_use]
     pub const fn step(&self) -> u64 {
         self.step
-    }
-
-    /// Returns the position `steps` steps later. The loader never delivers the batches in between. The new position
-    /// may be in a later epoch.
-    ///
-    /// A checkpoint made by [`start`](Self::start) has no plan and always stays in epoch 0.
-    #[must_use]
-    pub fn skip(mut self, mut steps: u64) -> Self {
-        if let Some(identity) = &mut self.identity {
-            let end = identity.rest().map_or(self.step, |rest| rest.max_steps());
-            let room = end.saturating_sub(self.step);
-            if steps > room {
-                steps -= room;
-                let (next, trained) = (self.epoch.saturating_add(1), identity.trained.1.saturating_add(end));
-                let done = |epochs| identity.plan.steps_between(next..next.saturating_add(epochs), trained);
-                // Bisect for the number of whole epochs to skip. Stop at the end of an epoch, not at the start of the
-                // next. Each epoch has at least one step, so `steps - 1` is the most.
-                let (mut epochs, mut most) = (0, steps - 1);
-                while epochs < most {
-                    let middle = epochs + (most - epochs).div_ceil(2);
-                    if done(middle) < steps { epochs = middle } else { most = middle - 1 }
-                }
-                let done = done(epochs);
-                (self.epoch, self.step) = (next.saturating_add(epochs), 0);
-                steps -= done;
-                identity.before.clear();
-                identity.trained = (self.epoch, trained.saturating_add(done));
-            }
-        }
-        self.step = self.step.saturating_add(steps);
-        self
     }
 
     /// Returns the start of the next epoch. The loader never delivers the rest of this one.

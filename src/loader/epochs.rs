@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{iter, mem};
 
-use twinbuf_mmap::{BatchIndices, Plan, Reader, RemainingEpoch};
+use twinbuf_mmap::{Plan, Reader, RemainingEpoch};
 
-use super::batch::{Batch, Layout, Records};
+use super::batch::{Batch, Records};
 use super::checkpoint::{Begun, Checkpoint, Identity, Start};
+use super::layout::Layout;
 use super::reader::Driven;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
@@ -335,22 +336,23 @@ impl Schedule {
         (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
     }
 
-    /// Returns the batches from `first` to the end of epoch `last`, each with its place and its epoch's identity.
-    fn batches(
-        self,
-        first: Place,
-        last: u64,
-    ) -> impl Iterator<Item = (Place, BatchIndices, Arc<Identity>)> + Send {
+    /// Returns the batches from `first` to the end of epoch `last`, each with its place.
+    fn batches(self, first: Place, last: u64) -> impl Iterator<Item = (Place, Records)> + Send {
         let epochs = (first.ordinal..).zip(first.epoch..=last).map_while(move |(ordinal, epoch)| {
-            let (rest, identity) = self.epoch(epoch);
+            let ((rest, identity), layout) = (self.epoch(epoch), self.layout.clone());
             let start = if epoch == first.epoch { first.step } else { 0 };
             // If an epoch has no step, later epochs have none either, and without this check the iterator would not
             // end.
             if start == 0 && rest.end() == 0 {
                 return None;
             }
-            let place = move |step| Place { ordinal, epoch, step };
-            let batch = move |step| Some((place(step), rest.batch(epoch, step)?, identity.clone()));
+            let batch = move |step| {
+                let (plan, identity, layout) = (rest.batch(epoch, step)?, identity.clone(), layout.clone());
+                Some((
+                    Place { ordinal, epoch, step },
+                    Records { plan, identity, layout, offsets: Vec::new() },
+                ))
+            };
             Some((start..).map_while(batch))
         });
         epochs.flatten()
@@ -364,16 +366,13 @@ impl Schedule {
         last: u64,
         files: Vec<Arc<Reader>>,
     ) -> impl Iterator<Item = (Place, Records)> + Send {
-        let layout = self.layout.clone();
         let begin = move || {
             for files in files {
-                files.begin(self.clone().batches(first, last).map(|(_, plan, _)| plan));
+                files.begin(self.clone().batches(first, last).map(|(_, records)| records.plan));
             }
             self.batches(first, last)
         };
-        iter::once_with(begin).flatten().map(move |(place, plan, identity)| {
-            (place, Records { plan, identity, layout: layout.clone(), offsets: Vec::new() })
-        })
+        iter::once_with(begin).flatten()
     }
 }
 

@@ -50,13 +50,13 @@ pub(crate) mod batch;
 mod builder;
 pub(crate) mod checkpoint;
 pub(crate) mod epochs;
+mod layout;
 mod reader;
-mod sizes;
 mod switches;
 
 #[cfg(feature = "cuda")]
 pub use self::batch::BatchMeta;
-pub use self::batch::{MiniBatch, Numbers};
+pub use self::batch::Numbers;
 pub use self::builder::{LoaderBuilder, MAX_WORKERS};
 #[cfg(feature = "cuda")]
 pub use self::epochs::DeviceBatch;

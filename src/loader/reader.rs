@@ -13,7 +13,7 @@ use std::{iter, mem};
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
 use super::batch::Records;
-use super::sizes::Shape;
+use super::layout::Field;
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{Backend, Host};
@@ -50,8 +50,6 @@ pub(crate) struct FieldReader {
     pub(crate) dataset: Box<dyn Dataset>,
     /// Reads the records instead of `dataset` if the data set is files. All workers share this reader.
     pub(crate) files: Option<Arc<twinbuf_mmap::Reader>>,
-    /// Its records, before and after each transform.
-    pub(crate) shape: Arc<Shape>,
     /// In the order of application.
     pub(crate) transforms: Vec<Transforming>,
 }
@@ -85,14 +83,15 @@ impl Reader {
             at.runs("data set");
             let index = progress.fields;
             let range = layout.range(index, count(plan.len())).unwrap_or_default();
-            let ragged = layout.fields[index].is_ragged();
+            let shape = &layout.fields[index];
+            let ragged = shape.record().is_ragged();
             if ragged && offsets.len() <= index {
                 offsets.resize(index, Vec::new());
                 offsets.push(vec![0]);
             }
             len = range.start;
             let own = offsets.get_mut(index).filter(|_| ragged);
-            field.load(plan, progress, &mut slot[range], own, at)?;
+            field.load(shape, plan, progress, &mut slot[range], own, at)?;
             len += progress.end;
             *progress = Progress { fields: index + 1, ..Progress::default() };
         }
@@ -105,16 +104,17 @@ impl FieldReader {
     /// the end of each record.
     fn load(
         &mut self,
+        shape: &Field,
         plan: &BatchIndices,
         progress: &mut Progress,
         out: &mut [u8],
         mut offsets: Option<&mut Vec<usize>>,
         at: &mut Filling<'_>,
     ) -> Result<(), Error> {
-        let step = if self.transforms.is_empty() { plan.len() } else { self.shape.part };
+        let step = if self.transforms.is_empty() { plan.len() } else { shape.part };
         while let Some(part) = plan.part(progress.done..plan.len().min(progress.done + step)) {
             let mut start = progress.end;
-            let made = self.part(&part, progress, &mut out[start..], at)?;
+            let made = self.part(shape, &part, progress, &mut out[start..], at)?;
             let lengths = mem::take(&mut progress.lengths);
             if let Some(offsets) = &mut offsets {
                 offsets.extend(lengths.iter().map(|len| {
@@ -132,12 +132,13 @@ impl FieldReader {
     /// Reads and transforms some records to the start of `out`, and returns the bytes of the transformed records.
     fn part(
         &mut self,
+        shape: &Field,
         part: &BatchIndices,
         progress: &mut Progress,
         out: &mut [u8],
         at: &mut Filling<'_>,
     ) -> Result<usize, Error> {
-        let Self { dataset, files, shape, transforms } = self;
+        let Self { dataset, files, transforms } = self;
         let (first, later) = (&shape.records[0], &shape.records[1..]);
         if progress.steps == 0 {
             // `lengths` stays empty if all records have the same length, before and after each transform.
@@ -229,7 +230,7 @@ pub(crate) struct Transforming {
 /// bytes it wrote.
 fn transform(
     transforms: &mut [Transforming],
-    shape: &Shape,
+    shape: &Field,
     part: &BatchIndices,
     progress: &mut Progress,
     out: &mut [u8],

@@ -7,21 +7,13 @@ use super::builder::{LoaderBuilder, MAX_WORKERS};
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
-use crate::pipe::memory::Backend;
-use crate::pipe::memory::MemoryLimit;
+use crate::pipe::memory::{Backend, MemoryLimit};
 
 /// The start of the name of every switch.
 const PREFIX: &str = "TWINBUF_";
-const NAMES: [&str; 8] = [
-    "TWINBUF_OVERLAP",
-    "TWINBUF_COPY_STREAM",
-    "TWINBUF_WORKERS",
-    "TWINBUF_DEPTH",
-    "TWINBUF_HINTS",
-    "TWINBUF_MEMORY",
-    "TWINBUF_TRACE",
-    "TWINBUF_BREAKDOWN",
-];
+/// The rest of the name.
+const NAMES: [&str; 8] =
+    ["OVERLAP", "COPY_STREAM", "WORKERS", "DEPTH", "HINTS", "MEMORY", "TRACE", "BREAKDOWN"];
 
 /// Variables of the tests and of the software driver begin with one of these.
 const RESERVED: [&str; 4] = ["TWINBUF_CUDA_", "TWINBUF_SOAK_", "TWINBUF_STRESS_", "TWINBUF_TEST_"];
@@ -62,9 +54,9 @@ impl Switches {
         for (name, value) in vars {
             let (found, value) = (name.as_ref().to_string_lossy().into_owned(), value.as_ref());
             let of_own = own_prefix.as_deref().and_then(|prefix| found.strip_prefix(prefix));
-            if let Some(switch) = of_own.filter(|switch| is_switch(switch)) {
+            if let Some(switch) = of_own.filter(|switch| NAMES.contains(switch)) {
                 own.push((switch.to_string(), found, value.to_os_string()));
-            } else if let Some(switch) = found.strip_prefix(PREFIX).filter(|switch| is_switch(switch)) {
+            } else if let Some(switch) = found.strip_prefix(PREFIX).filter(|switch| NAMES.contains(switch)) {
                 switches.set(switch, &found, value, true)?;
             } else if !is_foreign(&found) {
                 return Err(Error::UnknownSwitch { name: found });
@@ -109,16 +101,11 @@ fn variable(loader: &str) -> String {
     loader.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect()
 }
 
-/// Whether `name` is the name of a switch without its prefix, for example `DEPTH`.
-fn is_switch(name: &str) -> bool {
-    NAMES.iter().any(|known| known.strip_prefix(PREFIX) == Some(name))
-}
-
 /// Whether a variable that is no switch of this loader can be ignored: it belongs to the tests, to another loader or to
 /// another program.
 fn is_foreign(name: &str) -> bool {
     let Some(rest) = name.strip_prefix(PREFIX) else { return true };
-    let mut loaders = NAMES.iter().filter_map(|known| rest.strip_suffix(&known[PREFIX.len() - 1..]));
+    let mut loaders = NAMES.iter().filter_map(|known| rest.strip_suffix(known)?.strip_suffix('_'));
     RESERVED.iter().any(|prefix| name.starts_with(prefix))
         || loaders.any(|loader| !loader.is_empty() && !NOT_LOADERS.contains(&loader))
 }

@@ -35,16 +35,8 @@ impl Schedule {
         let mut schedule = Self { groups, order, depths, kept: vec![false; all] };
         let most = keep.unwrap_or(if left.is_some() { all } else { 0 }).min(all);
         let left = left.unwrap_or(u64::MAX);
-        if schedule.try_keep(most, left) {
-            return schedule;
-        }
-        // Bisect for the largest number of groups that fits. This assumes that keeping more groups takes more memory.
-        let (mut fits, mut too_many) = (0, most);
-        while fits + 1 < too_many {
-            let middle = fits.midpoint(too_many);
-            if schedule.try_keep(middle, left) { fits = middle } else { too_many = middle }
-        }
-        schedule.try_keep(fits, left);
+        // Keeps none if not even the slots fit.
+        let _ = (0..=most).rev().find(|&count| schedule.try_keep(count, left));
         schedule
     }
 

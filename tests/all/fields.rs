@@ -248,32 +248,3 @@ fn numbers_are_what_the_files_hold() {
     assert_eq!(batch.cast::<[i64; 2]>().unwrap().len(), 4);
     assert_eq!(batch.field_type(0).unwrap().shape(), [32]);
 }
-
-#[test]
-fn a_chunk_is_split_into_mini_batches_in_place() {
-    let (_dir, images, labels) = pair();
-    let mut loader = Loader::builder(open_pair(&images, &labels), plan(16)).build().unwrap();
-    let mut seen = 0;
-    for chunk in loader.epoch(0) {
-        let chunk = chunk.unwrap();
-        let whole = chunk.fields::<(u8, i64)>().unwrap();
-        let (mut pixels, mut classes) = (Vec::new(), Vec::new());
-        assert_eq!(chunk.split(5).len() as u64, chunk.plan().len().div_ceil(5));
-        for batch in chunk.split(5) {
-            let records: Vec<u64> = batch.plan().unwrap().runs().flatten().collect();
-            let (images, labels) = (batch.field::<u8>(0).unwrap(), batch.field::<i64>(1).unwrap());
-            assert!(records.len() <= 5 && images.len() == 3 * records.len());
-            assert!(labels.iter().map(|label| (label + 30) as u64).eq(records.iter().copied()));
-            seen += records.len();
-            pixels.extend_from_slice(images);
-            classes.extend_from_slice(labels);
-        }
-        assert_eq!((&*pixels, &*classes), whole);
-        let first = chunk.split(u64::MAX).next().unwrap();
-        assert_eq!(first.field::<i64>(1).unwrap().as_ptr(), whole.1.as_ptr(), "copied");
-        assert!(
-            first.field::<f64>(1).is_err() && first.cast::<u8>().is_err() && first.field::<u8>(2).is_err()
-        );
-    }
-    assert_eq!(seen as u64, RECORDS);
-}

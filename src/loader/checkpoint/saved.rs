@@ -33,27 +33,19 @@ pub(super) struct Saved {
 }
 
 impl From<Checkpoint> for Saved {
-    fn from(checkpoint: Checkpoint) -> Self {
-        let Checkpoint { identity, epoch, step } = checkpoint;
-        let start = Self {
-            version: VERSION,
+    fn from(Checkpoint { identity, epoch, step }: Checkpoint) -> Self {
+        let own = identity.as_ref();
+        Self {
+            version: own.map_or(VERSION, |own| own.version),
             epoch,
             step,
-            trained: None,
-            before: Some(Vec::new()),
-            plan: None,
-            list: None,
-            record_bytes: None,
-            fingerprint: None,
-        };
-        let Some(Identity { plan, list, record_bytes, fingerprint, before, trained: (_, trained), version }) =
-            identity
-        else {
-            return start;
-        };
-        let (plan, before) = (Some(plan), Some(before));
-        let (record_bytes, fingerprint) = (Some(record_bytes), Some(fingerprint));
-        Self { version, trained: Some(trained), before, plan, list, record_bytes, fingerprint, ..start }
+            trained: own.map(|own| own.trained.1),
+            before: Some(own.map(|own| own.before.clone()).unwrap_or_default()),
+            plan: own.map(|own| own.plan.clone()),
+            list: own.and_then(|own| own.list),
+            record_bytes: own.map(|own| own.record_bytes),
+            fingerprint: own.map(|own| own.fingerprint),
+        }
     }
 }
 

@@ -1,0 +1,197 @@
+//! The memory of a loader: its slots, and in each slot the records of each field.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use twinbuf_mmap::{LastBatch, Plan};
+
+use crate::dataset::Dataset;
+use crate::error::{BoxError, Error};
+use crate::pipe::memory::{MemoryLimit, Taken, too_large};
+use crate::transform::{RecordTransform, RecordType};
+
+/// The alignment in bytes of a slot, and of a field in a slot.
+pub(super) const ALIGN: usize = 64;
+
+/// The bytes that are read and transformed at a time: few enough to be still in the CPU's second-level cache.
+const PART: usize = 256 << 10;
+
+/// What the memory of a loader is, and where the fields of a batch are in its slot. The loader and all its batches share
+/// it.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(super) depths: Depths,
+    /// The records of the largest batch.
+    records: u64,
+    pub(super) fields: Vec<Field>,
+    /// The bytes of a slot.
+    pub(super) slot: usize,
+    /// The bytes of memory for reads past the page cache.
+    pub(super) ahead: u64,
+    /// What the loader takes of a memory limit.
+    pub(super) taken: Option<Taken>,
+    /// Whether the slots are in memory of the caller.
+    pub(super) lent: bool,
+    /// The loader's name, for errors.
+    pub(super) name: Option<Arc<str>>,
+}
+
+/// The numbers of workers, of callers that fill slots while they wait (0 or 1), of host slots and of device slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Depths {
+    pub(super) workers: usize,
+    pub(super) helpers: usize,
+    pub(super) host: usize,
+    pub(super) device: usize,
+}
+
+/// The records of one data set.
+#[derive(Debug)]
+pub(super) struct Field {
+    /// A record as it is read, and after each transform.
+    pub(super) records: Vec<RecordType>,
+    /// The number of records that are transformed at a time.
+    pub(super) part: u64,
+    /// The most bytes that the records take in a batch. Used only if their lengths vary.
+    room: usize,
+}
+
+impl Field {
+    fn new(
+        dataset: &dyn Dataset,
+        transforms: &[Box<dyn RecordTransform>],
+        records: u64,
+    ) -> Result<Self, Error> {
+        let bytes = dataset.record_bytes();
+        let mut first = match dataset.element() {
+            Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
+            None => RecordType::bytes(bytes),
+        };
+        // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
+        let one = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
+        if one.is_some_and(|one| dataset.lengths(&one).is_some()) {
+            first = first.ragged();
+        }
+        let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
+        let mut field = Self { records: vec![first], part, room: 0 };
+        for transform in transforms {
+            let after = transform.output(field.record()).map_err(failed)?;
+            if after.len() == 0 {
+                let error = "wanted records of at least 1 byte, found 0 after the transform";
+                return Err(failed(error.into()));
+            }
+            field.records.push(after);
+        }
+        let room = match dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty()) {
+            Some(files) => usize::try_from(files.most_bytes(records)).ok(),
+            None => {
+                usize::try_from(records).ok().and_then(|records| records.checked_mul(field.record().len()))
+            }
+        };
+        Ok(Self { room: room.unwrap_or(usize::MAX), ..field })
+    }
+
+    /// Returns a record in the slot.
+    pub(super) fn record(&self) -> &RecordType {
+        &self.records[self.records.len() - 1]
+    }
+
+    /// Returns, for each transform, the bytes of the records that are transformed at a time, before it.
+    pub(super) fn scratch(&self) -> impl Iterator<Item = usize> {
+        let (before, part) = (&self.records[..self.records.len() - 1], usize::try_from(self.part));
+        before.iter().map(move |record| part.unwrap_or(usize::MAX).saturating_mul(record.len()))
+    }
+}
+
+impl Layout {
+    /// Computes the layout for these data sets, each with its transforms.
+    pub(super) fn new<'f>(
+        plan: &Plan,
+        depths: Depths,
+        fields: impl Iterator<Item = (&'f dyn Dataset, &'f [Box<dyn RecordTransform>])>,
+    ) -> Result<Self, Error> {
+        // With fewer records than the batch size, a plan has a full batch only if it repeats records (`Wrap`).
+        let records = match plan.last_batch() {
+            LastBatch::Wrap => plan.batch_records(),
+            LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
+        };
+        let fields = fields.map(|(dataset, transforms)| Field::new(dataset, transforms, records));
+        let (fields, taken, name) = (fields.collect::<Result<Vec<_>, _>>()?, None, None);
+        let layout = Self { depths, records, fields, slot: 0, ahead: 0, taken, lent: false, name };
+        let last = usize::try_from(records).ok().and_then(|all| layout.range(layout.fields.len() - 1, all));
+        let slot = last.ok_or_else(|| too_large(&layout))?.end;
+        Ok(Self { slot, ..layout })
+    }
+
+    /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
+    /// possible range. `None` if there is no such field, or if the range overflows.
+    pub(super) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
+        let mut end = 0_usize;
+        let mut range = None;
+        for field in self.fields.get(..=field)? {
+            let (start, record) = (end.checked_next_multiple_of(ALIGN)?, field.record());
+            let len = if record.is_ragged() { field.room } else { records.checked_mul(record.len())? };
+            end = start.checked_add(len)?;
+            range = Some(start..end);
+        }
+        range
+    }
+
+    /// Returns the bytes of the records before the transforms, for all workers, and for the caller if it fills slots
+    /// too.
+    fn scratch(&self) -> usize {
+        let own = self.fields.iter().flat_map(Field::scratch).fold(0, usize::saturating_add);
+        own.saturating_mul(self.depths.workers + self.depths.helpers)
+    }
+
+    /// Takes the memory from the limit.
+    pub(super) fn take(&self, limit: MemoryLimit) -> Result<Taken, Error> {
+        let Depths { host, device, .. } = self.depths;
+        let wanted = (self.slot as u64)
+            .checked_mul((host as u64).saturating_add(device as u64))
+            .and_then(|slots| slots.checked_add(self.scratch() as u64))
+            .and_then(|all| all.checked_add(self.ahead))
+            .ok_or_else(|| too_large(self))?;
+        limit.take(wanted, self)
+    }
+}
+
+fn failed(source: BoxError) -> Error {
+    Error::Transform { at: None, source }
+}
+
+/// Returns an error if the element type and the shape of a data set do not give records of its size.
+fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<RecordType, Error> {
+    let found = match record {
+        Ok(record) if record.len() == dataset.record_bytes() => return Ok(record),
+        Ok(record) => format!("{record}, which is {} bytes", record.len()),
+        Err(error) => error.to_string(),
+    };
+    let wanted = format!("elements of {} bytes a record in {}", dataset.record_bytes(), dataset.name());
+    Err(Error::Option { option: "dataset", wanted, found })
+}
+
+/// Prints what the memory is for.
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { depths: Depths { host, device, .. }, records, fields, ahead, .. } = self;
+        write!(f, "{host} host slots")?;
+        if *device > 0 {
+            write!(f, " and {device} device slots")?;
+        }
+        let bytes = fields.iter().fold(0_usize, |sum, field| sum.saturating_add(field.record().len()));
+        write!(f, " of {records} records of {bytes} bytes")?;
+        if fields.len() > 1 {
+            write!(f, " in {} fields", fields.len())?;
+        }
+        match self.scratch() {
+            0 => {}
+            scratch => write!(f, " and {scratch} bytes before the transform")?,
+        }
+        match ahead {
+            0 => Ok(()),
+            ahead => write!(f, "; {ahead} bytes of later batches"),
+        }
+    }
+}
