@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Finds files and folders that the Markdown names in backticks or links to and that are not there, packages, features,
-examples, benchmarks and tests that a command of a document, of a comment or of a script names and that are not there, and
-scripts without a line in CONTRIBUTING.md.
+examples, benchmarks and tests that a command of a document, of a comment or of a script names and that are not there,
+scripts without a line in CONTRIBUTING.md, and conflicts that a merge has left in the Markdown.
 
     ci/files.py
 
@@ -93,6 +93,7 @@ def main():
     documents = git_files("*.md")
     wrong = [f"{name}: {path}" for name in documents for path in (*missing(ROOT / name), *broken(ROOT / name))]
     wrong += [*not_there(), *unlisted()]
+    wrong += [f"{name}: a conflict" for name in documents if re.search("^(<{7}|>{7}) ", (ROOT / name).read_text(), re.MULTILINE)]
     print(f"{len(documents)} documents: {len(wrong)} names, links, packages, features and programs that are not there")
     if wrong:
         sys.exit("\n".join(wrong))
