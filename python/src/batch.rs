@@ -285,6 +285,7 @@ impl Batch {
 }
 
 static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static FROM_NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static TENSOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Host memory in DLPack's terms: `kDLCPU`, device 0.
@@ -332,6 +333,10 @@ impl Lease {
     fn tensor<'py>(self: &Arc<Self>, py: Python<'py>, field: usize) -> PyResult<Bound<'py, PyAny>> {
         let view = &self.views[field];
         let memory = Memory::new(view.clone(), Some(self.clone()), false);
+        if dtype::format(view.dtype).is_some() {
+            let array = ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))?;
+            return FROM_NUMPY.import(py, "torch", "from_numpy")?.call1((array,));
+        }
         let shape = PyTuple::new(py, &view.shape)?;
         TENSOR.import(py, "twinbuf._streams", "tensor_of")?.call1((memory, dtype::name(view.dtype), shape))
     }

@@ -64,7 +64,7 @@ impl Failure {
             "FilePermissionError" => Some(13),
             _ => None,
         });
-        Self { path, offset, errno, ..Self::new(class, in_python(&chain(error))) }
+        Self { path, offset, errno, ..Self::new(class, chain(error)) }
     }
 }
 
@@ -83,31 +83,13 @@ fn chain(error: &dyn StdError) -> String {
     line
 }
 
-/// Makes an exception of one of the classes in `twinbuf.errors`.
+/// Makes an exception of one of the classes in `twinbuf.errors`. Names of Rust in its message become those of Python.
 pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
     let Failure { class, message, path, offset, errno, at } = failure;
-    let made = || -> PyResult<PyErr> {
-        let class = py.import("twinbuf.errors")?.getattr(class)?;
-        let error = class.call1((message,))?;
-        if let Some(path) = path {
-            if error.hasattr("filename")? {
-                error.setattr("filename", path.as_os_str())?;
-            }
-            error.setattr("path", path)?;
-        }
-        error.setattr("offset", offset)?;
-        if let Some(errno) = errno {
-            error.setattr("errno", errno)?;
-            error.setattr("strerror", py.import("os")?.call_method1("strerror", (errno,))?)?;
-        }
-        if let Some(At { loader, epoch, step, .. }) = at {
-            error.setattr("loader", loader.as_deref())?;
-            error.setattr("epoch", epoch)?;
-            error.setattr("step", step)?;
-        }
-        Ok(PyErr::from_value(error))
-    };
-    made().unwrap_or_else(|error| error)
+    let at = at.as_ref().map(|At { loader, epoch, step, .. }| (loader.as_deref(), epoch, step));
+    let made =
+        || py.import("twinbuf.errors")?.getattr("_made")?.call1((class, message, path, offset, errno, at));
+    made().map_or_else(|error| error, PyErr::from_value)
 }
 
 /// Makes a `TypeError` for an argument of the wrong type.
@@ -116,13 +98,13 @@ pub(crate) fn of_type(argument: &str, wanted: &str, found: impl fmt::Display) ->
 }
 
 pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
-    raise(py, Failure::new("OptionError", in_python(&error.to_string())))
+    raise(py, Failure::new("OptionError", error.to_string()))
 }
 
 /// An error of a loader or generator. An exception raised by Python code is returned as it was, with a note that names
 /// the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
-    let whole = in_python(&chain(&error));
+    let whole = chain(&error);
     match error {
         Error::Load { at, source } => load(py, whole, at, source),
         Error::Hook { at, source } => load(py, whole, at, source),
@@ -184,7 +166,9 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
         Ok(raised) => {
             let raised = not_the_end(py, "the data set", *raised);
             // If the note cannot be added, return the error without it.
-            let _ = raised.value(py).call_method1("add_note", (line,));
+            let line =
+                py.import("twinbuf.errors").and_then(|errors| errors.call_method1("_in_python", (line,)));
+            let _ = line.and_then(|line| raised.value(py).call_method1("add_note", (line,)));
             return raised;
         }
         Err(source) => source,
@@ -207,16 +191,6 @@ pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
     error
 }
 
-/// Names in messages of the crates, and the names of the same things in Python.
-const NAMES: [(&str, &str); 6] = [
-    ("Records::len", "len(records)"),
-    ("PlanBuilder::rank", "rank"),
-    ("transform", "map"),
-    ("ReadMode", "read_mode"),
-    ("dataset", "data"),
-    ("epochs(..)", "epochs(n)"),
-];
-
 /// Converts a shuffle, as Rust prints it, to the argument of Python's `Plan`.
 fn shuffle_in_python(shuffle: &str) -> String {
     let numbers: Vec<_> =
@@ -227,26 +201,4 @@ fn shuffle_in_python(shuffle: &str) -> String {
         (_, [records]) => format!("Chunks({records})"),
         _ => shuffle.to_string(),
     }
-}
-
-/// Replaces the names in a message of the crates by those of Python.
-pub(crate) fn in_python(text: &str) -> String {
-    let text = text.replace(": the data set has no `try_clone`", "");
-    let text = text.replace("or keep the last batch", "or set `drop_last=False`");
-    // Text between backquotes is code: every second part.
-    let code = |(at, part): (usize, &str)| {
-        if at % 2 == 0 {
-            return part.to_string();
-        }
-        if let Some(&(_, name)) = NAMES.iter().find(|(rust, _)| *rust == part) {
-            return name.to_string();
-        }
-        match part.strip_suffix(')').and_then(|call| call.split_once('(')) {
-            Some(("depth", depth)) => format!("depth={depth}"),
-            Some(("workers", workers)) => format!("workers={workers}"),
-            Some(("overlap", on)) => format!("overlap={}", if on == "true" { "True" } else { "False" }),
-            _ => part.replace("::", "."),
-        }
-    };
-    text.split('`').enumerate().map(code).collect::<Vec<_>>().join("`")
 }

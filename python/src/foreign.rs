@@ -5,6 +5,7 @@
 //! rest off. `_drive.py` makes the call and answers it, and the reader goes on.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +49,7 @@ pub(crate) type Answer = PyResult<Vec<u8>>;
 #[derive(Default)]
 struct Desk {
     wanted: Option<Call>,
-    answer: Option<Answer>,
+    answers: VecDeque<Answer>,
 }
 
 thread_local! {
@@ -60,13 +61,20 @@ thread_local! {
 
 /// Returns the answer to `call`, or leaves the call on the desk and puts the fill off.
 pub(crate) fn answer_to(call: impl FnOnce() -> Call) -> Result<Vec<u8>, BoxError> {
-    DESK.with_borrow_mut(|desk| match desk.answer.take() {
+    DESK.with_borrow_mut(|desk| match desk.answers.pop_front() {
         Some(answer) => Ok(answer?),
         None => {
             desk.wanted = Some(call());
             Err(io::Error::from(io::ErrorKind::WouldBlock).into())
         }
     })
+}
+
+/// Does work, with answers to its first calls, up to a call without one.
+pub(crate) fn up_to_call<T>(answers: VecDeque<Answer>, work: impl FnOnce() -> T) -> (T, Option<Call>) {
+    DESK.set(Desk { wanted: None, answers });
+    let done = work();
+    (done, DESK.take().wanted)
 }
 
 /// Identifies a loader, by its address.
@@ -79,8 +87,8 @@ pub(crate) fn is_calling(loader: &Arc<Identity>) -> bool {
 }
 
 impl Call {
-    /// Returns the arguments of `_drive._made`, and the view of a slot among them.
-    fn arguments<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Option<Lending>)> {
+    /// Returns the arguments of `_drive.made_by`, and the view of a slot among them.
+    pub(crate) fn arguments<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Option<Lending>)> {
         let object = self.object.get(py);
         let object = object.ok_or_else(|| PyRuntimeError::new_err("the loader was collected"))?;
         match &self.work {
@@ -111,7 +119,7 @@ impl Call {
 }
 
 /// A slot that is lent to `read_into`: the view, and what counts the uses of it.
-type Lending = (Py<PyMemoryView>, Py<Memory>);
+pub(crate) type Lending = (Py<PyMemoryView>, Py<Memory>);
 
 /// A worker of a loader. A thread of Python drives it, or the loop's thread without overlap.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Filler")]
@@ -151,9 +159,8 @@ impl Filler {
             }
             *making = Making { answer: making.answer.take(), ..Making::default() };
         }
-        DESK.set(Desk { wanted: None, answer: making.answer.take() });
-        let found = step(worker);
-        making.call = DESK.take().wanted;
+        let (found, call) = up_to_call(making.answer.take().into_iter().collect(), || step(worker));
+        making.call = call;
         found
     }
 }
@@ -190,7 +197,7 @@ impl Filler {
         })
     }
 
-    /// The arguments of the call, for `_made`.
+    /// The arguments of the call, for `made_by`.
     fn wanted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let mut making = lock(&self.call);
         let call = making.call.as_ref().ok_or_else(|| PyRuntimeError::new_err("no call is wanted"))?;

@@ -244,7 +244,7 @@ impl Thread {
             Some(shared) => shared.state.with(py, |state| shared.front.report(state)),
             None => self.total.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         };
-        report(py, found, &report::Loop { name, ..Default::default() })
+        report(py, &found, &report::Loop { name, ..Default::default() })
     }
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
@@ -528,7 +528,7 @@ impl Items {
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let found = self.shared.state.with(py, |state| self.shared.front.report(state));
         let name = self.shared.name.as_deref().unwrap_or_default();
-        report(py, found, &report::Loop { name, ..Default::default() })
+        report(py, &found, &report::Loop { name, ..Default::default() })
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

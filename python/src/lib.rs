@@ -44,6 +44,7 @@ mod _twinbuf {
         plan::{_launched, Plan},
         recorder::Recorder,
         records::Records,
+        report::_save,
         taken::Taken,
         tensors::{Group, Stream, Tensors},
         writer::Writer,

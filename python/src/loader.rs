@@ -69,8 +69,6 @@ struct Options {
     trace: Option<PathBuf>,
     /// Whether a thread sends the batches to a device.
     sends: bool,
-    /// Whether the environment overrides the options.
-    env: bool,
 }
 
 /// A builder, and what a loader keeps of its data sets.
@@ -124,7 +122,7 @@ impl Options {
             Some(depth) => depth,
             None => builder.wanted_slots().map_err(failed)?.0,
         };
-        let builder = if self.env { builder.from_env().map_err(failed)? } else { builder };
+        let builder = builder.from_env().map_err(failed)?;
         Ok(Prepared { builder, objects, quick, asked_depth })
     }
 }
@@ -313,7 +311,7 @@ impl Loader {
         let (name, breakdown) = (self._name().unwrap_or_default(), &self.shared.front.breakdown);
         let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
         let of = report::Loop { name, bytes: true, kept, phases, ..Default::default() };
-        report(py, Recorder::with(recorder, found), &of)
+        report(py, &Recorder::with(recorder, found), &of)
     }
 
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many

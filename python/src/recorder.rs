@@ -69,6 +69,6 @@ impl Recorder {
     /// The report of a watched loop. ``line`` is where the loop is, for the advice.
     fn report(&self, py: Python<'_>, name: &str, line: &str) -> PyResult<Py<PyAny>> {
         let found = self.lock().report();
-        report(py, found, &report::Loop { name, line, ..Default::default() })
+        report(py, &found, &report::Loop { name, line, ..Default::default() })
     }
 }

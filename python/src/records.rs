@@ -14,6 +14,7 @@ use twinbuf::{BoxError, Dataset};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
+use crate::foreign::up_to_call;
 use crate::locked::detached;
 use crate::number::List;
 use crate::transform::{self, Step};
@@ -107,39 +108,37 @@ impl How {
         let cut = self.windows.map_or(Cut::Rows, |(rows, stride)| Cut::Windows { rows, stride });
         let options = twinbuf::Records::options().skip_short(self.skip_short);
         let failed = |error| unopened(py, &error);
-        let dtype = match (&*self.kind, &self.argument) {
-            ("open_headerless", Some(Argument::Name(name))) => Some(dtype::parse(name)?),
-            _ => None,
-        };
         let paths = detached(py, || files(&self.paths)).map_err(failed)?;
-        if let Some(Argument::Indexes(indexes)) = &self.argument {
-            let indexes = detached(py, || files(indexes)).map_err(failed)?;
-            let (wanted, found) = (paths.len(), indexes.len());
-            if wanted != found {
-                return Err(wrong(format!("indexes: wanted one for each of {wanted} files, found {found}")));
+        let argument = match &self.argument {
+            Some(Argument::Indexes(indexes)) => {
+                let indexes = detached(py, || files(indexes)).map_err(failed)?;
+                let (wanted, found) = (paths.len(), indexes.len());
+                if wanted != found {
+                    return Err(wrong(format!(
+                        "indexes: wanted one for each of {wanted} files, found {found}"
+                    )));
+                }
+                let pairs: Vec<_> = paths.into_iter().zip(indexes).collect();
+                let opened = detached(py, || RaggedRecords::open_indexed(pairs));
+                return opened.map(Arc::new).map(Files::Ragged).map_err(failed);
             }
-            let pairs = paths.into_iter().zip(indexes);
-            let opened = detached(py, || RaggedRecords::open_indexed(pairs.collect::<Vec<_>>()));
-            return Ok(Files::Ragged(Arc::new(opened.map_err(failed)?)));
+            Some(Argument::Name(name)) => &**name,
+            _ => "",
+        };
+        if self.kind == "open_megatron" {
+            let opened = detached(py, || RaggedRecords::open_megatron(paths));
+            return opened.map(Arc::new).map(Files::Ragged).map_err(failed);
         }
-        let opened = detached(py, || match (&*self.kind, &self.argument, dtype) {
-            ("open", Some(Argument::Bytes(bytes)), _) => Some(options.open(paths, *bytes)),
-            ("open_headerless", _, Some(dtype)) => Some(options.open_headerless(paths, dtype, cut)),
-            ("open_llm_c", ..) => Some(options.open_llm_c(paths, cut)),
-            ("open_npy", ..) => Some(options.open_npy(paths, cut)),
-            ("open_safetensors", Some(Argument::Name(name)), _) => {
-                Some(options.open_safetensors(paths, name, cut))
-            }
-            ("open_npz", Some(Argument::Name(name)), _) => Some(options.open_npz(paths, name, cut)),
-            _ => None,
+        let dtype = dtype::parse(argument);
+        let opened = detached(py, || match (&*self.kind, &self.argument) {
+            ("open_headerless", _) => Ok(options.open_headerless(paths, dtype?, cut)),
+            ("open_llm_c", _) => Ok(options.open_llm_c(paths, cut)),
+            ("open_safetensors", _) => Ok(options.open_safetensors(paths, argument, cut)),
+            ("open_npz", _) => Ok(options.open_npz(paths, argument, cut)),
+            (_, Some(Argument::Bytes(bytes))) => Ok(options.open(paths, *bytes)),
+            _ => Ok(options.open_npy(paths, cut)),
         });
-        match opened {
-            Some(opened) => opened.map(Arc::new).map(Files::Fixed).map_err(failed),
-            None => {
-                let opened = detached(py, || RaggedRecords::open_megatron(files(&self.paths)?));
-                opened.map(Arc::new).map(Files::Ragged).map_err(failed)
-            }
-        }
+        PyResult::map(opened, |opened| opened.map(Arc::new).map(Files::Fixed).map_err(failed))?
     }
 }
 
@@ -190,8 +189,10 @@ impl Records {
         Ok(Self { files, steps, plain, record })
     }
 
-    /// Read these records, and apply the steps to them, none of which is a function.
-    fn _read<'py>(&self, py: Python<'py>, list: List) -> PyResult<Bound<'py, PyAny>> {
+    /// Read these records, and apply the steps to them. Returns an array, a list of arrays, or a tuple: the arguments of
+    /// `made_by`, for a call of a function that ``answers`` does not have.
+    #[pyo3(signature = (list, answers=Vec::new()))]
+    fn _read<'py>(&self, py: Python<'py>, list: List, answers: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyAny>> {
         let (list, ranges) = (list.records(py)?, self.files.ranges());
         let plan = twinbuf::Plan::builder(ranges.len()).batch(1).build();
         let plan = plan.map_err(|error| errors::option(py, error))?;
@@ -202,7 +203,7 @@ impl Records {
         }
         let (mut all, mut ends) = (Vec::new(), Vec::new());
         let count = usize::try_from(list.len())?;
-        let read = detached(py, || {
+        let read = || {
             let (mut record, mut room) = (Vec::new(), Vec::new());
             if self.record.is_ragged() {
                 resize(&mut ends, count)?;
@@ -225,7 +226,11 @@ impl Records {
                 ends.get_mut(at).into_iter().for_each(|end| *end = all.len());
             }
             Result::<(), BoxError>::Ok(())
-        });
+        };
+        let (read, call) = detached(py, || up_to_call(answers.into_iter().map(Ok).collect(), read));
+        if let Some(call) = call {
+            return Ok(call.arguments(py)?.0.into_any());
+        }
         read.map_err(|error| match error.downcast::<twinbuf::mmap::Error>() {
             Ok(error) => errors::raise(py, Failure::of_file(&error)),
             Err(error) => errors::of_transform(py, error),

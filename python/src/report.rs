@@ -1,11 +1,11 @@
-//! Makes a `Report` (`twinbuf/_report.py`) of the crate's report, with the names of Python.
+//! Makes a `Report` (`twinbuf/_report.py`) of the crate's report.
 
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyTuple};
+use pyo3::types::PyDict;
 
-use crate::errors::{self, Failure, in_python};
+use crate::errors::{self, Failure};
 
 /// What a report is of.
 #[derive(Default)]
@@ -22,30 +22,8 @@ pub(crate) struct Loop<'a> {
     pub(crate) phases: String,
 }
 
-impl Loop<'_> {
-    /// Replaces the crate's names and advice in a text by what they are in Python.
-    fn in_python(&self, text: &str) -> String {
-        // A loader of Python always reads the variables.
-        let text = text.replace(" if the builder calls `from_env`", "");
-        let here = format!("{}: put `tb.prefetch(...)` in place of `tb.watch(...)`", self.line);
-        in_python(&if self.line.is_empty() { text } else { text.replace("`overlap(true)`", &here) })
-    }
-
-    /// Returns the text of the crate's report as the text of this one.
-    fn text(&self, text: &str) -> String {
-        let name = if self.name.is_empty() { String::new() } else { format!("{}: ", self.name) };
-        let kept = match self.kept {
-            0 => String::new(),
-            kept => {
-                format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
-            }
-        };
-        name + &self.in_python(text) + &kept + &self.phases
-    }
-}
-
 /// Makes a report.
-pub(crate) fn report(py: Python<'_>, found: twinbuf::Report, of: &Loop<'_>) -> PyResult<Py<PyAny>> {
+pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> PyResult<Py<PyAny>> {
     let (train, settings) = (&found.train, &found.settings);
     let times = [
         ("wall", found.wall),
@@ -68,14 +46,14 @@ pub(crate) fn report(py: Python<'_>, found: twinbuf::Report, of: &Loop<'_>) -> P
     figures.set_item("workers", settings.workers)?;
     figures.set_item("kept", of.kept)?;
     figures.set_item("verdict", found.verdict().to_string())?;
-    figures.set_item("advice", of.in_python(&found.advice()))?;
-    let texts = [found.to_string(), format!("{found:#}")].map(|text| of.text(&text));
-    let page = of.in_python(&found.html());
-    let save = move |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| {
-        let path = arguments.get_item(0)?.extract::<PathBuf>()?;
-        let written = std::fs::write(&path, &page);
-        written.map_err(|error| errors::raise(arguments.py(), Failure::of_writing(path, &error)))
-    };
-    let save = PyCFunction::new_closure(py, None, None, save)?;
-    Ok(py.import("twinbuf._report")?.getattr("Report")?.call1((figures, texts, save))?.unbind())
+    figures.set_item("advice", found.advice())?;
+    let texts = (found.to_string(), format!("{found:#}"), found.html());
+    let class = py.import("twinbuf._report")?.getattr("Report")?;
+    Ok(class.call1((figures, texts, of.line, &of.phases))?.unbind())
+}
+
+/// Writes the page of a report.
+#[pyfunction]
+pub(crate) fn _save(py: Python<'_>, path: PathBuf, page: &str) -> PyResult<()> {
+    std::fs::write(&path, page).map_err(|error| errors::raise(py, Failure::of_writing(path, &error)))
 }

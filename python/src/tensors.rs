@@ -203,7 +203,7 @@ impl Stream {
         let found = self.shared.state.with(py, |state| state.run.report()).unwrap_or_default();
         let name = self.shared.name.as_deref().unwrap_or_default();
         let of = report::Loop { name, bytes: true, ..Default::default() };
-        report(py, Recorder::with(recorder, found), &of)
+        report(py, &Recorder::with(recorder, found), &of)
     }
 
     fn __repr__(&self) -> String {

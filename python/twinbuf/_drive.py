@@ -172,7 +172,7 @@ def _answer(worker: _Filler) -> None:
     """Make the call that the worker waits for. What it refers to is free again before the thread waits."""
     made, raised = b"", None
     try:
-        made = _made(*worker.wanted())
+        made = made_by(*worker.wanted())
     except BaseException as error:
         raised = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
     if not worker.is_returned() and raised:
@@ -182,7 +182,7 @@ def _answer(worker: _Filler) -> None:
     worker.answer(made, raised)
 
 
-def _made(code: Any, numbers: bytearray, *more: Any) -> bytes:
+def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
     """Call a data set with the numbers of records and their slot, or a function with each of some records."""
     import numpy as np
 

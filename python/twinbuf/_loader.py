@@ -183,7 +183,6 @@ class Loader(_Loader, Generic[Made]):
             "breakdown": whole_or_none("breakdown", breakdown) or None,
             "trace": path_or_none(trace),
             "sends": to_device is not None,
-            "env": True,
         }
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
         self = super().__new__(cls, plan, options, slots)
@@ -358,25 +357,6 @@ class Loader(_Loader, Generic[Made]):
             "a Loader cannot be pickled, because it owns a thread and open files: build it in the process "
             "that uses it, and send its `state_dict()`"
         )
-
-
-def in_this_thread(records: Records, wanted: Any, count: int) -> Any:
-    """Read some records, and call their functions in this thread."""
-    plan = Plan(records, count, records=wanted, rank=0, world=1)
-    options = _options(records) | {
-        "name": None,
-        "depth": 1,
-        "workers": 1,
-        "overlap": False,
-        "read_mode": "auto",
-    }
-    options |= {"memory_limit": None, "breakdown": None, "trace": None, "sends": False, "env": False}
-    try:
-        loader = _Loader.__new__(Loader, plan, options)
-    except OptionError:
-        raise MemoryError("no memory for the records: read fewer at a time") from None
-    loader._map, loader._sender, (loader._filler,) = None, None, loader._fillers()
-    return next(loader.epochs(1)).numpy().copy()
 
 
 def _options(data: Any) -> dict[str, Any]:

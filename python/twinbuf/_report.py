@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
+
+from ._twinbuf import _save
+from .errors import _in_python
 
 
 class Report:
@@ -62,15 +64,26 @@ class Report:
     verdict: str
     advice: str
 
-    def __init__(
-        self, figures: dict[str, Any], texts: list[str], save: Callable[[str | os.PathLike[str]], None]
-    ) -> None:
+    def __init__(self, figures: dict[str, Any], texts: tuple[str, str, str], line: str, phases: str) -> None:
+        """``line`` is where a watched loop is, and ``phases`` the text of a breakdown."""
+
+        def told(text: str) -> str:
+            # A loader of Python always reads the variables.
+            text = text.replace(" if the builder calls `from_env`", "")
+            here = f"{line}: put `tb.prefetch(...)` in place of `tb.watch(...)`"
+            return _in_python(text.replace("`overlap(true)`", here) if line else text)
+
+        figures["advice"] = told(figures["advice"])
         self.__dict__.update(figures)
-        self._figures, (self._text, self._tables), self._save = figures, texts, save
+        self._figures, (text, tables, self._page) = figures, map(told, texts)
+        before = f"{self.name}: " if self.name else ""
+        why = "batches were kept while their slots were needed: the slots got new memory."
+        after = (f"\n{self.kept} {why}" if self.kept else "") + phases
+        self._text, self._tables = before + text + after, before + tables + after
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page for any browser: the report and the last steps. It needs no other file."""
-        self._save(path)
+        _save(os.fspath(path), self._page)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""

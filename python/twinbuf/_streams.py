@@ -441,7 +441,7 @@ def _array_like(leaf: Any) -> torch.Tensor | None:
 
 
 def tensor_of(memory: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of the memory that an object lends."""
+    """Return a tensor of the memory that an object lends, of a type that numpy lacks."""
     import torch
 
     kind = getattr(torch, dtype)
