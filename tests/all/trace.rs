@@ -1,6 +1,6 @@
 //! The trace: the documented events, nested as they happened, in a file that can be read at any time.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -199,7 +199,7 @@ fn a_killed_program_leaves_whole_events() {
         let _batch = loader.epoch(5).next();
         println!("\nin the second epoch");
         // Nobody writes to it: this waits until the process is killed.
-        let _ = std::io::stdin().read(&mut [0]);
+        let _ = io::stdin().read(&mut [0]);
         return;
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -245,19 +245,20 @@ fn one_file_under_several_names_is_one_file() {
     }
 }
 
+#[cfg(unix)]
+#[track_caller]
+fn fails(found: &Result<(), Error>, wanted: &Path, kind: io::ErrorKind) {
+    let Err(Error::Trace { path, source }) = found else { panic!("{found:?}") };
+    assert_eq!((&**path, source.kind()), (wanted, kind));
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_stops_the_trace_and_not_the_training() {
     let (_dir, paths) = files(&[4000]);
     // Opened like a file; every write to it fails with ENOSPC.
     let builder = Loader::builder(open(&paths), plan(4000, 8)).trace(Trace::new("/dev/full"));
-    match builder.build() {
-        Err(Error::Trace { path, source }) => {
-            assert_eq!(path, Path::new("/dev/full"));
-            assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
-        }
-        other => panic!("{other:?}"),
-    }
+    fails(&builder.build().map(drop), Path::new("/dev/full"), io::ErrorKind::StorageFull);
 }
 
 #[test]
@@ -282,13 +283,7 @@ fn a_write_that_fails_later_is_told_by_close() {
             assert!(loader.epoch(epoch).all(|batch| batch.is_ok()), "the training goes on");
         }
         assert_eq!(loader.report().batches, 1000);
-        match loader.close() {
-            Err(Error::Trace { path, source }) => {
-                assert_eq!(path, fifo);
-                assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
-            }
-            other => panic!("overlap {overlap}: {other:?}"),
-        }
+        fails(&loader.close(), &fifo, io::ErrorKind::BrokenPipe);
     }
 }
 
@@ -309,13 +304,7 @@ fn a_write_that_only_close_does_is_told_too() {
     let reader = reader.join().unwrap();
     assert!(loader.epoch(0).all(|batch| batch.is_ok()));
     drop(reader);
-    match loader.close() {
-        Err(Error::Trace { path, source }) => {
-            assert_eq!(path, fifo);
-            assert_eq!(source.kind(), std::io::ErrorKind::BrokenPipe);
-        }
-        other => panic!("{other:?}"),
-    }
+    fails(&loader.close(), &fifo, io::ErrorKind::BrokenPipe);
 }
 
 /// Set for the process with a limit on file sizes: the path of its trace.

@@ -394,10 +394,12 @@ fn npy_messages_tell_what_to_do() {
     }
 }
 
+fn number(numbers: &[i32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
 /// The fronts of files of other formats, and the advice for each.
 fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
-    let number =
-        |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     let at = |place: usize, magic: &[u8]| [&vec![b'a'; place], magic].concat();
     let idx: Vec<u8> = [0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 28, 0, 0, 0, 18].into();
     let lines = "{\"text\": \"A caf\u{e9} at the end of the street.\"}\n".repeat(30).into_bytes();
@@ -451,8 +453,6 @@ fn known_formats_are_no_bare_numbers() {
         file.resize(1024, 0);
         file
     }
-    let number =
-        |numbers: &[i32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     let tar = |magic: &[u8]| [&[b'a'; 257][..], magic].concat();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("train.bin");
