@@ -6,7 +6,9 @@
 //! `TWINBUF_FUZZ_CASES=3000 cargo test --release -p twinbuf-cuda --test all fuzz::` for a long run.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -626,24 +628,32 @@ fn random_calls_agree_with_the_model() {
     if Control::get().is_real() {
         return;
     }
-    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(200);
-    must_end(move || {
+    must_end(|| {
         let ending = prop::sample::select(vec![Ending::Finish, Ending::DropSlots, Ending::DropBatches]);
         let case = (setup(), prop::collection::vec(call(), 1..80), ending);
-        let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
-        let mut seen = BTreeSet::new();
-        let seen_cell = std::cell::RefCell::new(&mut seen);
-        let result = TestRunner::new(config).run(&case, |(setup, calls, ending)| {
-            if std::env::var_os("TWINBUF_FUZZ_PRINT").is_some() {
-                eprintln!("{setup:?} {ending:?} {calls:?}");
-            }
-            seen_cell.borrow_mut().insert((setup.host_depth, setup.device_depth));
+        let seen = RefCell::new(BTreeSet::new());
+        let cases = explore(200, &case, |(setup, calls, ending)| {
+            seen.borrow_mut().insert((setup.host_depth, setup.device_depth));
             run(setup, &calls, ending);
-            Ok(())
         });
-        result.unwrap_or_else(|error| panic!("{error}"));
-        println!("{cases} cases, {} of 64 pairs of depths", seen.len());
+        println!("{cases} cases, {} of 64 pairs of depths", seen.into_inner().len());
     });
+}
+
+/// Tests random cases, as many as `TWINBUF_FUZZ_CASES` says or else `few`, and returns their number. With
+/// `TWINBUF_FUZZ_PRINT` each is printed.
+fn explore<T: Debug>(few: u32, case: &impl Strategy<Value = T>, test: impl Fn(T)) -> u32 {
+    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(few);
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let result = TestRunner::new(config).run(case, |case| {
+        if std::env::var_os("TWINBUF_FUZZ_PRINT").is_some() {
+            eprintln!("{case:?}");
+        }
+        test(case);
+        Ok(())
+    });
+    result.unwrap_or_else(|error| panic!("{error}"));
+    cases
 }
 
 /// What a scope of a stager does with each of its buffers: with each part of it, in some order.
@@ -827,18 +837,9 @@ fn random_scopes_of_a_stager_agree_with_the_model() {
     if Control::get().is_real() {
         return;
     }
-    let cases = std::env::var("TWINBUF_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(50);
-    must_end(move || {
+    must_end(|| {
         let case = (setup(), prop::collection::vec(scope(), 1..6), any::<bool>());
-        let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
-        let result = TestRunner::new(config).run(&case, |(setup, scopes, tracking)| {
-            if std::env::var_os("TWINBUF_FUZZ_PRINT").is_some() {
-                eprintln!("{setup:?} {tracking} {scopes:?}");
-            }
-            stage(setup, &scopes, tracking);
-            Ok(())
-        });
-        result.unwrap_or_else(|error| panic!("{error}"));
+        let cases = explore(50, &case, |(setup, scopes, tracking)| stage(setup, &scopes, tracking));
         println!("{cases} cases of a stager");
     });
 }
