@@ -126,15 +126,16 @@ impl TraceFile {
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
-        let sink = ForkGuard::new(Mutex::new(Sink { file, whole: 0, error: None }));
-        let trace = Self { path, start, ended: false, loaders: AtomicUsize::new(0), sink };
+        let sink = Sink { path, file, whole: 0, error: None };
+        let sink = Arc::new(ForkGuard::new(Mutex::new(sink)));
+        let trace = Self { start, loaders: AtomicUsize::new(0), sink };
         let first = format!(
             r#"[
 {{"name":"clock_origin","ph":"M","pid":{rank},"tid":1,"args":{{"unix_us":{unix_us},"process":{}}}}}"#,
             std::process::id()
         );
         trace.write(&first);
-        trace.check()?;
+        check(&trace.sink)?;
         Ok(trace)
     }
 }
@@ -161,19 +162,17 @@ pub(crate) struct LoaderTrace {
 /// The file, and the clock that all rows share.
 #[derive(Debug)]
 struct TraceFile {
-    path: PathBuf,
     start: Instant,
-    /// Whether the closing bracket has been written.
-    ended: bool,
     /// The number of loaders that have opened the file.
     loaders: AtomicUsize,
     /// A forked process has a copy of the events that the tracks gathered, and shares the position in the file with its
     /// parent. So it writes nothing.
-    sink: ForkGuard<Mutex<Sink>>,
+    sink: Arc<ForkGuard<Mutex<Sink>>>,
 }
 
 #[derive(Debug)]
 struct Sink {
+    path: PathBuf,
     file: File,
     /// The bytes of whole lines in the file.
     whole: u64,
@@ -200,39 +199,28 @@ impl TraceFile {
             }
         }
     }
+}
 
-    /// Returns the error that stopped the writing. Later calls return only the kind of that error.
-    fn check(&self) -> Result<(), Error> {
-        let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(source) = sink.error.take() else { return Ok(()) };
-        sink.error = Some(io::Error::from(source.kind()));
-        Err(Error::Trace { path: self.path.clone(), source })
-    }
-
-    fn end(&mut self) {
-        if !std::mem::replace(&mut self.ended, true) {
-            self.write("\n]\n");
-        }
-    }
+/// Returns the error that stopped the writing. Later calls return only the kind of that error.
+fn check(sink: &Mutex<Sink>) -> Result<(), Error> {
+    let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(source) = sink.error.take() else { return Ok(()) };
+    sink.error = Some(io::Error::from(source.kind()));
+    Err(Error::Trace { path: sink.path.clone(), source })
 }
 
 impl LoaderTrace {
-    /// Writes the closing bracket if no other loader uses the file. Returns the error that stopped the writing.
+    /// Writes the closing bracket if nothing else uses the file. Returns the error that stopped the writing.
     pub(crate) fn close(self: Arc<Self>) -> Result<(), Error> {
-        let Some(Self { file, .. }) = Arc::into_inner(self) else { return Ok(()) };
-        match Arc::try_unwrap(file) {
-            Ok(mut file) => {
-                file.end();
-                file.check()
-            }
-            Err(shared) => shared.check(),
-        }
+        let sink = self.file.sink.clone();
+        drop(self);
+        check(&sink)
     }
 }
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
-        self.end();
+        self.write("\n]\n");
     }
 }
 

@@ -11,7 +11,7 @@ mod schedule;
 
 use std::iter;
 use std::ops::DerefMut;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub use twinbuf_mmap::Tensors;
@@ -189,13 +189,7 @@ impl<B: Backend> StreamBuilder<B> {
         let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
         let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&*schedule))?;
         let trace = options.open(0, 1)?;
-        let kept: Kept = (0..schedule.groups().len()).map(|_| OnceLock::new()).collect();
-        let source = Reading {
-            reader: reader.clone(),
-            schedule: schedule.clone(),
-            kept: kept.clone(),
-            _taken: taken.clone(),
-        };
+        let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
         let memory = Memory {
             slot: schedule.slot(),
             depth,
@@ -221,20 +215,7 @@ impl<B: Backend> StreamBuilder<B> {
         })?;
         let (order, at) = (Vec::new(), 0);
         let (passes, flowing, whole, failed) = (0, false, false, None);
-        Ok(TensorStream {
-            pipe,
-            schedule,
-            reader,
-            kept,
-            cycle,
-            passes,
-            flowing,
-            order,
-            at,
-            whole,
-            failed,
-            taken,
-        })
+        Ok(TensorStream { pipe, schedule, reader, cycle, passes, flowing, order, at, whole, failed, taken })
     }
 }
 
@@ -253,7 +234,6 @@ pub struct TensorStream<B: Backend = Host> {
     pipe: Pipe<B::Ring<usize>>,
     schedule: Arc<Schedule>,
     reader: Arc<Reader<Groups>>,
-    kept: Kept,
     cycle: bool,
     /// The number of passes that have begun.
     passes: u64,
@@ -271,9 +251,6 @@ pub struct TensorStream<B: Backend = Host> {
     /// after the memory has been freed.
     taken: Option<Arc<Taken>>,
 }
-
-/// For each group: its memory, if the group is kept in memory and has been read.
-type Kept = Arc<[OnceLock<Arc<Buffer>>]>;
 
 impl<B: Backend> TensorStream<B> {
     calls_of_pipe!();
@@ -320,11 +297,9 @@ impl<B: Backend> TensorStream<B> {
     /// Gives the pipe a new order: this pass, and with `cycle` all later ones.
     fn begin(&mut self, pass: u64) {
         // Until all kept groups have been read once, every group comes through a slot, kept ones too.
-        let there = self.kept.iter().filter_map(OnceLock::get).count() == self.schedule.kept();
-        self.whole = !there;
+        self.whole = !self.schedule.is_read();
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
-        let (reader, kept) = (self.reader.clone(), self.kept.clone());
-        let reads = self.schedule.clone().reads(passes.clone(), move |group| kept[group].get().is_some());
+        let (reader, reads) = (self.reader.clone(), self.schedule.clone().reads(passes.clone()));
         let order = self.schedule.clone().order(passes, self.whole);
         // The reading thread begins to read ahead when it takes the first group.
         let begin = move || {
@@ -344,7 +319,7 @@ impl<B: Backend> TensorStream<B> {
 
     /// Returns the memory of a group, if the group is kept, has been read, and comes through no slot any more.
     fn kept_group(&self, group: usize) -> Option<Arc<Buffer>> {
-        self.kept[group].get().filter(|_| !self.schedule.is_streamed(group)).cloned()
+        self.schedule.memory_of(group)?.get().filter(|_| !self.schedule.is_streamed(group)).cloned()
     }
 
     /// Returns the groups of the stream.
@@ -368,7 +343,6 @@ debug!([B: Backend] TensorStream[B], |stream|
 struct Reading {
     reader: Arc<Reader<Groups>>,
     schedule: Arc<Schedule>,
-    kept: Kept,
     _taken: Option<Arc<Taken>>,
 }
 
@@ -378,12 +352,11 @@ impl<S: DerefMut<Target = [u8]> + ?Sized> Source<S> for Reading {
     fn fill(&mut self, &mut group: &mut usize, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error> {
         at.runs("reader");
         let bytes = self.schedule.groups().bytes(group);
-        if !self.schedule.is_kept(group) {
+        let Some(kept) = self.schedule.memory_of(group) else {
             at.read_bytes(bytes);
             let read = self.reader.read(&group, slot).map_err(|error| at.failed(error))?;
             return Ok(Content::Bytes(read));
-        }
-        let kept = &self.kept[group];
+        };
         if kept.get().is_none() {
             at.read_bytes(bytes);
             let mut buffer = Buffer::untouched(bytes).ok_or_else(|| too_large(&*self.schedule))?;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use twinbuf_mmap::{Groups, Reader};
+use twinbuf_mmap::{Buffer, Groups, Reader};
 
 use crate::error::Error;
 use crate::pipe::Place;
@@ -18,9 +18,11 @@ pub(super) struct Schedule {
     order: Option<Order>,
     /// The numbers of host slots and of device slots.
     depths: (usize, usize),
-    /// For each group, whether it is kept in memory.
-    kept: Vec<bool>,
+    /// For each group that is kept in memory: its memory, once it has been read.
+    kept: Vec<Option<Kept>>,
 }
+
+pub(super) type Kept = OnceLock<Arc<Buffer>>;
 
 impl Schedule {
     /// Chooses the groups to keep: at most `keep`, and no more than fit into `left` bytes beside the slots.
@@ -32,7 +34,7 @@ impl Schedule {
         keep: Option<usize>,
     ) -> Self {
         let all = groups.len();
-        let mut schedule = Self { groups, order, depths, kept: vec![false; all] };
+        let mut schedule = Self { groups, order, depths, kept: vec![None; all] };
         let most = keep.unwrap_or(if left.is_some() { all } else { 0 }).min(all);
         let left = left.unwrap_or(u64::MAX);
         // Keeps none if not even the slots fit.
@@ -45,7 +47,7 @@ impl Schedule {
     fn try_keep(&mut self, count: usize, left: u64) -> bool {
         let all = self.kept.len();
         for (group, kept) in self.kept.iter_mut().enumerate() {
-            *kept = (group + 1) * count / all > group * count / all;
+            *kept = ((group + 1) * count / all > group * count / all).then(OnceLock::new);
         }
         self.memory().is_some_and(|memory| memory <= left)
     }
@@ -54,17 +56,23 @@ impl Schedule {
         &self.groups
     }
 
-    pub(super) fn is_kept(&self, group: usize) -> bool {
-        self.kept.get(group).is_some_and(|&kept| kept)
+    /// Returns the memory of a group, if it is kept.
+    pub(super) fn memory_of(&self, group: usize) -> Option<&Kept> {
+        self.kept.get(group)?.as_ref()
     }
 
     pub(super) fn kept(&self) -> usize {
-        self.kept.iter().filter(|&&kept| kept).count()
+        self.kept.iter().flatten().count()
+    }
+
+    /// Whether all groups that are kept have been read.
+    pub(super) fn is_read(&self) -> bool {
+        self.kept.iter().flatten().all(|kept| kept.get().is_some())
     }
 
     /// Whether a group comes through the slots in each pass. With a device, all groups do.
     pub(super) fn is_streamed(&self, group: usize) -> bool {
-        self.depths.1 > 0 || !self.is_kept(group)
+        self.depths.1 > 0 || self.memory_of(group).is_none()
     }
 
     /// Returns the bytes of a slot.
@@ -76,7 +84,7 @@ impl Schedule {
 
     /// Returns the bytes of all groups that are kept.
     fn kept_bytes(&self) -> u64 {
-        let kept = (0..self.groups.len()).filter(|&group| self.is_kept(group));
+        let kept = (0..self.groups.len()).filter(|&group| self.memory_of(group).is_some());
         kept.fold(0, |sum, group| sum.saturating_add(self.groups.bytes(group) as u64))
     }
 
@@ -86,18 +94,16 @@ impl Schedule {
         slots.checked_add(self.kept_bytes())?.checked_add(Reader::<Groups>::MEMORY)
     }
 
-    /// Returns the groups that these passes read from the files, up to the first pass with an invalid order. `there`
-    /// returns whether a group is kept and has been read.
+    /// Returns the groups that these passes read from the files, up to the first pass with an invalid order.
     pub(super) fn reads(
         self: Arc<Self>,
         passes: RangeInclusive<u64>,
-        there: impl Fn(usize) -> bool + Send + 'static,
     ) -> impl Iterator<Item = usize> + Send + 'static {
         let first = *passes.start();
         let passes = passes.map_while(move |pass| {
             let is_first = pass == first;
             let mut groups = self.pass(pass).ok().filter(|_| is_first || self.kept() < self.groups.len())?;
-            groups.retain(|&group| if is_first { !there(group) } else { !self.is_kept(group) });
+            groups.retain(|&group| self.memory_of(group).is_none_or(|kept| is_first && kept.get().is_none()));
             Some(groups)
         });
         passes.flatten()
