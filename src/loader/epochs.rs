@@ -1,9 +1,9 @@
 //! The loader: the order of its batches, the count of steps and epochs, and a batch for each filled slot.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use std::{iter, mem};
 
 use twinbuf_mmap::{Plan, Reader, RemainingEpoch};
 
@@ -107,7 +107,8 @@ impl<B: Backend> Loader<B> {
         (self.last, self.steps) = (last, 0);
         if let Some(last) = last {
             self.begin_epoch();
-            let order = self.schedule.clone().order(self.next, last, self.files.clone());
+            let (schedule, files, next) = (self.schedule.clone(), self.files.clone(), self.next);
+            let order = Order { epoch: schedule.epoch(next.epoch), schedule, next, last, files };
             self.pipe.post(Box::new(order), 0, u64::MAX);
         }
     }
@@ -335,44 +336,43 @@ impl Schedule {
         };
         (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
     }
+}
 
-    /// Returns the batches from `first` to the end of epoch `last`, each with its place.
-    fn batches(self, first: Place, last: u64) -> impl Iterator<Item = (Place, Records)> + Send {
-        let epochs = (first.ordinal..).zip(first.epoch..=last).map_while(move |(ordinal, epoch)| {
-            let ((rest, identity), layout) = (self.epoch(epoch), self.layout.clone());
-            let start = if epoch == first.epoch { first.step } else { 0 };
-            // If an epoch has no step, later epochs have none either, and without this check the iterator would not
-            // end.
-            if start == 0 && rest.end() == 0 {
+/// The order of one call: its batches, each with its place. One struct in place of adapters, because each of them would
+/// move a batch once more.
+#[derive(Clone)]
+struct Order {
+    schedule: Schedule,
+    /// The batches of the epoch of `next`, and what a checkpoint in it belongs to.
+    epoch: (RemainingEpoch, Arc<Identity>),
+    next: Place,
+    /// The last epoch.
+    last: u64,
+    /// The readers that read ahead. They begin when the first batch is taken.
+    files: Vec<Arc<Reader>>,
+}
+
+impl Iterator for Order {
+    type Item = (Place, Records);
+
+    fn next(&mut self) -> Option<(Place, Records)> {
+        for files in mem::take(&mut self.files) {
+            files.begin(self.clone().map(|(_, records)| records.plan));
+        }
+        loop {
+            let place = self.next;
+            if let Some(plan) = self.epoch.0.batch(place.epoch, place.step) {
+                self.next.step += 1;
+                let (identity, layout) = (self.epoch.1.clone(), self.schedule.layout.clone());
+                return Some((place, Records { plan, identity, layout, offsets: Vec::new() }));
+            }
+            // If an epoch has no step, later epochs have none either, and without this check there would be no end.
+            if place.step == 0 || place.epoch == self.last {
                 return None;
             }
-            let batch = move |step| {
-                let (plan, identity, layout) = (rest.batch(epoch, step)?, identity.clone(), layout.clone());
-                Some((
-                    Place { ordinal, epoch, step },
-                    Records { plan, identity, layout, offsets: Vec::new() },
-                ))
-            };
-            Some((start..).map_while(batch))
-        });
-        epochs.flatten()
-    }
-
-    /// Returns the batches from `first` to the end of epoch `last`. When the first batch is taken, the iterator also
-    /// gives the batches to the readers `files`, which read ahead.
-    fn order(
-        self,
-        first: Place,
-        last: u64,
-        files: Vec<Arc<Reader>>,
-    ) -> impl Iterator<Item = (Place, Records)> + Send {
-        let begin = move || {
-            for files in files {
-                files.begin(self.clone().batches(first, last).map(|(_, records)| records.plan));
-            }
-            self.batches(first, last)
-        };
-        iter::once_with(begin).flatten()
+            self.next = Place { ordinal: place.ordinal + 1, epoch: place.epoch + 1, step: 0 };
+            self.epoch = self.schedule.epoch(self.next.epoch);
+        }
     }
 }
 

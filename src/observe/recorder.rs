@@ -69,6 +69,7 @@ impl Recorder {
             report.add(&Event { what: What::Wait, batch, start, end, bytes: 0 });
             recent.push(Seen::new(batch, (start, end), start, end));
         }
+        report.complete();
         report.by_epoch.retain(|row| row.batches > 0);
         Report { recent: recent.into(), ..report }
     }

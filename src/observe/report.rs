@@ -139,6 +139,9 @@ pub struct Report {
     pub choices: Vec<ReadChoice>,
     /// The times of the most recent epochs, at most 64, oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
+    /// All sums when the last of these epochs began.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) before: EpochTimes,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
     /// Whether a breakdown turned overlap off.
@@ -205,6 +208,8 @@ impl Report {
 
     /// Records that an epoch begins, and adds its row. Rows of epochs without batches are removed.
     pub(crate) fn began(&mut self, epoch: u64) {
+        self.complete();
+        self.before = self.sums();
         self.epochs += 1;
         self.by_epoch.retain(|row| row.batches > 0);
         if self.by_epoch.len() == EPOCHS {
@@ -219,36 +224,42 @@ impl Report {
         self.batches += 1;
         self.bytes = self.bytes.saturating_add(bytes as u64);
         self.io_calls += io_calls;
-        if let Some(row) = self.by_epoch.last_mut() {
-            row.batches += 1;
-            row.bytes = row.bytes.saturating_add(bytes as u64);
-            row.io_calls += io_calls;
-        }
     }
 
     /// Adds an event of the log to the sums.
     #[inline]
     pub(crate) fn add(&mut self, event: &Event) {
-        let (time, mut none) = (event.time(), None);
-        let row = match self.by_epoch.last_mut() {
-            Some(row) => row,
-            None => none.insert(EpochTimes::default()),
-        };
+        let time = event.time();
         match event.what {
-            What::Wait | What::CopyWait => {
-                add([&mut self.train.waiting, &mut row.train.waiting, &mut self.wall, &mut row.wall], time);
-            }
-            What::Use | What::Prepare => {
-                add([&mut self.train.busy, &mut row.train.busy, &mut self.wall, &mut row.wall], time);
-            }
+            What::Wait | What::CopyWait => self.train.waiting += time,
+            What::Use | What::Prepare => self.train.busy += time,
             What::Load => {
                 self.read_bytes = self.read_bytes.saturating_add(event.bytes as u64);
-                add([&mut self.read.busy, &mut row.load], time);
+                self.read.busy += time;
             }
-            What::Transform => add([&mut self.transform, &mut row.load], time),
+            What::Transform => self.transform += time,
             What::SlotWait => self.read.waiting += time,
             What::Epoch | What::Step | What::Pause | What::Transfer => {}
         }
+    }
+
+    fn sums(&self) -> EpochTimes {
+        let Self { batches, bytes, io_calls, train, .. } = *self;
+        let (wall, load) = (train.busy + train.waiting, self.loads());
+        EpochTimes { epoch: 0, batches, bytes, io_calls, wall, load, train }
+    }
+
+    /// Sets what is computed from sums: the wall time, and the row of the current epoch.
+    pub(crate) fn complete(&mut self) {
+        let EpochTimes { batches, bytes, io_calls, wall, load, train, .. } = self.sums();
+        self.wall = wall;
+        let Some(row) = self.by_epoch.last_mut() else { return };
+        let before = &self.before;
+        (row.batches, row.bytes) = (batches - before.batches, bytes - before.bytes);
+        (row.io_calls, row.wall) = (io_calls - before.io_calls, wall - before.wall);
+        row.load = load - before.load;
+        row.train.busy = train.busy - before.train.busy;
+        row.train.waiting = train.waiting - before.train.waiting;
     }
 
     /// Returns the sum of this report and of a `later` one, for example of two iterations over the same source. The
@@ -340,8 +351,8 @@ impl Report {
         let outside = sender.parts.outside;
         let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
         let Self { epochs, batches, wall, train, first, .. } = self;
+        let Self { loads, .. } = sender;
         let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
-        let loads = all.loads;
         all.with_transfers(loads, transfer, transfer_bytes)
     }
 
@@ -370,11 +381,6 @@ impl Report {
             && self.each(self.read.waiting) >= unexplained / 2
             && self.train.waiting > before.mul_f64(1.25)
     }
-}
-
-/// Adds `time` to several sums.
-fn add<const N: usize>(sums: [&mut Duration; N], time: Duration) {
-    sums.into_iter().for_each(|sum| *sum += time);
 }
 
 /// Returns how many bytes, or batches, these are a second. Returns 0 if the time is zero.
