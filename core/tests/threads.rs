@@ -1,17 +1,17 @@
-//! The ring with real threads: every way to make one, every way to wait, and the cost of a wait.
+//! The ring with real threads: static and owned handles, timeouts, the end, and the cost of a wait. The stress test has
+//! hand-offs of every kind, between two threads and among many.
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::mpsc;
+use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pollster::block_on;
 use twinbuf_core::{
-    Auto, Closed, Consumer, DoubleBuffer, HeapRing, KeptSlot, Park, Producer, RecvError, Ring, Spin,
-    TryAcquireError, TryRecvError, Wait, WaitUntil,
+    Auto, Closed, Consumer, DoubleBuffer, HeapRing, Park, Producer, RecvError, Spin, TryAcquireError,
+    TryRecvError, Wait, WaitUntil,
 };
 
 /// Longer than any test.
@@ -30,15 +30,6 @@ fn send<W: Wait>(mut tx: Producer<'_, u64, W>) {
     tx.finish();
 }
 
-async fn send_async<W: Wait>(mut tx: Producer<'_, u64, W>) {
-    for value in 0..MANY {
-        let mut slot = tx.acquire_async().await.expect("the consumer is there");
-        *slot = value;
-        slot.commit().expect("the consumer is there");
-    }
-    tx.finish();
-}
-
 /// Receives what `send` sends.
 fn receive<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
     for value in 0..MANY {
@@ -47,36 +38,11 @@ fn receive<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
     assert!(rx.recv().expect("the producer finishes").is_none());
 }
 
-async fn receive_async<W: Wait>(rx: &mut Consumer<'_, u64, W>) {
-    for value in 0..MANY {
-        assert_eq!(*rx.recv_async().await.expect("the producer finishes").expect("not the end"), value);
-    }
-    assert!(rx.recv_async().await.expect("the producer finishes").is_none());
-}
-
 /// Returns once the other side has announced that it waits for this handle's next slot.
 fn until_waited_for(handle: &impl Debug) {
     while !format!("{handle:?}").contains("WAITER") {
         thread::yield_now();
     }
-}
-
-#[test]
-fn owned_handles_go_to_threads_of_their_own() {
-    let (tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let producer = thread::spawn(|| send(tx));
-    let consumer = thread::spawn(move || receive(&mut rx));
-    producer.join().unwrap();
-    consumer.join().unwrap();
-}
-
-#[test]
-fn the_ring_outlives_the_first_of_its_owned_handles() {
-    let (mut tx, mut rx) = HeapRing::new([vec![0; 1000], vec![]]).into_handles();
-    tx.acquire().unwrap().commit().unwrap();
-    thread::spawn(move || tx.finish()).join().unwrap();
-    assert_eq!(rx.recv().unwrap().unwrap().len(), 1000);
-    assert!(rx.recv().unwrap().is_none());
 }
 
 /// The ring is freed within a call that received the handle, so nothing in a handle may be a reference into the ring. A
@@ -106,43 +72,6 @@ fn a_static_ring() {
     producer.join().unwrap();
     drop(rx);
     assert!(RING.try_split_static().is_none());
-}
-
-#[test]
-fn a_borrowed_ring_of_any_depth_and_strategy() {
-    fn with<const N: usize>(wait: impl Wait + Sync) {
-        let mut ring = Ring::with_wait([0; N], wait);
-        for _epoch in 0..2 {
-            let (tx, mut rx) = ring.split();
-            thread::scope(|scope| {
-                scope.spawn(|| send(tx));
-                receive(&mut rx);
-            });
-        }
-    }
-    with::<1>(Park);
-    with::<2>(Park);
-    with::<3>(Park);
-    with::<2>(Auto::new());
-}
-
-/// A producer waits for this slot, and continues when a thread that never saw the consumer drops the guard.
-#[test]
-fn a_third_thread_releases() {
-    let mut ring = Ring::with_wait([0], Park);
-    let (mut tx, mut rx) = ring.split();
-    fill(&mut tx, 1);
-    let slot = rx.recv().unwrap().unwrap().keep();
-    thread::scope(|scope| {
-        scope.spawn(|| fill(&mut tx, 2));
-        until_waited_for(&rx);
-        scope.spawn(move || {
-            assert_eq!(*slot, 1);
-            drop(slot);
-        });
-        // The only slot may still be held: a receive waits for that too.
-        assert_eq!(*rx.recv().unwrap().unwrap(), 2);
-    });
 }
 
 #[test]
@@ -238,22 +167,6 @@ fn the_end_wakes_who_waits() {
     with(Auto::new());
 }
 
-#[test]
-fn each_side_is_a_thread_or_a_task() {
-    fn with(wait: impl Wait + Sync) {
-        let mut ring = DoubleBuffer::with_wait([0, 0], wait);
-        for (task_sends, task_receives) in [(false, true), (true, false), (true, true)] {
-            let (tx, mut rx) = ring.split();
-            thread::scope(|scope| {
-                scope.spawn(move || if task_sends { block_on(send_async(tx)) } else { send(tx) });
-                if task_receives { block_on(receive_async(&mut rx)) } else { receive(&mut rx) }
-            });
-        }
-    }
-    with(Park);
-    with(Auto::new());
-}
-
 /// Polled first on one thread, then on another, as an executor may.
 #[test]
 fn a_task_that_receives_moves_between_threads() {
@@ -269,38 +182,6 @@ fn a_task_that_receives_moves_between_threads() {
     let waiting = thread::spawn(|| block_on(task));
     fill(&mut tx, 7);
     assert_eq!(waiting.join().unwrap(), 7);
-}
-
-#[test]
-fn a_dropped_future_leaves_the_slot_for_the_next() {
-    let mut ring = DoubleBuffer::new([0, 0]);
-    let (mut tx, mut rx) = ring.split();
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(pin!(rx.recv_async()).poll(&mut cx).is_pending());
-    fill(&mut tx, 1);
-    fill(&mut tx, 2);
-    assert!(pin!(tx.acquire_async()).poll(&mut cx).is_pending());
-    // A future that has its slot but is never polled for it.
-    drop(rx.recv_async());
-    assert_eq!(*rx.recv().unwrap().unwrap(), 1);
-    assert_eq!(block_on(tx.acquire_async()).unwrap().seq(), 2);
-    assert_eq!(*rx.recv().unwrap().unwrap(), 2);
-    assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
-}
-
-#[test]
-fn a_producer_that_panics_is_not_the_end_of_the_data() {
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let producer = thread::spawn(move || {
-        fill(&mut tx, 1);
-        tx.fill(|slot| -> () {
-            *slot = 2;
-            std::panic::resume_unwind(Box::new("broken"))
-        })
-    });
-    assert_eq!(*rx.recv().unwrap().unwrap(), 1);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
-    assert!(producer.join().is_err());
 }
 
 /// While the other side works, a parked side uses almost no CPU time.
@@ -451,79 +332,6 @@ mod cpu_time {
             fill(&mut tx, 2);
             let cost = consumer.join().unwrap();
             assert!(cost < WAIT, "the consumer used {cost:?}");
-        });
-    }
-}
-
-/// Guards of different slots may be held by different threads at the same time.
-#[test]
-fn two_guards_with_two_threads() {
-    let mut ring = DoubleBuffer::with_wait([0, 0], Park);
-    let (tx, mut rx) = ring.split();
-    thread::scope(|scope| {
-        scope.spawn(|| self::send(tx));
-        let [odd, even] = [(); 2].map(|()| {
-            let (give, take) = mpsc::channel::<KeptSlot<'_, u64, Park>>();
-            let sum = scope.spawn(|| take.into_iter().map(|slot| *slot).sum::<u64>());
-            (give, sum)
-        });
-        // A receive call waits for late guards.
-        while let Some(slot) = rx.recv().expect("the producer finishes") {
-            let slot = slot.keep();
-            (if *slot % 2 == 0 { &even } else { &odd }).0.send(slot).unwrap();
-        }
-        let sum = [odd, even].map(|(give, sum)| {
-            drop(give);
-            sum.join().unwrap()
-        });
-        let evens = (0..MANY).step_by(2).sum::<u64>();
-        assert_eq!(sum, [evens + MANY / 2, evens]);
-    });
-}
-
-/// A task that waits for a slot kept by another thread is woken by its release. It never polls in a loop.
-#[test]
-fn a_task_awaits_a_kept_slot() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-    use std::task::Wake;
-
-    struct Unpark(thread::Thread, AtomicU32);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.1.fetch_add(1, Relaxed);
-            self.0.unpark();
-        }
-    }
-
-    for owned in [true, false] {
-        let mut ring = Ring::new([0]);
-        let (mut tx, mut rx) = if owned { HeapRing::new([0]).into_handles() } else { ring.split() };
-        fill(&mut tx, 1);
-        let slot = rx.recv().unwrap().unwrap().keep();
-        assert!(rx.is_held());
-        assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Held);
-        thread::scope(|scope| {
-            let consumer = scope.spawn(move || {
-                let unpark = Arc::new(Unpark(thread::current(), AtomicU32::new(0)));
-                let waker = unpark.clone().into();
-                let mut polls = 0;
-                loop {
-                    polls += 1;
-                    if let Poll::Ready(slot) = rx.poll_recv(&mut Context::from_waker(&waker)) {
-                        return (*slot.unwrap().unwrap(), polls);
-                    }
-                    while unpark.1.swap(0, Relaxed) == 0 {
-                        thread::park();
-                    }
-                }
-            });
-            until_waited_for(&tx);
-            drop(slot);
-            fill(&mut tx, 2);
-            let (value, polls) = consumer.join().unwrap();
-            assert_eq!(value, 2);
-            assert!(polls <= 3, "held, empty, filled: {polls} polls");
         });
     }
 }

@@ -1,92 +1,10 @@
-//! Requests of users of other in-place channels.
+//! Requests of users of other in-place channels: the reason of a consumer that goes, and leaks without harm. The oracle
+//! has the others: slots that are given up, and a ring that ends while a slot is borrowed.
 
 use std::cell::Cell;
-use std::future::Future;
-use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
-use twinbuf_core::{
-    Closed, DoubleBuffer, HeapRing, RecvError, ReservedSlot, Ring, TryAcquireError, TryRecvError,
-};
-
-/// A filled slot can be given up: it is reused, and the consumer does not see it (thingbuf#70).
-#[test]
-fn a_filled_slot_is_cancelled() {
-    let (mut tx, mut rx) = HeapRing::new([vec![], vec![]]).into_handles();
-    let mut slot = tx.acquire().unwrap();
-    slot.extend([1, 2, 3]);
-    drop(slot);
-    assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
-    let mut slot = tx.acquire().unwrap();
-    assert_eq!(*slot, [1, 2, 3], "the same slot, with its buffer");
-    slot.clear();
-    slot.push(4);
-    slot.commit().unwrap();
-    assert_eq!(*rx.recv().unwrap().unwrap(), [4]);
-}
-
-/// One of several slots being filled can be given up too. The consumer is told of its place, once.
-#[test]
-fn a_reserved_slot_is_cancelled() {
-    let (mut tx, mut rx) = HeapRing::new([0; 3]).into_handles();
-    let slots = [(); 3].map(|()| tx.acquire().unwrap().reserve());
-    for mut slot in slots {
-        if slot.seq() != 1 {
-            *slot = slot.seq();
-            slot.commit().unwrap();
-        }
-    }
-    tx.finish();
-    let received = [(); 4].map(|()| rx.recv().map(|slot| slot.map(|slot| *slot)));
-    assert_eq!(received, [Ok(Some(0)), Err(RecvError::Cancelled), Ok(Some(2)), Ok(None)]);
-}
-
-/// The ring is closed while a slot is borrowed, by either side (thingbuf#100).
-#[test]
-fn the_ring_is_closed_while_a_slot_is_borrowed() {
-    // The consumer goes while the producer fills.
-    let (mut tx, rx) = HeapRing::new([0, 0]).into_handles();
-    let slot = tx.acquire().unwrap();
-    drop(rx);
-    assert_eq!(slot.commit(), Err(Closed));
-
-    // The consumer goes while one of its guards is read.
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    tx.fill(|slot| *slot = 7).unwrap();
-    let slot = rx.recv().unwrap().unwrap().keep();
-    drop(rx);
-    assert_eq!(tx.acquire().map(drop), Err(Closed));
-    assert_eq!(*slot, 7);
-
-    // The producer goes while the consumer reads.
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    tx.fill(|slot| *slot = 7).unwrap();
-    let slot = rx.recv().unwrap().unwrap().keep();
-    tx.finish();
-    assert!(rx.recv().unwrap().is_none());
-    assert_eq!(*slot, 7);
-
-    // The producer is dropped while a reserved slot is being filled: its place is not the end, and a later commit
-    // is received.
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let slot = tx.acquire().unwrap().reserve();
-    drop(tx);
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
-    slot.commit().unwrap();
-    assert!(rx.recv().unwrap().is_some());
-    assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned);
-
-    // The producer finishes while a reserved slot is being filled: the consumer waits for it, then reads the end.
-    let (mut tx, mut rx) = HeapRing::new([0, 0]).into_handles();
-    let slot = tx.acquire().unwrap().reserve();
-    tx.finish();
-    assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
-    slot.commit().unwrap();
-    assert!(rx.recv().unwrap().is_some());
-    assert!(rx.recv().unwrap().is_none());
-}
+use twinbuf_core::{Closed, DoubleBuffer, HeapRing, RecvError, ReservedSlot, TryAcquireError, TryRecvError};
 
 /// A consumer that gives up says why in the slot that it reads: the producer finds it, whatever is in flight.
 #[test]
@@ -135,43 +53,6 @@ fn a_consumer_says_why_it_goes() {
     assert_eq!(tx.unread(), Some(&mut 1), "cancelled slots are passed over");
 }
 
-/// A leaked reservation is never taken for the end, by any call, and its slot is never handed out again. A producer
-/// that is dropped ends the wait; one that has finished does not, since its guards may still be at work.
-#[test]
-fn a_leaked_reservation_hides_nothing() {
-    for (finish, leaked) in [true, false].into_iter().flat_map(|finish| (0..4).map(move |at| (finish, at))) {
-        let mut ring = DoubleBuffer::new([0, 0]);
-        let (mut tx, mut rx) = ring.split();
-        for _ in 0..leaked {
-            tx.fill(|slot| *slot = 1).unwrap();
-            rx.recv().unwrap().unwrap();
-        }
-        std::mem::forget(tx.acquire().unwrap().reserve());
-        tx.fill(|slot| *slot = 1).unwrap();
-        let mut cx = Context::from_waker(Waker::noop());
-        assert!(tx.poll_acquire(&mut cx).is_pending(), "the slot of the leaked guard is not free");
-        let expected = if finish {
-            tx.finish();
-            TryRecvError::Empty
-        } else {
-            drop(tx);
-            assert_eq!(rx.recv().unwrap_err(), RecvError::Abandoned, "a slot was committed behind it");
-            TryRecvError::Abandoned
-        };
-        for _again in 0..2 {
-            assert!(!rx.is_held());
-            assert_eq!(rx.try_recv().unwrap_err(), expected);
-            assert_eq!(rx.recv_timeout(Duration::from_micros(1)).unwrap_err(), expected);
-            let polled = [
-                rx.poll_recv(&mut cx).map(|got| got.map(drop)),
-                pin!(rx.recv_async()).poll(&mut cx).map(|got| got.map(drop)),
-            ];
-            let abandoned = Poll::Ready(Err(RecvError::Abandoned));
-            assert_eq!(polled, [if finish { Poll::Pending } else { abandoned }; 2]);
-        }
-    }
-}
-
 /// A device may still write to the slot of a leaked guard: its memory is never handed out again, by any call.
 #[test]
 fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
@@ -217,31 +98,6 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
     std::mem::forget(tx.acquire().unwrap().reserve());
     drop((tx, rx));
     assert!(RING.try_split_static().is_none());
-}
-
-/// A late drop is no leak: a ring whose guards are dropped after its handles is like new afterwards.
-#[test]
-fn a_late_guard_is_no_leak() {
-    for commit in [true, false] {
-        let mut ring = Ring::new([0]);
-        for _ in 0..3 {
-            let (mut tx, mut rx) = ring.split();
-            tx.fill(|slot| *slot = 1).expect("as new");
-            assert_eq!(*rx.recv().unwrap().unwrap(), 1);
-            let reserved = tx.acquire().unwrap().reserve(); // on the odd lap
-            drop((tx, rx));
-            if commit {
-                assert_eq!(reserved.commit(), Err(Closed));
-            }
-        }
-        for _ in 0..3 {
-            let (mut tx, mut rx) = ring.split();
-            tx.fill(|slot| *slot = 1).expect("as new");
-            let kept = rx.recv().unwrap().unwrap().keep();
-            drop((tx, rx));
-            drop(kept);
-        }
-    }
 }
 
 /// Leaks that cost nothing: the ring is like new afterwards.
