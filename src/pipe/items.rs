@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::iter::FusedIterator;
 use std::mem;
-use std::ops::{Deref, DerefMut};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -96,28 +95,6 @@ enum Held<'f, F> {
     Gone,
 }
 
-impl<F> Deref for Held<'_, F> {
-    type Target = F;
-
-    fn deref(&self) -> &F {
-        match self {
-            Self::Lent(front) => front,
-            Self::Own(front) => front,
-            Self::Gone => unreachable!("given back by what consumes the iterator"),
-        }
-    }
-}
-
-impl<F> DerefMut for Held<'_, F> {
-    fn deref_mut(&mut self) -> &mut F {
-        match self {
-            Self::Lent(front) => front,
-            Self::Own(front) => front,
-            Self::Gone => unreachable!("given back by what consumes the iterator"),
-        }
-    }
-}
-
 impl<'f, F: Front> Items<'f, F> {
     /// Iterates over what `front` has been told to deliver.
     pub fn lent(front: &'f mut F) -> Self {
@@ -126,11 +103,19 @@ impl<'f, F: Front> Items<'f, F> {
 
     /// Returns the front end.
     pub(crate) fn front(&self) -> &F {
-        &self.front
+        match &self.front {
+            Held::Lent(front) => front,
+            Held::Own(front) => front,
+            Held::Gone => unreachable!("given back by what consumes the iterator"),
+        }
     }
 
     pub(super) fn front_mut(&mut self) -> &mut F {
-        &mut self.front
+        match &mut self.front {
+            Held::Lent(front) => front,
+            Held::Own(front) => front,
+            Held::Gone => unreachable!("given back by what consumes the iterator"),
+        }
     }
 
     /// Lets the iteration go on after an error ended it.
@@ -175,7 +160,7 @@ impl<'f, F: Front> Items<'f, F> {
     /// the slot occupied. Returns `None` if the last call did not find it occupied.
     #[must_use]
     pub fn held_for(&self) -> Option<Duration> {
-        self.front.pipe().held_since.map(|since| since.elapsed())
+        self.front().pipe().held_since.map(|since| since.elapsed())
     }
 
     /// Returns what the worker is reading whose unit is needed first: its name, the duration so far, the file and the
@@ -184,13 +169,13 @@ impl<'f, F: Front> Items<'f, F> {
     /// Call it after [`next_timeout`](Self::next_timeout) returned `Pending`.
     #[must_use]
     pub fn reading(&self) -> Option<Reading> {
-        self.front.pipe().reading()
+        self.front().pipe().reading()
     }
 
     /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.front.pipe().report()
+        self.front().pipe().report()
     }
 
     /// Ends the iteration and returns the front end. Returns `None` if the iterator only borrows it.
@@ -209,12 +194,12 @@ impl<'f, F: Front> Items<'f, F> {
         if self.ended {
             return Poll::Ready(None);
         }
-        let front = &mut *self.front;
+        let front = self.front_mut();
         if front.pipe().is_orphaned() {
             // This is a forked process, and the workers are in its parent: no item would come. Report and trace are the
             // parent's.
-            self.ended = true;
             let at = front.pipe().at(front.place());
+            self.ended = true;
             return Poll::Ready(Some(Err(Error::Forked { at })));
         }
         let found = match front.next() {
@@ -230,7 +215,7 @@ impl<'f, F: Front> Items<'f, F> {
             Next::Failed(error) => Err(error),
         };
         Poll::Ready(match found {
-            Ok(Some(slot)) => Some(Ok(front.item(slot))),
+            Ok(Some(slot)) => Some(Ok(self.front_mut().item(slot))),
             Ok(None) => {
                 self.end(Ended::Whole);
                 None
@@ -245,11 +230,11 @@ impl<'f, F: Front> Items<'f, F> {
     fn end(&mut self, why: Ended<'_>) {
         self.ended = true;
         // In a forked process the trace belongs to the parent.
-        if !self.front.pipe().is_foreign() {
-            self.front.pipe_mut().ended(Instant::now());
+        if !self.front().pipe().is_foreign() {
+            self.front_mut().pipe_mut().ended(Instant::now());
         }
-        if !self.front.pipe().is_orphaned() {
-            self.front.ended(why);
+        if !self.front().pipe().is_orphaned() {
+            self.front_mut().ended(why);
         }
     }
 }
@@ -274,7 +259,7 @@ impl<F: Front> Iterator for Items<'_, F> {
     /// Returns 1 or 0 as the lower bound, because an error may end the iteration early. The upper bound is the number of
     /// items that are left, if the front end knows it.
     fn size_hint(&self) -> (usize, Option<usize>) {
-        if self.ended { (0, Some(0)) } else { self.front.left() }
+        if self.ended { (0, Some(0)) } else { self.front().left() }
     }
 }
 
@@ -305,4 +290,4 @@ impl<F: Front> Drop for Items<'_, F> {
 }
 
 debug!([F: Front] Items['_, F], |items|
-    next: (!matches!(items.front, Held::Gone)).then(|| items.front.place()), ended: items.ended);
+    next: (!matches!(items.front, Held::Gone)).then(|| items.front().place()), ended: items.ended);
