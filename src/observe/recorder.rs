@@ -77,7 +77,7 @@ impl Recorder {
     /// Records that the epoch of `first` begins. `first` is its first batch.
     pub(crate) fn began(&mut self, first: Ticket, now: Instant) {
         self.report.began(first.epoch);
-        self.epoch = Some(Epoch { first, started: now, span: spans::epoch(first.epoch) });
+        self.epoch = Some(Epoch { first, started: now, span: spans::span(What::Epoch, None, first) });
     }
 
     /// Returns the batch in use. A request of the caller for the next batch ends this use.
@@ -94,8 +94,7 @@ impl Recorder {
                 (self.since, self.away.1) = (Some(now), now);
             }
             self.released(now, copy);
-            let epoch = self.epoch.as_ref().map(|epoch| &epoch.span);
-            let span = spans::wait(epoch, ticket.epoch, ticket.step);
+            let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), ticket);
             self.asked = Some(Asked { batch: ticket, at: now, first, span });
         }
     }
@@ -243,7 +242,7 @@ impl LoadRecorder {
 
     /// Returns the span of a load that begins.
     pub(crate) fn began(&self, ticket: Ticket) -> Span {
-        spans::load(ticket.epoch, ticket.step)
+        spans::span(What::Load, None, ticket)
     }
 
     /// Reads the thread's clocks at the beginning of a load, if they were not read for some time.
@@ -355,29 +354,27 @@ debug!([] LoopRecorder[], |recorder| next: recorder.next);
 #[cfg(feature = "tracing")]
 mod spans {
     pub(crate) use tracing::Span;
-    use tracing::debug_span;
+    use tracing::{debug_span, field::Empty};
+
+    use super::{Ticket, What};
 
     const TARGET: &str = "twinbuf";
 
-    /// An epoch, from its start to its end. The span is never entered, because the caller's own code runs between two
-    /// batches.
-    pub(crate) fn epoch(epoch: u64) -> Span {
-        debug_span!(target: TARGET, "epoch", epoch)
-    }
-
-    /// The caller waits for a batch.
-    pub(crate) fn wait(parent: Option<&Span>, epoch: u64, step: u64) -> Span {
-        debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step)
-    }
-
-    /// A batch is loaded into its slot, on a loading thread. The span has no parent: that thread may be ahead of the
-    /// caller's epoch.
-    pub(crate) fn load(epoch: u64, step: u64) -> Span {
-        debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes = tracing::field::Empty)
+    /// Returns the span of an epoch, of a caller's wait in it, or of a load.
+    pub(super) fn span(what: What, parent: Option<&Span>, Ticket { epoch, step, .. }: Ticket) -> Span {
+        match what {
+            // It is never entered, because the caller's own code runs between two batches.
+            What::Epoch => debug_span!(target: TARGET, "epoch", epoch),
+            What::Wait => debug_span!(target: TARGET, parent: parent.and_then(Span::id), "wait", epoch, step),
+            // It has no parent: a loading thread may be ahead of the caller's epoch.
+            _ => debug_span!(target: TARGET, parent: None, "load", epoch, step, bytes = Empty),
+        }
     }
 }
 #[cfg(not(feature = "tracing"))]
 mod spans {
+    use super::{Ticket, What};
+
     /// An empty value.
     #[derive(Clone)]
     pub(crate) struct Span;
@@ -394,15 +391,7 @@ mod spans {
         pub(crate) fn record(&self, _: &str, _: usize) {}
     }
 
-    pub(crate) fn epoch(_: u64) -> Span {
-        Span
-    }
-
-    pub(crate) fn wait(_: Option<&Span>, _: u64, _: u64) -> Span {
-        Span
-    }
-
-    pub(crate) fn load(_: u64, _: u64) -> Span {
+    pub(super) fn span(_: What, _: Option<&Span>, _: Ticket) -> Span {
         Span
     }
 }
