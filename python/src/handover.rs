@@ -85,9 +85,9 @@ impl Hold {
         let found = wait();
         let skip = self.skip.load(Ordering::Relaxed);
         self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
-        let start = Instant::now();
+        let mut start = None;
         while skip == 0 && other.holds.load(Ordering::Relaxed) {
-            if start.elapsed() > Self::SPIN {
+            if start.get_or_insert_with(Instant::now).elapsed() > Self::SPIN {
                 self.skip.store(Self::SKIPS, Ordering::Relaxed);
                 break;
             }

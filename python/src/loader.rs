@@ -139,9 +139,10 @@ pub(crate) struct Loader {
     objects: Vec<Arc<Object>>,
     /// What threads of Python fill its slots by, until they have it; the loop's thread without overlap.
     fillers: Mutex<Vec<Filler>>,
-    /// The number of slots without the environment, and with it; the number of workers.
+    /// The number of slots without the environment, and with it; the number of workers; whether a thread reads ahead;
+    /// whether it runs code of the program.
     #[pyo3(get)]
-    _numbers: (usize, usize, usize),
+    _settings: (usize, usize, usize, bool, bool),
 }
 
 #[pymethods]
@@ -176,8 +177,8 @@ impl Loader {
         let names = Names::of(options.tuple, options.names);
         let front = Batches { names, breakdown, overlap: settings.overlap, foreign, identity };
         let shared = Shared::new(front, options.name, built, Progress::default());
-        let _numbers = (asked_depth, depth, settings.workers);
-        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _numbers })
+        let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
+        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
     }
 
     /// The number of slots, and the bytes of each.
@@ -195,17 +196,6 @@ impl Loader {
     #[getter]
     fn _name(&self) -> Option<&str> {
         self.shared.name.as_deref()
-    }
-
-    #[getter]
-    fn _overlap(&self) -> bool {
-        self.shared.front.overlap
-    }
-
-    /// Whether it runs code of the program.
-    #[getter]
-    fn _foreign(&self) -> bool {
-        self.shared.front.foreign
     }
 
     /// Refuse a forked process, and `read_into` of this loader.

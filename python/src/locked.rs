@@ -15,13 +15,15 @@ use crate::errors::{self, Failure};
 /// for the GIL.
 pub(crate) struct Locked<T> {
     state: Mutex<T>,
-    /// The process that built it, and that has its threads.
+    /// The process that built it, and that has its threads; and the number of forks before.
     process: u32,
+    forks: usize,
 }
 
 impl<T: Send> Locked<T> {
     pub(crate) fn new(state: T) -> Self {
-        Self { state: Mutex::new(state), process: std::process::id() }
+        let (process, forks) = (std::process::id(), FORKS.load(Ordering::Relaxed));
+        Self { state: Mutex::new(state), process, forks }
     }
 
     /// For callers without the GIL.
@@ -61,7 +63,8 @@ impl<T: Send> Locked<T> {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        // Not by the number of the process, which is a system call for each item.
+        self.forks != FORKS.load(Ordering::Relaxed)
     }
 
     /// Refuses a call in a forked process, where it would wait for ever.
@@ -109,6 +112,9 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the hook at the end of the program has returned: the interpreter may end any thread but the one that ran it.
 static OVER: AtomicBool = AtomicBool::new(false);
+
+/// The number of forks, of which this process is the child.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of threads in [`detached`].
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -163,6 +169,7 @@ pub(crate) fn check_end(py: Python<'_>) -> PyResult<()> {
 /// Registered to run in forked children: the threads that are counted do not exist there.
 #[pyfunction]
 pub(crate) fn _forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     WAITING.store(0, Ordering::SeqCst);
     RETURNING.store(0, Ordering::SeqCst);
 }

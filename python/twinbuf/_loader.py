@@ -136,7 +136,7 @@ class Loader(_Loader, Generic[Made]):
         A file for a Chrome trace of the first five epochs.
     """
 
-    __slots__ = ("_copy_stream", "_filler", "_map", "_sender")
+    __slots__ = ("_copy_stream", "_filler", "_foreign", "_map", "_overlap", "_sender")
     # What turns each batch into what the loop gets.
     _map: Callable[[Batch], Made] | None
     # Fills slots in the loop's thread: without overlap, if that runs code of the program.
@@ -144,6 +144,8 @@ class Loader(_Loader, Generic[Made]):
     # Sends the batches to a device.
     _sender: Sender | None
     _copy_stream: bool
+    _overlap: bool
+    _foreign: bool
     plan: Plan
     # Attributes of a `DataLoader`, for trainers.
     batch_size: int
@@ -191,6 +193,7 @@ class Loader(_Loader, Generic[Made]):
         self._copy_stream = (
             copy_stream if switch is None else switch.strip().lower() not in ("0", "off", "false")
         )
+        *_, self._overlap, self._foreign = self._settings
         for filler in self._fillers():
             if self._overlap:
                 fill(filler, name)
@@ -201,7 +204,7 @@ class Loader(_Loader, Generic[Made]):
 
     def _tell_overridden(self, workers: int, overlap: bool) -> None:
         """Log each argument that the environment has overridden."""
-        asked, depth, found = self._numbers
+        asked, depth, found, *_ = self._settings
         for option, argument, in_effect in (
             ("depth", asked, depth),
             ("workers", workers, found),
@@ -346,7 +349,7 @@ class Loader(_Loader, Generic[Made]):
                 raise
 
     def __repr__(self) -> str:
-        _, depth, workers = self._numbers
+        _, depth, workers, *_ = self._settings
         name = "" if self._name is None else f" {json.dumps(self._name)}"
         device = "" if self._sender is None else f", device={self._sender.device!r}"
         options = f"depth={depth}, workers={workers}, overlap={self._overlap}"

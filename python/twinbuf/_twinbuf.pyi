@@ -161,10 +161,8 @@ class _Position(Protocol):
 
 class _Loader:
     plan: Any
-    _numbers: Final[tuple[int, int, int]]
+    _settings: Final[tuple[int, int, int, bool, bool]]
     _name: Final[str | None]
-    _overlap: Final[bool]
-    _foreign: Final[bool]
     def __new__(
         cls, plan: _Plan, options: dict[str, Any], slots: list[tuple[int, Any]] | None = None
     ) -> Self: ...
