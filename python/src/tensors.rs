@@ -180,8 +180,8 @@ impl Stream {
         Ok(Self { shared: Shared::new(Groups, name, built, 0), groups: all, kept, depth })
     }
 
-    /// The next pass.
-    fn _pass(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
+    /// The next pass. It begins at its first group, and ends one that is under way.
+    fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
         slf.get().shared.check(slf.py())?;
         Ok(PassOfGroups { groups: Loop::new(slf.get().shared.clone(), None), stream: slf.clone().unbind() })
     }

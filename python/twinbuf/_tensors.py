@@ -60,19 +60,23 @@ class Stream(_Stream):
     __slots__ = ("_sender",)
     _sender: Sender | None
 
-    def __iter__(self) -> Iterator[Group]:
-        """Return the next pass. It begins at its first group, and ends one that is under way."""
-        groups = self._pass()
-        if self._sender is None:
-            return groups
-        self._sender.stop()
-        self._end_pass()
-        self._sender.join()
-        return Loop.sending(self._sender, groups)
-
     def report(self) -> Report:
         """Return where the time went so far: passes are epochs, and groups are batches."""
         return self._report(None if self._sender is None else self._sender.recorder)
+
+
+class _Sending(Stream):
+    """A stream whose groups are sent to a device."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Group]:
+        groups, sender = super().__iter__(), self._sender
+        assert sender is not None
+        sender.stop()
+        self._end_pass()
+        sender.join()
+        return Loop.sending(sender, groups)
 
 
 def stream(
@@ -140,7 +144,7 @@ def stream(
         "read_mode": read_mode,
         "trace": path_or_none(trace),
     }
-    made = _Stream.__new__(Stream, model, options)
+    made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
     return made
 
