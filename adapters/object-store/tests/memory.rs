@@ -80,12 +80,13 @@ fn batches_are_those_of_files() -> Result<(), BoxError> {
         let open = |files: &[PathBuf]| Records::open_npy(files, cut);
         let objects = Objects::open(
             "memory:///a%20b/",
-            Options { header_bytes: 128, gap: 150, ..options(&store) },
+            Options { header_bytes: 128, gap: 150, request_bytes: 700, ..options(&store) },
             open,
         )?;
         assert_eq!((objects.len(), objects.element()), (files.len(), Dataset::element(&files)));
-        for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 5, window_chunks: 3 }]
-        {
+        let window = |(chunk_records, window_chunks)| Shuffle::Window { chunk_records, window_chunks };
+        let windows = [(5, 3), (1, 4), (40, 2), (7, 100)].map(window);
+        for shuffle in [Shuffle::None, Shuffle::Full].into_iter().chain(windows) {
             for (rank, workers) in [(0, 1), (1, 4)] {
                 let plan = Plan::builder(files.len()).batch(7).shuffle(shuffle).rank(rank, 2);
                 let plan = plan.last_batch(LastBatch::Wrap).build()?;
