@@ -80,18 +80,18 @@ def mosaicml(size, count):
 
 def litdata_loader(size, count):
     import litdata
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the server has no TLS
     with tempfile.TemporaryDirectory() as local:
         options = {"endpoint_url": os.environ["AWS_ENDPOINT"]}
         data = litdata.StreamingDataset(
             "s3://bucket/litdata", cache_dir=local, shuffle=True, storage_options=options
         )
-        return sum(
-            len(batch)
-            for batch in litdata.StreamingDataLoader(
-                data, batch_size=BATCH, num_workers=4, multiprocessing_context="spawn"
-            )
+        loader = litdata.StreamingDataLoader(
+            data, batch_size=BATCH, num_workers=4, multiprocessing_context="fork"
         )
+        return sum(len(batch) for batch in loader)
 
 
 def sample(path):
