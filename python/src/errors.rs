@@ -84,12 +84,32 @@ fn chain(error: &dyn StdError) -> String {
 }
 
 /// Makes an exception of one of the classes in `twinbuf.errors`. Names of Rust in its message become those of Python.
+///
+/// It runs no code of Python, only of the interpreter: a daemon thread that fails while the program ends would be ended
+/// there, below this frame.
 pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
     let Failure { class, message, path, offset, errno, at } = failure;
-    let at = at.as_ref().map(|At { loader, epoch, step, .. }| (loader.as_deref(), epoch, step));
-    let made =
-        || py.import("twinbuf.errors")?.getattr("_made")?.call1((class, message, path, offset, errno, at));
-    made().map_or_else(|error| error, PyErr::from_value)
+    let made = || -> PyResult<PyErr> {
+        let error = py.import("twinbuf.errors")?.getattr(class)?.call1((in_python(&message),))?;
+        if let Some(path) = path {
+            if error.hasattr("filename")? {
+                error.setattr("filename", path.as_os_str())?;
+            }
+            error.setattr("_path", path.as_os_str())?;
+        }
+        error.setattr("offset", offset)?;
+        if let Some(errno) = errno {
+            error.setattr("errno", errno)?;
+            error.setattr("strerror", py.import("os")?.call_method1("strerror", (errno,))?)?;
+        }
+        if let Some(At { loader, epoch, step, .. }) = at {
+            error.setattr("loader", loader.as_deref())?;
+            error.setattr("epoch", epoch)?;
+            error.setattr("step", step)?;
+        }
+        Ok(PyErr::from_value(error))
+    };
+    made().unwrap_or_else(|error| error)
 }
 
 /// Makes a `TypeError` for an argument of the wrong type.
@@ -166,9 +186,7 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
         Ok(raised) => {
             let raised = not_the_end(py, "the data set", *raised);
             // If the note cannot be added, return the error without it.
-            let line =
-                py.import("twinbuf.errors").and_then(|errors| errors.call_method1("_in_python", (line,)));
-            let _ = line.and_then(|line| raised.value(py).call_method1("add_note", (line,)));
+            let _ = raised.value(py).call_method1("add_note", (in_python(&line),));
             return raised;
         }
         Err(source) => source,
@@ -201,4 +219,36 @@ fn shuffle_in_python(shuffle: &str) -> String {
         (_, [records]) => format!("Chunks({records})"),
         _ => shuffle.to_string(),
     }
+}
+
+/// Names in messages of the crates, and the names of the same things in Python.
+const NAMES: [(&str, &str); 6] = [
+    ("Records::len", "len(records)"),
+    ("PlanBuilder::rank", "rank"),
+    ("transform", "map"),
+    ("ReadMode", "read_mode"),
+    ("dataset", "data"),
+    ("epochs(..)", "epochs(n)"),
+];
+
+/// Replaces the names in a message of the crates by those of Python.
+pub(crate) fn in_python(text: &str) -> String {
+    let text = text.replace(": the data set has no `try_clone`", "");
+    let text = text.replace("or keep the last batch", "or set `drop_last=False`");
+    // Text between backquotes is code: every second part.
+    let code = |(at, part): (usize, &str)| {
+        if at % 2 == 0 {
+            return part.to_string();
+        }
+        if let Some(&(_, name)) = NAMES.iter().find(|(rust, _)| *rust == part) {
+            return name.to_string();
+        }
+        match part.strip_suffix(')').and_then(|call| call.split_once('(')) {
+            Some(("depth", depth)) => format!("depth={depth}"),
+            Some(("workers", workers)) => format!("workers={workers}"),
+            Some(("overlap", on)) => format!("overlap={}", if on == "true" { "True" } else { "False" }),
+            _ => part.replace("::", "."),
+        }
+    };
+    text.split('`').enumerate().map(code).collect::<Vec<_>>().join("`")
 }

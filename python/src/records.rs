@@ -1,6 +1,7 @@
 //! The Rust part of `Records`: files of records, and the steps that change the records on their way to the slot. The rest
 //! is in `twinbuf/_records.py`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -278,17 +279,15 @@ impl Records {
         self.files.ranges().bytes()
     }
 
-    /// The files, in the order of their records.
     #[getter]
-    fn paths(&self) -> Vec<PathBuf> {
-        self.files.ranges().shards().iter().map(|shard| shard.path().to_owned()).collect()
+    fn _paths(&self) -> Vec<OsString> {
+        self.files.ranges().shards().iter().map(|shard| shard.path().into()).collect()
     }
 
-    /// The files that ``skip_short`` left out, because they are shorter than one record.
     #[getter]
-    fn skipped(&self) -> Vec<PathBuf> {
+    fn _skipped(&self) -> Vec<OsString> {
         match &self.files {
-            Files::Fixed(records) => records.skipped().to_vec(),
+            Files::Fixed(records) => records.skipped().iter().map(OsString::from).collect(),
             Files::Ragged(_) => Vec::new(),
         }
     }

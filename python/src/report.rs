@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
-use crate::errors::{self, Failure};
+use crate::errors::{self, Failure, in_python};
 
 /// What a report is of.
 #[derive(Default)]
@@ -22,9 +22,15 @@ pub(crate) struct Loop<'a> {
     pub(crate) phases: String,
 }
 
-/// Makes a report.
+/// Makes a report. It runs no code of Python, as [`errors::raise`].
 pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> PyResult<Py<PyAny>> {
     let (train, settings) = (&found.train, &found.settings);
+    let here = format!("{}: put `tb.prefetch(...)` in place of `tb.watch(...)`", of.line);
+    let told = |text: &str| {
+        // A loader of Python always reads the variables.
+        let text = text.replace(" if the builder calls `from_env`", "");
+        in_python(&if of.line.is_empty() { text } else { text.replace("`overlap(true)`", &here) })
+    };
     let times = [
         ("wall", found.wall),
         ("wait", train.waiting),
@@ -46,10 +52,24 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     figures.set_item("workers", settings.workers)?;
     figures.set_item("kept", of.kept)?;
     figures.set_item("verdict", found.verdict().to_string())?;
-    figures.set_item("advice", found.advice())?;
-    let texts = (found.to_string(), format!("{found:#}"), found.html());
-    let class = py.import("twinbuf._report")?.getattr("Report")?;
-    Ok(class.call1((figures, texts, of.line, &of.phases))?.unbind())
+    figures.set_item("advice", told(&found.advice()))?;
+    let report = py.import("twinbuf._report")?.getattr("Report")?.call0()?;
+    for (name, figure) in &figures {
+        report.setattr(name.cast::<PyString>()?, figure)?;
+    }
+    let before = if of.name.is_empty() { String::new() } else { format!("{}: ", of.name) };
+    let kept = match of.kept {
+        0 => String::new(),
+        kept => {
+            format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
+        }
+    };
+    for (name, text) in [("_text", found.to_string()), ("_tables", format!("{found:#}"))] {
+        report.setattr(name, format!("{before}{}{kept}{}", told(&text), of.phases))?;
+    }
+    report.setattr("_page", told(&found.html()))?;
+    report.setattr("_figures", figures)?;
+    Ok(report.unbind())
 }
 
 /// Writes the page of a report.

@@ -1,5 +1,6 @@
 //! The Rust part of `Tensors` and `stream`; the rest is in `twinbuf/_tensors.py`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,10 +62,9 @@ impl Tensors {
         Ok((dtype, PyTuple::new(py, tensor.shape())?, tensor.len()))
     }
 
-    /// The files.
     #[getter]
-    fn paths(&self) -> Vec<PathBuf> {
-        self.inner.paths().map(PathBuf::from).collect()
+    fn _paths(&self) -> Vec<OsString> {
+        self.inner.paths().map(OsString::from).collect()
     }
 
     fn __repr__(&self) -> String {

@@ -68,6 +68,8 @@ PLACES = (
     *("len", "dtype", "fingerprint", "fspath", "array", "index", "groups", "order", "record", "log"),
     *("device side", "device host", "device current"),
 )
+# What a daemon thread asks for without a pause.
+ASKED = ("report", "watched", "paths", "tensors", "file", "stream", "state")
 
 CODES = {
     "raise": 1,
@@ -151,6 +153,7 @@ def every_case() -> list[Case]:
                 (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")
             )
         ),
+        *(Case("asked", words) for words in itertools.product(ASKED, ("1", "2", "3"), ("fall", "exit3"))),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -169,7 +172,7 @@ QUICK = re.compile(
             r"busy:(prefetch:event:fall:python10|read_into:event:exit3:numpy100):.*",
             r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
             r"lock:files in turn:exit3|preempted:prefetch:.*",
-            r"called:(len|fingerprint|groups|record):poll10:exit3",
+            r"called:(len|fingerprint|groups|record):poll10:exit3|asked:.*:1:exit3",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
@@ -676,6 +679,42 @@ def called(words: tuple[str, ...], folder: str) -> None:
         sys.exit(3)
 
 
+def asked(words: tuple[str, ...], folder: str) -> None:
+    """A daemon thread asks without a pause at the end: what answers must not run Python below Rust."""
+    import twinbuf as tb
+
+    files, model = numbers(folder, "files", 8), layers(folder)
+    loader, going = tb.Loader(files, tb.Plan(files, 2)), threading.Event()
+    watched = tb.watch([1, 2])
+    list(loader), list(watched)
+
+    def fail() -> None:
+        with contextlib.suppress(tb.Error, KeyError):
+            tb.Records.open_npy("/none") if words[0] == "file" else tb.stream(model, [["none"]])
+
+    asks: dict[str, Callable[[], Any]] = {
+        "report": loader.report,
+        "watched": watched.report,
+        "paths": lambda: files.paths,
+        "tensors": lambda: model.paths,
+        "file": fail,
+        "stream": fail,
+        "state": loader.state_dict,
+    }
+
+    def loop() -> None:
+        while True:
+            asks[words[0]]()
+            going.set()
+
+    threading.Thread(target=loop, daemon=True).start()
+    assert going.wait(20), "no answer"
+    time.sleep(0.05)
+    mark()
+    if words[-1] == "exit3":
+        sys.exit(3)
+
+
 def calls(folder: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """Return functions that iterate, and return what came and what should have. They need no global name."""
     import numpy as np
@@ -793,7 +832,8 @@ def child(name: str, folder: str) -> None:
         import torch
 
         torch.set_num_threads(1)
-    programs = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock, "called": called}
+    programs = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock}
+    programs |= {"called": called, "asked": asked}
     run = programs.get(group, program)
     run(tuple(words), folder)
 

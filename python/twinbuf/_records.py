@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from operator import index
+from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 import numpy
@@ -173,6 +174,16 @@ class Records(_Records):
 
     def _with(self, step: tuple[Any, ...]) -> Records:
         return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in the order of their records."""
+        return list(map(Path, self._paths))
+
+    @property
+    def skipped(self) -> list[Path]:
+        """The files that ``skip_short`` left out, because they are shorter than one record."""
+        return list(map(Path, self._skipped))
 
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> npt.NDArray[Any]: ...

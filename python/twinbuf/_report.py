@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from ._twinbuf import _save
-from .errors import _in_python
 
 
 class Report:
@@ -63,23 +62,10 @@ class Report:
     kept: int
     verdict: str
     advice: str
-
-    def __init__(self, figures: dict[str, Any], texts: tuple[str, str, str], line: str, phases: str) -> None:
-        """``line`` is where a watched loop is, and ``phases`` the text of a breakdown."""
-
-        def told(text: str) -> str:
-            # A loader of Python always reads the variables.
-            text = text.replace(" if the builder calls `from_env`", "")
-            here = f"{line}: put `tb.prefetch(...)` in place of `tb.watch(...)`"
-            return _in_python(text.replace("`overlap(true)`", here) if line else text)
-
-        figures["advice"] = told(figures["advice"])
-        self.__dict__.update(figures)
-        self._figures, (text, tables, self._page) = figures, map(told, texts)
-        before = f"{self.name}: " if self.name else ""
-        why = "batches were kept while their slots were needed: the slots got new memory."
-        after = (f"\n{self.kept} {why}" if self.kept else "") + phases
-        self._text, self._tables = before + text + after, before + tables + after
+    _figures: dict[str, Any]
+    _text: str
+    _tables: str
+    _page: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page for any browser: the report and the last steps. It needs no other file."""

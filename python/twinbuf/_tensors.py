@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -35,6 +36,11 @@ class Tensors(_Tensors):
     def open(paths: Paths) -> Tensors:
         """Open a file, or a list of files."""
         return _Tensors.__new__(Tensors, paths_of(paths))
+
+    @property
+    def paths(self) -> list[pathlib.Path]:
+        """The files."""
+        return list(map(pathlib.Path, self._paths))
 
     def __getitem__(self, name: str, /) -> TensorInfo:
         """Return what a tensor is.

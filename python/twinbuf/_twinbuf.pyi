@@ -1,6 +1,5 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -96,8 +95,8 @@ class _Records:
     dtype: Final[str]
     shape: Final[tuple[int, ...]]
     nbytes: Final[int]
-    paths: Final[list[Path]]
-    skipped: Final[list[Path]]
+    _paths: Final[list[str]]
+    _skipped: Final[list[str]]
 
 class _Plan:
     def __new__(cls, of: int | None, options: dict[str, Any] | None = None, saved: str = "") -> Self: ...
@@ -191,7 +190,7 @@ class _Tensors(Mapping[str, TensorInfo]):
     def __getitem__(self, name: str, /) -> TensorInfo: ...
     def _in_files(self) -> list[str]: ...
     def _info(self, name: str) -> tuple[str, tuple[int, ...], int]: ...
-    paths: Final[list[Path]]
+    _paths: Final[list[str]]
 
 @final
 class Group:

@@ -10,10 +10,7 @@ and ``before`` of `generate`, ``map`` of a `Loader`.
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
-from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -37,11 +34,16 @@ class Error(Exception):
         The name of the loader and the batch, where there is one.
     """
 
-    path: Path | None = None
+    _path: str | None = None
     offset: int | None = None
     loader: str | None = None
     epoch: int | None = None
     step: int | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """The file, where there is one."""
+        return None if self._path is None else Path(self._path)
 
 
 class FileError(Error, OSError):
@@ -77,43 +79,3 @@ class LoaderTimeoutError(LoaderError, TimeoutError):
 
 class ForkedError(LoaderError):
     """The loader is used in a process that was forked from the one it was built in."""
-
-
-def _made(
-    kind: str, message: str, path: Path | None, offset: int | None, errno: int | None, at: Any
-) -> Exception:
-    """Return an exception of the Rust part; ``at`` is a loader, an epoch and a step."""
-    error: Any = globals()[kind](_in_python(message))
-    error.path, error.offset = path, offset
-    if path is not None and isinstance(error, OSError):
-        error.filename = os.fspath(path)
-    if errno is not None:
-        error.errno, error.strerror = errno, os.strerror(errno)
-    if at is not None:
-        error.loader, error.epoch, error.step = at
-    return error  # type: ignore[no-any-return]
-
-
-# Names in messages of the crates, and the names of the same things in Python.
-_NAMES = {
-    "Records::len": "len(records)",
-    "PlanBuilder::rank": "rank",
-    "transform": "map",
-    "ReadMode": "read_mode",
-    "dataset": "data",
-    "epochs(..)": "epochs(n)",
-    "overlap(true)": "overlap=True",
-    "overlap(false)": "overlap=False",
-}
-
-
-def _in_python(text: str) -> str:
-    """Replace the names in a message of the crates by those of Python. Text between backquotes is code."""
-
-    def renamed(found: re.Match[str]) -> str:
-        code = _NAMES.get(found[1]) or re.sub(r"^(depth|workers)\((.*)\)$", r"\1=\2", found[1])
-        return f"`{code.replace('::', '.')}`"
-
-    text = text.replace(": the data set has no `try_clone`", "")
-    text = text.replace("or keep the last batch", "or set `drop_last=False`")
-    return re.sub("`([^`]*)`", renamed, text)
