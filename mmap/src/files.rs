@@ -1,9 +1,12 @@
 //! Lists of data files from folders and patterns, in natural order.
 
 use std::cmp::Ordering;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::Error;
+
+/// The characters of a pattern.
+const WILD: [char; 3] = ['*', '?', '['];
 
 /// Expands paths, folders and patterns to a list of files. Each source is one of these:
 ///
@@ -33,13 +36,14 @@ pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec
     for source in sources {
         let source = source.as_ref();
         let mut found = if source.is_dir() {
-            folder(source)?
-        } else if !source.exists() && source.to_string_lossy().contains(['*', '?', '[']) {
+            children(source, |name| !name.starts_with('.'))?
+        } else if !source.exists() && source.to_string_lossy().contains(WILD) {
             matches(source)?
         } else {
             all.push(source.to_owned());
             continue;
         };
+        found.retain(|path| belongs(path));
         if found.is_empty() {
             return Err(Error::NoFiles { path: source.to_owned() });
         }
@@ -49,32 +53,51 @@ pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec
     Ok(all)
 }
 
-fn folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    let failed = |source| Error::opening(folder, source);
+/// Returns what is in a folder and has a name that is wanted; in the working directory, if the path is empty. Bytes of a
+/// name that are not UTF-8 are the character U+FFFD in what `wanted` sees.
+fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
+    let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let failed = |source| Error::opening(read, source);
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if !entry.file_name().to_string_lossy().starts_with('.') && belongs(&entry.path()) {
-            found.push(entry.path());
+    for entry in std::fs::read_dir(read).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if wanted(&name.to_string_lossy()) {
+            found.push(folder.join(name));
         }
     }
     Ok(found)
 }
 
+/// Returns what a pattern matches, part by part of its path.
 fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     let none = || Error::NoFiles { path: pattern.to_owned() };
     let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-    let pattern = pattern.to_str().ok_or_else(none)?;
-    let mut found = Vec::new();
-    for path in glob::glob_with(pattern, options).map_err(|_| none())? {
-        let path = path.map_err(|error| {
-            let path = error.path().to_owned();
-            Error::opening(&path, error.into())
-        })?;
-        if belongs(&path) {
-            found.push(path);
+    let text = pattern.to_str().filter(|text| !text.ends_with(std::path::is_separator)).ok_or_else(none)?;
+    let is_folder = |path: &PathBuf| path.as_os_str().is_empty() || path.is_dir();
+    let mut found = vec![PathBuf::new()];
+    for part in Path::new(text).components() {
+        let name = part.as_os_str().to_str().ok_or_else(none)?;
+        if !matches!(part, Component::Normal(_)) || !name.contains(WILD) {
+            found.iter_mut().for_each(|path| path.push(name));
+            continue;
         }
+        let matcher = glob::Pattern::new(name).map_err(|_| none())?;
+        found.retain(is_folder);
+        let mut next = Vec::new();
+        while let Some(path) = found.pop() {
+            if name == "**" {
+                found.extend(children(&path, |name| !name.starts_with('.'))?.into_iter().filter(is_folder));
+                next.push(path);
+            } else {
+                next.extend(children(&path, |name| matcher.matches_with(name, options))?);
+            }
+        }
+        // The folders below a folder are found once more by a second `**`.
+        next.sort();
+        next.dedup();
+        found = next;
     }
+    found.retain(|path| path.symlink_metadata().is_ok());
     Ok(found)
 }
 
@@ -161,6 +184,30 @@ mod tests {
             assert!(matches!(&error, Error::NoFiles { path } if *path == none), "{error}");
         }
         assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
+    }
+
+    /// Such a name is matched too, as a folder has it: no shard is left out silently.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn names_that_are_not_utf8() {
+        use std::os::unix::ffi::OsStrExt;
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &[u8]| root.path().join(std::ffi::OsStr::from_bytes(name));
+        let [good, bad, below] = [&b"nu/a.npy"[..], b"nu/a\xff.npy", b"nu/b\xff/x.npy"].map(at);
+        std::fs::create_dir_all(below.parent().unwrap()).unwrap();
+        for path in [&good, &bad, &below] {
+            std::fs::write(path, []).unwrap();
+        }
+        for (pattern, wanted) in [
+            (&b"nu/a*.npy"[..], &[&good, &bad][..]),
+            (b"nu/a.np?", &[&good]),
+            (b"**/x.npy", &[&below]),
+            (b"**/**/*/x.npy", &[&below]),
+            (b"nu/*/x.npy", &[&below]),
+        ] {
+            let found = files([at(pattern)]).unwrap();
+            assert_eq!(found.iter().collect::<Vec<_>>(), wanted, "{}", pattern.escape_ascii());
+        }
     }
 
     /// The folder has a link to a file that is gone, as in a download cache that was partly deleted.
