@@ -237,7 +237,9 @@ impl RecordTransform for Transform {
 /// height, width]`. If the shape has no such axes, all pixels of a picture become one axis.
 fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
     if let Some((&last, front)) = shape.split_last() {
-        let pictures = (0..=front.len()).rev().find(|&at| front[at..].iter().product::<usize>() == pixels);
+        // Height and width first: with a height of 1 the width alone has as many pixels.
+        let mut ends = front.len().checked_sub(2).into_iter().chain((0..=front.len()).rev());
+        let pictures = ends.find(|&at| front[at..].iter().product::<usize>() == pixels);
         if let (true, Some(at)) = (last == channels, pictures) {
             return [&front[..at], &[channels], &front[at..]].concat();
         }

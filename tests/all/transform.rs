@@ -7,8 +7,25 @@ use std::sync::Arc;
 
 use crate::common::{Faulty, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
-use twinbuf::transform::{Convert, RecordTransform, Transform, per_record};
+use twinbuf::transform::{Convert, RecordTransform, RecordType, Transform, per_record};
 use twinbuf::{BoxError, Error, Loader, Plan, Records, Shuffle};
+
+/// With a height of 1, the width alone has as many pixels as a picture.
+#[test]
+fn planes_of_a_height_of_one() {
+    let planar = Transform::new(DType::U8, 4).unwrap().planar(5).unwrap();
+    for (shape, wanted) in [
+        (&[1, 5, 4][..], &[4, 1, 5][..]),
+        (&[2, 1, 5, 4], &[2, 4, 1, 5]),
+        (&[2, 5, 1, 4], &[2, 4, 5, 1]),
+        (&[2, 5, 4], &[2, 4, 5]),
+        (&[5, 4], &[4, 5]),
+        (&[40], &[2, 4, 5]),
+    ] {
+        let record = RecordType::new(DType::U8, shape).unwrap();
+        assert_eq!(planar.output(&record).unwrap().shape(), wanted, "{shape:?}");
+    }
+}
 
 #[test]
 fn the_same_numbers_in_every_configuration() {
