@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,8 +291,10 @@ def test_ctrl_c_while_a_batch_is_read_reads_it_again(overlap: bool) -> None:
     assert [(batch.step, int(batch.numpy()[0, 0])) for batch in iterator] == [(1, 2), (2, 4), (3, 6)]
 
 
-def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
-    bad: list[tuple[Callable[[], object], str]] = [
+def test_arguments_of_a_wrong_type_are_named(npy: Case, tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model, plan = tb.Tensors.open(tmp_path / "a.safetensors"), tb.Plan(npy.data, 2)
+    bad: list[tuple[Callable[[], Any], str]] = [
         (lambda: tb.Plan(10, 2, rank=-1, world=2), "rank, world: wanted .*, found rank=-1, world=2$"),
         (lambda: tb.Plan(10, 2, rank=1), "rank, world: wanted .*, found rank=1, world=None$"),
         (
@@ -300,6 +303,18 @@ def test_arguments_of_a_wrong_type_are_named(tmp_path: Path) -> None:
         ),  # type: ignore[arg-type]
         (lambda: tb.Records.open([3], 4), r"paths: .* found \[3\]$"),  # type: ignore[list-item]
         (lambda: tb.Records.open_headerless(tmp_path, None), "dtype: wanted .*, found None"),
+        (lambda: tb.Loader(npy.data, plan, name=3), "name: wanted a string, found 3$"),
+        (lambda: tb.Loader(npy.data, plan, read_mode=3), "read_mode: wanted a string, found 3$"),
+        (lambda: tb.Loader(npy.data, plan, trace=3), "trace: wanted a path, .*, found 3$"),
+        (lambda: tb.Loader(npy.data, 3), "plan: wanted a Plan, found 3$"),
+        (lambda: tb.stream(model, len, name=3), "name: wanted a string, found 3$"),
+        (lambda: tb.stream(model, len, read_mode=3), "read_mode: wanted a string, found 3$"),
+        (lambda: tb.stream(None, len), "model: wanted `Tensors`, found None$"),
+        (lambda: tb.generate(len, name=3), "name: wanted a string, found 3$"),
+        (lambda: tb.generate(len, trace=3), "trace: wanted a path, .*, found 3$"),
+        (lambda: tb.prefetch([], name=3), "name: wanted a string, found 3$"),
+        (lambda: tb.Records("a.npy"), "Records: wanted `Records.open_npy"),
+        (lambda: tb.Records(), "Records: wanted `Records.open_npy"),
     ]
     for call, message in bad:
         with pytest.raises((TypeError, ValueError), match=message):

@@ -78,7 +78,7 @@ def test_an_error_takes_the_place_of_its_round(where: str) -> None:
         next(rounds)
 
 
-@pytest.mark.parametrize("where", ["make", "before"])
+@pytest.mark.parametrize("where", ["make", "before", "after"])
 def test_stop_iteration_does_not_end_the_rounds_in_silence(where: str) -> None:
     def call(number: int) -> int:
         return next(iter(())) if number == 2 else number
@@ -86,8 +86,10 @@ def test_stop_iteration_does_not_end_the_rounds_in_silence(where: str) -> None:
     if where == "make":
         rounds = tb.generate(call, rounds=5)
     else:
-        rounds = tb.generate(lambda number: number, before=call, rounds=5)
-    assert [next(rounds), next(rounds)] == [0, 1]
+        # `after` is called for round 2 when the loop asks for round 3.
+        rounds = tb.generate(lambda number: number, rounds=5, **{where: call})
+    first = [0, 1, 2] if where == "after" else [0, 1]
+    assert [next(rounds) for _ in first] == first
     with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
         next(rounds)
     assert isinstance(caught.value.__cause__, StopIteration)

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,51 @@ def test_ragged_records_and_tensors_are_pickled_by_path(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
     model = tb.Tensors.open(tmp_path / "a.safetensors")
     assert dict(pickle.loads(pickle.dumps(model))) == dict(model)
+
+
+def test_paths_are_those_of_the_working_directory_that_opened_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is a pattern too."""
+    folders = [tmp_path / "run[1]", tmp_path / "other"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        np.save(folder / "a.npy", np.full(8, number, np.uint8))
+        save_file({"a": np.zeros(number + 1)}, folder / "m.safetensors")
+    monkeypatch.chdir(folders[0])
+    opened = [tb.Records.open_npy("a.npy"), tb.Records.open_npy("*.npy"), tb.Records.open_npy(["a.npy"])]
+    model = tb.Tensors.open("m.safetensors")
+    monkeypatch.chdir(folders[1])
+    for data in opened:
+        for other in (data.to("int64"), data.windows(2), pickle.loads(pickle.dumps(data)), copy.copy(data)):
+            assert not np.asarray(other).any()
+        assert pickle.loads(pickle.dumps(data.windows(2))).shape == (2,)
+    assert pickle.loads(pickle.dumps(model))["a"].shape == (1,)
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.arange(8))
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    data = tb.Records.open_npy(tmp_path / "a.npy")
+    assert pickle.loads(pickle.dumps(data.windows(2)))[3].tolist() == [6, 7]
+    assert len(pickle.loads(pickle.dumps(tb.Tensors.open(tmp_path / "a.safetensors")))) == 1
+    for path in ("a.npy", "../a.npy"):
+        with pytest.raises(tb.FileError, match=r"a\.npy"):
+            tb.Records.open_npy(path)
+
+
+def test_weak_references(npy: Case, tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    for thing in (npy.data, tb.Plan(8, 2), tb.Tensors.open(tmp_path / "a.safetensors")):
+        assert weakref.ref(thing)() is thing
+
+
+def test_numbers_are_not_in_records(npy: Case) -> None:
+    with pytest.raises(TypeError, match="Records"):
+        assert 3 in npy.data  # type: ignore[operator]
 
 
 def test_what_cannot_be_pickled_names_what_can(numbers: Numbers) -> None:

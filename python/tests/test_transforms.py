@@ -117,6 +117,17 @@ def test_a_cast_that_there_is_not_names_those_that_there_are(tmp_path: Path) -> 
             assert data.to(name).dtype == name
 
 
+@pytest.mark.parametrize("axes", [(1, 2, 4), (2, 1, 3), (2, 1, 5, 4), (1, 1, 5, 4), (1, 1, 3)])
+def test_planes_of_a_height_or_a_width_of_one(tmp_path: Path, axes: tuple[int, ...]) -> None:
+    images = np.arange(np.prod((6, *axes)), dtype=np.uint8).reshape(6, *axes)
+    np.save(tmp_path / "images.npy", images)
+    data = tb.Records.open_npy(tmp_path / "images.npy")
+    expected = np.moveaxis(images, -1, -3)
+    assert data.to("float32", planar=True).shape == expected.shape[1:]
+    assert np.array_equal(data.to("float32", planar=True)[:], expected)
+    assert np.array_equal(data.windows(2).to("float32", planar=True)[1], expected[2:4])
+
+
 def test_images_are_normalized_and_planar(tmp_path: Path) -> None:
     images = np.random.default_rng(4).integers(0, 256, (24, 5, 7, 3)).astype(np.uint8)
     np.save(tmp_path / "images.npy", images)
@@ -338,14 +349,34 @@ def test_a_batch_that_map_failed_on_was_not_received(npy: Case, device: str | No
     assert loader.report().batches == 20
 
 
+@pytest.mark.parametrize("where", ["map", "before", "after"])
+def test_an_exception_keeps_its_context(npy: Case, where: str) -> None:
+    """As it was raised: `from` would hide the exception that was being handled."""
+
+    def call(_: object) -> None:
+        try:
+            {}["missing"]
+        except KeyError:
+            raise ValueError("wrong")  # noqa: B904
+
+    made: Any = tb.generate(lambda number: number, **{where: call}) if where != "map" else None
+    made = made or tb.Loader(npy.data, tb.Plan(npy.data, 10), map=call).epoch(0)
+    with pytest.raises(ValueError, match="wrong") as caught:
+        [next(made) for _ in range(2)]
+    raised = caught.value
+    assert isinstance(raised.__context__, KeyError)
+    assert raised.__cause__ is None and not raised.__suppress_context__
+
+
 def test_map_does_not_end_the_epoch(npy: Case) -> None:
     def stops(batch: tb.Batch) -> None:
         raise StopIteration
 
     for device in (None, Late("side")):
         loader = tb.Loader(npy.data, tb.Plan(npy.data, 10), map=stops, device=device)
-        with pytest.raises(RuntimeError, match="map raised StopIteration"):
+        with pytest.raises(RuntimeError, match="map raised StopIteration") as caught:
             next(loader.epoch(0))
+        assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_map_is_called_for_empty_records(tmp_path: Path) -> None:

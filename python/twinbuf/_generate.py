@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from ._drive import start
-from ._loop import Loop, not_the_end
+from ._loop import Loop, called
 from ._prefetch import around
 from ._twinbuf import _Items
+from ._values import instance_of, path_or_none
 from .errors import OptionError
 
 if TYPE_CHECKING:
@@ -77,17 +79,11 @@ def generate(
     [2, 2]
     [3, 4]
     """
+    name, trace = instance_of("name", str, name, "a string"), path_or_none(trace)
     limit = _ENDLESS if rounds is None else index(rounds)
     if limit < 0:
         raise OptionError(f"generate: 0 rounds or more wanted, found {rounds}")
-
-    def made(number: int) -> T:
-        try:
-            return make(number)
-        except StopIteration as stop:  # it would end the rounds in silence (PEP 479)
-            raise RuntimeError("make raised StopIteration") from stop
-
-    numbers, lockstep = map(made, count()), before is not None
+    numbers, lockstep = map(partial(called, "make", make), count()), before is not None
     items: _Items[T] = _Items(numbers, 1, rounds=limit, lockstep=lockstep, name=name, trace=trace)
     start(items, around(), name or "twinbuf-generate")
     return items if before is None and after is None else _Hooked(items, before, after, limit)
@@ -113,11 +109,11 @@ class _Hooked(Loop[T]):
     def _asks(self) -> None:
         if self._after is not None and self._done < self._count:
             try:
-                self._after(self._count - 1)
-            except Exception as raised:
+                called("after", self._after, self._count - 1)
+            except Exception:
                 self._done = self._count
                 self.close()
-                raise not_the_end("after", raised) from raised.__cause__
+                raise
             self._done = self._count
         if self._before is not None and self._asked == 0:
             self._ask(self._before)
@@ -136,9 +132,9 @@ class _Hooked(Loop[T]):
         number = self._asked
         if number < self._rounds:
             try:
-                before(number)
+                called("before", before, number)
             except Exception as raised:
-                self._failed = not_the_end("before", raised)
+                self._failed = raised
             self._asked = number + 1
             if self._failed is None:
                 self._items.grant(self._asked)

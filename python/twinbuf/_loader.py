@@ -21,10 +21,12 @@ from ._plan import Plan
 from ._records import Records
 from ._report import Report
 from ._trainers import attribute
-from ._twinbuf import Batch, _Loader
+from ._twinbuf import Batch, _Loader, _Plan
 from ._values import (
     Path,
     attribute_of,
+    instance_of,
+    name_or_none,
     path_or_none,
     record_of,
     sets_of,
@@ -173,6 +175,8 @@ class Loader(_Loader, Generic[Made]):
         """Make a loader, and start its threads."""
         if map is not None and not callable(map):
             raise TypeError(f"map: wanted a function, found {map!r}")
+        name = name_or_none(name)
+        instance_of("plan", _Plan, plan, "a Plan")
         workers, device_depth = whole("workers", workers), whole("device_depth", device_depth)
         to_device = None if device is None else sender(device, device_depth, name or "", trace)
         options = _options(data) | {
@@ -180,7 +184,7 @@ class Loader(_Loader, Generic[Made]):
             "depth": whole_or_none("depth", depth),
             "workers": workers,
             "overlap": bool(overlap),
-            "read_mode": read_mode,
+            "read_mode": instance_of("read_mode", str, read_mode, "a string"),
             "memory_limit": whole_or_none("memory_limit", memory_limit),
             "breakdown": whole_or_none("breakdown", breakdown) or None,
             "trace": path_or_none(trace),

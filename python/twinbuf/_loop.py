@@ -69,10 +69,10 @@ class Loop(Generic[T]):
             found = taken.item if self._receive is None else self._receive(taken.item)
             if self._map is not None:
                 try:
-                    found = self._map(found)
-                except Exception as raised:
+                    found = called("map", self._map, found)
+                except Exception:
                     taken.gone()  # or it would fail again
-                    raise not_the_end("map", raised) from raised.__cause__
+                    raise
             self._count += 1
             # From here to the end nothing is called, so no signal is handled.
             taken.handed_out = True
@@ -133,10 +133,9 @@ class Epochs(Loop[T]):
         return self._loader.report()
 
 
-def not_the_end(code: str, raised: Exception) -> Exception:
-    """Return what the program's code raised, but not StopIteration, which would end the loop (PEP 479)."""
-    if not isinstance(raised, StopIteration):
-        return raised
-    error = RuntimeError(f"{code} raised StopIteration")
-    error.__cause__ = raised
-    return error
+def called(code: str, function: Callable[..., T], argument: Any) -> T:
+    """Call the program's code. StopIteration becomes another exception: it would end the loop (PEP 479)."""
+    try:
+        return function(argument)
+    except StopIteration as stop:
+        raise RuntimeError(f"{code} raised StopIteration") from stop

@@ -89,7 +89,7 @@ class Plan(_Plan):
         number of steps.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __new__(
         cls,

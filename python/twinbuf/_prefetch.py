@@ -17,6 +17,7 @@ from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import _Items, _Thread
+from ._values import instance_of, path_or_none
 from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Prefetcher(Around[T]):
         self._streams = None if device is None else streams_of(device)
         # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
-        self._name, self._trace = name, trace
+        self._name, self._trace = instance_of("name", str, name, "a string"), path_or_none(trace)
         self._epochs = 0
         # The state after the last item that the loop received. Empty: that is the iterable's present state.
         self._place: list[Any] = []

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy
 import numpy.typing as npt
 
 from ._drive import made_by
 from ._twinbuf import _Records
-from ._values import Paths, dtype_of, numbers_of, paths_of, record_of, whole, whole_or_none
+from ._values import (
+    Paths,
+    at_folder,
+    dtype_of,
+    folder_of,
+    instance_of,
+    numbers_of,
+    paths_of,
+    record_of,
+    whole,
+    whole_or_none,
+)
 from .errors import FileError, OptionError
 
 
@@ -29,10 +39,18 @@ class Records(_Records):
     ``data[10:20]`` several.
     """
 
-    __slots__ = ("_folder", "_how")
+    __slots__ = ("__weakref__", "_folder", "_how")
     # How the files were opened and their records changed, and the working directory then.
     _how: dict[str, Any]
     _folder: str
+    # Records are arrays: `in` would compare with each of them.
+    __contains__ = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Refuse the call: the static methods open files."""
+        raise TypeError(
+            "Records: wanted `Records.open_npy(paths)` or another method that opens files, found a call"
+        )
 
     @staticmethod
     def open(paths: Paths, record_bytes: SupportsIndex, *, skip_short: bool = False) -> Records:
@@ -60,7 +78,7 @@ class Records(_Records):
     @staticmethod
     def open_safetensors(paths: Paths, tensor: str, *, skip_short: bool = False) -> Records:
         """Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis."""
-        return _open("open_safetensors", paths, _name("tensor", tensor), skip_short)
+        return _open("open_safetensors", paths, instance_of("tensor", str, tensor, "a name"), skip_short)
 
     @staticmethod
     def open_npz(paths: Paths, array: str, *, skip_short: bool = False) -> Records:
@@ -68,7 +86,7 @@ class Records(_Records):
 
         A record is one entry of the first axis.
         """
-        return _open("open_npz", paths, _name("array", array), skip_short)
+        return _open("open_npz", paths, instance_of("array", str, array, "a name"), skip_short)
 
     @staticmethod
     def open_indexed(paths: Paths, indexes: Paths) -> Records:
@@ -170,7 +188,7 @@ class Records(_Records):
             raise OptionError(f"windows are made of rows, {why}")
         if self._how["steps"]:
             raise OptionError("windows: wanted a call before `to` and `map`, found one after them")
-        return _again(self._how | {"windows": (rows, rows if stride is None else stride)})
+        return _again(self._placed() | {"windows": (rows, rows if stride is None else stride)})
 
     def _with(self, step: tuple[Any, ...]) -> Records:
         return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
@@ -232,11 +250,15 @@ class Records(_Records):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, and make the same changes, for ``pickle``."""
+        return _again, (self._placed(), len(self))
+
+    def _placed(self) -> dict[str, Any]:
+        """Return how the files were opened, with paths that do not depend on the working directory."""
         how = dict(self._how)
-        for name in ("paths", "argument"):  # another process may have another working directory
+        for name in ("paths", "argument"):
             if isinstance(how[name], list):
-                how[name] = [os.path.join(self._folder, path) for path in how[name]]
-        return _again, (how, len(self))
+                how[name] = at_folder(self._folder, how[name])
+        return how
 
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
@@ -246,16 +268,10 @@ def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_sh
 
 def _again(how: dict[str, Any], wanted: int | None = None, base: Records | None = None) -> Records:
     records = _Records.__new__(Records, how, base)
-    records._how, records._folder = how, os.getcwd() if base is None else base._folder
+    records._how, records._folder = how, folder_of(how["paths"]) if base is None else base._folder
     if wanted is not None and len(records) != wanted:
         raise FileError(f"{records!r}: wanted {wanted} records, found {len(records)}")
     return records
-
-
-def _name(argument: str, found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"{argument}: wanted a name, found {found!r}")
-    return found
 
 
 def _floats(name: str, found: Any, default: float) -> npt.NDArray[numpy.float64]:

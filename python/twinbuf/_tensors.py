@@ -11,7 +11,18 @@ from ._device import Sender, sender
 from ._loop import Loop
 from ._report import Report
 from ._twinbuf import Group, _Stream, _Tensors
-from ._values import Path, Paths, path_or_none, paths_of, whole, whole_or_none
+from ._values import (
+    Path,
+    Paths,
+    at_folder,
+    folder_of,
+    instance_of,
+    name_or_none,
+    path_or_none,
+    paths_of,
+    whole,
+    whole_or_none,
+)
 from .tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -30,12 +41,16 @@ class Tensors(_Tensors):
     ``model["lm_head.weight"].shape``. `stream` reads them.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_folder")
+    # The working directory when the files were opened.
+    _folder: str
 
     @staticmethod
     def open(paths: Paths) -> Tensors:
         """Open a file, or a list of files."""
-        return _Tensors.__new__(Tensors, paths_of(paths))
+        model = _Tensors.__new__(Tensors, found := paths_of(paths))
+        model._folder = folder_of(found)
+        return model
 
     @property
     def paths(self) -> list[pathlib.Path]:
@@ -51,7 +66,7 @@ class Tensors(_Tensors):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, for ``pickle``."""
-        return Tensors.open, ([path.absolute() for path in self.paths],)
+        return Tensors.open, (at_folder(self._folder, self._paths),)
 
 
 # The other methods of a mapping: `Mapping` builds them from those that the class has.
@@ -137,6 +152,8 @@ def stream(
     trace
         A file for a Chrome trace of the first five passes.
     """
+    instance_of("model", _Tensors, model, "`Tensors`")
+    name = name_or_none(name)
     to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
     options = {
         "groups": _by_key(model, groups) if callable(groups) else _lists(groups),
@@ -147,7 +164,7 @@ def stream(
         "keep": whole_or_none("keep", keep),
         "order": None if order is None else [[whole("order", at) for at in each] for each in order],
         "memory_limit": whole_or_none("memory_limit", memory_limit),
-        "read_mode": read_mode,
+        "read_mode": instance_of("read_mode", str, read_mode, "a string"),
         "trace": path_or_none(trace),
     }
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)

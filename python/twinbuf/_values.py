@@ -6,22 +6,25 @@ called from here, and never from Rust.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 from collections.abc import Callable, Iterable
 from math import prod
 from operator import index
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy
 
 from ._twinbuf import DTYPES
-from .errors import OptionError
+from .errors import FileError, OptionError
 
 _MOST = 2**64 - 1
 
 Path: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Path | Iterable[Path]
+
+T = TypeVar("T")
 
 
 def whole(name: str, found: SupportsIndex) -> int:
@@ -42,7 +45,20 @@ def whole_or_none(name: str, found: SupportsIndex | None) -> int | None:
 
 def path_or_none(path: Path | None) -> str | None:
     """Return a path, or None if there is none."""
-    return None if path is None else os.fspath(path)
+    wanted = "a path, as `str` or `Path`"
+    return None if path is None else os.fspath(instance_of("trace", (str, os.PathLike), path, wanted))
+
+
+def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
+    """Return an argument that has this type."""
+    if not isinstance(found, kind):
+        raise TypeError(f"{name}: wanted {wanted}, found {found!r}")
+    return found
+
+
+def name_or_none(name: str | None) -> str | None:
+    """Return the name of a loader or a loop, or None if it has none."""
+    return None if name is None else instance_of("name", str, name, "a string")
 
 
 def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None]) -> Any:
@@ -117,6 +133,28 @@ def paths_of(paths: Any) -> list[str]:
         wanted = "a path or a list of paths, as `str` or `Path`"
         raise TypeError(f"paths: wanted {wanted}, found {paths!r}")
     return found
+
+
+def folder_of(paths: list[str]) -> str:
+    """Return the working directory, from which these paths are; empty if it is gone and they are absolute."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        for path in paths:
+            if not os.path.isabs(path):
+                raise FileError(f"{path!r}: the working directory is gone: wanted an absolute path") from None
+        return ""
+
+
+def at_folder(folder: str, paths: list[str]) -> list[str]:
+    """Return absolute paths of what was opened in this working directory, also of patterns."""
+    escaped = glob.escape(folder)
+
+    def at(path: str) -> str:
+        found = os.path.join(folder, path)
+        return found if escaped == folder or os.path.exists(found) else os.path.join(escaped, path)
+
+    return [at(path) for path in paths]
 
 
 def sets_of(data: Any) -> list[Any]:
