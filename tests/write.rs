@@ -242,6 +242,9 @@ fn invalid_options_are_errors() {
             found => panic!("{wanted}: {found:?}"),
         }
     }
+    // Before anything is allocated: 2^40 slots of 4 MiB.
+    let text = raw(1).depth(1 << 40).build().err().unwrap().to_string();
+    assert!(text.contains(&format!("{} bytes", 1_u64 << 62)), "{text}");
     let missing = Writer::raw(folder.path().join("no/x"), 1).build();
     match missing {
         Err(Error::Write(why)) => assert_eq!(why.source.kind(), io::ErrorKind::NotFound),
