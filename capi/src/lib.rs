@@ -578,7 +578,8 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
             Poll::Ready(None) => return Ok(TWINBUF_END),
             Poll::Ready(Some(Ok(found))) => found,
             Poll::Ready(Some(Err(error @ Error::SlotHeld { .. }))) => {
-                // The next slot is held, so none that was filled is lost.
+                // The caller still holds the slot that comes next, so nothing was filled after the batches it has: a
+                // start from the checkpoint loses no batch.
                 let position = epochs.checkpoint();
                 state.begin(end, |loader| loader.into_epochs_from(&position, end))?;
                 return Err(error.into());

@@ -313,8 +313,8 @@ impl Ranges {
                 (at..end, end, count, end - at)
             }
         };
-        // Overlapping records have fewer bytes in the file than in the slot. Read them to the end of their part of the
-        // slot; `spread` then moves each record to its own place. The sum fits a usize, because a batch fits its slot.
+        // Overlapping records have fewer bytes in the file than in the slot. Read them into the last bytes of their
+        // part of the slot; `spread` then moves each record to its own place. The sum fits a usize, because a batch fits its slot.
         let to = usize::try_from(to + len - (bytes.end - bytes.start)).unwrap_or(usize::MAX);
         Some(Span { extent: Extent { file: index, bytes, own_end, to }, records, len })
     }

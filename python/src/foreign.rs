@@ -169,7 +169,7 @@ impl Filler {
 impl Filler {
     /// Fill slots until a call is to be made. False: the loader was closed, or the program is ending.
     fn next(&self, py: Python<'_>) -> bool {
-        // Most slots are free already: there is no reason to release the GIL.
+        // Most slots are free already: first try without releasing the GIL. Twice, as a try may only end a fill.
         for _ in 0..2 * usize::from(self.quick) {
             match self.go_on(Driven::try_next) {
                 Poll::Ready(true) => return true,

@@ -129,7 +129,8 @@ impl Making {
 /// What the thread of an iteration drives. Only that thread calls it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Worker")]
 pub(crate) struct Worker {
-    // Dropped in this order: the pipe is told that the worker leaves, and then `join` that the iterable is free.
+    // Dropped first, which tells the pipe that the worker leaves. The drop of `shared` then tells a thread that waits in
+    // `join` that the iterable is free.
     driven: Mutex<Driven<Slots<(), ()>>>,
     shared: Arc<Shared>,
     /// Set when the thread first asks. A thread that Ctrl-C kept from starting is not waited for.

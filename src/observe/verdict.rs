@@ -53,7 +53,7 @@ impl<'r> Sums<'r> {
             wall,
             used,
             waits,
-            // Pauses may cover more of the loads and copies than was found.
+            // A load at the start of an epoch may also be in `helped` or `outside`, which are subtracted above.
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
             copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),

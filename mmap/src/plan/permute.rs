@@ -42,8 +42,8 @@ impl Key {
 
     /// One of 2^64 keys that are derived from this one.
     pub(super) const fn of(self, index: u64) -> Self {
-        // Output number `index` of `SplitMix64` with this state, mixed once more: otherwise keys of neighboring indices
-        // would be the outputs of neighboring states.
+        // Output number `index` of `SplitMix64` with the key as its state, mixed once more. Without that, two keys that
+        // differ by a multiple of `GAMMA` would give the same keys, only shifted.
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 

@@ -196,7 +196,7 @@ impl<D: Units> Ahead<D> {
         let bytes = extent.bytes.start.max(until)..extent.bytes.end;
         if let Some(stream) = source.stream.as_ref().filter(|_| !bytes.is_empty()) {
             let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. Otherwise, leave out large extents: each is read directly into the slot.
+            // Stream all chunks of a window. Otherwise do not stream large extents: each is read directly into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room[AHEAD]);

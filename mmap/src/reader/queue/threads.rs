@@ -141,7 +141,7 @@ impl Shared {
             };
             work.idle -= 1;
             drop(work);
-            // `send` does not fail: the engine has the receiver, and joins this thread before it drops it.
+            // `send` does not fail: the engine has the receiver, and joins this thread before it drops the receiver.
             let _ = ended.send(self.read(read));
             work = self.lock();
             work.idle += 1;

@@ -212,7 +212,7 @@ impl Engine for Uring {
         let mut pauses = 0;
         while reads.in_flight == before {
             if self.stopped {
-                // The kernel ends the reads that it has taken without a further call.
+                // The kernel completes the reads that it has, and needs no further call for that: only wait.
                 sleep(PAUSE);
             } else if let Err(error) = self.call(1) {
                 pauses += 1;
