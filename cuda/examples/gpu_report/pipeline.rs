@@ -17,7 +17,7 @@ const LONGEST_COPY: f64 = 0.01;
 /// Each pipeline runs this often, both ways in turn.
 const EPOCHS: usize = 3;
 
-/// Load (sleep), copy, train (device copies), in this proportion: one after the other, and overlapped.
+/// Load (sleep), copy, train (two kernels), in this proportion: one after the other, and overlapped.
 pub(crate) fn pipeline(
     ctx: &Arc<CudaContext>,
     extent: &Extent,
