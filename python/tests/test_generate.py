@@ -170,3 +170,24 @@ def test_ctrl_c_and_errors_in_after() -> None:
 def test_a_negative_number_of_rounds_is_refused() -> None:
     with pytest.raises(ValueError, match="found -1"):
         tb.generate(lambda number: number, rounds=-1)
+
+
+def test_an_interrupted_close_keeps_the_error_of_before() -> None:
+    def before(number: int) -> None:
+        if number == 1:
+            raise ValueError("mine")
+
+    rounds: Any = tb.generate(lambda number: number, before=before)
+    assert next(rounds) == 0
+    close, cut = rounds.close, [KeyboardInterrupt()]
+
+    def close_once_cut_off() -> None:
+        if cut:
+            raise cut.pop()
+        close()
+
+    rounds.close = close_once_cut_off
+    with pytest.raises(KeyboardInterrupt):
+        next(rounds)
+    with pytest.raises(ValueError, match="mine"):
+        next(rounds)

@@ -118,8 +118,9 @@ class _Hooked(Loop[T]):
         if self._before is not None and self._asked == 0:
             self._ask(self._before)
         if self._failed is not None and self._asked == self._count + 1:
-            failed, self._failed = self._failed, None
-            self.close()
+            failed = self._failed
+            self.close()  # Ctrl-C may cut it off: the next call closes again
+            self._failed = None
             raise failed
 
     def _received(self, item: T) -> T:
