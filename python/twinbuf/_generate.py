@@ -117,8 +117,7 @@ class _Hooked(Loop[T]):
             self._done = self._count
         if self._before is not None and self._asked == 0:
             self._ask(self._before)
-        if self._failed is not None and self._asked == self._count + 1:
-            failed = self._failed
+        if (failed := self._failed) is not None and self._asked == self._count + 1:
             self.close()  # Ctrl-C may cut it off: the next call closes again
             self._failed = None
             raise failed
