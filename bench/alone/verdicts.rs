@@ -144,7 +144,7 @@ impl Dataset for Disk {
     }
 
     fn read(&mut self, plan: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.wait(plan.runs().next().map_or(0, |run| run.start));
+        self.wait(plan.first());
         Ok(out.len())
     }
 

@@ -189,9 +189,7 @@ fn read(
         let (wanted, found) = (wanted as u64, found as u64);
         return Err(at.failed(twinbuf_mmap::Error::BufferTooSmall { wanted, found }));
     };
-    if let Some(run) = part.runs().next() {
-        at.reads(index, run.start);
-    }
+    at.reads(index, part.first());
     let calls = FileRecords::read_calls();
     let read = match files {
         Some(files) => files.read(part, out).map_err(Into::into),

@@ -48,7 +48,7 @@ impl Dataset for Remote {
     }
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
         if batch.runs().flatten().any(|record| record >= self.stuck) {
-            let first = batch.runs().next().expect("a batch has records").start;
+            let first = batch.first();
             let _ = self.waits.send(first);
             self.server.wait();
         }

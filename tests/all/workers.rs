@@ -71,7 +71,7 @@ fn the_first_error_is_told_by_close() {
     let meet = Arc::new(Barrier::new(4));
     let read = move |batch: &BatchIndices, _: &mut [u8]| {
         meet.wait();
-        Err(format!("record {}", batch.runs().next().unwrap().start).into())
+        Err(format!("record {}", batch.first()).into())
     };
     let mut loader = Loader::builder(Reads(4, 1, read), plan).workers(4).build().unwrap();
     let epoch = loader.epoch(0);
@@ -163,7 +163,7 @@ fn a_worker_that_is_free_takes_the_next_batch() {
         let timed_out = alone.clone();
         // Reading the first record of an epoch takes as long as reading the next few.
         let read = move |batch: &BatchIndices, out: &mut [u8]| {
-            let first = batch.runs().next().ok_or("no record")?.start;
+            let first = batch.first();
             let (read, changed) = &*state;
             let mut read = read.lock().unwrap();
             if first == 0 {

@@ -96,6 +96,19 @@ impl BatchIndices {
         self.pieces()
     }
 
+    /// Returns the first record in batch order. Cheaper than [`runs`](Self::runs) if nothing is shuffled.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        match (self.shuffle, &self.seams) {
+            (Shuffle::None, None) => {
+                let position = self.start % self.records;
+                self.list.run(position..position + 1).start
+            }
+            // A batch has at least one record.
+            _ => self.pieces().piece().map_or(0, |run| run.start),
+        }
+    }
+
     /// Returns what [`runs`](Self::runs) returns, as a type that has a name.
     pub(crate) fn pieces(&self) -> Runs {
         let &Self { records, seed, shuffle, epoch, start, end, .. } = self;

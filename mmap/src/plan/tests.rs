@@ -127,11 +127,8 @@ fn the_largest_numbers() {
 
     // Two chunks, the second of one record. In 64 epochs they come in both orders.
     let chunked = Plan::builder(all).shuffle(Shuffle::Chunks { records: all - 1 }).build().unwrap();
-    let ends: std::collections::BTreeSet<_> = (0..64)
-        .map(|epoch| {
-            [0, all - 1].map(|step| chunked.batch(epoch, step).unwrap().runs().next().unwrap().start)
-        })
-        .collect();
+    let ends: std::collections::BTreeSet<_> =
+        (0..64).map(|epoch| [0, all - 1].map(|step| chunked.batch(epoch, step).unwrap().first())).collect();
     assert!(ends.into_iter().eq([[0, all - 1], [all - 1, all - 2]]));
     let shuffled = Plan::builder(all).shuffle(Shuffle::Full).build().unwrap();
     assert!(records(shuffled.batch(all, all - 1).unwrap()).all(|record| record < all));
@@ -526,6 +523,7 @@ proptest! {
                 match whole.part(pair[0]..pair[1]) {
                     Some(part) => {
                         prop_assert_eq!(part.len(), pair[1] - pair[0]);
+                        prop_assert_eq!(Some(part.first()), records(part.clone()).next());
                         // A part of a part is a part.
                         let last = part.part(part.len() - 1..part.len()).unwrap();
                         prop_assert!(records(last).eq(records(&part).last()));

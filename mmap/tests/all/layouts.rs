@@ -289,7 +289,7 @@ fn tokens_past_four_gib() {
     let batch = Plan::builder(records.len()).batch(3).build().unwrap().batch(0, windows / 3).unwrap();
     let mut out = [0; 3 * 64];
     let len = records.read(&batch, &mut out).unwrap();
-    let first = batch.runs().next().unwrap().start - 1;
+    let first = batch.first() - 1;
     for (index, found) in (first..).zip(out[..len].chunks_exact(64)) {
         let from = usize::try_from(index * 60 + 4096 - TOKENS * 4).unwrap();
         assert_eq!(found, &last[from..from + 64], "window {index}");
