@@ -50,7 +50,6 @@ PYTHON
 
 # With its own features: those of the workspace include `tracing`, and the lints see other code.
 cargo clippy --quiet --manifest-path capi/Cargo.toml -- -D warnings
-cargo test --quiet --package twinbuf-capi
 cargo build --quiet --package twinbuf-capi --lib --example trainer
 python3 capi/examples/data.py "$out/data.bin"
 

@@ -11,17 +11,11 @@
 #                            did not come to their end. Each figure is in OUT as soon as it is measured.
 #   tools/gpu.sh rehearse    packs, and runs it here with the software driver in the place of the machine's own: it
 #                            shows that the pack runs, and no figure of it means anything
-#   tools/gpu.sh kill [N]    the same, N times [default: 10], killed at a random moment and then run to its end: every
-#                            figure that was printed must be there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=pack
-case ${1-} in rehearse | kill)
-  mode=$1
-  shift
-  ;;
-esac
+[ "${1-}" != rehearse ] || mode=$1
 target=${CARGO_TARGET_DIR:-target}
 pack=$target/gpu
 [ "$mode" != pack ] || pack=${1:-$pack}
@@ -186,47 +180,6 @@ cp "$target/debug/deps/libtwinbuf_cuda_sim.so" "$stage/libcuda.so"
 export LD_LIBRARY_PATH=$stage
 # Here every step is to run, however slow this machine is.
 export TWINBUF_GPU_SECONDS=7200
-if [ "$mode" = rehearse ]; then
-  "$pack/run" --quick "$stage/out"
-  exit
-fi
-
-# Every line of JSON that a run has printed is a line of its file, whenever the run was killed.
-for round in $(seq "${1:-10}"); do
-  out=$stage/out$round
-  mkdir -p "$out/done"
-  # The report alone: the other steps take minutes.
-  (cd "$pack/tests" && for test in *; do touch "$out/done/test-$test"; done)
-  touch "$out/done/train" "$out/done/torch" "$out/printed"
-  # A separate session: the whole run can be killed by its number.
-  setsid "$pack/run" --quick "$out" >"$out/printed" 2>&1 &
-  run=$!
-  # A moment after some figure: a slow machine is killed in all places too.
-  after=$((RANDOM % 17))
-  while [ "$(grep -c '^{' "$out/printed")" -lt "$after" ] && kill -0 "$run" 2>/dev/null; do sleep 0.05; done
-  sleep "0.$((RANDOM % 4))$((RANDOM % 10))"
-  kill -KILL -- "-$run" 2>/dev/null || true
-  wait "$run" 2>/dev/null || true
-  grep '^{' "$out/printed" >"$out/figures" || true
-  cp "$out/report.jsonl" "$out/kept" 2>/dev/null || : >"$out/kept"
-  "$pack/run" --quick "$out" >>"$out/printed" 2>&1 || { tail -20 "$out/printed"; exit 1; }
-  python3 - "$out" "$after" "$round" <<'CHECK'
-import json, pathlib, sys
-
-out, after, round_ = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-printed, kept, report = ((out / name).read_text().splitlines() for name in ("figures", "kept", "report.jsonl"))
-# The terminal has a figure after its file: what was seen is there; and the last line of
-# either may be cut.
-lost = [line for line in printed[:-1] if line not in kept]
-gone = [line for line in kept if line not in report]
-sections = set()
-for line in report:
-    try:
-        sections.add(json.loads(line)["section"])
-    except json.JSONDecodeError:
-        print("cut:", line[:60])
-if lost or gone or len(sections) < 14:
-    sys.exit(f"round {round_}: lost {lost}, gone {gone}, sections {sorted(sections)}")
-print(f"round {round_}: killed after figure {after}, with {len(printed)} printed, all kept; then run to its end, {len(sections)} sections")
-CHECK
-done
+# `cargo test` has their whole extent.
+export TWINBUF_TEST_WHOLE=0
+"$pack/run" --quick "$stage/out"
