@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use common::{Faulty, RECORD, plan};
+use common::{RECORD, Reads, nothing, plan};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -97,7 +97,7 @@ fn spans_of_epochs_loads_and_waits() {
     for overlap in [false, true] {
         listener.spans.lock().unwrap().clear();
         // 3 batches of 8 records and one of 6.
-        let (dataset, _) = Faulty::new(30, None);
+        let dataset = Reads(30, RECORD, nothing);
         let mut loader = Loader::builder(dataset, plan(30, 8)).overlap(overlap).build().unwrap();
         for epoch in [5, 6] {
             assert_eq!(loader.epoch(epoch).count(), 4);

@@ -14,7 +14,7 @@ import sys
 import mutate_cuda
 
 # Quick ones first. What follows a program's name filters its tests.
-TESTS = ["all pipe::", "all author::", "all promises::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all stuck::", "all waiting::", "all report::", "process"]
+TESTS = ["all pipe::", "all author::", "all promises::", "twinbuf-shuttle-pipe:histories", "all generate::", "all workers::", "all histories::", "all stuck::", "all waiting::", "all report::", "process"]
 
 TURN, WORKER, MOD, RING, ITEMS, PLAIN = (
     f"{name}.rs" for name in ("turn", "worker", "mod", "ring", "items", "plain")

@@ -278,6 +278,9 @@ const UNITS: u32 = 6;
 /// More than there are.
 const ALL: usize = 99;
 
+/// How many wrong cases are shown.
+const MOST_WRONG: usize = 8;
+
 /// Runs a case. Returns what is wrong.
 fn run(case: Case) -> Result<(), String> {
     let Case { what, at, always, .. } = case;
@@ -479,7 +482,7 @@ fn run_all(cases: impl Iterator<Item = Case> + Send) {
     let cases = Mutex::new(cases);
     let results = Mutex::new((0, (Duration::ZERO, None), Vec::new()));
     let lane = || {
-        while results.lock().unwrap().2.len() < most_wrong() {
+        while results.lock().unwrap().2.len() < MOST_WRONG {
             let Some(case) = cases.lock().unwrap().next() else { return };
             let start = Instant::now();
             let (done, ends) = channel();
@@ -498,11 +501,6 @@ fn run_all(cases: impl Iterator<Item = Case> + Send) {
     let (count, slowest, wrong) = results.into_inner().unwrap();
     println!("{count} cases, the slowest: {slowest:?}");
     assert!(wrong.is_empty(), "{} of {count} cases:\n{}", wrong.len(), wrong.join("\n"));
-}
-
-/// How many wrong cases are shown.
-fn most_wrong() -> usize {
-    std::env::var("TWINBUF_AUTHOR_WRONG").map_or(8, |most| most.parse().unwrap())
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! Only the plan determines the batches: they are identical byte for byte with overlap on or off, with or without
 //! hints, at any depth.
 
-use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::common::{Faulty, Gated, RECORD, at, batches, files, modes, open, plan, record};
+use crate::common::{Gated, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Error, Loader, Plan};
 
@@ -53,47 +52,6 @@ fn configurations() -> impl Iterator<Item = (bool, bool, usize)> {
     [(false, false), (false, true), (true, false), (true, true)]
         .into_iter()
         .flat_map(|(overlap, hints)| (1 + usize::from(overlap)..=9).map(move |depth| (overlap, hints, depth)))
-}
-
-#[test]
-fn a_batch_may_be_kept_beyond_its_epoch_and_sent_away() {
-    let (_dir, paths) = files(&[16]);
-    for overlap in [false, true] {
-        let mut loader = builder(&paths).overlap(overlap).depth(3).build().unwrap();
-        let kept = loader.epoch(0).last().unwrap().unwrap();
-        let copy = kept.to_vec();
-        // Two slots are left and used once each; then the kept slot is next.
-        let mut next = loader.epoch(1);
-        assert_eq!(next.next().unwrap().unwrap().step(), 0);
-        assert_eq!(next.next().unwrap().unwrap().step(), 1);
-        assert!(matches!(
-            next.next(),
-            Some(Err(Error::SlotHeld { at: held, option: "depth", slots: 3 })) if held == at(1, 2)
-        ));
-        drop(next);
-        std::thread::scope(|s| {
-            s.spawn(move || assert_eq!(*kept, copy)); // and dropped there
-        });
-        assert_eq!(batches(&mut loader, 2).into_iter().filter(Result::is_ok).count(), 4);
-    }
-}
-
-/// Four batches per epoch, with a short timeout for held batches.
-fn builder(paths: &[PathBuf]) -> LoaderBuilder {
-    Loader::builder(open(paths), plan(16, 4)).held_timeout(Duration::from_millis(1))
-}
-
-#[test]
-fn a_batch_may_be_changed_in_place() {
-    let (_dir, paths) = files(&[16]);
-    let plan = plan(16, 4);
-    let mut loader = Loader::builder(open(&paths), plan.clone()).build().unwrap();
-    for batch in loader.epoch(0) {
-        batch.unwrap().fill(0xff);
-    }
-    let again: Vec<_> = batches(&mut loader, 0).into_iter().map(Result::unwrap).collect();
-    let expected: Vec<u8> = plan.batch(0, 0).unwrap().runs().flatten().flat_map(record).collect();
-    assert_eq!(again[0], expected);
 }
 
 #[test]
@@ -182,7 +140,7 @@ fn options_that_cannot_work_are_refused() {
 
     // Some systems grant any memory that has an address. These slots must be refused, not abort.
     let records = 1 << 39;
-    let (data, _) = Faulty::new(records, None);
+    let data = Reads(records, RECORD, nothing);
     let plan = Plan::builder(records).batch(records).build().unwrap();
     let (option, _, found) = refused(Loader::builder(data, plan).depth(8));
     assert_eq!(option, "depth");

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::common::{Faulty, busy, files, open, plan};
+use crate::common::{RECORD, Reads, busy, files, nothing, open, plan};
 use twinbuf::{Breakdown, Loader};
 
 /// A breakdown, and the lines of its log.
@@ -105,19 +105,6 @@ fn what_lies_between_two_steps_is_in_neither() {
     assert!(parse(&lines.lock().unwrap()[4]).1.last().unwrap().1 >= 20.0);
 }
 
-#[test]
-fn a_validation_is_logged_as_often_as_the_training() {
-    let (breakdown, lines) = logged(3);
-    let _validation = breakdown.validation(7);
-    for _ in 0..7 {
-        breakdown.phase("forward", || ());
-        breakdown.end_step();
-    }
-    let lines = lines.lock().unwrap();
-    let heads: Vec<&str> = lines.iter().map(|line| line.split(',').next().unwrap()).collect();
-    assert_eq!(heads, ["validation 3/7", "validation 6/7"]);
-}
-
 /// Longer than any machine needs for a test.
 const FAR: Duration = Duration::from_secs(1_000_000);
 
@@ -181,24 +168,6 @@ fn validation_is_kept_apart() {
     assert!(seconds < FAR.as_secs_f64() && mean < FAR.as_secs_f64() * 1e3 / 14.0, "{table}");
 }
 
-#[test]
-fn a_validation_in_the_middle_of_a_step_is_not_of_the_step() {
-    let (breakdown, lines) = logged(0);
-    let began = Instant::now();
-    breakdown.phase("forward", || ());
-    let validated = {
-        let _validation = breakdown.validation(1);
-        let start = Instant::now();
-        busy(Duration::from_millis(5));
-        start.elapsed()
-    };
-    breakdown.end_step();
-    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
-    let lines = lines.lock().unwrap();
-    let total = parse(&lines[1]).1.last().unwrap().1;
-    assert!(total <= at_most + 0.001, "{total} ms of {at_most} ms");
-}
-
 /// The milliseconds of each phase of a logged step. They add up to its total.
 fn whole(line: &str) -> Vec<(&str, f64)> {
     let (_, phases) = parse(line);
@@ -208,54 +177,41 @@ fn whole(line: &str) -> Vec<(&str, f64)> {
     phases
 }
 
+/// Between two phases, and within a phase within a phase.
 #[test]
-fn a_validation_in_the_middle_of_a_phase_is_not_of_the_phase() {
+fn a_validation_in_the_middle_of_a_step_is_of_neither_the_step_nor_its_phases() {
     let (breakdown, lines) = logged(0);
     let began = Instant::now();
     breakdown.phase("load", || busy(Duration::from_millis(5)));
     let mut validated = Duration::ZERO;
-    for _ in 0..2 {
-        breakdown.phase("validate", || {
-            busy(Duration::from_millis(1));
-            let _validation = breakdown.validation(1);
-            let start = Instant::now();
+    let mut validate = || {
+        let _validation = breakdown.validation(1);
+        let start = Instant::now();
+        breakdown.phase("forward", || busy(Duration::from_millis(5)));
+        {
+            let _part_of_it = breakdown.validation(1);
             breakdown.phase("forward", || busy(Duration::from_millis(5)));
-            {
-                let _part_of_it = breakdown.validation(1);
-                breakdown.phase("forward", || busy(Duration::from_millis(5)));
-            }
-            breakdown.end_step();
-            validated += start.elapsed();
+        }
+        breakdown.end_step();
+        validated += start.elapsed();
+    };
+    validate();
+    for _ in 0..2 {
+        breakdown.phase("outer", || {
+            breakdown.phase("inner", || {
+                busy(Duration::from_millis(1));
+                validate();
+            });
         });
     }
     breakdown.end_step();
     let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
     let lines = lines.lock().unwrap();
-    let phases = whole(&lines[2]);
-    assert_eq!(names(&phases), ["load", "validate", "other", "total"]);
+    let phases = parse(&lines[3]).1;
+    assert_eq!(names(&phases), ["load", "inner", "outer", "other", "total"]);
     assert!(phases[1].1 >= 2.0, "before the validations it counts: {phases:?}");
-    assert!(phases[3].1 <= at_most + 0.001, "{phases:?}, of {at_most} ms");
-    assert!(breakdown.to_string().contains("\nvalidation: 2 batches, "), "{breakdown}");
-}
-
-#[test]
-fn a_phase_within_a_phase_around_a_validation_counts_for_both_without_it() {
-    let (breakdown, lines) = logged(0);
-    let began = Instant::now();
-    let validated = breakdown.phase("outer", || {
-        breakdown.phase("inner", || {
-            let _validation = breakdown.validation(1);
-            let start = Instant::now();
-            busy(Duration::from_millis(5));
-            start.elapsed()
-        })
-    });
-    breakdown.end_step();
-    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
-    let lines = lines.lock().unwrap();
-    let (_, phases) = parse(&lines[1]);
-    assert_eq!(names(&phases), ["inner", "outer", "other", "total"]);
     assert!(phases.iter().all(|(_, ms)| *ms <= at_most + 0.001), "{phases:?}, of {at_most} ms");
+    assert!(breakdown.to_string().contains("\nvalidation: 3 batches, "), "{breakdown}");
 }
 
 #[test]
@@ -467,7 +423,7 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
 fn lines_name_their_loader() {
     let (breakdown, lines) = logged(1);
     let loaders = ["train", "valid", "train"].map(|name| {
-        let (dataset, _) = Faulty::new(30, None);
+        let dataset = Reads(30, RECORD, nothing);
         Loader::builder(dataset, plan(30, 8)).name(name).breakdown(breakdown.clone()).build().unwrap()
     });
     breakdown.end_step();

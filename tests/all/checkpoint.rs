@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use crate::common::{Reads, nothing};
-use twinbuf::{Checkpoint, Loader, Plan};
+use twinbuf::{Checkpoint, Error, Loader, Plan};
 
 fn checkpoint() -> Checkpoint {
     let plan = Plan::builder(64).batch(8).build().unwrap();
@@ -87,6 +87,7 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     assert!(error.contains("checkpoint.json"), "{error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     let error = checkpoint().save(folder.path().join("nowhere/checkpoint.json")).unwrap_err();
+    assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("No such file"), "{error:?}");
     assert!(checkpoint().save("..").is_err());
     // Files in the same folder that are not this file's temporary files stay.

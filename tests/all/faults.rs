@@ -2,12 +2,12 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{Faulty, RECORD, at, batches, files, open, plan};
+use crate::common::{RECORD, Reads, at, files, open, plan};
 use twinbuf::write::Writer;
-use twinbuf::{Checkpoint, Error, Loader, Plan};
+use twinbuf::{BatchIndices, BoxError, Checkpoint, Dataset, Error, Loader, Plan};
 
 const STEPS: u64 = 8;
 const BATCH: u64 = 4;
@@ -17,36 +17,30 @@ fn sequential() -> Plan {
     Plan::builder(STEPS * BATCH).batch(BATCH).build().unwrap()
 }
 
-/// One of two ranks: hints are sent where batches jump.
-fn jumping() -> Plan {
-    Plan::builder(2 * STEPS * BATCH).batch(BATCH).rank(0, 2).build().unwrap()
+/// Reads a byte less than a batch has.
+struct Short;
+
+impl Dataset for Short {
+    fn records(&self) -> u64 {
+        STEPS * BATCH
+    }
+    fn record_bytes(&self) -> usize {
+        RECORD
+    }
+    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+        Ok(out.len() - 1)
+    }
 }
 
+/// `promises` has errors at every step.
 #[test]
-fn a_short_read_at_every_step_arrives_in_order_and_once() {
-    for step in 0..STEPS {
-        for overlap in [false, true] {
-            for depth in 1 + usize::from(overlap)..=4 {
-                one_short_read(step, overlap, depth);
-            }
-        }
-    }
-}
-
-fn one_short_read(at_step: u64, overlap: bool, depth: usize) {
-    let case = format!("step {at_step}, overlap {overlap}, depth {depth}");
-    let (data, dropped) = Faulty::new(2 * STEPS * BATCH, Some(2 * at_step * BATCH));
-    let mut loader = Loader::builder(data, jumping()).overlap(overlap).depth(depth).build().unwrap();
+fn a_short_read_is_an_error_with_both_lengths() {
+    let mut loader = Loader::builder(Short, sequential()).build().unwrap();
     for epoch in 0..2 {
-        let mut found = batches(&mut loader, epoch);
-        assert_eq!(found.len() as u64, at_step + 1, "{case}: the batches before, and one error");
-        let error = found.pop().unwrap().unwrap_err();
-        assert!(found.iter().all(Result::is_ok), "{case}");
-        let Error::Length { at: place, wanted, found } = error else { panic!("{case}: {error:?}") };
-        assert_eq!((place, wanted, found), (at(epoch, at_step), BATCH_BYTES, BATCH_BYTES - 1), "{case}");
+        let error = loader.epoch(epoch).next().unwrap().unwrap_err();
+        let Error::Length { at: place, wanted, found } = error else { panic!("{error:?}") };
+        assert_eq!((place, wanted, found), (at(epoch, 0), BATCH_BYTES, BATCH_BYTES - 1));
     }
-    loader.close().unwrap();
-    assert!(dropped.load(Ordering::Relaxed), "{case}: close joins the thread");
 }
 
 #[test]
@@ -81,7 +75,13 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
 fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
     for depth in 2..=4 {
         for keep in [false, true] {
-            let (data, dropped) = Faulty::new(STEPS * BATCH, None);
+            let alive = Arc::new(());
+            let kept_alive = alive.clone();
+            let read = move |_: &BatchIndices, _: &mut [u8]| {
+                let _ = &kept_alive;
+                Ok(())
+            };
+            let data = Reads(STEPS * BATCH, RECORD, read);
             let mut loader = Loader::builder(data, sequential()).depth(depth).build().unwrap();
             let mut epoch = loader.epoch(0);
             let first = epoch.next().unwrap().unwrap();
@@ -102,7 +102,7 @@ fn a_caller_that_stops_receiving_stops_the_reading_and_can_leave() {
             assert_eq!(epoch.report().loads, most, "no further than the slots, depth {depth}, kept {keep}");
             drop((kept, epoch));
             drop(loader);
-            assert!(dropped.load(Ordering::Relaxed), "the thread is joined, depth {depth}, kept {keep}");
+            assert_eq!(Arc::strong_count(&alive), 1, "the thread is joined, depth {depth}, kept {keep}");
         }
     }
 }

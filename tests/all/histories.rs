@@ -1,5 +1,5 @@
-//! Random histories of generators and of cycled streams that fail, are left early and are called again: nothing starts
-//! behind a failure before the failed one is made again, and each comes once, in order.
+//! Random histories of loaders with several workers, generators and cycled streams that fail, are left early and are called
+//! again: nothing starts behind a failure before the failed one is made again, and each comes once, in order.
 //!
 //! `TWINBUF_HISTORIES` sets their number.
 
@@ -11,8 +11,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use twinbuf::pipe::{Front, Items};
-use twinbuf::{BoxError, Error, generate};
+use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, generate};
 use twinbuf_testing::Random as Dice;
+
+use crate::common::{Reads, numbers};
 
 fn histories(most: u64) -> u64 {
     std::env::var("TWINBUF_HISTORIES").map_or(most, |number| number.parse().unwrap())
@@ -31,6 +33,47 @@ fn ask<F: Front>(items: &mut Items<'_, F>, dice: &mut Dice) -> Option<Result<F::
             Poll::Ready(found) => return found,
             Poll::Pending => std::thread::yield_now(),
         }
+    }
+}
+
+#[test]
+fn workers_give_the_plans_order_and_leave_batches_that_are_kept_alone() {
+    let plan = Plan::builder(60).build().unwrap();
+    for seed in 0..histories(60) {
+        let (mut dice, mut own) = (Dice(seed), Dice(!seed));
+        let workers = 2 + dice.below(3) as usize;
+        let depth = workers + 1 + dice.below(3) as usize;
+        // Each clone yields to other threads as often.
+        let read = move |batch: &BatchIndices, out: &mut [u8]| {
+            let turns = if own.chance(25) { own.below(256) } else { own.below(2) };
+            (0..turns).for_each(|_| std::thread::yield_now());
+            numbers(batch, out)
+        };
+        let builder = Loader::builder(Reads(60, 8, read), plan.clone()).workers(workers).depth(depth);
+        let mut loader = builder.build().unwrap();
+        // Slots come round in turn: a batch is kept while fewer batches than slots come after it.
+        let mut kept = Vec::new();
+        for _ in 0..6 {
+            let end = dice.below(61);
+            kept.clear();
+            let mut epoch = loader.epochs(0..2);
+            for step in 0..end {
+                let found = ask(&mut epoch, &mut dice);
+                let batch = found.unwrap().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                let number = batch.cast::<u64>().unwrap()[0];
+                assert_eq!((batch.step(), number), (step, step), "seed {seed}");
+                kept.retain(|&(_, number)| number + (depth as u64) > step + 1);
+                if dice.chance(33) {
+                    kept.push((batch, number));
+                }
+                if !kept.is_empty() && dice.chance(50) {
+                    let (batch, number) = kept.swap_remove(dice.below(kept.len() as u64) as usize);
+                    assert_eq!(batch.cast::<u64>().unwrap(), [number], "seed {seed}: a batch that was kept");
+                }
+            }
+        }
+        drop(kept);
+        loader.close().unwrap();
     }
 }
 

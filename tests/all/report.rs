@@ -4,15 +4,14 @@ use std::sync::mpsc::channel;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use crate::common::{Faulty, Gated, RECORD, files, open, plan};
+use crate::common::{Gated, RECORD, Reads, files, nothing, open, plan};
 use serde_json::json;
 use twinbuf::observe::{EpochTimes, Verdict};
 use twinbuf::{Loader, Plan, Records};
 
 #[test]
 fn a_report_as_json() {
-    let (dataset, _) = Faulty::new(30, None);
-    let mut loader = Loader::builder(dataset, plan(30, 8)).build().unwrap();
+    let mut loader = Loader::builder(Reads(30, RECORD, nothing), plan(30, 8)).build().unwrap();
     assert_eq!(loader.epoch(0).count(), 4);
     let report = loader.report();
     let found = serde_json::to_value(&report).unwrap();

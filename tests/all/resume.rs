@@ -1,11 +1,10 @@
 //! A loader that continues from a saved state delivers what the first loader would have delivered, byte for byte.
 
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::common::{Faulty, RECORD, batches, files, open};
+use crate::common::{RECORD, Reads, batches, files, nothing, open};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 
@@ -45,6 +44,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
                 let case = format!("{plan:?}, after {taken}, overlap {overlap}, depth {depth}");
                 // Saved by one configuration and restored by another.
                 let mut first = build(!overlap, 2);
+                assert_eq!((first.checkpoint().epoch(), first.checkpoint().step()), (0, 0));
                 let mut epoch = first.epoch(4);
                 let mut last = None;
                 for batch in epoch.by_ref().take(taken) {
@@ -69,22 +69,6 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
             }
         }
     }
-}
-
-#[test]
-fn the_batch_in_use_counts_and_those_read_ahead_do_not() {
-    let (_dir, paths) = files(&[40]);
-    let plan = Plan::builder(40).batch(4).build().unwrap();
-    let mut loader = Loader::builder(open(&paths), plan).depth(4).build().unwrap();
-    assert_eq!((loader.checkpoint().epoch(), loader.checkpoint().step()), (0, 0));
-    let mut epoch = loader.epoch(2);
-    let place = |checkpoint: Checkpoint| (checkpoint.epoch(), checkpoint.step());
-    assert_eq!(place(epoch.checkpoint()), (2, 0));
-    let _first = epoch.next().unwrap().unwrap();
-    let second = epoch.next().unwrap().unwrap();
-    assert_eq!((place(epoch.checkpoint()), place(second.checkpoint())), ((2, 2), (2, 2)));
-    drop(epoch);
-    assert_eq!(place(loader.checkpoint()), (2, 2));
 }
 
 #[test]
@@ -147,8 +131,6 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
         assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
         assert!(error.to_string().contains("train.json"), "{error}");
     }
-    let error = Checkpoint::start().save(dir.path().join("no such folder").join("x.json")).unwrap_err();
-    assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
 }
 
 /// Every rank takes as many steps as the longest rank; where it has no batch, its request returns none. Its state after
@@ -264,24 +246,19 @@ fn a_plan_of_listed_records_resumes_over_the_same_list() {
     }
 }
 
-/// The fingerprint's own tests, in `mmap`, have files that were replaced or changed.
+/// Its fingerprint of the same files is another number.
 #[test]
-fn a_checkpoint_does_not_resume_over_other_files() {
-    let (_dir, mut paths) = files(&[500; 2]);
+fn a_checkpoint_of_an_earlier_version_is_refused_by_its_fingerprint() {
+    let (_dir, paths) = files(&[1000]);
     let plan = Plan::builder(1000).batch(100).build().unwrap();
-    let load = |paths: &[PathBuf]| Loader::builder(open(paths), plan.clone()).build().unwrap();
-    let checkpoint = load(&paths).epoch(0).nth(4).unwrap().unwrap().checkpoint();
-    assert!(load(&paths).epochs_from(&checkpoint, 1).is_ok());
-    paths.swap(0, 1);
-    let error = load(&paths).epochs_from(&checkpoint, 1).unwrap_err().to_string();
-    assert!(error.contains("the checkpoint has another data set fingerprint"), "{error}");
-
-    // An earlier version's fingerprint of the same files is another number.
+    let load = || Loader::builder(open(&paths), plan.clone()).build().unwrap();
+    let checkpoint = load().epoch(0).nth(4).unwrap().unwrap().checkpoint();
+    assert!(load().epochs_from(&checkpoint, 1).is_ok());
     let mut old = serde_json::to_value(&checkpoint).unwrap();
     (old["version"], old["fingerprint"]) = (3.into(), 7.into());
     let old: Checkpoint = serde_json::from_value(old).unwrap();
     for old in [saved(&old), saved(&old.next_epoch())] {
-        let error = load(&paths).epochs_from(&old, 9).unwrap_err().to_string();
+        let error = load().epochs_from(&old, 9).unwrap_err().to_string();
         assert!(
             error.contains("found 0000000000000007, of a checkpoint of version 3, whose fingerprint"),
             "{error}"
@@ -334,7 +311,7 @@ fn a_checkpoint_has_the_fields_of_its_version_and_no_others() {
 #[test]
 fn the_last_steps_of_the_longest_plan() {
     for (overlap, depth) in [(false, 1), (true, 2), (true, 3)] {
-        let (dataset, _) = Faulty::new(u64::MAX, None);
+        let dataset = Reads(u64::MAX, RECORD, nothing);
         let plan = Plan::builder(u64::MAX).shuffle(Shuffle::Full).build().unwrap();
         let builder = Loader::builder(dataset, plan).overlap(overlap).depth(depth);
         let mut loader = builder.hint_window(u64::MAX).build().unwrap();

@@ -1,12 +1,11 @@
 //! Several loaders at once: training and validation, with one trace and separate times.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::waiting::gated;
 use crate::common::{busy, files, open, plan};
 use serde_json::Value;
-use twinbuf::{Breakdown, Loader};
+use twinbuf::Loader;
 
 fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
@@ -65,58 +64,6 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     // A file that no loader writes any more is created again.
     drop(build(None));
     assert!(!std::fs::read_to_string(&path).unwrap().contains("va_lid"));
-}
-
-/// The times of the training come from sums of measured intervals. They are compared only with one another, never with
-/// a number, because a busy machine makes any of them longer.
-#[test]
-fn a_validation_inside_an_epoch_is_neither_compute_nor_wait() {
-    const VALIDATION: Duration = Duration::from_millis(30);
-    for with_loader in [true, false] {
-        let (open, mut train) = gated();
-        let (open_valid, mut valid) = gated();
-        (0..4).for_each(|_| open.send(()).unwrap());
-        // The time that is certainly within the validations.
-        let mut validated = Duration::ZERO;
-        let mut validate = |time| {
-            let started = Instant::now();
-            busy(time);
-            validated += started.elapsed();
-        };
-        let began = Instant::now();
-        for (step, batch) in train.epoch(0).enumerate() {
-            let batch = batch.unwrap();
-            if step % 2 == 0 {
-                if with_loader {
-                    for _ in 0..4 {
-                        open_valid.send(()).unwrap();
-                    }
-                    for held_out in valid.epoch(step as u64) {
-                        validate(VALIDATION / 4);
-                        drop(held_out.unwrap());
-                    }
-                } else {
-                    let breakdown = Breakdown::off();
-                    let _validation = breakdown.validation(1);
-                    validate(VALIDATION);
-                }
-            }
-            drop(batch);
-        }
-        let all = began.elapsed();
-        let report = train.report();
-        assert_eq!(report.batches, 4);
-        assert!(validated >= VALIDATION * 2);
-        let sum = report.train.busy + report.train.waiting;
-        assert!(sum <= report.wall + Duration::from_micros(1), "{report:?}");
-        assert!(
-            sum <= all - validated,
-            "with a loader {with_loader}: {report:?}, {all:?} with {validated:?}"
-        );
-        if with_loader {
-            assert!(valid.report().train.busy >= VALIDATION * 2, "{:?}", valid.report());
-        }
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::upload::start;
-use crate::common::model::{Model, SIZES};
+use crate::common::model::Model;
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
 use twinbuf::loader::Cuda;
 use twinbuf::loader::MemoryLimit;
@@ -92,22 +92,6 @@ fn every_tensor_by_its_name_in_three_passes() {
             assert_eq!(sim.live().leaked(), Live::default());
         }
     }
-}
-
-#[test]
-fn large_layers_in_an_order_that_changes() {
-    let model = Model::new(&SIZES);
-    let (sim, ctx) = start(3);
-    let on = ctx.new_stream().unwrap();
-    let order = |pass: u64, step: usize| if pass % 2 == 0 { step } else { SIZES.len() - 1 - step };
-    let mut layers = device(&model, &ctx).cycle().order(order).build().unwrap();
-    for pass in 0..3 {
-        for (step, group) in layers.pass().enumerate() {
-            check(&model, &group.unwrap(), order(pass, step), &on);
-        }
-    }
-    layers.close().unwrap();
-    assert_eq!(sim.violations(), [""; 0]);
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{RECORD, files, open, record};
+use crate::common::{RECORD, files, open};
 use twinbuf::loader::Locator;
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, Records};
+use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records};
 
 /// Blocks reads until they are released.
 #[derive(Clone, Default)]
@@ -118,47 +118,6 @@ fn a_caller_that_waits_is_told_what_is_read() {
         assert_eq!(epoch.by_ref().map(Result::unwrap).count(), 4);
         assert_eq!(epoch.reading(), None);
     }
-}
-
-#[test]
-fn a_loader_is_closed_in_time_and_the_thread_left_behind() {
-    for workers in 1..=2 {
-        let (dir, remote, waiting) = remote(8, true);
-        let (server, alive) = (remote.server.clone(), remote.alive.clone());
-        let mut loader = Loader::builder(remote, plan()).workers(workers).depth(3).build().unwrap();
-        let mut epoch = loader.epoch(0);
-        let kept = epoch.next().unwrap().unwrap();
-        drop(epoch.next());
-        // The other worker may have reached its batch before this one.
-        while waiting.recv().unwrap() != 8 {}
-        drop(epoch);
-        let error = loader.close_timeout(Duration::from_millis(20)).unwrap_err();
-        let Error::Timeout { waited, reading: Some(reading) } = &error else { panic!("{error}") };
-        assert_eq!((*waited, reading.record), (Duration::from_millis(20), Some(8)));
-        assert_eq!(reading.file, Some((dir.path().join("0.bin"), 8 * RECORD as u64)));
-        assert!(error.to_string().ends_with("wanted an end within 0.020 s"), "{error}");
-        assert!(Arc::strong_count(&alive) > 1, "the thread has what it uses");
-        assert!(kept[..RECORD] == record(0)[..], "and so has the caller");
-        // It ends when its read does.
-        server.comes_back();
-        while Arc::strong_count(&alive) > 1 {
-            std::thread::yield_now();
-        }
-        assert!(kept[3 * RECORD..] == record(3)[..]);
-    }
-}
-
-#[test]
-fn a_loader_whose_reads_end_is_closed_as_ever() {
-    let (_dir, remote, waiting) = remote(4, true);
-    let server = remote.server.clone();
-    let mut loader = Loader::builder(remote, plan()).build().unwrap();
-    let epoch = loader.epoch(0);
-    waiting.recv().unwrap();
-    drop(epoch);
-    let release = std::thread::spawn(move || server.comes_back());
-    loader.close_timeout(Duration::MAX).unwrap();
-    release.join().unwrap();
 }
 
 /// The limit is 10 s.

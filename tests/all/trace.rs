@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::common::{Faulty, files, open, plan};
+use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
 use twinbuf::{Breakdown, Error, Loader, Plan, Shuffle};
@@ -50,7 +50,17 @@ fn the_events_of_the_first_epochs() {
             .trace(Trace::new(&path).epochs(2))
             .build()
             .unwrap();
-        for epoch in 10..13 {
+        let mut first = loader.epoch(10);
+        let batch = first.next().unwrap().unwrap();
+        // Each side has written its events before it handed the batch over.
+        let early = self::events(&path);
+        for name in ["disk_load", "queue_wait"] {
+            let found = named(&early, name);
+            assert!(found.iter().any(|event| event["args"]["step"] == 0), "{name}, overlap {overlap}");
+        }
+        drop(batch);
+        assert_eq!(first.count(), 4);
+        for epoch in 11..13 {
             assert_eq!(loader.epoch(epoch).count(), 5);
         }
         loader.close().unwrap();
@@ -99,35 +109,6 @@ fn the_events_of_the_first_epochs() {
     }
 }
 
-#[test]
-fn the_events_of_a_row_nest() {
-    let (dir, paths) = files(&[40, 24]);
-    let path = dir.path().join("trace.json");
-    for overlap in [false, true] {
-        let loader = |name: &str, epochs| {
-            let trace = Trace::new(&path).epochs(epochs);
-            Loader::builder(open(&paths), plan(64, 8))
-                .name(name)
-                .overlap(overlap)
-                .trace(trace)
-                .build()
-                .unwrap()
-        };
-        let (mut train, mut valid) = (loader("train", 20), loader("valid", 20));
-        for batch in train.epochs(0..3) {
-            let (batch, breakdown) = (batch.unwrap(), Breakdown::off());
-            // One validation right after the batch came, and two within one another.
-            let _validation = (batch.step() % 3 == 0).then(|| breakdown.validation(1));
-            for step in (0..batch.step()).step_by(2) {
-                assert_eq!(valid.epochs(step..step + 2).count(), 16);
-            }
-        }
-        train.close().unwrap();
-        valid.close().unwrap();
-        assert_eq!(crate::common::trace::errors(&events(&path)), [""; 0], "overlap {overlap}");
-    }
-}
-
 /// Whole nanoseconds of a time of the format.
 fn nanos(micros: &Value) -> u64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times of a short run
@@ -166,34 +147,13 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
     }
 }
 
-#[test]
-fn the_first_batch_is_in_the_file_while_it_is_used() {
-    let (dir, paths) = files(&[40]);
-    let path = dir.path().join("trace.json");
-    for overlap in [false, true] {
-        let mut loader = Loader::builder(open(&paths), plan(40, 8))
-            .overlap(overlap)
-            .trace(Trace::new(&path))
-            .build()
-            .unwrap();
-        let mut epoch = loader.epoch(0);
-        let _batch = epoch.next().unwrap().unwrap();
-        // Each side has written its events before it handed the batch over.
-        let events = events(&path);
-        for name in ["disk_load", "queue_wait"] {
-            let found = named(&events, name);
-            assert!(found.iter().any(|event| event["args"]["step"] == 0), "{name}, overlap {overlap}");
-        }
-    }
-}
-
 /// Set for the process to be killed: the path of its trace.
 const VICTIM: &str = "TWINBUF_TEST_TRACE_OF_VICTIM";
 
 #[test]
 fn a_killed_program_leaves_whole_events() {
     if let Some(path) = std::env::var_os(VICTIM) {
-        let (dataset, _) = Faulty::new(80, None);
+        let dataset = Reads(80, RECORD, nothing);
         let mut loader = Loader::builder(dataset, plan(80, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(4).count(), 10);
         let _batch = loader.epoch(5).next();
@@ -319,7 +279,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
         assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
         // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
-        let (dataset, _) = Faulty::new(4000, None);
+        let dataset = Reads(4000, RECORD, nothing);
         let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(path)).build().unwrap();
         assert_eq!(loader.epoch(0).count(), 500);
         assert!(matches!(loader.close(), Err(Error::Trace { .. })));
@@ -345,19 +305,22 @@ fn traces_add_up_to_the_reports() {
         let found = names.iter().flat_map(|name| named(events, name));
         found.filter(|event| event["pid"] == pid).map(|event| nanos(&event["dur"])).sum()
     };
-    for workers in [1, 3] {
+    for (workers, overlap) in [(1, true), (3, true), (1, false)] {
         let path = dir.path().join("trace.json");
         let loader = |name: &str| {
             let trace = Trace::new(&path).epochs(100);
             let builder = Loader::builder(open(&paths), plan(4000, 8)).trace(trace).name(name);
-            builder.workers(workers).build().unwrap()
+            builder.workers(workers).overlap(overlap).build().unwrap()
         };
         let (mut training, mut validation) = (loader("training"), loader("validation"));
+        let breakdown = Breakdown::off();
         for epoch in 0..3 {
             // Left early, with a validation in between.
             for (step, batch) in training.epoch(epoch).take(200).enumerate() {
-                drop(batch.unwrap());
+                let _batch = batch.unwrap();
                 if step % 100 == 50 {
+                    // One right after the batch came, and two within one another.
+                    let _validation = (step < 100).then(|| breakdown.validation(1));
                     assert_eq!(validation.epoch(epoch).take(20).count(), 20);
                 }
             }
@@ -368,6 +331,10 @@ fn traces_add_up_to_the_reports() {
         };
         let mut rounds = twinbuf::generate(make).trace(Trace::new(&path).epochs(100)).build().unwrap();
         assert_eq!(rounds.rounds(50).filter(Result::is_ok).count(), 50);
+        // During a pause, everything made so far is written to the file while the generator still exists.
+        while std::fs::read_to_string(&path).unwrap().matches(r#""name":"generate","ph":"X""#).count() < 50 {
+            std::thread::yield_now();
+        }
         let reports = [training.report(), validation.report(), rounds.report()];
         training.close().unwrap();
         validation.close().unwrap();
@@ -385,6 +352,6 @@ fn traces_add_up_to_the_reports() {
             // Loads of batches that were never received are in the trace alone.
             assert!(read + 1000 >= u64::try_from(report.read.busy.as_nanos()).unwrap(), "{pid}: {read}");
         }
-        assert_eq!(crate::common::trace::errors(&events), [""; 0], "{workers} workers");
+        assert_eq!(crate::common::trace::errors(&events), [""; 0], "{workers} workers, overlap {overlap}");
     }
 }

@@ -1,7 +1,7 @@
 //! Training on a device, and a validation, a stream and a generator on the host, in one trace: its rows have names, and
 //! their sums equal the reports' figures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::common::model::Model;
@@ -48,6 +48,8 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         // loader itself waits for each copy.
         let mut held = overlap.then(|| sim.hold(0));
         let began = Instant::now();
+        // The time that is certainly within the validations.
+        let mut validated = Duration::ZERO;
         let mut epochs = train.epochs(0..2);
         while let Some(batch) = epochs.next() {
             let batch = batch.unwrap();
@@ -67,13 +69,16 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             if batch.step() % 4 == 3 {
                 let breakdown = Breakdown::off();
                 let _validation = breakdown.validation(6);
+                let started = Instant::now();
                 for batch in valid.epoch(batch.step()) {
                     std::hint::black_box(batch.unwrap()[0]);
                     busy(Duration::from_micros(300));
                 }
+                validated += started.elapsed();
             }
         }
         drop(epochs);
+        let all = began.elapsed();
         // The copy thread checks the last copy when it gets to it: the trace will include that copy, and the report
         // must too.
         while train.report().transfer_bytes < train.report().bytes {
@@ -147,8 +152,10 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         let steps = of("train: train", &["chunk"]) - paused;
         let counted = (train_report.train.busy + train_report.train.waiting).as_secs_f64();
         assert!((steps / counted - 1.0).abs() < 0.01, "{steps} s without pauses of {train_report}");
+        assert!(counted <= train_report.wall.as_secs_f64() + 1e-6, "{train_report}");
+        assert!(counted <= (all - validated).as_secs_f64(), "{train_report}, {all:?} with {validated:?}");
         assert_eq!(checked, 12);
-        let rows: std::collections::BTreeSet<&String> = sums.keys().map(|(row, _)| row).collect();
+        let rows: BTreeSet<&String> = sums.keys().map(|(row, _)| row).collect();
         assert_eq!(rows.len(), 9, "{rows:?}");
         // Bytes are those of the report too.
         let bytes = |pid: u64, name: &str| -> u64 {
@@ -157,6 +164,14 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         };
         assert_eq!(bytes(0, "disk_load"), train_report.read_bytes);
         assert_eq!(bytes(0, "gpu_transfer"), train_report.transfer_bytes);
+        for name in ["disk_load", "gpu_transfer", "gpu_queue_wait", "train"] {
+            let here = events.iter().filter(|event| event["pid"] == 0 && event["name"] == name);
+            // A pause parts the use of a batch.
+            let number = |event: &Value, of: &str| event["args"][of].as_u64().unwrap();
+            let steps: BTreeSet<_> =
+                here.map(|event| (number(event, "epoch"), number(event, "step"))).collect();
+            assert!(steps.into_iter().eq((0..24).map(|at| (at / 12, at % 12))), "{name}");
+        }
         assert_eq!(bytes(1, "disk_load"), valid_report.read_bytes);
         let text = format!("{train_report:#}");
         assert_eq!(text.matches(" GB/s\n").count(), 2, "{text}");

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::common::{Faulty, RECORD, Reads, batches, files, modes, nothing, open, plan, record};
+use crate::common::{RECORD, Reads, batches, files, modes, nothing, open, plan, record};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Convert, RecordTransform, RecordType, Transform, per_record};
 use twinbuf::{BoxError, Error, Loader, Plan, Records, Shuffle};
@@ -129,8 +129,8 @@ fn a_fault_arrives_in_its_place_and_once() {
 fn a_transform_that_cannot_work_is_refused_when_the_loader_is_built() {
     fn refuse(transform: impl RecordTransform + 'static) -> String {
         let plan = Plan::builder(8).batch(2).build().unwrap();
-        let data = Faulty::new(8, None).0;
-        let error = Loader::builder(data, plan).transform(transform).build().unwrap_err();
+        let error =
+            Loader::builder(Reads(8, RECORD, nothing), plan).transform(transform).build().unwrap_err();
         assert!(matches!(error, Error::Transform { at: None, .. }), "{error:?}");
         format!("{error:?}")
     }

@@ -9,7 +9,6 @@ use crate::common::{
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream, result};
 use twinbuf::loader::DeviceBatch;
 use twinbuf::mmap::Buffer;
-use twinbuf::observe::Trace;
 use twinbuf::transform::{Convert, per_record};
 use twinbuf::{BatchIndices, Error, Loader, Plan, cuda};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
@@ -302,34 +301,6 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
                 "{depth}: {error}"
             );
         }
-    }
-}
-
-#[test]
-fn the_trace_has_the_copies_and_the_wait_for_them() {
-    let (dir, paths) = files(&[64]);
-    let (_sim, ctx) = start(1);
-    let path = dir.path().join("trace.json");
-    let stream = ctx.new_stream().unwrap();
-    let builder = Loader::builder(open(&paths), plan(64, 8)).trace(Trace::new(&path));
-    let mut loader = builder.cuda(ctx.clone()).build().unwrap();
-    for batch in loader.epoch(5) {
-        assert_eq!(bytes(&batch.unwrap(), &stream).len(), 8 * RECORD);
-    }
-    loader.close().unwrap();
-    let events: Vec<serde_json::Value> =
-        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-    for name in ["disk_load", "gpu_transfer", "gpu_queue_wait", "train"] {
-        let mut steps: Vec<u64> = events
-            .iter()
-            .filter(|event| event["name"] == name && event["ph"] == "X")
-            .map(|event| {
-                assert_eq!(event["args"]["epoch"], 5);
-                event["args"]["step"].as_u64().unwrap()
-            })
-            .collect();
-        steps.sort_unstable();
-        assert_eq!(steps, [0, 1, 2, 3, 4, 5, 6, 7], "{name}");
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::{Gated, Woken, is_dropped_by_a_waker};
 use twinbuf::{Loader, Plan};
 
-pub(super) fn gated() -> (Sender<()>, Loader) {
+fn gated() -> (Sender<()>, Loader) {
     let (open, gate) = channel();
     let plan = Plan::builder(8).batch(2).build().unwrap();
     (open, Loader::builder(Gated(gate), plan).build().unwrap())

@@ -84,32 +84,15 @@ fn the_first_error_is_told_by_close() {
 }
 
 #[test]
-fn workers_read_at_the_same_time() {
-    let plan = Plan::builder(12).batch(1).build().unwrap();
-    for workers in 2..=4 {
-        let (barrier, count) = (Arc::new(Barrier::new(workers)), Arc::new(AtomicUsize::new(0)));
-        let counted = count.clone();
-        // A batch is read once this many threads are reading.
-        let read = move |_: &BatchIndices, _: &mut [u8]| {
-            barrier.wait();
-            counted.fetch_add(1, Ordering::Relaxed);
-            Ok(())
-        };
-        let mut loader = Loader::builder(Reads(12, 1, read), plan.clone()).workers(workers).build().unwrap();
-        assert_eq!(loader.epoch(0).map(Result::unwrap).count(), 12, "one alone would wait for ever");
-        assert_eq!(count.load(Ordering::Relaxed), 12);
-    }
-}
-
-#[test]
 fn what_cannot_work_is_refused() {
     let (_dir, paths) = files(&[64]);
     let builder = || Loader::builder(open(&paths), plan(64, 8));
     let refused = |workers| builder().workers(workers).build().unwrap_err().to_string();
     assert_eq!(refused(0), "option `workers`: wanted 1 to 64 threads, found 0");
     assert_eq!(refused(65), "option `workers`: wanted 1 to 64 threads, found 65");
-    let (dataset, _) = common::Faulty::new(64, None);
-    let error = Loader::builder(dataset, plan(64, 8)).workers(2).build().unwrap_err();
+    // It has no clone.
+    let gated = common::Gated(std::sync::mpsc::channel().1);
+    let error = Loader::builder(gated, plan(8, 2)).workers(2).build().unwrap_err();
     let expected = "option `workers`: wanted 1 thread: the data set has no `try_clone`, found 2";
     assert_eq!(error.to_string(), expected);
 
@@ -183,83 +166,6 @@ fn a_worker_that_is_free_takes_the_next_batch() {
         let found: Vec<u64> = loader.epoch(0).map(|batch| batch.unwrap().cast().unwrap()[0]).collect();
         assert!(found.into_iter().eq(0..32), "the plan's order");
         assert_eq!(alone.load(Ordering::Relaxed), 0, "{workers} workers, depth {depth}: others waited");
-    }
-}
-
-/// Record `i` is the number `i`, after yielding to other threads a random number of times.
-#[derive(Clone)]
-struct Uneven(u64);
-
-impl Dataset for Uneven {
-    fn records(&self) -> u64 {
-        60
-    }
-    fn record_bytes(&self) -> usize {
-        8
-    }
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let turns = if self.0 >> 62 == 0 { self.0 >> 54 & 0xff } else { self.0 >> 61 & 1 };
-        (0..turns).for_each(|_| thread::yield_now());
-        numbers(batch, out).map(|()| out.len())
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(Self(self.0.rotate_left(17) | 1)))
-    }
-}
-
-#[test]
-fn every_history_of_calls_gives_the_plans_order() {
-    let seeds = std::env::var("TWINBUF_TEST_SEEDS").map_or(60, |seeds| seeds.parse().unwrap());
-    let plan = Plan::builder(60).build().unwrap();
-    for seed in 1..=seeds {
-        let mut random = seed;
-        let mut draw = |below: u64| {
-            random =
-                u64::wrapping_mul(random, 6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % below
-        };
-        let workers = 2 + draw(3) as usize;
-        let depth = workers + 1 + draw(3) as usize;
-        let builder = Loader::builder(Uneven(seed), plan.clone()).workers(workers).depth(depth);
-        let mut loader = builder.build().unwrap();
-        // Slots come round in turn: a batch is kept while fewer batches than slots come after it.
-        let mut kept = Vec::new();
-        for _ in 0..6 {
-            let end = draw(61);
-            kept.clear();
-            let mut epoch = loader.epochs(0..2);
-            for step in 0..end {
-                let found = match draw(4) {
-                    0 => epoch.next(),
-                    1 => pollster::block_on(epoch.next_async()),
-                    2 => loop {
-                        if let Poll::Ready(found) = epoch.try_next() {
-                            break found;
-                        }
-                        thread::yield_now();
-                    },
-                    _ => loop {
-                        if let Poll::Ready(found) = epoch.next_timeout(Duration::from_micros(50)) {
-                            break found;
-                        }
-                    },
-                };
-                let batch = found.unwrap().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-                let number = batch.cast::<u64>().unwrap()[0];
-                assert_eq!((batch.step(), number), (step, step), "seed {seed}");
-                kept.retain(|&(_, number)| number + (depth as u64) > step + 1);
-                if draw(3) == 0 {
-                    kept.push((batch, number));
-                }
-                if !kept.is_empty() && draw(2) == 0 {
-                    let (batch, number) = kept.swap_remove(draw(kept.len() as u64) as usize);
-                    assert_eq!(batch.cast::<u64>().unwrap(), [number], "seed {seed}: a batch that was kept");
-                }
-            }
-        }
-        drop(kept);
-        loader.close().unwrap();
     }
 }
 

@@ -10,7 +10,7 @@ pub mod trace;
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
@@ -104,48 +104,6 @@ pub fn at(epoch: u64, step: u64) -> At {
 /// Copies the batches of an epoch, up to and including its error.
 pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
     loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
-}
-
-/// Records without a file. The read of the batch with record `short` is a byte too short.
-pub struct Faulty {
-    records: u64,
-    short: Option<u64>,
-    /// Set when the data set is dropped: the thread that owned it has ended.
-    dropped: Arc<AtomicBool>,
-}
-
-impl Faulty {
-    pub fn new(records: u64, short: Option<u64>) -> (Self, Arc<AtomicBool>) {
-        let dropped = Arc::new(AtomicBool::new(false));
-        (Self { records, short, dropped: dropped.clone() }, dropped)
-    }
-}
-
-impl Dataset for Faulty {
-    fn records(&self) -> u64 {
-        self.records
-    }
-
-    fn record_bytes(&self) -> usize {
-        RECORD
-    }
-
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        if self.short.is_some_and(|short| batch.runs().any(|run| run.contains(&short))) {
-            return Ok(out.len() - 1);
-        }
-        for (i, out) in batch.runs().flatten().zip(out.chunks_exact_mut(RECORD)) {
-            out.copy_from_slice(&record(i));
-        }
-        Ok(out.len())
-    }
-}
-
-impl Drop for Faulty {
-    fn drop(&mut self) {
-        // Relaxed: the tests join the thread before they look.
-        self.dropped.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Records without a file: their number, the bytes of each, and what reads a batch. Each worker has a clone of it.
