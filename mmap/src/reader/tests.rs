@@ -48,10 +48,12 @@ fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchIndices> + Send + 
 
 fn read(reader: &Reader, batch: &BatchIndices) -> Vec<u8> {
     let len = usize::try_from(reader.data.size(batch)).unwrap();
-    let mut out = vec![0xEE; len + 3];
-    assert_eq!(reader.read(batch, &mut out).unwrap(), len);
-    assert_eq!(out.split_off(len), [0xEE; 3]);
-    out
+    // At several distances from a page or a block.
+    let shift = [0, 1, 126, 512][usize::try_from(batch.step() % 4).unwrap()];
+    let mut out = vec![0xEE; shift + len + 3];
+    assert_eq!(reader.read(batch, &mut out[shift..]).unwrap(), len);
+    assert_eq!(out.split_off(shift + len), [0xEE; 3]);
+    out.split_off(shift)
 }
 
 fn plain(records: &Ranges, batch: &BatchIndices) -> Vec<u8> {

@@ -33,7 +33,6 @@ mod refused;
 mod saved;
 #[cfg(target_os = "linux")]
 mod sparse;
-mod systems;
 #[cfg(feature = "safetensors")]
 mod tensors;
 mod transform;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use twinbuf_mmap::{Error, Location, Plan, Records};
@@ -151,4 +152,25 @@ fn short_files_are_skipped() {
     let short = [&paths[2], &paths[0]];
     let error = Records::options().skip_short(true).open(short, 8).unwrap_err();
     assert!(matches!(error, Error::TooShort { path, .. } if path == paths[2]));
+}
+
+/// What every system's own calls must do: hints that fail nowhere, and errors that name the call that is missing.
+#[test]
+fn what_a_system_lacks_is_named() {
+    let (_folder, paths, all) = data_set(&[100]);
+    let records = Arc::new(Records::open(&paths, RECORD).unwrap());
+    let batch = Plan::builder(100).batch(100).build().unwrap().batch(0, 0).unwrap();
+    let dropped = records.evict();
+    let counted = records.residency();
+    if cfg!(not(any(target_os = "linux", target_os = "android"))) {
+        assert!(matches!(dropped, Err(Error::Unsupported { call: "posix_fadvise" })), "{dropped:?}");
+        assert!(matches!(counted, Err(Error::Unsupported { call: "mincore" })), "{counted:?}");
+    }
+    // The records are as they were.
+    let mut out = vec![0xEE; 100 * RECORD];
+    let (stats, read) = crate::asked::read_and_ask(&records, &batch, &mut out);
+    assert_eq!((stats.failed, read.unwrap()), (0, out.len()));
+    assert!(out == all);
+    // Counted where the system has them. (Linux leaves them out on some file systems.)
+    assert!(!cfg!(windows) || stats.hints > 0 && stats.hinted > 0, "{stats:?}");
 }
