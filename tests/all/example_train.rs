@@ -1,53 +1,36 @@
 //! The main job as a user runs it: its output, and its messages for invalid input.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 
-fn train(arguments: &[&str]) -> Output {
-    crate::common::example("train").args(arguments).output().unwrap()
+/// Runs the example in this folder with these arguments, which have no spaces.
+fn train(folder: &Path, arguments: &str) -> Output {
+    crate::common::example("train").args(arguments.split(' ')).current_dir(folder).output().unwrap()
 }
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn data(folder: &Path, bytes: usize) -> PathBuf {
-    let path = folder.join("data.bin");
+fn data(folder: &Path, bytes: usize) {
     // A deterministic text: the model can learn it.
     let line = b"the quick brown fox jumps over the lazy dog; ";
-    std::fs::write(&path, line.iter().copied().cycle().take(bytes).collect::<Vec<u8>>()).unwrap();
-    path
+    let bytes: Vec<u8> = line.iter().copied().cycle().take(bytes).collect();
+    std::fs::write(folder.join("data.bin"), bytes).unwrap();
 }
 
 #[test]
 fn the_same_batches_and_loss_in_every_mode_and_at_every_depth() {
     let folder = folder();
-    let data = data(folder.path(), 3 << 20);
+    data(folder.path(), 3 << 20);
     let (json, trace) = (folder.path().join("figures.json"), folder.path().join("trace.json"));
     let mut seen = Vec::new();
     for depth in ["2", "3", "4"] {
-        let output = train(&[
-            "--data",
-            text(&data),
-            "--batch",
-            "128",
-            "--rounds",
-            "2",
-            "--epochs",
-            "2",
-            "--depth",
-            depth,
-            "--json",
-            text(&json),
-            "--trace",
-            text(&trace),
-        ]);
+        let arguments =
+            "--data data.bin --batch 128 --rounds 2 --epochs 2 --json figures.json --trace trace.json";
+        let output = train(folder.path(), &format!("{arguments} --depth {depth}"));
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
         assert!(stdout.contains("same batches and same loss in every run"), "{stdout}");
@@ -79,28 +62,14 @@ fn the_same_batches_and_loss_in_every_mode_and_at_every_depth() {
 #[test]
 fn another_seed_is_another_order() {
     let folder = folder();
-    let data = data(folder.path(), 1 << 20);
+    data(folder.path(), 1 << 20);
     let json = folder.path().join("figures.json");
     let hash = |seed: &str| {
-        let trace = folder.path().join("trace.json");
-        let output = train(&[
-            "--data",
-            text(&data),
-            "--batch",
-            "16",
-            "--rounds",
-            "1",
-            "--mode",
-            "double",
-            "--seed",
-            seed,
-            "--compute-ms",
-            "0.1",
-            "--json",
-            text(&json),
-            "--trace",
-            text(&trace),
-        ]);
+        let arguments = "--data data.bin --batch 16 --rounds 1 --mode double --compute-ms 0.1";
+        let output = train(
+            folder.path(),
+            &format!("{arguments} --seed {seed} --json figures.json --trace trace.json"),
+        );
         assert!(output.status.success());
         let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
         assert_eq!(figures["runs"][0]["final_loss"], Value::Null, "a busy loop has no loss");
@@ -133,19 +102,18 @@ fn bad_input_is_one_clear_line_and_exit_code_2() {
         }
     }
     for (data, says) in cases {
-        let output = train(&["--data", text(&data)]);
+        let output = train(folder.path(), &format!("--data {}", data.display()));
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        assert!(stderr.contains(says) && stderr.contains(text(&data)), "{stderr}");
+        assert!(stderr.contains(says) && stderr.contains(data.to_str().unwrap()), "{stderr}");
     }
-    let output = train(&["--compute-ms", "-1"]);
+    let output = train(folder.path(), "--compute-ms -1");
     assert_eq!(output.status.code(), Some(2));
-    let most = u64::MAX.to_string();
-    let (short, trace) = (path("short"), path("trace.json"));
-    for arguments in [["--batch", &most, "--rounds", "1"], ["--batch", "1", "--depth", "0"]] {
-        let numbers = ["--epochs", &most, "--trace", text(&trace)];
-        let output = train(&[&["--data", text(&short)][..], &arguments, &numbers].concat());
+    let most = u64::MAX;
+    for arguments in [format!("--batch {most} --rounds 1"), "--batch 1 --depth 0".to_string()] {
+        let output =
+            train(folder.path(), &format!("--data short {arguments} --epochs {most} --trace trace.json"));
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
     }

@@ -13,11 +13,11 @@ fn inspect_tells_each_format() {
     let folder = folder.path();
     for (arguments, expected) in [
         (
-            &["images.npy"][..],
+            "images.npy",
             &["npy (an array by numpy), 272 B", "6 records of f32 [3, 2], 24 B, together 144 B"][..],
         ),
         (
-            &["two.safetensors"],
+            "two.safetensors",
             &[
                 "safetensors",
                 "x: 5 records of f32 [3], 12 B, together 60 B",
@@ -26,7 +26,7 @@ fn inspect_tells_each_format() {
             ],
         ),
         (
-            &["two.npz"],
+            "two.npz",
             &[
                 "npz (a zip archive of arrays by numpy), ",
                 "  array       x: no records: ",
@@ -34,24 +34,21 @@ fn inspect_tells_each_format() {
                 "  array       y: 6 records of f32 [3, 2], 24 B, together 144 B",
             ],
         ),
-        (&["model.pt"], &["  array       none\n"]),
-        (&["tokens.bin"], &["tokens with llm.c's header", "100 records of one u16, 2 B, together 200 B"]),
-        (&["data.bin"], &["raw, 9.8 KiB", "10000 records of 1 B"]),
-        (
-            &["data.bin", "--record-bytes", "300"],
-            &["33 records of 300 B, together 9.7 KiB; 100 bytes are left over"],
-        ),
-        (&["data.bin", "--dtype", "f64"], &["1250 records of one f64, 8 B"]),
-        (&["tokens.bin", "--record-bytes", "1224"], &["raw", "1 record of 1224 B"]),
-        (&["data.bin", "tokens.bin"], &["data.bin\n", "tokens.bin\n", "2 files, 11.0 KiB"]),
+        ("model.pt", &["  array       none\n"]),
+        ("tokens.bin", &["tokens with llm.c's header", "100 records of one u16, 2 B, together 200 B"]),
+        ("data.bin", &["raw, 9.8 KiB", "10000 records of 1 B"]),
+        ("data.bin --record-bytes 300", &["33 records of 300 B, together 9.7 KiB; 100 bytes are left over"]),
+        ("data.bin --dtype f64", &["1250 records of one f64, 8 B"]),
+        ("tokens.bin --record-bytes 1224", &["raw", "1 record of 1224 B"]),
+        ("data.bin tokens.bin", &["data.bin\n", "tokens.bin\n", "2 files, 11.0 KiB"]),
     ] {
-        has(&text(folder, &[&["inspect"], arguments].concat()), expected);
+        has(&text(folder, &format!("inspect {arguments}")), expected);
     }
     let images = folder.join("images.npy");
-    let (found, there) = with_pages(&images, || text(folder, &["inspect", "images.npy"]));
+    let (found, there) = with_pages(&images, || text(folder, "inspect images.npy"));
     has(&found, &[&format!("page cache  {} of 1 pages", there.resident)]);
-    let arguments = ["inspect", "--json", "images.npy", "two.safetensors"];
-    let (found, there) = with_pages(&images, || json(folder, &arguments));
+    let arguments = "inspect --json images.npy two.safetensors";
+    let (found, there) = with_pages(&images, || json(folder, arguments));
     assert_eq!(found[0]["format"], "npy");
     assert_eq!(found[0]["arrays"][0]["shape"], serde_json::json!([3, 2]));
     assert_eq!(found[0]["page_cache"], serde_json::json!({ "pages": 1, "resident": there.resident }));
@@ -80,11 +77,10 @@ fn inspect_tells_all_tensors_of_a_model() {
     let header = format!("{{{}}}", entries.join(","));
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; end]].concat();
     fs::write(folder.join("model.safetensors"), file).unwrap();
-    let found = text(folder, &["inspect", "model.safetensors"]);
+    let found = text(folder, "inspect model.safetensors");
     let tensors: Vec<&str> = found.lines().filter(|line| line.starts_with("  tensor")).collect();
     assert_eq!(tensors, lines);
-    let Output { stderr, .. } =
-        twinbuf(folder, &["probe", "model.safetensors", "--batch", "1", "--compute-ms", "0"]);
+    let Output { stderr, .. } = twinbuf(folder, "probe model.safetensors --batch 1 --compute-ms 0");
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(stderr.ends_with(", t0014, t0015 and 4984 more\n"), "{stderr}");
 }

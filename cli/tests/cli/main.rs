@@ -14,19 +14,21 @@ use tempfile::TempDir;
 use twinbuf::Records;
 use twinbuf::mmap::Residency;
 
-fn twinbuf(folder: &Path, arguments: &[&str]) -> Output {
+/// Runs the program with these arguments, which have no spaces.
+fn twinbuf(folder: &Path, arguments: &str) -> Output {
+    let arguments = arguments.split(' ').filter(|argument| !argument.is_empty());
     Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
 }
 
 /// Runs the program, which must succeed, and returns what it prints.
-fn text(folder: &Path, arguments: &[&str]) -> String {
+fn text(folder: &Path, arguments: &str) -> String {
     let Output { status, stdout, stderr } = twinbuf(folder, arguments);
     let stderr = String::from_utf8(stderr).unwrap();
     assert!(status.success() && stderr.is_empty(), "{arguments:?}: {status}, {stderr}");
     String::from_utf8(stdout).unwrap()
 }
 
-fn json(folder: &Path, arguments: &[&str]) -> Value {
+fn json(folder: &Path, arguments: &str) -> Value {
     serde_json::from_str(&text(folder, arguments)).unwrap()
 }
 
@@ -103,83 +105,53 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let folder = folder.path();
     let mkfifo = Command::new("mkfifo").arg(folder.join("fifo")).status();
     assert!(mkfifo.unwrap().success());
-    let probe = ["--batch", "4", "--compute-ms", "0"];
     for (arguments, expected) in [
-        (&[][..], "requires a subcommand"),
-        (&["frobnicate"], "frobnicate"),
-        (&["inspect"], "<FILE>..."),
-        (&["inspect", "missing.bin"], "missing.bin\": no such file"),
-        (&["inspect", "."], "wanted a regular file, found a directory"),
-        (&["inspect", "fifo"], "found a FIFO"),
-        (&["inspect", "empty.bin"], "empty.bin"),
-        (&["inspect", "cut.npy"], "cut.npy"),
-        (&["inspect", "cut.safetensors"], "cut.safetensors"),
-        (&["inspect", "cut.npz"], "wanted a zip archive"),
-        (&["inspect", "short.bin"], "short.bin"),
-        (&["inspect", "data.bin", "--dtype", "f7"], "wanted one of bool, u8"),
-        (&["inspect", "data.bin", "--dtype", "c128", "--record-bytes", "3"], "cannot be used with"),
-        (&["inspect", "data.bin", "--record-bytes", "0"], "0 is not in"),
-        (&["inspect", "data.bin", "--record-bytes", "10001"], "wanted at least 10001 bytes"),
-        (&["probe", "data.bin"], "--batch <B>"),
-        (&["probe", "data.bin", "--batch", "4", "--compute-ms", "0"], "give --record-bytes or --dtype"),
+        ("", "requires a subcommand"),
+        ("frobnicate", "frobnicate"),
+        ("inspect", "<FILE>..."),
+        ("inspect missing.bin", "missing.bin\": no such file"),
+        ("inspect .", "wanted a regular file, found a directory"),
+        ("inspect fifo", "found a FIFO"),
+        ("inspect empty.bin", "empty.bin"),
+        ("inspect cut.npy", "cut.npy"),
+        ("inspect cut.safetensors", "cut.safetensors"),
+        ("inspect cut.npz", "wanted a zip archive"),
+        ("inspect short.bin", "short.bin"),
+        ("inspect data.bin --dtype f7", "wanted one of bool, u8"),
+        ("inspect data.bin --dtype c128 --record-bytes 3", "cannot be used with"),
+        ("inspect data.bin --record-bytes 0", "0 is not in"),
+        ("inspect data.bin --record-bytes 10001", "wanted at least 10001 bytes"),
+        ("probe data.bin", "--batch <B>"),
+        ("probe data.bin --batch 4 --compute-ms 0", "give --record-bytes or --dtype"),
+        ("probe tokens.bin --batch 4 --compute-ms 0", "--sequence: wanted the tokens of a sequence"),
         (
-            &["probe", "tokens.bin", "--batch", "4", "--compute-ms", "0"],
-            "--sequence: wanted the tokens of a sequence",
-        ),
-        (
-            &["probe", "tokens.bin", "--record-bytes", "20", "--batch", "4", "--compute-ms", "0"],
+            "probe tokens.bin --record-bytes 20 --batch 4 --compute-ms 0",
             "wanted a file of records alone, found tokens with llm.c's header",
         ),
-        (
-            &["probe", "tokens.bin", "--dtype", "u16", "--batch", "4", "--compute-ms", "0"],
-            "open it with `Records::open_llm_c`",
-        ),
-        (&["probe", "images.npy", "--batch", "7", "--compute-ms", "0"], "at most the 6 records"),
-        (&["probe", "images.npy", "--batch", "0", "--compute-ms", "0"], "0 is not in"),
-        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "NaN"], "0 to 60000 milliseconds"),
-        (&["probe", "images.npy", "--batch", "1", "--compute-ms=-1"], "0 to 60000 milliseconds"),
-        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "0", "--order", "chunks:0"], "chunks:N"),
-        (&["probe", "images.npy", "--batch", "1", "--compute-ms", "0", "--order", "shuffled"], "chunks:N"),
-        (
-            &["probe", "two.safetensors", probe[0], probe[1], probe[2], probe[3]],
-            "wanted one of its tensors: s, x",
-        ),
-        (
-            &["probe", "two.npz", probe[0], probe[1], probe[2], probe[3]],
-            "two.npz: --tensor: wanted one of its arrays: x, y",
-        ),
-        (
-            &["probe", "two.npz", "--tensor", "z", probe[0], probe[1], probe[2], probe[3]],
-            "wanted \"z\", found [\"x\", \"y\"]",
-        ),
-        (&["probe", "model.pt", probe[0], probe[1], probe[2], probe[3]], "model.pt: no arrays"),
-        (&["probe", "images.npy", "tokens.bin", probe[0], probe[1], probe[2], probe[3]], "tokens.bin"),
-        (&["trace", "noise.json", "--stall-ms", "NaN"], "milliseconds"),
-        (&["trace", "noise.json", "--stall-ms", "inf"], "milliseconds"),
-        (&["trace", "noise.json", "--stall-ms=-1"], "milliseconds"),
-        (&["probe", "images.npy", "--tensor", "x", probe[0], probe[1], probe[2], probe[3]], "has no tensors"),
-        (
-            &[
-                "probe",
-                "two.safetensors",
-                "--dtype",
-                "u8",
-                "--tensor",
-                "x",
-                probe[0],
-                probe[1],
-                probe[2],
-                probe[3],
-            ],
-            "has no tensors",
-        ),
-        (&["trace", "missing.json"], "missing.json"),
-        (&["trace", "two\n\nlines\u{1b}"], "two\\n\\nlines\\u{1b}: No such file"),
-        (&["probe", "none.safetensors", probe[0], probe[1], probe[2], probe[3]], "no tensors"),
-        (&["trace", "."], "."),
-        (&["trace", "empty.bin"], "no spans"),
-        (&["trace", "noise.json"], "no spans"),
-        (&["trace", "data.bin"], "no spans"),
+        ("probe tokens.bin --dtype u16 --batch 4 --compute-ms 0", "open it with `Records::open_llm_c`"),
+        ("probe images.npy --batch 7 --compute-ms 0", "at most the 6 records"),
+        ("probe images.npy --batch 0 --compute-ms 0", "0 is not in"),
+        ("probe images.npy --batch 1 --compute-ms NaN", "0 to 60000 milliseconds"),
+        ("probe images.npy --batch 1 --compute-ms=-1", "0 to 60000 milliseconds"),
+        ("probe images.npy --batch 1 --compute-ms 0 --order chunks:0", "chunks:N"),
+        ("probe images.npy --batch 1 --compute-ms 0 --order shuffled", "chunks:N"),
+        ("probe two.safetensors --batch 4 --compute-ms 0", "wanted one of its tensors: s, x"),
+        ("probe two.npz --batch 4 --compute-ms 0", "two.npz: --tensor: wanted one of its arrays: x, y"),
+        ("probe two.npz --tensor z --batch 4 --compute-ms 0", "wanted \"z\", found [\"x\", \"y\"]"),
+        ("probe model.pt --batch 4 --compute-ms 0", "model.pt: no arrays"),
+        ("probe images.npy tokens.bin --batch 4 --compute-ms 0", "tokens.bin"),
+        ("trace noise.json --stall-ms NaN", "milliseconds"),
+        ("trace noise.json --stall-ms inf", "milliseconds"),
+        ("trace noise.json --stall-ms=-1", "milliseconds"),
+        ("probe images.npy --tensor x --batch 4 --compute-ms 0", "has no tensors"),
+        ("probe two.safetensors --dtype u8 --tensor x --batch 4 --compute-ms 0", "has no tensors"),
+        ("trace missing.json", "missing.json"),
+        ("trace two\n\nlines\u{1b}", "two\\n\\nlines\\u{1b}: No such file"),
+        ("probe none.safetensors --batch 4 --compute-ms 0", "no tensors"),
+        ("trace .", "."),
+        ("trace empty.bin", "no spans"),
+        ("trace noise.json", "no spans"),
+        ("trace data.bin", "no spans"),
     ] {
         let Output { status, stdout, stderr } = twinbuf(folder, arguments);
         let stderr = String::from_utf8(stderr).unwrap();
@@ -199,13 +171,12 @@ fn names_in_files_break_no_line() {
     let header = r#"{"a\n\u001b[31m":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b\n\n":{"dtype":"U8","shape":[],"data_offsets":[3,4]}}"#;
     let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
     fs::write(folder.join("names.safetensors"), tensors).unwrap();
-    let found = text(folder, &["inspect", "names.safetensors"]);
+    let found = text(folder, "inspect names.safetensors");
     has(
         &found,
         &["  tensor      a\\n\\u{1b}[31m: 3 records of one u8", "  tensor      b\\n\\n: no records: "],
     );
-    let Output { status, stderr, .. } =
-        twinbuf(folder, &["probe", "names.safetensors", "--batch", "1", "--compute-ms", "0"]);
+    let Output { status, stderr, .. } = twinbuf(folder, "probe names.safetensors --batch 1 --compute-ms 0");
     let stderr = String::from_utf8(stderr).unwrap();
     assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
     has(&stderr, &["wanted one of its tensors: a\\n\\u{1b}[31m, b\\n\\n"]);
@@ -217,7 +188,7 @@ fn names_in_files_break_no_line() {
         r#"{"name":"queue_wait","ph":"X","pid":0,"tid":1,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
     ];
     fs::write(folder.join("names\n.json"), lines.join(",\n")).unwrap();
-    let found = text(folder, &["trace", "names\n.json"]);
+    let found = text(folder, "trace names\n.json");
     has(&found, &["names\\n.json: has no end", "\nread\\n\\u{1b} ", "for `load\\n\\u{1b}` of"]);
     assert!(!found.contains('\u{1b}'), "{found}");
 }
@@ -225,9 +196,9 @@ fn names_in_files_break_no_line() {
 #[test]
 fn help_and_version_are_no_errors() {
     let here = Path::new(".");
-    has(&text(here, &["--version"]), &["twinbuf 0."]);
-    has(&text(here, &["--help"]), &["inspect", "probe", "trace"]);
-    has(&text(here, &["probe", "--help"]), &["--compute-ms <C>", "--cold", "chunks:N"]);
+    has(&text(here, "--version"), &["twinbuf 0."]);
+    has(&text(here, "--help"), &["inspect", "probe", "trace"]);
+    has(&text(here, "probe --help"), &["--compute-ms <C>", "--cold", "chunks:N"]);
 }
 
 /// If the reader of its output stops, the program prints no message and does not panic.

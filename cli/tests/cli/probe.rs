@@ -22,8 +22,8 @@ fn quiet<T>(run: impl Fn() -> T, longest_load_ms: impl Fn(&T) -> f64) -> Option<
 fn probe_measures_and_says_what_it_measured() {
     let folder = samples();
     let folder = folder.path();
-    let arguments = ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "5"];
-    let run = || text(folder, &[&arguments[..], &["--steps", "4"]].concat());
+    let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 5";
+    let run = || text(folder, &format!("{arguments} --steps 4"));
     let (found, there) = with_pages(&folder.join("data.bin"), run);
     has(
         &found,
@@ -39,8 +39,7 @@ fn probe_measures_and_says_what_it_measured() {
     let cached = "WARNING: 100 % was in the page cache: the disk was not measured; --cold drops it first\n";
     assert_eq!(found.contains(cached), there.resident == there.pages, "{there:?}: {found}");
     for order in ["sequential", "chunks:20", "window:10,3", "full"] {
-        let more = ["--json", "--rounds", "2", "--order", order];
-        let run = || json(folder, &[&arguments[..], &more].concat());
+        let run = || json(folder, &format!("{arguments} --json --rounds 2 --order {order}"));
         let found = run();
         assert_eq!((&found["steps"], &found["rounds"]), (&10.into(), &2.into()), "all there are: {found}");
         assert!(found["compute_s"].as_f64().unwrap() >= 0.005, "{found}");
@@ -55,13 +54,13 @@ fn probe_measures_and_says_what_it_measured() {
     }
     // Files whose header describes the records, and sequences of tokens.
     for arguments in [
-        &["images.npy", "--batch", "2"][..],
-        &["tokens.bin", "--sequence", "9", "--batch", "2"],
-        &["data.bin", "--dtype", "u16", "--sequence", "100", "--batch", "2"],
-        &["two.safetensors", "--tensor", "x", "--batch", "2"],
-        &["data.bin", "--dtype", "u16", "--batch", "2"],
+        "images.npy",
+        "tokens.bin --sequence 9",
+        "data.bin --dtype u16 --sequence 100",
+        "two.safetensors --tensor x",
+        "data.bin --dtype u16",
     ] {
-        has(&text(folder, &[&["probe", "--compute-ms", "0"], arguments].concat()), &["\nlater  "]);
+        has(&text(folder, &format!("probe --compute-ms 0 --batch 2 {arguments}")), &["\nlater  "]);
     }
 }
 
@@ -69,10 +68,8 @@ fn probe_measures_and_says_what_it_measured() {
 fn probe_prints_the_lines_of_a_program() {
     let folder = samples();
     let folder = folder.path();
-    let of = |arguments: &[&str]| {
-        text(folder, &[&["probe", "--compute-ms", "1", "--batch", "2"], arguments].concat())
-    };
-    let found = of(&["tokens.bin", "--sequence", "9", "--order", "window:4,2"]);
+    let arguments = "probe --compute-ms 1 --batch 2 tokens.bin --sequence 9 --order window:4,2";
+    let found = text(folder, arguments);
     has(
         &found,
         &[
@@ -85,7 +82,7 @@ fn probe_prints_the_lines_of_a_program() {
             "\n    let mut loader = Loader::builder(data, plan)",
         ],
     );
-    let found = json(folder, &["probe", "images.npy", "--compute-ms", "0", "--batch", "2", "--json"]);
+    let found = json(folder, "probe images.npy --compute-ms 0 --batch 2 --json");
     has(
         found["lines"][0].as_str().unwrap(),
         &["let data = Records::", "open_npy([\"images.npy\"], Cut::Rows)?"],
@@ -97,8 +94,8 @@ fn probe_prints_the_lines_of_a_program() {
 fn a_page_replaces_a_page_and_nothing_else() {
     let folder = samples();
     let folder = folder.path();
-    let arguments = ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0"];
-    let probe = |page| twinbuf(folder, &[&arguments[..], &["--rounds", "1", "--html", page]].concat());
+    let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1";
+    let probe = |page| twinbuf(folder, &format!("{arguments} --html {page}"));
     let before = fs::read(folder.join("data.bin")).unwrap();
     let refused = String::from_utf8(probe("data.bin").stderr).unwrap();
     has(&refused, &["data.bin: wanted a page to write over"]);
@@ -118,8 +115,7 @@ fn a_page_replaces_a_page_and_nothing_else() {
 #[cfg(target_os = "linux")]
 fn probe_evicts_if_it_is_told_to() {
     let folder = samples();
-    let arguments =
-        ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--cold"];
+    let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --cold";
     // A file system in memory keeps every page, and `probe` then prints a warning.
     let file = folder.path().join("data.bin");
     let records = Records::open([&file], 100).unwrap();
@@ -130,17 +126,16 @@ fn probe_evicts_if_it_is_told_to() {
     };
     drop(records);
     assert_eq!(fs::read(&file).unwrap().len(), 10_000, "in the cache again");
-    has(&text(folder.path(), &arguments), &[expected]);
+    has(&text(folder.path(), arguments), &[expected]);
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn probe_reads_past_the_page_cache_if_it_is_told_to() {
     let folder = samples();
-    let arguments =
-        ["probe", "data.bin", "--record-bytes", "100", "--batch", "10", "--compute-ms", "0", "--direct"];
+    let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --direct";
     // Not every file system has direct I/O. `probe` then prints an error.
-    let Output { status, stdout, stderr } = twinbuf(folder.path(), &arguments);
+    let Output { status, stdout, stderr } = twinbuf(folder.path(), arguments);
     if status.success() {
         has(&String::from_utf8(stdout).unwrap(), &["past the page cache\n", "\nlater  "]);
     } else {
