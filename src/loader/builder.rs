@@ -303,6 +303,7 @@ impl<B: Backend> LoaderBuilder<B> {
     pub fn build(self) -> Result<Loader<B>, Error> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
+        let workers_with_overlap = own.workers;
         let Own { mut datasets, plan, hints, read, mut transforms, slots, memory_limit, driven, .. } = own;
         let Depths { workers, helpers, host: depth, .. } = layout.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
@@ -350,7 +351,10 @@ impl<B: Backend> LoaderBuilder<B> {
             options: &options,
         };
         let counted = files.clone();
-        let add_reads = Box::new(move |report: Report| report.with_reading(&counted));
+        let add_reads = Box::new(move |mut report: Report| {
+            report.workers_with_overlap = workers_with_overlap;
+            report.with_reading(&counted)
+        });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;
         let sides = backend.sides(memory)?;
         let drivers = if driven { mem::take(&mut readers) } else { Vec::new() };

@@ -136,15 +136,11 @@ impl Breakdown {
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        let Some((mode, start)) = self.start() else { return work() };
+        let start = self.lock().and_then(|inner| Some((inner.mode(), inner.clock(inner.mode())?)));
+        let Some((mode, start)) = start else { return work() };
         let result = work();
         self.end_phase(name, mode, start);
         result
-    }
-
-    fn start(&self) -> Option<(Mode, Instant)> {
-        let inner = self.lock()?;
-        Some((inner.mode(), inner.clock(inner.mode())?))
     }
 
     fn end_phase(&self, name: &'static str, mode: Mode, start: Instant) {

@@ -39,6 +39,13 @@ pub(super) fn percent(part: f64) -> String {
     }
 }
 
+/// Formats a part of a whole as a bound, which is rounded up.
+pub(super) fn at_most(part: f64) -> String {
+    let steps = if part < 0.0995 { 1000.0 } else { 100.0 };
+    // The parts of whole numbers are not exact.
+    percent((part * steps - 1e-9).max(0.0).ceil() / steps)
+}
+
 /// Formats a number of bytes for a reader.
 #[allow(clippy::cast_precision_loss)] // only shown
 pub(crate) fn size(bytes: u64) -> String {

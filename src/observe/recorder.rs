@@ -69,7 +69,8 @@ impl Recorder {
             report.add(&Event { what: What::Wait, batch, start, end, bytes: 0 });
             recent.push(Seen::new(batch, (start, end), start, end));
         }
-        report.complete();
+        report.wall = report.train.busy + report.train.waiting;
+        report.by_epoch.iter_mut().for_each(|row| row.wall = row.train.busy + row.train.waiting);
         report.by_epoch.retain(|row| row.batches > 0);
         Report { recent: recent.into(), ..report }
     }

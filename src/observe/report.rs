@@ -139,14 +139,14 @@ pub struct Report {
     pub choices: Vec<ReadChoice>,
     /// The times of the most recent epochs, at most 64, oldest first. Empty for a generator.
     pub by_epoch: Vec<EpochTimes>,
-    /// All sums when the last of these epochs began.
-    #[cfg_attr(feature = "serde", serde(skip))]
-    pub(super) before: EpochTimes,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) kind: Kind,
     /// Whether a breakdown turned overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) by_breakdown: bool,
+    /// The number of loading threads that the builder starts if overlap is on.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) workers_with_overlap: usize,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) parts: Parts,
     /// The last batches.
@@ -191,7 +191,7 @@ pub(crate) enum Kind {
 
 impl Report {
     pub(crate) fn new(kind: Kind, settings: Settings) -> Self {
-        Self { kind, settings, ..Self::default() }
+        Self { kind, settings, workers_with_overlap: settings.workers, ..Self::default() }
     }
 
     /// Adds the figures that the pipe counts: loads and copies to the device.
@@ -208,8 +208,6 @@ impl Report {
 
     /// Records that an epoch begins, and adds its row. Rows of epochs without batches are removed.
     pub(crate) fn began(&mut self, epoch: u64) {
-        self.complete();
-        self.before = self.sums();
         self.epochs += 1;
         self.by_epoch.retain(|row| row.batches > 0);
         if self.by_epoch.len() == EPOCHS {
@@ -224,42 +222,39 @@ impl Report {
         self.batches += 1;
         self.bytes = self.bytes.saturating_add(bytes as u64);
         self.io_calls += io_calls;
-    }
-
-    /// Adds an event of the log to the sums.
-    #[inline]
-    pub(crate) fn add(&mut self, event: &Event) {
-        let time = event.time();
-        match event.what {
-            What::Wait | What::CopyWait => self.train.waiting += time,
-            What::Use | What::Prepare => self.train.busy += time,
-            What::Load => {
-                self.read_bytes = self.read_bytes.saturating_add(event.bytes as u64);
-                self.read.busy += time;
-            }
-            What::Transform => self.transform += time,
-            What::SlotWait => self.read.waiting += time,
-            What::Epoch | What::Step | What::Pause | What::Transfer => {}
+        if let Some(row) = self.by_epoch.last_mut() {
+            row.batches += 1;
+            row.bytes = row.bytes.saturating_add(bytes as u64);
+            row.io_calls += io_calls;
         }
     }
 
-    fn sums(&self) -> EpochTimes {
-        let Self { batches, bytes, io_calls, train, .. } = *self;
-        let (wall, load) = (train.busy + train.waiting, self.loads());
-        EpochTimes { epoch: 0, batches, bytes, io_calls, wall, load, train }
-    }
-
-    /// Sets what is computed from sums: the wall time, and the row of the current epoch.
-    pub(crate) fn complete(&mut self) {
-        let EpochTimes { batches, bytes, io_calls, wall, load, train, .. } = self.sums();
-        self.wall = wall;
-        let Some(row) = self.by_epoch.last_mut() else { return };
-        let before = &self.before;
-        (row.batches, row.bytes) = (batches - before.batches, bytes - before.bytes);
-        (row.io_calls, row.wall) = (io_calls - before.io_calls, wall - before.wall);
-        row.load = load - before.load;
-        row.train.busy = train.busy - before.train.busy;
-        row.train.waiting = train.waiting - before.train.waiting;
+    /// Adds an event of the log to the sums, and to those of the current epoch.
+    #[inline]
+    pub(crate) fn add(&mut self, event: &Event) {
+        let (time, mut none) = (event.time(), EpochTimes::default());
+        let row = self.by_epoch.last_mut().unwrap_or(&mut none);
+        match event.what {
+            What::Wait | What::CopyWait => {
+                self.train.waiting += time;
+                row.train.waiting += time;
+            }
+            What::Use | What::Prepare => {
+                self.train.busy += time;
+                row.train.busy += time;
+            }
+            What::Load => {
+                self.read_bytes = self.read_bytes.saturating_add(event.bytes as u64);
+                self.read.busy += time;
+                row.load += time;
+            }
+            What::Transform => {
+                self.transform += time;
+                row.load += time;
+            }
+            What::SlotWait => self.read.waiting += time,
+            What::Epoch | What::Step | What::Pause | What::Transfer => {}
+        }
     }
 
     /// Returns the sum of this report and of a `later` one, for example of two iterations over the same source. The

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::display::{count, percent, time};
+use super::display::{at_most, count, percent, time};
 use super::report::{Kind, Report, Settings, Verdict};
 
 /// The least number of batches that allow a verdict.
@@ -65,6 +65,11 @@ impl<'r> Sums<'r> {
     fn part(&self, seconds: f64) -> String {
         percent(seconds / self.wall)
     }
+
+    /// A part of the time as text, for a bound.
+    fn bound(&self, seconds: f64) -> String {
+        at_most(seconds / self.wall)
+    }
 }
 
 /// What to try: a change, the settings that it leads to, and the seconds that it saves at most.
@@ -73,8 +78,6 @@ struct Try {
     /// `None` if it is no setting.
     settings: Option<Settings>,
     saves: f64,
-    /// The condition of the saving.
-    only: &'static str,
 }
 
 /// The verdict, its reason in words, and what to try.
@@ -124,12 +127,18 @@ impl Report {
             );
         }
         match option {
-            Some(Try { change, saves, only, .. }) => {
+            Some(Try { change, settings, saves }) => {
+                let only = match settings.filter(|settings| settings.workers > self.settings.workers) {
+                    Some(_) => {
+                        ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk"
+                    }
+                    None => "",
+                };
                 let probe = if self.choices.is_empty() { "" } else { ", or `twinbuf probe` on the files" };
                 text + &format!(
                     "\nTry: {change}. It saves at most {} of the time{only}.\nTo measure what it saves, run the \
                      program with it and without it, in turn{probe}.",
-                    percent(saves / all)
+                    at_most(saves / all)
                 )
             }
             None if starts && sums.waits <= SMALL * sums.wall => text + " Keep the settings.",
@@ -183,7 +192,7 @@ impl Sums<'_> {
             } else {
                 ""
             };
-            let most = self.part(copies.min(waits));
+            let most = self.bound(copies.min(waits));
             let why = format!(
                 "{waiting}. Copies to the device take {copy_part}, and loads {load_part}.{rest}\n\
                  Send fewer bytes, such as a smaller type: that saves at most {most} of the time."
@@ -197,15 +206,19 @@ impl Sums<'_> {
             }
             () if waits <= SMALL * wall && start > 0.0 => (Verdict::ComputeBound, uses, None),
             () if waits <= SMALL * wall => {
-                let keep = format!("A faster loader saves at most {wait_part}: keep the settings.");
+                let most = self.bound(waits);
+                let keep = format!("A faster loader saves at most {most}: keep the settings.");
                 (Verdict::ComputeBound, format!("{uses}\n{keep}"), None)
             }
             () if !report.settings.overlap => self.in_turn(&uses),
             () if loads.max(copies) >= FULL * wall && used >= FULL * wall => {
-                let most = self.part(loads.max(copies));
+                let before = loads.max(copies);
+                // Loads that take no time leave the use, and a use that takes none leaves the loads.
+                let most = self.bound(waits.max(wall - before));
                 let why = format!(
-                    "{waiting}. Loads or copies take {most}, and the use {use_part}{only}.\n\
-                     Only both faster saves more than {wait_part}: keep the settings."
+                    "{waiting}. Loads or copies take {}, and the use {use_part}{only}.\n\
+                     Only both faster saves more than {most}: keep the settings.",
+                    self.part(before)
                 );
                 (Verdict::Balanced, why, None)
             }
@@ -218,7 +231,9 @@ impl Sums<'_> {
                      was kept after the loop had asked for the next, and its slot was not free."
                 );
                 let change = "drop each batch before asking for the next, or copy what is kept".to_string();
-                (Verdict::HeldBound, why, Some(Try { change, settings: None, saves: held, only: "" }))
+                // More than `held`: a load that starts sooner also lets the loads after it start sooner.
+                let saves = self.saves(report.settings.workers);
+                (Verdict::HeldBound, why, Some(Try { change, settings: None, saves }))
             }
             () if copies >= wall / 2.0 && copies > loads.max(used) => by_copies(),
             () if report.waits_for_device() => {
@@ -256,7 +271,7 @@ impl Sums<'_> {
         let restarts = report.kind == Kind::Batches && report.settings.overlap && report.parts.starts > 1;
         if restarts && start > 0.0 && again > SMALL * (wall + start) {
             let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
-            return (verdict, why, Some(Try { change, settings: None, saves: again, only: "" }));
+            return (verdict, why, Some(Try { change, settings: None, saves: again }));
         }
         (verdict, why, option)
     }
@@ -270,12 +285,8 @@ impl Sums<'_> {
             () if copies > waits / 2.0 => Verdict::TransferBound,
             () => report.load_verdict(),
         };
-        // With files, a caller that waits loads too.
-        let loads = waits - copies;
-        let loads = if report.choices.is_empty() { loads } else { (loads + used) / 2.0 };
-        let settings = Settings { overlap: true, ..report.settings };
-        let mut option =
-            self.set("`overlap(true)`, to load while the loop uses", "OVERLAP", 1, settings, loads);
+        let settings = Settings { overlap: true, workers: report.workers_with_overlap, ..report.settings };
+        let mut option = self.set("`overlap(true)`, to load while the loop uses", "OVERLAP", 1, settings);
         if report.by_breakdown {
             option.change = "turn off the breakdown, which turns overlap off".to_string();
         }
@@ -308,9 +319,8 @@ impl Sums<'_> {
                 let workers = now.workers + 1;
                 let settings = Settings { workers, depth: now.depth.max(workers + 1), ..now };
                 let change = format!("`workers({workers})`, one more loading thread");
-                let only = ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk";
-                let option = self.set(&change, "WORKERS", workers, settings, self.shared(workers));
-                return (verdict, format!("{waiting}.{busy}"), Some(Try { only, ..option }));
+                let option = self.set(&change, "WORKERS", workers, settings);
+                return (verdict, format!("{waiting}.{busy}"), Some(option));
             }
             Kind::Ahead => {
                 busy.clear();
@@ -319,7 +329,7 @@ impl Sums<'_> {
             Kind::Rounds => "Make the closure faster",
             Kind::Items | Kind::Groups => "Make loading cheaper",
         };
-        let most = self.part(waits);
+        let most = self.bound(waits);
         (verdict, format!("{waiting}.{busy}\n{cheaper}: that saves at most {most} of the time."), None)
     }
 
@@ -328,27 +338,31 @@ impl Sums<'_> {
         let now = self.report.settings;
         let settings = Settings { depth: now.depth + 2, ..now };
         let change = format!("`depth({})` in place of {}, to load further ahead", settings.depth, now.depth);
-        let loads = self.shared(now.workers.max(1));
-        let option = self.set(&change, "DEPTH", settings.depth, settings, loads);
+        let option = self.set(&change, "DEPTH", settings.depth, settings);
         (self.report.kind != Kind::Rounds).then_some(option)
     }
 
-    /// Returns the seconds that each of so many workers loads, if they share all loads with a caller that helps.
-    fn shared(&self, workers: usize) -> f64 {
-        let helped = self.report.parts.helped;
-        let loads = self.loads * self.report.settings.workers as f64 + helped.as_secs_f64();
-        loads / (workers + usize::from(!helped.is_zero())) as f64
+    /// Returns the seconds that a loop with so many workers saves at most: all loads are shared by them, and with a caller
+    /// that helps, go on beside copies and the use, and nothing waits.
+    fn saves(&self, workers: usize) -> f64 {
+        let Self { report, wall, used, loads, copies, .. } = *self;
+        let Report { settings, parts, choices, .. } = report;
+        // With files, a caller that waits loads too: both in turn take the time that they took.
+        let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
+        let all = loads * settings.workers.max(1) as f64
+            + parts.helped.as_secs_f64()
+            + if helps { used } else { 0.0 };
+        let each = all / (workers.max(1) + usize::from(helps)) as f64;
+        (wall - each.max(copies).max(used)).max(0.0)
     }
 
-    /// A change of the settings, and the variable that makes it without a change of the program. Loads then take `loads`
-    /// seconds in all. They go on beside copies and the use, and nothing waits.
-    fn set(&self, change: &str, name: &str, value: usize, settings: Settings, loads: f64) -> Try {
+    /// A change of the settings, and the variable that makes it without a change of the program.
+    fn set(&self, change: &str, name: &str, value: usize, settings: Settings) -> Try {
         // Only a loader has the variables.
         let change = match self.report.kind {
             Kind::Batches => format!("{change} (`TWINBUF_{name}={value}` if the builder calls `from_env`)"),
             _ => change.to_string(),
         };
-        let saves = (self.wall - loads.max(self.copies).max(self.used)).max(0.0);
-        Try { change, settings: Some(settings), saves, only: "" }
+        Try { change, settings: Some(settings), saves: self.saves(settings.workers) }
     }
 }
