@@ -135,7 +135,8 @@ impl<B: Backend> StreamBuilder<B> {
     }
 
     /// Sets the maximum number of groups that stay in memory. Default: with a [`memory_limit`](Self::memory_limit),
-    /// the number of groups that fit the limit; otherwise 0. A value above the number of groups keeps all groups.
+    /// the number of groups that fit the limit, or fewer if their lengths differ; otherwise 0. A value above the number of
+    /// groups keeps all groups.
     ///
     /// A group kept in memory is read once and stays until the stream and the last [`Group`] are dropped. It does
     /// not occupy a slot. If only some groups are kept, they are spread evenly over the pass.

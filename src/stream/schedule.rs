@@ -25,7 +25,8 @@ pub(super) struct Schedule {
 pub(super) type Kept = OnceLock<Arc<Buffer>>;
 
 impl Schedule {
-    /// Chooses the groups to keep: at most `keep`, and no more than fit into `left` bytes beside the slots.
+    /// Chooses the groups to keep: at most `keep`, and no more than fit into `left` bytes beside the slots. If their lengths
+    /// differ, these may be fewer than would fit.
     pub(super) fn new(
         groups: Groups,
         order: Option<Order>,
@@ -37,8 +38,8 @@ impl Schedule {
         let mut schedule = Self { groups, order, depths, kept: vec![None; all] };
         let most = keep.unwrap_or(if left.is_some() { all } else { 0 }).min(all);
         let left = left.unwrap_or(u64::MAX);
-        // Keeps none if not even the slots fit.
-        let _ = (0..=most).rev().find(|&count| schedule.try_keep(count, left));
+        let count = count_that_fits(most, |count| schedule.try_keep(count, left));
+        schedule.try_keep(count, left);
         schedule
     }
 
@@ -150,6 +151,16 @@ impl Schedule {
     }
 }
 
+/// Returns a number of groups that fits, by bisection: at most `most`, or 0 if it finds none.
+///
+/// More groups can take less memory, because they can make the slots shorter or, if all groups are kept, unnecessary. So
+/// `most` is tried first, and the number found need not be the largest that fits. To try all numbers would take time in
+/// proportion to the square of the number of groups.
+fn count_that_fits(most: usize, mut fits: impl FnMut(usize) -> bool) -> usize {
+    let counts: Vec<usize> = (1..=most).collect();
+    if fits(most) { most } else { counts.partition_point(|&count| fits(count)) }
+}
+
 /// Prints what the memory is for.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,5 +175,33 @@ impl fmt::Display for Schedule {
             write!(f, ", {kept} groups that are kept: {} bytes", self.kept_bytes())?;
         }
         write!(f, "; {} bytes for reads past the page cache", Reader::<Groups>::MEMORY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_groups_is_found_in_few_steps() {
+        for most in [0, 1, 2, 7, 1000, 100_000] {
+            for limit in (0..=most).step_by(1 + most / 99) {
+                let mut calls = 0;
+                let found = count_that_fits(most, |count| {
+                    calls += 1;
+                    count <= limit
+                });
+                assert_eq!(found, limit);
+                assert!(calls <= 3 + most.max(1).ilog2(), "{calls} of {most}");
+            }
+            // If all groups are kept, there are no slots.
+            assert_eq!(count_that_fits(most, |count| count == most), most);
+            let (mut tried, odd) = (Vec::new(), |count| count % 2 == 1);
+            let found = count_that_fits(most, |count| {
+                tried.push(count);
+                odd(count)
+            });
+            assert!(found == 0 || odd(found) && tried.contains(&found), "{found} was not tried");
+        }
     }
 }
