@@ -254,7 +254,8 @@ pub enum Error {
     /// The next slot still holds an earlier batch that the caller did not drop within the timeout.
     #[error(
         "{at}: wanted the next of {slots} slots, found it held by what the caller received earlier: drop that{}",
-        raise(at, option)
+        // Only a generator's errors have no step, and it has no option for the number of slots.
+        if at.step.is_some() { format!(", or raise `{option}`") } else { String::new() }
     )]
     SlotHeld {
         /// The batch that could not be loaded.
@@ -316,12 +317,6 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-}
-
-/// The end of an error about a slot that is held.
-fn raise(at: &At, option: &str) -> String {
-    // Only a generator's errors have no step, and it has no option for the number of slots.
-    if at.step.is_some() { format!(", or raise `{option}`") } else { String::new() }
 }
 
 /// Prints the message and those of all underlying errors. `main` prints a returned error with it.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{RECORD, files, modes, open, plan};
 use twinbuf::loader::MemoryLimit;
-use twinbuf::mmap::{ReadOptions, Reader};
+use twinbuf::mmap::Reader;
 use twinbuf::transform::Convert;
 use twinbuf::{Error, Loader, Plan};
 
@@ -38,7 +38,7 @@ fn what_reads_need_beside_the_slots_counts_without_hints() {
     let (_dir, paths) = files(&[64]);
     let (data, plan) = (open(&paths), plan(64, 8));
     let Some(&mode) = modes(&data).get(1) else { return };
-    let reader = Reader::new(data.ranges(), &plan, ReadOptions::new().mode(mode)).unwrap();
+    let reader = Reader::new(data.ranges(), &plan, mode).unwrap();
     for (hints, overlap) in [(true, true), (false, true), (true, false)] {
         let slots = if overlap { 3 } else { 2 };
         let all = slots * 8 * RECORD as u64 + reader.memory();

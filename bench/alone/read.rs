@@ -22,7 +22,7 @@ mod linux {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadOptions, Reader, Records, Shuffle};
+    use twinbuf_mmap::{BatchIndices, Buffer, Plan, ReadMode, Reader, Records, Shuffle};
 
     const ROUNDS: u64 = 11;
 
@@ -46,7 +46,7 @@ mod linux {
             let batch = (bytes / record).clamp(8, 4096);
             let records = Arc::new(Records::options().partial(true).open([path], record)?);
             let plan = Plan::builder(records.len()).batch(batch as u64).shuffle(Shuffle::Full).build()?;
-            let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
+            let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto)?;
             let mut out = Buffer::new(batch * record).ok_or("no memory")?;
             records.evict()?;
             let order = plan.clone();

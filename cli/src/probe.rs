@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
+use twinbuf::mmap::{ReadMode, Reader};
 use twinbuf::observe::Settings;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
@@ -149,7 +149,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     let records = Arc::new(records);
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
     let mode = if options.direct { ReadMode::Direct } else { ReadMode::Auto };
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
+    let reader = Reader::new(records.ranges(), &plan, mode)?;
     // For reads past the page cache, it does not matter what the cache has.
     let past = options.direct || reader.memory() > 0;
     drop(reader);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use twinbuf_mmap::{Buffer, LastBatch, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Buffer, LastBatch, Plan, ReadMode, Reader, Records, Shuffle};
 
 /// Reads all records of some files, and says how long it took, what came from disk and how much memory it took.
 #[derive(Parser)]
@@ -90,7 +90,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
     let slot = usize::try_from(batch)?.checked_mul(record).ok_or("a batch is too large")?;
     let mut slot = Buffer::new(slot).ok_or("no memory for a batch")?;
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))?;
+    let reader = Reader::new(records.ranges(), &plan, mode)?;
     println!("{}", reader.choice());
     for epoch in 0..args.epochs {
         let (begun, before) = (Instant::now(), reader.stats());

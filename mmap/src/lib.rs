@@ -29,7 +29,7 @@
 //! # Example
 //!
 //! ```
-//! use twinbuf_mmap::{Plan, ReadOptions, Reader, Records, Shuffle};
+//! use twinbuf_mmap::{Plan, ReadMode, Reader, Records, Shuffle};
 //!
 //! // A file of 1000 records of 8 bytes, each holding its number.
 //! let folder = tempfile::tempdir()?;
@@ -43,7 +43,7 @@
 //!     .seed(1)
 //!     .build()?;
 //!
-//! let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
+//! let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto)?;
 //! let batches: Vec<_> = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)).collect();
 //! reader.begin(batches.clone().into_iter());
 //! let mut slot = vec![0; 100 * 8];
@@ -100,5 +100,5 @@ pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;
 pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::units::Units;
-pub use reader::{ReadMode, ReadOptions, Reader};
+pub use reader::{ReadMode, Reader};
 pub use records::{Options, Records};

@@ -1,7 +1,7 @@
 //! How often a reader allocates for a batch, once its first epoch has passed: at most twice, and four times for records of
 //! varying length.
 
-use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, Reader, Records, Shuffle};
 
 #[global_allocator]
 static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
@@ -9,7 +9,7 @@ static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 /// Allocations for a batch in the third epoch, the mean. `None` where the system has no such reads.
 fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode) -> Option<f64> {
     let plan = Plan::builder(ranges.len()).batch(64).shuffle(shuffle).build().unwrap();
-    let reader = Reader::new(ranges.clone(), &plan, ReadOptions::new().mode(mode))
+    let reader = Reader::new(ranges.clone(), &plan, mode)
         .inspect_err(|error| eprintln!("not checked: {error}"))
         .ok()?;
     let mut slot = vec![0; usize::try_from(ranges.most_bytes(64)).unwrap()];

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, Reader, Records, Shuffle};
 
 /// Set in the process that has the limit, to what it may do about it.
 const CHILD: &str = "TWINBUF_MANY_FILES";
@@ -97,7 +97,7 @@ fn every_record_once(paths: &[PathBuf]) {
     for mode in [ReadMode::Pread, ReadMode::Direct] {
         for shuffle in [Shuffle::None, Shuffle::Full] {
             let plan = Plan::builder(records.len()).batch(1000).shuffle(shuffle).build().unwrap();
-            let reader = match Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode)) {
+            let reader = match Reader::new(records.ranges(), &plan, mode) {
                 Err(Error::System { call: "open(O_DIRECT)", source, .. }) => {
                     eprintln!("not checked: open(O_DIRECT): {source}");
                     continue;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{Plan, ReadMode, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Plan, ReadMode, Reader, Records, Shuffle};
 
 /// A control group that this process is in, of one thread at most.
 struct Group(PathBuf);
@@ -53,7 +53,7 @@ fn direct_reads_need_no_thread() {
     fs::write(&path, &bytes).unwrap();
     let records = Arc::new(Records::open([&path], RECORD).unwrap());
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
-    let reader = || Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct));
+    let reader = || Reader::new(records.ranges(), &plan, ReadMode::Direct);
     if let Err(error) = reader() {
         return eprintln!("not checked: {error}");
     }

@@ -7,11 +7,11 @@ use std::{iter, mem};
 
 #[cfg(feature = "cuda")]
 use twinbuf_cuda::cudarc::driver::CudaContext;
-use twinbuf_mmap::{Buffer, Plan, ReadMode, ReadOptions};
+use twinbuf_mmap::{Buffer, Plan, ReadMode};
 
 use super::batch::Records;
 use super::epochs::{Loader, Schedule};
-use super::layout::{ALIGN, Depths, Field, Layout};
+use super::layout::{ALIGN, Depths, Layout};
 use super::reader::{Driven, FieldReader, Reader, Transforming};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
 use crate::error::Error;
@@ -49,7 +49,7 @@ pub(super) struct Own {
     /// `None`: computed from the number of workers.
     pub(super) depth: Option<usize>,
     pub(super) hints: bool,
-    read: ReadOptions,
+    read_mode: ReadMode,
     /// The transforms of each field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
     slots: Option<Vec<Buffer>>,
@@ -69,7 +69,7 @@ impl Loader {
             workers: 1,
             depth: None,
             hints: true,
-            read: ReadOptions::new(),
+            read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
             slots: None,
             memory_limit: None,
@@ -237,17 +237,10 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets the prefetch window: the loader prefetches the records within the next `bytes` bytes after the current
-    /// batch. Default: 32 MiB or one batch, whichever is more. See [`ReadOptions::prefetch`].
-    pub fn hint_window(mut self, bytes: u64) -> Self {
-        self.own.read = self.own.read.prefetch(bytes);
-        self
-    }
-
     /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`]. The
     /// [`Report`](crate::Report) shows and explains the choice.
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
-        self.own.read = self.own.read.mode(mode);
+        self.own.read_mode = mode;
         self
     }
 
@@ -304,12 +297,13 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
         let workers_with_overlap = own.workers;
-        let Own { mut datasets, plan, hints, read, mut transforms, slots, memory_limit, driven, .. } = own;
+        let Own { mut datasets, plan, hints, read_mode, mut transforms, slots, memory_limit, driven, .. } =
+            own;
         let Depths { workers, helpers, host: depth, .. } = layout.depths;
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
         check_slots(slots.as_deref(), depth, layout.slot)?;
         let files = datasets.iter().map(|dataset| {
-            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, read));
+            let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, read_mode));
             Ok(files.transpose()?.map(Arc::new))
         });
         let files: Vec<_> = files.collect::<Result<_, _>>().map_err(Error::Open)?;
@@ -321,7 +315,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
         let mut readers: Vec<Reader> = (0..workers + helpers).map(|_| Reader::default()).collect();
-        let scratch = layout.fields.iter().flat_map(Field::scratch);
+        let scratch = layout.fields.iter().flat_map(|field| field.scratch.iter().copied());
         let scratch: Vec<_> = scratch.flat_map(|bytes| iter::repeat_n(bytes, readers.len())).collect();
         let mut scratch = Buffer::several(&scratch).into_iter().flatten();
         for (index, dataset) in datasets.into_iter().enumerate() {

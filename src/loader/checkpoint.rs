@@ -50,9 +50,7 @@ use crate::error::Error;
 ///
 /// # Saved checkpoints
 ///
-/// The JSON of version 4 has the following fields. Earlier versions can also be loaded: version 2 has no `trained`,
-/// version 1 has no `before`. Up to version 3, the fingerprint of files depends on at most 16 of them, so it cannot
-/// confirm the others: such a checkpoint resumes only with a [`Dataset`](crate::Dataset) that has its own fingerprint.
+/// The JSON of version 4, the only one that can be loaded, has the following fields.
 ///
 /// | field | content |
 /// | --- | --- |
@@ -91,13 +89,11 @@ pub(crate) struct Identity {
     pub(crate) before: Vec<PartialEpoch>,
     /// An epoch, and the number of steps of the training before it. In a checkpoint it is the checkpoint's epoch.
     pub(crate) trained: (u64, u64),
-    /// The version of the saved checkpoint that the fingerprint was loaded from, or [`VERSION`].
-    pub(crate) version: u32,
 }
 
-/// The version of the format that this release writes. Version 1 had no `before`, version 2 no `trained`, and version 3
-/// a fingerprint of at most 16 files.
-pub(crate) const VERSION: u32 = 4;
+/// The version of the format of saved checkpoints.
+#[cfg(feature = "serde")]
+const VERSION: u32 = 4;
 
 /// Where a loader continues.
 #[derive(Debug)]
@@ -206,7 +202,7 @@ impl Identity {
             unreachable!("there is a plan of another rank, and of as many records")
         };
         let (record_bytes, before) = (record_bytes as u64, Vec::new());
-        Self { plan, list, record_bytes, fingerprint, before, trained: (0, 0), version: VERSION }
+        Self { plan, list, record_bytes, fingerprint, before, trained: (0, 0) }
     }
 
     /// Returns the steps of the training before an epoch. The epoch is not before that of `trained`.
@@ -231,7 +227,7 @@ impl Identity {
     pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, epoch, step } = checkpoint;
         let Some(other) = identity else {
-            at_most(step, self.plan.steps(0))?;
+            in_epoch(step, 0, self.plan.steps(0))?;
             return Ok(Start { epoch, step, begun: None });
         };
         let (own, found) = (&self.plan, &other.plan);
@@ -242,17 +238,8 @@ impl Identity {
         same("seed", &own.seed(), &found.seed())?;
         same("last_batch", &own.last_batch(), &found.last_batch())?;
         same("record size", &self.record_bytes, &other.record_bytes)?;
-        let print = |print: u64| format!("{print:016x}");
         if self.fingerprint != other.fingerprint {
-            let (wanted, mut found) = (print(self.fingerprint), print(other.fingerprint));
-            if other.version < VERSION {
-                let version = other.version;
-                found += &format!(
-                    ", of a checkpoint of version {version}, whose fingerprint depends on at most 16 files and does \
-                     not show whether the others are the same: resume it with the release that saved it, or start \
-                     at an epoch"
-                );
-            }
+            let [wanted, found] = [self.fingerprint, other.fingerprint].map(|print| format!("{print:016x}"));
             return Err(Error::Checkpoint { field: "data set fingerprint", wanted, found });
         }
         // The calls that may fail below use the steps trained before the checkpoint: if they fail, the checkpoint is
@@ -264,12 +251,7 @@ impl Identity {
         };
         let rest = other.rest().map_err(wrong)?;
         let end = rest.max_steps();
-        at_most(step, end)?;
-        if step < rest.first() {
-            let (wanted, found) =
-                (format!("at least the {} steps before it", rest.first()), step.to_string());
-            return Err(Error::Checkpoint { field: "step", wanted, found });
-        }
+        in_epoch(step, rest.first(), end)?;
         let (epoch, step, trained, before) = if own == found {
             (epoch, step, other.trained.1, other.before.clone())
         } else if step < end {
@@ -300,11 +282,12 @@ impl Identity {
     }
 }
 
-fn at_most(step: u64, steps: u64) -> Result<(), Error> {
-    if step <= steps {
-        return Ok(());
-    }
-    let wanted = format!("at most the {steps} steps of an epoch");
+fn in_epoch(step: u64, before: u64, steps: u64) -> Result<(), Error> {
+    let wanted = match step {
+        _ if step > steps => format!("at most the {steps} steps of an epoch"),
+        _ if step < before => format!("at least the {before} steps before it"),
+        _ => return Ok(()),
+    };
     Err(Error::Checkpoint { field: "step", wanted, found: step.to_string() })
 }
 

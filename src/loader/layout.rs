@@ -53,6 +53,8 @@ pub(super) struct Field {
     pub(super) records: Vec<RecordType>,
     /// The number of records that are transformed at a time.
     pub(super) part: u64,
+    /// For each transform, the bytes of these records before it.
+    pub(super) scratch: Vec<usize>,
     /// The most bytes that the records take in a batch. Used only if their lengths vary.
     room: usize,
 }
@@ -74,8 +76,10 @@ impl Field {
             first = first.ragged();
         }
         let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
-        let mut field = Self { records: vec![first], part, room: 0 };
+        let mut field = Self { records: vec![first], part, scratch: Vec::new(), room: 0 };
         for transform in transforms {
+            let records = usize::try_from(part).unwrap_or(usize::MAX);
+            field.scratch.push(records.saturating_mul(field.record().len()));
             let after = transform.output(field.record()).map_err(failed)?;
             if after.len() == 0 {
                 let error = "wanted records of at least 1 byte, found 0 after the transform";
@@ -84,23 +88,15 @@ impl Field {
             field.records.push(after);
         }
         let room = match dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty()) {
-            Some(files) => usize::try_from(files.most_bytes(records)).ok(),
-            None => {
-                usize::try_from(records).ok().and_then(|records| records.checked_mul(field.record().len()))
-            }
+            Some(files) => files.most_bytes(records),
+            None => records.saturating_mul(field.record().len() as u64),
         };
-        Ok(Self { room: room.unwrap_or(usize::MAX), ..field })
+        Ok(Self { room: usize::try_from(room).unwrap_or(usize::MAX), ..field })
     }
 
     /// Returns a record in the slot.
     pub(super) fn record(&self) -> &RecordType {
         &self.records[self.records.len() - 1]
-    }
-
-    /// Returns, for each transform, the bytes of the records that are transformed at a time, before it.
-    pub(super) fn scratch(&self) -> impl Iterator<Item = usize> {
-        let (before, part) = (&self.records[..self.records.len() - 1], usize::try_from(self.part));
-        before.iter().map(move |record| part.unwrap_or(usize::MAX).saturating_mul(record.len()))
     }
 }
 
@@ -141,7 +137,8 @@ impl Layout {
     /// Returns the bytes of the records before the transforms, for all workers, and for the caller if it fills slots
     /// too.
     fn scratch(&self) -> usize {
-        let own = self.fields.iter().flat_map(Field::scratch).fold(0, usize::saturating_add);
+        let own = self.fields.iter().flat_map(|field| field.scratch.iter().copied());
+        let own = own.fold(0, usize::saturating_add);
         own.saturating_mul(self.depths.workers + self.depths.helpers)
     }
 

@@ -40,7 +40,7 @@ fn windows(range: std::ops::Range<u64>) -> Plan {
 }
 
 fn loader(data: &Arc<Records>, plan: Plan) -> Loader {
-    Loader::builder(data.clone(), plan).hint_window(4 << 20).build().unwrap()
+    Loader::builder(data.clone(), plan).build().unwrap()
 }
 
 /// The bytes requested by two loaders that alternate after `turn` batches.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use twinbuf::loader::At;
 use twinbuf::loader::Backend;
-use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
+use twinbuf::mmap::{ReadMode, Reader};
 use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
 
 /// A program of `examples/`. `cargo test` builds it next to the test's own.
@@ -82,7 +82,7 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
 /// Both ways to read files, if the system has both. Prints a message if it has no way past the page cache.
 pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
     let plan = Plan::builder(data.len()).build().unwrap();
-    match Reader::new(data.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
+    match Reader::new(data.ranges(), &plan, ReadMode::Direct) {
         Err(
             error @ (mmap::Error::System { call: "open(O_DIRECT)", .. } | mmap::Error::Unsupported { .. }),
         ) => {

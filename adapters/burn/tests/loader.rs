@@ -406,9 +406,9 @@ fn slices_of_files() -> Result<(), BoxError> {
     }
     let data = Arc::new(Records::open(&paths, 2)?);
     let plan = shuffled(30, 4, LastBatch::Keep);
-    // With a transform and a hint window.
+    // With a transform.
     let loader = BurnLoader::builder(data, plan.clone(), numbers)
-        .options(|loader| loader.transform(Convert::U16ToU32).hint_window(1 << 20))
+        .options(|loader| loader.transform(Convert::U16ToU32))
         .build(&Device::flex())?;
     let mut found = epoch(&*loader.slice(7, 25)).concat();
     found.sort_unstable();

@@ -34,39 +34,12 @@ use crate::file::READ_CALLS;
 use crate::ranges::{Extent, Ranges, Shard};
 use crate::{BatchIndices, Error, Plan, Records, Shuffle, limit, system};
 
-/// Options for a [`Reader`]. The defaults suit most programs.
-#[derive(Clone, Copy, Debug, Default)]
-#[must_use = "options do nothing until a reader is made"]
-pub struct ReadOptions {
-    mode: ReadMode,
-    prefetch: Option<u64>,
-}
-
-/// The default prefetch window, in bytes. With batches of 4 MiB in shuffled chunks, every page was then in memory when
-/// it was read. With a window of one batch, only half of the pages were (`bench/disk`, section `resident`).
+/// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader requests ahead. A larger
+/// batch is the window. With batches of 4 MiB in shuffled chunks, every page was then in memory when it was read. With a
+/// window of one batch, only half of the pages were (`bench/disk`, section `resident`).
 const PREFETCH: u64 = 32 << 20;
 
-impl ReadOptions {
-    /// Returns the default options: [`ReadMode::Auto`] and the default prefetch window.
-    pub const fn new() -> Self {
-        Self { mode: ReadMode::Auto, prefetch: None }
-    }
-
-    /// Sets how files are read: through the page cache, or past it. Default: [`ReadMode::Auto`].
-    pub const fn mode(mut self, mode: ReadMode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// Sets the prefetch window: how many bytes of the next batches the reader requests ahead. Default: 32 MiB or
-    /// one batch, whichever is more.
-    pub const fn prefetch(mut self, bytes: u64) -> Self {
-        self.prefetch = Some(bytes);
-        self
-    }
-}
-
-/// How a [`Reader`](crate::Reader) reads files; set by [`ReadOptions::mode`](crate::ReadOptions::mode).
+/// How a [`Reader`](crate::Reader) reads files.
 ///
 /// All modes return the same bytes, and none can raise a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -131,14 +104,14 @@ const LANES: [u64; 2] = [16 << 20; 2];
 /// # Examples
 ///
 /// ```
-/// use twinbuf_mmap::{Plan, ReadOptions, Reader, Records, Shuffle};
+/// use twinbuf_mmap::{Plan, ReadMode, Reader, Records, Shuffle};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("data");
 /// # std::fs::write(&path, vec![7; 1000 * 8])?;
 /// let records = Records::open([path], 8)?;
 /// let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build()?;
-/// let reader = Reader::new(records.ranges(), &plan, ReadOptions::new())?;
+/// let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto)?;
 /// let batches: Vec<_> = (0..plan.steps(0)).filter_map(|step| plan.batch(0, step)).collect();
 ///
 /// reader.begin(batches.clone().into_iter());
@@ -172,8 +145,8 @@ impl Reader {
     /// - [`Error::Unsupported`]: the operating system has no direct I/O.
     /// - [`Error::System`]: the kernel or the file system refuses direct I/O.
     /// - [`Error::Replaced`]: another file now has the path of a file.
-    pub fn new(ranges: Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Result<Self, Error> {
-        Self::with_memory(ranges, plan, options, (&READERS, limit::memory_left()))
+    pub fn new(ranges: Arc<Ranges>, plan: &Plan, mode: ReadMode) -> Result<Self, Error> {
+        Self::with_memory(ranges, plan, mode, (&READERS, limit::memory_left()))
     }
 
     /// Creates a reader. `memory` has the readers that share memory with it, and the bytes that are left to all of
@@ -181,7 +154,7 @@ impl Reader {
     fn with_memory(
         ranges: Arc<Ranges>,
         plan: &Plan,
-        options: ReadOptions,
+        mode: ReadMode,
         memory: (&Readers, Option<u64>),
     ) -> Result<Self, Error> {
         let place = |record: u64| {
@@ -199,12 +172,10 @@ impl Reader {
             }
             _ => 0,
         };
-        let mode = options.mode;
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
-        let prefetch = options.prefetch.unwrap_or(batch.max(PREFETCH));
-        let mut ahead = Ahead::new(prefetch, 0, share.windows);
+        let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
         (ahead.stride, ahead.world) = (ranges.stride(), plan.world());
         Ok(Self::with_share(ranges, data, (share, files), mode == ReadMode::Direct, ahead))
     }

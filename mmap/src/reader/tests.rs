@@ -26,8 +26,8 @@ fn folder() -> tempfile::TempDir {
 }
 
 /// Creates a reader with direct I/O. If the file system has none, prints that and returns `None`.
-fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Reader> {
-    Reader::new(records.clone(), plan, options.mode(ReadMode::Direct))
+fn direct(records: &Arc<Ranges>, plan: &Plan) -> Option<Reader> {
+    Reader::new(records.clone(), plan, ReadMode::Direct)
         .inspect_err(|error| eprintln!("not checked: {error}"))
         .ok()
 }
@@ -35,7 +35,7 @@ fn direct(records: &Arc<Ranges>, plan: &Plan, options: ReadOptions) -> Option<Re
 /// Creates a reader for which `left` bytes of memory are left.
 fn limited(records: &Arc<Ranges>, plan: &Plan, left: u64) -> Reader {
     let memory = (&Readers::default(), Some(left));
-    Reader::with_memory(records.clone(), plan, ReadOptions::new(), memory).unwrap()
+    Reader::with_memory(records.clone(), plan, ReadMode::Auto, memory).unwrap()
 }
 
 fn open(paths: &[PathBuf], record: usize) -> Arc<Ranges> {
@@ -140,9 +140,8 @@ fn every_way_to_read_delivers_the_same_bytes() {
             // Each of them with another order, or all with all.
             let first = (kind + order) % 3;
             for prefetch in prefetches.into_iter().cycle().skip(first).take(twinbuf_testing::extent(1, 3)) {
-                let options = ReadOptions::new().prefetch(prefetch);
-                let cached = Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap();
-                let Some(direct) = direct(records, &plan, options) else { return };
+                let cached = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
+                let Some(direct) = direct(records, &plan) else { return };
                 let some = Reader {
                     source: Source {
                         // The border between cached and streamed bytes is within a record of the second file.
@@ -150,9 +149,10 @@ fn every_way_to_read_delivers_the_same_bytes() {
                         stream: direct_stream(records, [1 << 20; 2]),
                         ..Source::default()
                     },
-                    ..Reader::new(records.clone(), &plan, options.mode(ReadMode::Pread)).unwrap()
+                    ..Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap()
                 };
-                for reader in [cached, direct, some] {
+                for mut reader in [cached, direct, some] {
+                    reader.ahead.prefetch = prefetch;
                     for (number, expected) in [(3, &three), (3, &three), (4, &four)] {
                         check_against(expected, &reader, plan.clone(), number);
                     }
@@ -186,7 +186,7 @@ fn a_window_is_read_once() {
     for chunk in [341, 350, 512] {
         let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: 8 };
         let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).seed(5).build().unwrap();
-        let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+        let Some(reader) = direct(&records, &plan) else { return };
         let begun = Records::read_calls();
         for number in 0..3 {
             let before = reader.stats().disk;
@@ -212,7 +212,8 @@ fn what_is_asked_for_far_ahead_is_read_once() {
     let folder = folder();
     let records = open(&files(&folder, &[96 << 20]), 64 << 10);
     let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Full).seed(5).build().unwrap();
-    let Some(reader) = direct(&records, &plan, ReadOptions::new().prefetch(40 << 20)) else { return };
+    let Some(mut reader) = direct(&records, &plan) else { return };
+    reader.ahead.prefetch = 40 << 20;
     check(&reader, plan, 0);
     assert_eq!(reader.stats().disk, 96 << 20);
 }
@@ -224,7 +225,7 @@ fn epochs_that_are_left_make_room() {
     let records = open(&files(&folder, &[40 << 20]), 4096);
     for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 8 }] {
         let plan = Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
-        let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+        let Some(reader) = direct(&records, &plan) else { return };
         for number in 0..12 {
             reader.begin(epoch(plan.clone(), number));
             for batch in epoch(plan.clone(), number).take(10) {
@@ -245,7 +246,7 @@ fn chunks_that_are_not_read_whole_make_room() {
     let records = open(&files(&folder, &[40 << 20]), 4096);
     let shuffle = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).rank(1, 7).build().unwrap();
-    let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    let Some(reader) = direct(&records, &plan) else { return };
     for number in 0..6 {
         check(&reader, plan.clone(), number);
     }
@@ -259,7 +260,7 @@ fn threads_share_what_is_ahead() {
     let records = open(&files(&folder, &[8 << 20, 3 << 20]), 512);
     for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 100, window_chunks: 20 }] {
         let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
-        let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
+        let Some(direct) = direct(&records, &plan) else { return };
         for reader in [direct, limited(&records, &plan, 9 << 20), limited(&records, &plan, 1 << 40)] {
             reader.begin(epoch(plan.clone(), 0));
             std::thread::scope(|scope| {
@@ -288,7 +289,7 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
     let orders = [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 3 }];
     for shuffle in orders {
         let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).build().unwrap();
-        let Some(direct) = direct(&records, &plan, ReadOptions::new()) else { return };
+        let Some(direct) = direct(&records, &plan) else { return };
         for reader in [direct, limited(&records, &plan, 20 << 20)] {
             let stream = reader.source.stream.as_ref().expect("more data than memory");
             // Fail every request that is longer than a record or has the byte at `bad`.
@@ -327,7 +328,7 @@ fn readers_of_a_process_share_its_memory() {
     let reader = |paths: &[PathBuf]| {
         let data = open(paths, 1 << 20);
         let plan = plan(&data);
-        Reader::with_memory(data, &plan, ReadOptions::new(), memory).unwrap()
+        Reader::with_memory(data, &plan, ReadMode::Auto, memory).unwrap()
     };
     let one = reader(&halves);
     if one.source.stream.is_none() {
@@ -345,7 +346,7 @@ fn readers_of_a_process_share_its_memory() {
     let (plan, half) = (plan(&data), data.len() / 2);
     let part = |records| {
         let plan = plan.with_records(records).unwrap();
-        Reader::with_memory(data.clone(), &plan, ReadOptions::new(), memory).unwrap()
+        Reader::with_memory(data.clone(), &plan, ReadMode::Auto, memory).unwrap()
     };
     let loops = [part(0..half), part(half..2 * half)];
     let found = loops.each_ref().map(|reader| reader.choice().cached);
@@ -388,7 +389,7 @@ fn a_model_keeps_a_part() {
     // A loader in the same process gets only what the model leaves.
     let data = open(&sparse(&folder, &[8 * GIB]), 1 << 20);
     let plan = Plan::builder(data.len()).batch(64).build().unwrap();
-    let loader = Reader::with_memory(data, &plan, ReadOptions::new(), (&readers, Some(24 * GIB))).unwrap();
+    let loader = Reader::with_memory(data, &plan, ReadMode::Auto, (&readers, Some(24 * GIB))).unwrap();
     assert!(loader.choice().cached < 3 * GIB, "{:?}", loader.choice());
 }
 
@@ -403,8 +404,7 @@ fn a_readers_memory_does_not_grow_with_the_data() {
         let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).build().unwrap();
         for mode in [ReadMode::Auto, ReadMode::Direct, ReadMode::Pread] {
             let memory = (&Readers::default(), Some(24 << 30));
-            let reader = match Reader::with_memory(data.clone(), &plan, ReadOptions::new().mode(mode), memory)
-            {
+            let reader = match Reader::with_memory(data.clone(), &plan, mode, memory) {
                 Err(error) => return eprintln!("not checked: {error}"),
                 Ok(reader) => reader,
             };
@@ -432,7 +432,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     let data = open(&paths, 4096);
     let plan = Plan::builder(data.len()).batch(64).shuffle(Shuffle::Full).build().unwrap();
     let modes = [ReadMode::Pread, ReadMode::Direct];
-    let reader = |&mode: &ReadMode| Reader::new(data.clone(), &plan, ReadOptions::new().mode(mode)).ok();
+    let reader = |&mode: &ReadMode| Reader::new(data.clone(), &plan, mode).ok();
     let readers: Vec<Reader> = modes.iter().filter_map(reader).collect();
     readers.iter().for_each(|reader| check(reader, plan.clone(), 0));
     let file = File::options().write(true).open(&paths[1]).unwrap();
@@ -458,7 +458,7 @@ fn blocks_of_any_size_are_read() {
         for shuffle in [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 9, window_chunks: 3 }]
         {
             let plan = Plan::builder(data.len()).batch(20.min(data.len())).shuffle(shuffle).build().unwrap();
-            let Some(mut reader) = direct(&data, &plan, ReadOptions::new()) else { return };
+            let Some(mut reader) = direct(&data, &plan) else { return };
             let stream = reader.source.stream.as_mut().unwrap();
             stream.files[0].block = block.into();
             let wanted = block;
@@ -490,7 +490,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     let records = open(&paths, 4096);
     let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
     let batch = plan.batch(0, 0).unwrap();
-    let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    let Some(mut reader) = direct(&records, &plan) else { return };
     // A descriptor that was opened without read access.
     let unreadable = Arc::new(File::options().append(true).open(&paths[0]).unwrap());
     let wanted = std::io::Read::read(&mut &*unreadable, &mut [0]).unwrap_err().kind();
@@ -516,7 +516,7 @@ fn a_forks_child_reads_alone() {
     let records = open(&files(&folder, &[8 << 20]), 4096);
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
-    let Some(reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    let Some(reader) = direct(&records, &plan) else { return };
     reader.begin(epoch(plan.clone(), 0));
     let expected = [0, 1, 2].map(|step| plain(&records, &batch(step)));
     assert!(read(&reader, &batch(0)) == expected[0]);
@@ -550,7 +550,7 @@ fn a_block_that_is_too_small_grows() {
     File::open(&paths[0]).unwrap().sync_all().unwrap();
     let records = Records::options().partial(true).open(&paths, 1000).unwrap().ranges();
     let plan = Plan::builder(records.len()).batch(100).shuffle(Shuffle::Full).build().unwrap();
-    let Some(mut reader) = direct(&records, &plan, ReadOptions::new()) else { return };
+    let Some(mut reader) = direct(&records, &plan) else { return };
     reader.source.stream.as_mut().unwrap().files[0].block = 128.into();
     check(&reader, plan, 0);
     let direct = &reader.source.stream.as_ref().unwrap().files[0];
@@ -570,7 +570,7 @@ fn the_share_follows_from_the_memory() {
     let records = open(&[path], 4096);
     let plan = |shuffle| Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
     let all = plan(Shuffle::Full);
-    if direct(&records, &all, ReadOptions::new()).is_none() {
+    if direct(&records, &all).is_none() {
         return;
     }
     let windows = |chunks| plan(Shuffle::Window { chunk_records: 256, window_chunks: chunks });
@@ -599,9 +599,9 @@ fn the_share_follows_from_the_memory() {
     let cached = reader.source.cached_until(&records.shards()[0]);
     assert_eq!(cached - 512 * MIB, reader.choice().cached);
     // The options set the mode, so the memory that is left does not matter.
-    let pread = Reader::new(records.clone(), &all, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+    let pread = Reader::new(records.clone(), &all, ReadMode::Pread).unwrap();
     assert_eq!((pread.choice().cached, pread.memory()), (1024 * MIB, 0));
-    let direct = direct(&records, &windows(64), ReadOptions::new()).unwrap();
+    let direct = direct(&records, &windows(64)).unwrap();
     assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 8));
 }
 
@@ -615,7 +615,7 @@ fn long_records_are_copied_together_while_the_cache_is_warm() {
     let paths = files(&folder, &[5_000_050]);
     let records = Records::open(&paths, 100_001).unwrap();
     let plan = Plan::builder(records.len()).batch(BATCH as u64).shuffle(Shuffle::Full).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Pread).unwrap();
     let mut slot = crate::Buffer::new(BATCH * 100_001).unwrap();
     let mut calls = Vec::new();
     for number in 0..12 {
@@ -697,6 +697,31 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
 }
 
+/// Chunks of 64 KiB in windows of 8: every chunk once, and before the batches that need it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_windowed_epoch_is_asked_for_in_chunks() {
+    const RECORD: usize = 4096;
+    let folder = folder();
+    let records = open(&files(&folder, &[1024 * RECORD]), RECORD);
+    let shuffle = Shuffle::Window { chunk_records: 16, window_chunks: 8 };
+    let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
+    // From the middle on, as after resuming, and as a whole.
+    for first in [20, 0] {
+        let mut reader = Reader::new(records.clone(), &plan, ReadMode::Auto).unwrap();
+        reader.ahead.prefetch = 0;
+        let batches = plan.clone();
+        reader.begin((first..).map_while(move |step| batches.batch(1, step)));
+        for step in first..plan.steps(0) {
+            read(&reader, &plan.batch(1, step).unwrap());
+            let hinted = reader.stats().hinted;
+            assert!(hinted >= (8 * 16 * RECORD) as u64, "{first} {step}: {hinted}");
+        }
+        let hinted = reader.stats().hinted;
+        assert!(first > 0 || hinted == records.bytes(), "{hinted}");
+    }
+}
+
 /// Checks that the kernel reads all bytes of a hint, and not many more.
 #[test]
 #[cfg(target_os = "linux")]
@@ -733,8 +758,8 @@ fn the_window_keeps_its_length() {
     for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         for (start, window) in [(0, 0), (0, 100), (0, 300), (0, 1200), (2, 700), (0, u64::MAX)] {
             let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Full).last_batch(tail).build().unwrap();
-            let options = ReadOptions::new().mode(ReadMode::Pread).prefetch(window);
-            let reader = Reader::new(records.clone(), &plan, options).unwrap();
+            let mut reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
+            reader.ahead.prefetch = window;
             let batches = || {
                 let plan = plan.clone();
                 (start..).map_while(move |step| plan.batch(0, step))
@@ -762,7 +787,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let records = open(&files(&folder, &[23 * 4096]), 4096);
     let hinted = |order, (rank, world)| {
         let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
-        let reader = Reader::new(records.clone(), &plan, ReadOptions::new().mode(ReadMode::Pread)).unwrap();
+        let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
         // With so many ranks, hints are only for the records themselves and not for the bytes around them.
         let mut reader = reader;
         reader.ahead.world = 1000;

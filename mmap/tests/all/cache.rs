@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use twinbuf_mmap::{BatchIndices, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
+use twinbuf_mmap::{BatchIndices, Plan, ReadMode, ReadStats, Reader, Records, Residency, Shuffle};
 
 const RECORD: usize = 4096;
 
@@ -52,7 +52,7 @@ fn evict(records: &Records) {
 
 /// Reads the first of these batches alone, and returns what was asked for until then.
 fn ask(records: &Arc<Records>, plan: &Plan, batches: &[BatchIndices]) -> ReadStats {
-    let reader = Reader::new(records.ranges(), plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), plan, ReadMode::Auto).unwrap();
     reader.begin(batches.to_vec());
     let mut out = vec![0; usize::try_from(batches[0].len()).unwrap() * records.record_bytes()];
     reader.read(&batches[0], &mut out).unwrap();
@@ -119,7 +119,7 @@ fn a_batch_of_another_data_set_is_counted_as_failed() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 10);
     let plan = Plan::builder(200).batch(1).shuffle(Shuffle::Full).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     let [known, unknown] =
         [9, 150].map(|record| Plan::builder(200).build().unwrap().batch(0, record).unwrap());
     reader.begin([known.clone(), unknown.clone()]);
@@ -163,7 +163,7 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let records = data_set(folder.path(), 256);
     let plan = Plan::builder(256).batch(16).shuffle(Shuffle::Full).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     let mut out = vec![0; 16 * RECORD];
     for epochs in 1..4 {
         // In one shared sequence, and in a separate one.
@@ -176,28 +176,5 @@ fn small_records_bring_what_is_around_them_once_an_epoch() {
             reader.read(&batch, &mut out).unwrap();
         }
         assert_eq!(reader.stats().hinted, epochs * (2 << 20), "{:?}", reader.stats());
-    }
-}
-
-/// Chunks of 64 KiB in windows of 8: every chunk once, and before the batches that need it.
-#[test]
-fn a_windowed_epoch_is_asked_for_in_chunks() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let records = data_set(folder.path(), 1024);
-    let shuffle = Shuffle::Window { chunk_records: 16, window_chunks: 8 };
-    let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
-    let mut out = vec![0; 8 * RECORD];
-    // From the middle on, as after resuming, and as a whole.
-    for first in [20, 0] {
-        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().prefetch(0)).unwrap();
-        let batches = plan.clone();
-        reader.begin((first..).map_while(move |step| batches.batch(1, step)));
-        for step in first..plan.steps(0) {
-            reader.read(&plan.batch(1, step).unwrap(), &mut out).unwrap();
-            let hinted = reader.stats().hinted;
-            assert!(hinted >= (8 * 16 * RECORD) as u64, "{first} {step}: {hinted}");
-        }
-        let hinted = reader.stats().hinted;
-        assert!(first > 0 || hinted == records.bytes(), "{hinted}");
     }
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use twinbuf_mmap::{Error, Plan, ReadOptions, Reader, Records, Shuffle};
+use twinbuf_mmap::{Error, Plan, ReadMode, Reader, Records, Shuffle};
 
 /// Set in the process that is refused the call.
 const CHILD: &str = "TWINBUF_CHANGED_REFUSED";
@@ -70,7 +70,7 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
         let records = Arc::new(records);
         let shuffle = if epoch % 4 == 3 { Shuffle::Chunks { records: 9 } } else { Shuffle::Full };
         let plan = Plan::builder(RECORDS).batch(60).shuffle(shuffle).seed(thread).build().unwrap();
-        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+        let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
         let batches = || {
             let plan = plan.clone();
             (0..).map_while(move |step| plan.batch(epoch, step))

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use twinbuf_mmap::{Buffer, Error, Plan, ReadMode, ReadOptions, Reader, Records, Shuffle, Tensors};
+use twinbuf_mmap::{Buffer, Error, Plan, ReadMode, Reader, Records, Shuffle, Tensors};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4096;
@@ -120,7 +120,7 @@ fn only_what_is_damaged_fails() {
         let plan = Plan::builder(records.len()).batch(batch).shuffle(shuffle).build().unwrap();
         let all = [ReadMode::Pread, ReadMode::Direct].map(|mode| {
             records.evict().unwrap();
-            let reader = Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode)).unwrap();
+            let reader = Reader::new(records.ranges(), &plan, mode).unwrap();
             let batches = plan.clone();
             reader.begin((0..).map_while(move |step| batches.batch(0, step)));
             let read = |step, out: &mut [u8]| reader.read(&plan.batch(0, step as u64).unwrap(), out);

@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use twinbuf_mmap::{Error, Plan, ReadMode, ReadOptions, Reader, Records};
+use twinbuf_mmap::{Error, Plan, ReadMode, Reader, Records};
 
 /// `number * 4` bytes that depend on their place.
 fn bytes(numbers: usize) -> Vec<u8> {
@@ -27,7 +27,7 @@ fn memfd(bytes: &[u8]) -> (File, PathBuf) {
 /// A reader of all records in one mode. `None`, said aloud, where the file system has no such reads.
 fn reader(mode: ReadMode, records: &Arc<Records>) -> Option<Reader> {
     let plan = Plan::builder(records.len()).build().unwrap();
-    match (mode, Reader::new(records.ranges(), &plan, ReadOptions::new().mode(mode))) {
+    match (mode, Reader::new(records.ranges(), &plan, mode)) {
         (ReadMode::Direct, Err(Error::System { call: call @ "open(O_DIRECT)", source, .. })) => {
             eprintln!("not checked: {call}: {source}");
             None
@@ -72,7 +72,7 @@ fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
     let (_file, path) = memfd(&bytes(100));
     let records = Arc::new(Records::open([&path], 400).unwrap());
     let plan = Plan::builder(1).build().unwrap();
-    match Reader::new(records.ranges(), &plan, ReadOptions::new().mode(ReadMode::Direct)) {
+    match Reader::new(records.ranges(), &plan, ReadMode::Direct) {
         Ok(reader) => {
             let mut out = vec![0; 400];
             reader.read(&plan.batch(0, 0).unwrap(), &mut out).unwrap();

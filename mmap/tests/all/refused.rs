@@ -15,7 +15,7 @@ use libc::{EACCES, EFAULT, EINVAL, EIO, ENOMEM, ENOSYS, EPERM, EROFS, c_int, c_l
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Records, Residency, Shuffle};
+use twinbuf_mmap::{BatchIndices, Error, Plan, ReadMode, ReadStats, Reader, Records, Residency, Shuffle};
 
 /// Set in the process of one case, to its number and the error.
 const CHILD: &str = "TWINBUF_REFUSED_CASE";
@@ -98,7 +98,7 @@ fn system(result: &Result<impl std::fmt::Debug, Error>, path: &Path, call: &str,
 fn ask(data: &Data, records: &Arc<Records>) -> ReadStats {
     // A rank of many does not ask for what is around its records.
     let plan = Plan::builder(RECORDS).rank(0, 40).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     reader.begin([batch()]);
     let mut out = vec![0xEE; usize::try_from(BATCH).unwrap() * data.page];
     assert_eq!(reader.read(&batch(), &mut out).unwrap(), out.len());
@@ -142,7 +142,7 @@ fn gathering_is_refused(errno: c_int) {
     let data = Data::new();
     let records = data.open();
     let plan = Plan::builder(RECORDS).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     let runs = batch().runs().count() as u64;
     let mut slots = [0xEE; 2].map(|byte| vec![byte; usize::try_from(BATCH).unwrap() * data.page]);
     let mut calls = |slot: usize| {

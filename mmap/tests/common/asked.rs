@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use twinbuf_mmap::{BatchIndices, Error, Plan, ReadOptions, ReadStats, Reader, Records};
+use twinbuf_mmap::{BatchIndices, Error, Plan, ReadMode, ReadStats, Reader, Records};
 
 /// Writes a file, and returns its path.
 #[allow(dead_code, reason = "each test binary uses its part")]
@@ -20,7 +20,7 @@ pub(crate) fn read_and_ask(
     out: &mut [u8],
 ) -> (ReadStats, Result<usize, Error>) {
     let plan = Plan::builder(records.len()).build().unwrap();
-    let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     reader.begin([batch.clone(), batch.clone()]);
     let read = reader.read(batch, out);
     (reader.stats(), read)

@@ -12,8 +12,7 @@ use crate::error::{BoxError, Error};
 use crate::temporary::Temporary;
 
 /// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
-/// data set are `null`. Only a field that an earlier version lacks may be missing: serde takes a missing `Option` for
-/// `null`, unless another function deserializes it.
+/// data set are `null`. serde takes a missing `Option` for `null`, unless another function deserializes it.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename = "Checkpoint", deny_unknown_fields)]
 pub(super) struct Saved {
@@ -36,7 +35,7 @@ impl From<Checkpoint> for Saved {
     fn from(Checkpoint { identity, epoch, step }: Checkpoint) -> Self {
         let own = identity.as_ref();
         Self {
-            version: own.map_or(VERSION, |own| own.version),
+            version: VERSION,
             epoch,
             step,
             trained: own.map(|own| own.trained.1),
@@ -54,19 +53,18 @@ impl TryFrom<Saved> for Checkpoint {
 
     fn try_from(saved: Saved) -> Result<Self, String> {
         let Saved { version, epoch, step, trained, before, plan, list, record_bytes, fingerprint } = saved;
-        if !(1..=VERSION).contains(&version) {
-            return Err(format!("field `version`: wanted 1 to {VERSION}, found {version}"));
+        if version != VERSION {
+            return Err(format!("field `version`: wanted {VERSION}, found {version}"));
         }
         let missing = |field| format!("field `{field}`: wanted one in version {version}, found none");
-        let before = before.or((version < 2).then(Vec::new)).ok_or_else(|| missing("before"))?;
+        let before = before.ok_or_else(|| missing("before"))?;
         let identity = match (plan, record_bytes, fingerprint) {
             (Some(plan), Some(record_bytes), Some(fingerprint)) => {
                 if before.iter().try_fold(0_u64, |sum, leg| sum.checked_add(leg.steps)).is_none() {
                     return Err("field `before`: wanted fewer than 2^64 steps".into());
                 }
-                let trained = trained.or_else(|| (version < 3).then(|| plan.steps_between(0..epoch, 0)));
                 let trained = (epoch, trained.ok_or_else(|| missing("trained"))?);
-                Some(Identity { plan, list, record_bytes, fingerprint, before, trained, version })
+                Some(Identity { plan, list, record_bytes, fingerprint, before, trained })
             }
             (None, None, None) if epoch == 0 && before.is_empty() => None,
             _ => {

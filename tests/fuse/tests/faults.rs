@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use twinbuf::mmap::{ReadMode, ReadOptions, Reader};
+use twinbuf::mmap::{ReadMode, Reader};
 use twinbuf::{Error, Loader, Plan, Records, Shuffle, mmap};
 use twinbuf_fuse::{Caching, Call, Fault, Mounted};
 
@@ -72,7 +72,7 @@ fn plan() -> Plan {
 }
 
 fn loader(records: Records, mode: ReadMode, overlap: bool) -> Result<Loader, Error> {
-    Loader::builder(Arc::new(records), plan()).read_mode(mode).overlap(overlap).hint_window(1 << 20).build()
+    Loader::builder(Arc::new(records), plan()).read_mode(mode).overlap(overlap).build()
 }
 
 /// The bytes of a batch.
@@ -289,7 +289,7 @@ fn hints_wait_for_nothing() {
     let thread = std::thread::spawn(move || {
         // No batch is read before hints were sent for all of them, except one of zero bytes, which fails.
         let plan = Plan::builder(RECORDS).batch(RECORDS / 2).shuffle(twinbuf::Shuffle::Full).build().unwrap();
-        let reader = Reader::new(records.ranges(), &plan, ReadOptions::new()).unwrap();
+        let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
         let ahead = plan.clone();
         reader.begin((0..2).filter_map(move |step| ahead.batch(0, step)));
         let refused = reader.read(&plan.batch(0, 0).unwrap(), &mut []);
