@@ -25,6 +25,7 @@ version=$(promised Cargo.toml)
   "${RUSTC:-rustc}" --version | grep -F " $version."
   cargo check --quiet --lib --all-features -p twinbuf-core -p twinbuf-mmap
   cargo check --quiet --lib -p twinbuf --features safetensors,serde,stream,tracing
+  cargo check --quiet -p twinbuf-cuda-sim
   cargo check --quiet --manifest-path cli/Cargo.toml
 )
 

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ORDER = ["core", "mmap", "cuda", ".", "cli"]
+ORDER = ["core", "mmap", "cuda", "cuda/sim", ".", "cli"]
 OWN_VERSION = "twinbuf-cuda"
 
 

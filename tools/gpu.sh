@@ -45,8 +45,6 @@ for line in sys.stdin:
     strip -o "$pack/tests/$name" "$program"
   done
 done
-# What the tests of a missing driver put in its place.
-strip --strip-unneeded -o "$pack/tests/libtwinbuf_cuda_sim.so" "$target/debug/deps/libtwinbuf_cuda_sim.so"
 
 # The Python package: the wheel of ci/python.sh if no source is newer, or one from a virtual environment that is kept.
 cp tools/gpu_torch.py "$pack"
@@ -76,7 +74,7 @@ fi
 out=\$(mkdir -p "\${1:-\$here/out}" && cd "\${1:-\$here/out}" && pwd) || exit 2
 limit=\${TWINBUF_GPU_SECONDS:-590}
 report="pipelines neighbour cpu stager latency calls overlap depths pinning"
-tests=\$(cd "\$here/tests" && ls | grep -v '[.]so\$' | sed 's/^/test-/')
+tests=\$(cd "\$here/tests" && ls | sed 's/^/test-/')
 all="machine captures copies unknowns test-twinbuf_cuda torch sanitizer \$report train \$(grep -v -x test-twinbuf_cuda <<<"\$tests" | tr '\n' ' ')"
 steps=\${*:2}
 for step in \$steps; do
@@ -176,7 +174,7 @@ echo "$pack: $(du -sh "$pack" | cut -f1), needs ${newest/_/ }"
 [ "$mode" != pack ] || exit 0
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
-cp "$target/debug/deps/libtwinbuf_cuda_sim.so" "$stage/libcuda.so"
+cargo run --quiet --package twinbuf-cuda-sim -- library "$stage"
 export LD_LIBRARY_PATH=$stage
 # Here every step is to run, however slow this machine is.
 export TWINBUF_GPU_SECONDS=7200

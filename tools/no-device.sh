@@ -59,12 +59,12 @@ says "$real" "the CUDA driver found no device"
 # The software driver has every function that the tests and programs call. NVIDIA's library, here that of CUDA 12.2,
 # has them too, but for newer ones: of 12.5, and of 12.8, which cudarc's `elapsed_ms` calls. Only the software driver's own
 # tests use them.
-cargo build --quiet --package twinbuf-cuda-sim
+cargo run --quiet --package twinbuf-cuda-sim -- library "$target/software"
 functions() { nm -D --defined-only "$1" | awk '$3 ~ /^cu[A-Z]/ { print $3 }' | sort; }
-missing=$(comm -23 <(functions "$target/debug/libtwinbuf_cuda_sim.so") <(functions "$real/libcuda.so.1"))
+missing=$(comm -23 <(functions "$target/software/libcuda.so.1") <(functions "$real/libcuda.so.1"))
 newer=$(printf '%s\n' cuCtxCreate_v4 cuEventElapsedTime_v2)
 if [ "$missing" != "$newer" ]; then
   printf 'wanted every function but\n%s\nin %s, found these missing:\n%s\n' "$newer" "$real" "$missing" >&2
   exit 1
 fi
-echo "$(functions "$target/debug/libtwinbuf_cuda_sim.so" | wc -l) functions of the driver compared: all there but $missing"
+echo "$(functions "$target/software/libcuda.so.1" | wc -l) functions of the driver compared: all there but $missing"

@@ -1,17 +1,12 @@
 //! The main job with the upload stage, as a user runs it: with and without a driver.
 
+use std::path::Path;
 use std::process::Output;
 
-fn train(arguments: &[&str], preload: Option<&str>) -> Output {
+/// Runs it with the driver of this folder.
+fn train(arguments: &[&str], driver: Option<&Path>) -> Output {
     let mut command = crate::common::example("train_cuda");
-    command.args(arguments).envs(preload.map(|library| ("LD_PRELOAD", library))).output().unwrap()
-}
-
-/// The folder where cargo puts the software driver: that of this test's binary.
-fn simulator() -> String {
-    let path = std::env::current_exe().unwrap().with_file_name("libtwinbuf_cuda_sim.so");
-    assert!(path.exists(), "{}", path.display());
-    path.into_os_string().into_string().unwrap()
+    command.args(arguments).envs(driver.map(|folder| ("LD_LIBRARY_PATH", folder))).output().unwrap()
 }
 
 #[test]
@@ -29,6 +24,7 @@ fn without_a_driver_it_says_so_in_one_line() {
 #[test]
 fn with_a_driver_every_run_reads_the_same_batches() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    twinbuf_cuda_sim::install(folder.path()).unwrap();
     let data = folder.path().join("data.bin");
     std::fs::write(
         &data,
@@ -37,7 +33,7 @@ fn with_a_driver_every_run_reads_the_same_batches() {
     .unwrap();
     let data = data.to_str().unwrap();
     let arguments = ["--data", data, "--batch", "32", "--rounds", "2", "--compute-ms", "0"];
-    let output = train(&arguments, Some(&simulator()));
+    let output = train(&arguments, Some(folder.path()));
     let (stdout, stderr) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{stdout}{stderr}");
@@ -47,13 +43,13 @@ fn with_a_driver_every_run_reads_the_same_batches() {
 
     // A batch that no memory holds. It is as large as the data, so it needs all of it.
     let batch = (1u64 << 54).to_string();
-    let output = train(&["--data", data, "--batch", &batch, "--compute-ms", "0"], Some(&simulator()));
+    let output = train(&["--data", data, "--batch", &batch, "--compute-ms", "0"], Some(folder.path()));
     let (stdout, stderr) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{stderr}");
     assert!(stdout.contains("1 batches of"), "{stdout}");
 
-    let output = train(&["--data", data, "--compute-ms=-1"], Some(&simulator()));
+    let output = train(&["--data", data, "--compute-ms=-1"], Some(folder.path()));
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("train_cuda: --compute-ms: wanted 0"));
 }

@@ -1,4 +1,4 @@
-//! The types passed from test code to the cdylib. Both compile this file.
+//! The types passed from test code to the driver. Both compile this file.
 
 /// The C form of [`Options`](crate::Options).
 #[repr(C)]

@@ -1,15 +1,18 @@
-//! The Rust side: loads the cdylib by its path, before cudarc looks for a driver, and calls its control functions.
+//! The Rust side: loads the driver, before cudarc looks for one, and calls its control functions.
 
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem::transmute;
+use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-
-use libloading::os::unix::{Library, RTLD_NOW};
 
 use crate::abi::{KINDS, Live, RawFailure, RawOptions, TARGET_API, TARGET_WORK};
 use crate::driver::is_error;
 use crate::options::{Failure, Options};
+use crate::sys::{Library, memory_file};
+use crate::tool::library;
 
 /// A launched simulated kernel, for [`Control::checksum`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,45 +27,46 @@ pub fn checksum_of(bytes: &[u8]) -> u64 {
 macro_rules! symbols {
     ($($name:ident: $signature:ty = $symbol:literal,)*) => {
         struct Symbols {
-            /// Never closed: cudarc keeps function pointers into it.
             library: Library,
+            /// Stays open: call stacks look up the names of functions in it.
+            _file: File,
             $($name: $signature,)*
         }
 
         impl Symbols {
-            fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: `driver/hooks.rs` exports each symbol with this signature; the library is this
-                // package's own cdylib and is never closed.
-                Ok(Self { $($name: *unsafe { library.get::<$signature>($symbol) }?,)* library })
+            /// `None` if the library is not the driver.
+            fn of(library: Library, file: File) -> Option<Self> {
+                // SAFETY: `driver/hooks.rs` exports each symbol with this signature.
+                Some(Self { $($name: unsafe { transmute::<*mut c_void, $signature>(library.find($symbol)?) },)* library, _file: file })
             }
         }
     };
 }
 
 symbols! {
-    start: unsafe extern "C" fn(*const RawOptions) = b"twinbuf_sim_start\0",
-    inject: unsafe extern "C" fn(*const c_char, *const RawFailure) = b"twinbuf_sim_inject\0",
-    injected: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_injected\0",
-    lose_context: unsafe extern "C" fn(u32) = b"twinbuf_sim_lose_context\0",
-    calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_calls\0",
-    own_calls: unsafe extern "C" fn(*const c_char) -> u64 = b"twinbuf_sim_own_calls\0",
-    violations: unsafe extern "C" fn(*mut u8, usize) -> usize = b"twinbuf_sim_violations\0",
-    live: unsafe extern "C" fn(*mut Live) = b"twinbuf_sim_live\0",
-    release: unsafe extern "C" fn(u64) = b"twinbuf_sim_release\0",
-    acquire: unsafe extern "C" fn(u64) = b"twinbuf_sim_acquire\0",
-    kernel: unsafe extern "C" fn(*mut c_void, u64, usize, u32, u8, u32, *mut u64) -> u32 = b"twinbuf_sim_kernel\0",
-    checksum: unsafe extern "C" fn(u64, *mut u64) -> u32 = b"twinbuf_sim_checksum\0",
-    peek: unsafe extern "C" fn(u64, *mut u8, usize) -> u32 = b"twinbuf_sim_peek\0",
-    allow: unsafe extern "C" fn(u64) = b"twinbuf_sim_allow\0",
-    wait_held: unsafe extern "C" fn() = b"twinbuf_sim_wait_held\0",
-    drain: unsafe extern "C" fn() = b"twinbuf_sim_drain\0",
+    start: unsafe extern "C" fn(*const RawOptions) = c"twinbuf_sim_start",
+    inject: unsafe extern "C" fn(*const c_char, *const RawFailure) = c"twinbuf_sim_inject",
+    injected: unsafe extern "C" fn(*mut u8, usize) -> usize = c"twinbuf_sim_injected",
+    lose_context: unsafe extern "C" fn(u32) = c"twinbuf_sim_lose_context",
+    calls: unsafe extern "C" fn(*const c_char) -> u64 = c"twinbuf_sim_calls",
+    own_calls: unsafe extern "C" fn(*const c_char) -> u64 = c"twinbuf_sim_own_calls",
+    violations: unsafe extern "C" fn(*mut u8, usize) -> usize = c"twinbuf_sim_violations",
+    live: unsafe extern "C" fn(*mut Live) = c"twinbuf_sim_live",
+    release: unsafe extern "C" fn(u64) = c"twinbuf_sim_release",
+    acquire: unsafe extern "C" fn(u64) = c"twinbuf_sim_acquire",
+    kernel: unsafe extern "C" fn(*mut c_void, u64, usize, u32, u8, u32, *mut u64) -> u32 = c"twinbuf_sim_kernel",
+    checksum: unsafe extern "C" fn(u64, *mut u64) -> u32 = c"twinbuf_sim_checksum",
+    peek: unsafe extern "C" fn(u64, *mut u8, usize) -> u32 = c"twinbuf_sim_peek",
+    allow: unsafe extern "C" fn(u64) = c"twinbuf_sim_allow",
+    wait_held: unsafe extern "C" fn() = c"twinbuf_sim_wait_held",
+    drain: unsafe extern "C" fn() = c"twinbuf_sim_drain",
 }
 
 /// The environment variable that selects the driver. `real` selects the machine's driver. Any other value, or none,
 /// selects the simulated one.
 pub const DRIVER_VARIABLE: &str = "TWINBUF_CUDA_DRIVER";
 
-/// The cdylib's functions; `None` with the real driver.
+/// The driver's functions; `None` with the real one.
 fn symbols() -> Option<&'static Symbols> {
     static SYMBOLS: OnceLock<Option<Symbols>> = OnceLock::new();
     SYMBOLS
@@ -70,33 +74,19 @@ fn symbols() -> Option<&'static Symbols> {
             if std::env::var_os(DRIVER_VARIABLE).is_some_and(|driver| driver == "real") {
                 return None;
             }
-            let path = library_path();
-            // SAFETY: this package's own cdylib; it runs no code when it is loaded.
-            let library = unsafe { Library::open(Some(&path), RTLD_NOW) };
-            let symbols = library.and_then(Symbols::of);
-            Some(symbols.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+            Some(load().unwrap_or_else(|error| panic!("the software driver: {error}")))
         })
         .as_ref()
 }
 
-/// The path of the cdylib, next to the running test binary.
-///
-/// # Panics
-///
-/// If it is not found; the message lists every path that was tried.
-pub(crate) fn library_path() -> PathBuf {
-    const FILE: &str = "libtwinbuf_cuda_sim.so";
-    let program = std::env::current_exe().expect("the path of the running program");
-    let folder = program.parent().expect("a program lies in a folder");
-    // Unit and integration tests are in `deps`, examples and binaries next to it.
-    let places = [
-        folder.join(FILE),
-        folder.join("deps").join(FILE),
-        folder.with_file_name("deps").join(FILE),
-        PathBuf::from(env!("TWINBUF_SIM_DEPS")).join(FILE),
-    ];
-    let found = places.iter().find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("{FILE}: not found in any of {places:?}; cargo builds it there")).clone()
+/// Loads the driver from a file in memory: its SONAME is enough to be found.
+fn load() -> io::Result<Symbols> {
+    let mut file = memory_file(c"libcuda.so")?;
+    file.write_all(library()?)?;
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    // SAFETY: the driver runs no code when it is loaded.
+    let library = unsafe { Library::open(&path) }?;
+    Symbols::of(library, file).ok_or_else(|| io::Error::other("not a driver of this package"))
 }
 
 /// The control calls. They are not driver calls: they are not counted or delayed, and order nothing.
@@ -118,7 +108,7 @@ impl Control {
     ///
     /// # Panics
     ///
-    /// If the cdylib is not found or cannot be loaded.
+    /// If the driver cannot be loaded, or was not built for this system.
     #[must_use]
     pub fn get() -> Self {
         Self { symbols: symbols() }
@@ -138,19 +128,17 @@ impl Control {
     pub fn inject(self, failure: Failure) {
         let Failure { raw, name } = failure;
         if let Some(sim) = self.symbols {
-            // SAFETY: the symbol is only looked up, not used.
-            let exported = || unsafe { sim.library.get::<*const ()>(&name) }.is_ok();
+            let symbol = CString::new(name.as_str()).unwrap_or_default();
             let exists = match raw.target {
                 // These two never fail: see `Failure::call`.
                 TARGET_API if ["cuGetErrorName", "cuGetErrorString"].contains(&name.as_str()) => false,
-                TARGET_API => exported(),
+                TARGET_API => sim.library.find(&symbol).is_some(),
                 TARGET_WORK => KINDS.contains(&name.as_str()),
                 _ => true,
             };
             assert!(exists, "the driver has no {name:?} that could fail");
-            let name = CString::new(name).expect("a name that exists has no NUL");
             // SAFETY: both pointers are valid for the call.
-            unsafe { (sim.inject)(name.as_ptr(), &raw const raw) };
+            unsafe { (sim.inject)(symbol.as_ptr(), &raw const raw) };
         }
     }
 
@@ -392,7 +380,7 @@ impl Sim {
     ///
     /// # Panics
     ///
-    /// If the cdylib is not found or cannot be loaded.
+    /// If the driver cannot be loaded, or was not built for this system.
     #[must_use]
     pub fn start(options: Options) -> Self {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

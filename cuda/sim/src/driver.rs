@@ -2,8 +2,8 @@
 //! memory) to `machine::worker` (a stream's thread). `clock` checks every access on the way, `guard` those of the program to page-locked memory;
 //! `capture` rejects the calls that a captured stream forbids.
 //!
-//! The rlib that test code links contains these functions too, but does not use them: the driver's state is in the
-//! cdylib.
+//! The rlib that test code links compiles these functions too, so that lints see them, but does not use them: the driver's
+//! state is in the shared library that `build.rs` makes of them.
 
 mod calls;
 mod capture;
@@ -17,6 +17,14 @@ mod machine;
 mod ptx;
 mod stack;
 mod violation;
+
+/// The name that programs load the driver by. Exported only to have it in the library's table of names:
+/// [`install`](crate::install) makes it the SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one
+/// process.
+pub(crate) const NAME: &str = "libcuda.so.1";
+
+#[unsafe(export_name = "libcuda.so.1")]
+static SONAME: u8 = 0;
 
 /// Whether a number is a `CUresult` that this driver can return as an error.
 pub(crate) fn is_error(code: u32) -> bool {

@@ -6,22 +6,28 @@
 //!   happens-before edge regardless of timing.
 //! - Any call can be made to fail, and so can the work that it enqueues. Resources that were not freed are counted.
 //!
-//! Tests use [`Sim`] from this rlib. The driver is the cdylib that cargo builds next to it. The program `cuda-sim` runs
-//! other programs on it ([`install`], [`run`]). README.md lists where it behaves like the real driver, and where it does not.
+//! Tests use [`Sim`]. The program `cuda-sim` runs other programs on the driver ([`install`], [`run`]). The driver is a shared
+//! library that `build.rs` compiles and this one contains. README.md lists where it behaves like the real driver, and where
+//! it does not.
 //!
-//! Linux only: the cdylib is found by its SONAME. On other systems this library is empty.
+//! Linux with glibc: the driver is found by its SONAME. On other systems this library is empty.
 #![cfg(target_os = "linux")]
 
 mod abi;
+#[cfg(not(driver))]
 mod control;
 #[allow(non_snake_case, reason = "the names of the CUDA driver API")]
 mod driver;
 mod options;
+mod sys;
+#[cfg(not(driver))]
 mod tool;
 
 pub use abi::Live;
+#[cfg(not(driver))]
 pub use control::{Control, DRIVER_VARIABLE, Held, Kernel, Sim, checksum_of};
 pub use options::{Failure, Installed, Options};
+#[cfg(not(driver))]
 pub use tool::{Outcome, install, run};
 
 /// FNV-1a, 64 bits: <https://datatracker.ietf.org/doc/html/draft-eastlake-fnv>.

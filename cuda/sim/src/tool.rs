@@ -5,39 +5,39 @@ use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
-use std::{env, fs, io};
+use std::{env, fs, io, process};
 
 use crate::abi::{END, VIOLATION};
-use crate::control::library_path;
+use crate::driver::NAME;
 use crate::options::Settings;
 
-/// The name that programs load the driver by. A symbol of this name is exported only to have the name in the library's
-/// table of names: [`install`] makes it the SONAME. As built, the SONAME is `libcuda.so` (`build.rs`), for tests in one
-/// process.
-const NAME: &str = "libcuda.so.1";
+/// The driver: the file of `build.rs`, which is empty where there is none.
+pub(crate) fn library() -> io::Result<&'static [u8]> {
+    const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/driver.so"));
+    let none =
+        "built without a driver: wanted a build for Linux with glibc, on the system that it is built for";
+    if LIBRARY.is_empty() { Err(Error::new(ErrorKind::Unsupported, none)) } else { Ok(LIBRARY) }
+}
 
-#[unsafe(export_name = "libcuda.so.1")]
-static SONAME: u8 = 0;
-
-/// Puts the driver into a folder of its own, as `libcuda.so.1` and `libcuda.so`. Nothing else gives it these names, so it
-/// takes a real driver's place only for a program that is told to look there.
+/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else gives it these names, so it takes a real
+/// driver's place only for a program that is told to look there. What the folder has under these names is replaced.
 ///
 /// # Errors
 ///
-/// Whatever the file system says; `InvalidData` if the library is not one that this package builds.
+/// Those of the file system, with the folder; `Unsupported` if the driver was not built for this system.
 pub fn install(folder: &Path) -> io::Result<()> {
-    let mut library = fs::read(library_path())?;
+    let mut library = library()?.to_vec();
     name(&mut library).ok_or_else(|| Error::new(ErrorKind::InvalidData, "not a driver of this package"))?;
-    fs::create_dir_all(folder)?;
-    let (file, link) = (folder.join(NAME), folder.join("libcuda.so"));
-    for old in [&file, &link] {
-        match fs::remove_file(old) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    fs::write(&file, library)?;
-    symlink(NAME, link)
+    let into = || {
+        fs::create_dir_all(folder)?;
+        // A program that starts meanwhile finds the old files or the new ones.
+        let new = folder.join(format!("{NAME}.{}", process::id()));
+        fs::write(&new, library)?;
+        fs::rename(&new, folder.join(NAME))?;
+        symlink(NAME, &new)?;
+        fs::rename(new, folder.join("libcuda.so"))
+    };
+    into().map_err(|error: Error| Error::new(error.kind(), format!("{}: {error}", folder.display())))
 }
 
 /// Makes `libcuda.so.1` the SONAME of a 64-bit ELF file that has a symbol of this name: `DT_SONAME` is an offset into

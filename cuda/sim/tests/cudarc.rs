@@ -1,5 +1,13 @@
-//! What cudarc 0.19.10 does when calls fail, as far as code built on it must know. README.md has the list. If a test
-//! here fails after an update of cudarc, the list has changed.
+//! What cudarc 0.19.10 does when calls fail, as far as code built on it must know. If a test here fails after an update of
+//! cudarc, the list has changed:
+//!
+//! - A drop keeps its error in the context, and **the next call that binds the context returns it instead of running**. Call
+//!   `ctx.check_err()` before a call whose error has another meaning, or use the `result` functions, which never look there.
+//! - With tracking on, a wait or a record that fails is kept in the same way, and the copy is enqueued **without its edge** and
+//!   returns `Ok`. If creating an event fails, the memory of `alloc`, `alloc_zeros` and `clone_htod` is lost.
+//! - `CudaContext::new` and `new_stream` leave the context retained, or in multi-stream mode, if their last call fails.
+//! - With pools, a `CudaSlice` that is dropped on a thread where its context is not current loses memory of a default stream.
+//! - A missing symbol or library panics at the first call, in drops too; ask `is_culib_present()`, or load the library first.
 #![cfg(target_os = "linux")]
 
 mod support;

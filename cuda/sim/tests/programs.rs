@@ -177,8 +177,11 @@ fn every_race_of_the_zoo_is_found_in_every_seed_and_no_right_form() {
 fn the_command_finds_the_faults_of_a_double_buffer() {
     let workshop = Workshop::new("command");
     let program = workshop.compile("double_buffer.c");
+    // As `cargo install` leaves it: alone.
+    let installed = workshop.0.join("cuda-sim");
+    fs::copy(env!("CARGO_BIN_EXE_cuda-sim"), &installed).unwrap();
     let ends = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+        let mut command = Command::new(&installed);
         let output = command.args(arguments).output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
@@ -222,6 +225,24 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     // The program was linked with `libcuda.so`, but loads `libcuda.so.1`, as with a real driver.
     fs::remove_file(workshop.0.join("libcuda.so")).unwrap();
     assert_eq!(workshop.run(1, &program, "").code, 0);
+}
+
+/// A program that starts meanwhile finds the old driver or the new one, never a part.
+#[test]
+fn a_driver_is_replaced_as_a_whole() {
+    let workshop = Workshop::new("replaced");
+    let file = workshop.0.join("libcuda.so.1");
+    let old = fs::File::open(&file).unwrap();
+    install(&workshop.0).unwrap();
+    let inode = |metadata: fs::Metadata| std::os::unix::fs::MetadataExt::ino(&metadata);
+    assert_ne!(inode(old.metadata().unwrap()), inode(file.metadata().unwrap()));
+    let mut names: Vec<_> =
+        fs::read_dir(&workshop.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["libcuda.so", "libcuda.so.1"]);
+    assert_eq!(fs::read_link(workshop.0.join("libcuda.so")).unwrap(), Path::new("libcuda.so.1"));
+    let error = install(&file).unwrap_err().to_string();
+    assert!(error.starts_with(&file.display().to_string()), "{error}");
 }
 
 /// cargo builds no file with a name of a real driver, so a program finds the software driver only in a folder made for it.

@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::BTreeMap;
+    use std::fs::DirBuilder;
+    use std::os::unix::fs::DirBuilderExt;
     use std::path::Path;
     use std::process::{Command, ExitCode};
 
@@ -92,7 +94,8 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
             (Some("run"), first) => parse(first.into_iter().chain(arguments)).and_then(|asked| {
                 let folder = std::env::temp_dir().join(format!("cuda-sim-{}", std::process::id()));
                 // This fails if the folder exists: it may belong to another user.
-                std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+                let made = DirBuilder::new().mode(0o700).create(&folder);
+                made.map_err(|error| format!("{}: {error}", folder.display()))?;
                 let code = run_all(&asked, &folder);
                 let _ = std::fs::remove_dir_all(&folder);
                 code

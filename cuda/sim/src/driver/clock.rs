@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::guard::{Closed, PAGE};
 use super::stack::Stack;
+use crate::sys;
 
 /// A stream's handle, or a host thread's number.
 pub(super) type Agent = u64;
@@ -114,7 +115,7 @@ impl History {
         let between = cuts.windows(2).filter_map(|cut| {
             let here = unknown.iter().filter(|(from, to, _)| *from < cut[1] && cut[0] < *to);
             let writes = here.map(|(.., write)| *write).reduce(|one, other| one || other)?;
-            Some((cut[0], cut[1], if writes { libc::PROT_NONE } else { libc::PROT_READ }))
+            Some((cut[0], cut[1], if writes { sys::PROT_NONE } else { sys::PROT_READ }))
         });
         between.collect()
     }
@@ -208,7 +209,7 @@ mod tests {
             let step = stream.tick(1);
             history.add(access(1, step, range, write), &stream);
         }
-        let (read, nothing) = (libc::PROT_READ, libc::PROT_NONE);
+        let (read, nothing) = (sys::PROT_READ, sys::PROT_NONE);
         let closed = [
             (0, PAGE, read),
             (PAGE, 2 * PAGE, read),

@@ -7,13 +7,15 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
+
+use crate::sys;
 
 /// The size of a page on x86-64.
 pub(super) const PAGE: u64 = 4096;
 
-const OPEN: c_int = libc::PROT_READ | libc::PROT_WRITE;
+const OPEN: c_int = sys::PROT_READ | sys::PROT_WRITE;
 
 /// A range of pages, from and to as offsets, and the `PROT_*` that the program has there.
 pub(super) type Closed = (u64, u64, c_int);
@@ -34,21 +36,12 @@ impl Mapping {
     pub(super) fn new(bytes: u64) -> Option<Self> {
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let length = usize::try_from(bytes).ok()?;
-        // SAFETY: the name is a C string.
-        let file = unsafe { libc::memfd_create(c"cuda-sim".as_ptr(), libc::MFD_CLOEXEC) };
-        if file < 0 {
-            return None;
-        }
-        // SAFETY: just opened, and owned by nothing else.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        // SAFETY: the file is open.
-        if unsafe { libc::ftruncate(file.as_raw_fd(), i64::try_from(bytes).ok()?) } != 0 {
-            return None;
-        }
+        let file = sys::memory_file(c"cuda-sim").ok()?;
+        file.set_len(bytes).ok()?;
         let map = || {
             // SAFETY: a new mapping of an open file, where the kernel finds room.
-            let at = unsafe { libc::mmap(null_mut(), length, OPEN, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-            (at != libc::MAP_FAILED).then_some(at as u64)
+            let at = unsafe { sys::mmap(null_mut(), length, OPEN, sys::MAP_SHARED, file.as_raw_fd(), 0) };
+            (at.addr() != usize::MAX).then_some(at as u64)
         };
         let device = map()?;
         let mut mapping = Self { program: 0, device, bytes, length, closed: Vec::new() };
@@ -87,8 +80,7 @@ impl Mapping {
     #[allow(clippy::cast_possible_truncation, reason = "x86-64")]
     fn protect(&self, from: u64, to: u64, prot: c_int) {
         // SAFETY: pages of the program's mapping, which this owns. It is meant to stop accesses through references to them.
-        let code =
-            unsafe { libc::mprotect((self.program + from) as *mut c_void, (to - from) as usize, prot) };
+        let code = unsafe { sys::mprotect((self.program + from) as *mut c_void, (to - from) as usize, prot) };
         assert_eq!(code, 0, "mprotect: {}", std::io::Error::last_os_error());
     }
 
@@ -101,7 +93,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         for at in [self.program, self.device].into_iter().filter(|at| *at != 0) {
             // SAFETY: mapped by `new` with this length. The owner has seen to it that nothing uses it any more.
-            unsafe { libc::munmap(at as *mut c_void, self.length) };
+            unsafe { sys::munmap(at as *mut c_void, self.length) };
         }
     }
 }

@@ -20,6 +20,7 @@ use super::stack::Stack;
 use super::violation::{Report, Violation};
 use crate::abi::{Live, RawOptions};
 use crate::options::Settings;
+use crate::sys;
 
 mod host;
 pub(super) mod memory;
@@ -121,7 +122,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     settings.failures.drain(..).for_each(|failure| failures.arm(failure.name, failure.raw));
     // SAFETY: `at_exit` takes no arguments, and exists until the process ends: nothing unloads this library, whose threads
     // run its code.
-    unsafe { libc::atexit(at_exit) };
+    unsafe { sys::atexit(at_exit) };
     Mutex::new(State {
         options: settings.options.into(),
         run: 1, // not 0: that is the initial value in threads

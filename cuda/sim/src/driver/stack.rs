@@ -2,12 +2,12 @@
 
 use std::backtrace::Backtrace;
 use std::ffi::{c_int, c_void};
-use std::fs::File;
 use std::io::{Read, Seek};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::mem::transmute;
+use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 
-use libloading::os::unix::Library;
+use crate::sys::{Library, memory_file};
 
 /// Frames that are shown.
 const MOST_FRAMES: usize = 12;
@@ -49,15 +49,13 @@ fn python() -> Option<String> {
     type State = unsafe extern "C" fn() -> *mut c_void;
     type Dump = unsafe extern "C" fn(c_int, *mut c_void) -> *const c_void;
     static PYTHON: LazyLock<Option<(State, Dump)>> = LazyLock::new(|| {
-        let process = Library::this();
-        // SAFETY: these are the signatures in CPython. `Dump` returns nothing up to 3.12: its result is not used.
-        let state =
-            unsafe { process.get::<State>(c"PyGILState_GetThisThreadState".to_bytes_with_nul()) }.ok()?;
-        let dump = [c"_Py_DumpTraceback", c"PyUnstable_DumpTraceback"].into_iter().find_map(|name| {
-            // SAFETY: as above.
-            unsafe { process.get::<Dump>(name.to_bytes_with_nul()) }.ok()
-        })?;
-        Some((*state, *dump))
+        let find = |name| Library::PROGRAM.find(name);
+        let state = find(c"PyGILState_GetThisThreadState")?;
+        let dump = find(c"_Py_DumpTraceback").or_else(|| find(c"PyUnstable_DumpTraceback"))?;
+        // SAFETY: this is the signature in CPython.
+        let state = unsafe { transmute::<*mut c_void, State>(state) };
+        // SAFETY: as above; it returns nothing up to 3.12, and its result is not used.
+        Some((state, unsafe { transmute::<*mut c_void, Dump>(dump) }))
     });
     let (state, dump) = (*PYTHON)?;
     // SAFETY: takes nothing.
@@ -65,13 +63,7 @@ fn python() -> Option<String> {
     if thread.is_null() {
         return None;
     }
-    // SAFETY: the name is a C string.
-    let file = unsafe { libc::memfd_create(c"python".as_ptr(), libc::MFD_CLOEXEC) };
-    if file < 0 {
-        return None;
-    }
-    // SAFETY: just opened, and owned by nothing else.
-    let mut file = unsafe { File::from_raw_fd(file) };
+    let mut file = memory_file(c"python").ok()?;
     // SAFETY: the state of this thread, whose frames stay as they are while it is here.
     unsafe { dump(file.as_raw_fd(), thread) };
     let mut text = String::new();

@@ -9,6 +9,7 @@ use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::driver::guard::{Mapping, Verdict};
 use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
+use crate::sys;
 
 /// Violations kept until they are read. One broken edge may show in every batch.
 const MOST_VIOLATIONS: usize = 16;
@@ -119,7 +120,7 @@ impl State {
             let allocation = self.host.get_mut(&base).or_else(|| self.device.get_mut(&base));
             let Some(allocation) = allocation else { continue };
             let Some(mapping) = &mut allocation.mapping else { continue };
-            let all = || vec![(0, mapping.bytes, libc::PROT_NONE)];
+            let all = || vec![(0, mapping.bytes, sys::PROT_NONE)];
             let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
             // The pages of freed memory stay closed.
             if closed.is_empty() || allocation.freed {
