@@ -202,7 +202,7 @@ enum Entry {
     Kept(#[expect(dead_code, reason = "the caller has its address")] Buffer),
 }
 
-static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table(Vec::new(), Vec::new()));
+static HANDLES: Mutex<Table<Entry>> = Mutex::new(Table { places: Vec::new(), unused: Vec::new() });
 
 /// Locks the table. A panic cannot leave it invalid.
 fn handles() -> MutexGuard<'static, Table<Entry>> {

@@ -7,19 +7,23 @@ use crate::error::{Failure, TWINBUF_ERROR_HANDLE, TWINBUF_ERROR_NULL, TWINBUF_ER
 const PLACE_BITS: u32 = usize::BITS / 3;
 const PLACES: usize = (1 << PLACE_BITS) - 1;
 
-/// What handles stand for. The first list has the places, each with its last handle. The second has the next handle of
-/// each empty place.
-pub(crate) struct Table<E>(pub(crate) Vec<(usize, Option<E>)>, pub(crate) Vec<usize>);
+/// What handles stand for.
+pub(crate) struct Table<E> {
+    /// Each place with its last handle, and the entry that the handle stands for.
+    pub(crate) places: Vec<(usize, Option<E>)>,
+    /// The next handle of each empty place.
+    pub(crate) unused: Vec<usize>,
+}
 
 impl<E> Table<E> {
     /// Returns a handle for `entry`, or an error if all places are taken.
     pub(crate) fn insert(&mut self, entry: E) -> Result<usize, Failure> {
         let most = || format!("wanted at most {PLACES} handles at a time: release batches");
-        let unused = Some(self.0.len() + 1).filter(|&id| id <= PLACES);
-        let id = self.1.pop().or(unused).ok_or_else(|| Failure::new(TWINBUF_ERROR_OTHER, most()))?;
+        let new = Some(self.places.len() + 1).filter(|&id| id <= PLACES);
+        let id = self.unused.pop().or(new).ok_or_else(|| Failure::new(TWINBUF_ERROR_OTHER, most()))?;
         let at = (id & PLACES) - 1;
-        self.0.resize_with(self.0.len().max(at + 1), || (0, None));
-        self.0[at] = (id, Some(entry));
+        self.places.resize_with(self.places.len().max(at + 1), || (0, None));
+        self.places[at] = (id, Some(entry));
         Ok(id)
     }
 
@@ -33,13 +37,13 @@ impl<E> Table<E> {
     ) -> Result<T, Failure> {
         let wrong = |code, found| Failure::new(code, format!("wanted the handle of {wanted}, found {found}"));
         let at = (id & PLACES).checked_sub(1).ok_or_else(|| wrong(TWINBUF_ERROR_NULL, "NULL"))?;
-        let entry = match self.0.get_mut(at) {
+        let entry = match self.places.get_mut(at) {
             Some((last, entry @ Some(_))) if *last == id => entry,
             _ => return Err(wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed")),
         };
         let found = look(entry).ok_or_else(|| wrong(TWINBUF_ERROR_HANDLE, "that of something else"));
         // A place whose uses no longer fit into a handle stays empty.
-        self.1.extend(if entry.is_none() { id.checked_add(PLACES + 1) } else { None });
+        self.unused.extend(if entry.is_none() { id.checked_add(PLACES + 1) } else { None });
         found
     }
 }
