@@ -69,6 +69,17 @@ impl Run<'_> {
         Some((ours <= 1.02 * best, format!("{:.3} of the best peer, `{peer}`", ours / best)))
     }
 
+    /// A writer's copies from the device: the file has the rows, and it takes no longer than writing in the loop.
+    fn writer(&self) -> Found {
+        let wrong = |line: &&Value| line["written"] == "behind" && !line["error"].is_null();
+        if let Some(line) = self.lines.iter().find(wrong) {
+            return Some((false, line["error"].to_string()));
+        }
+        let wall = |way| self.of("torch").find(|line| line["written"] == way)?["wall_median"].as_f64();
+        let ratio = wall("behind")? / wall("in_turn")?;
+        Some((ratio <= 1.0, format!("{ratio:.3} of the time of writing in the loop")))
+    }
+
     fn sanitizer(&self) -> Found {
         let log = (self.log)("sanitizer")?;
         let sum =
@@ -120,6 +131,7 @@ impl Run<'_> {
             ),
             ("on Windows (WDDM), copies start without a copy thread", None),
             ("twinbuf.prefetch is as fast as the best of its peers in torch", self.torch()),
+            ("a twinbuf.Writer writes tensors of the device whole, and as fast as the loop", self.writer()),
             ("compute-sanitizer finds nothing", self.sanitizer()),
         ]
     }

@@ -140,9 +140,18 @@ fn each_promise_has_its_figure(mut lines: Vec<Value>) {
         _ => Some("========= ERROR SUMMARY: 2 errors".to_string()),
     };
     let torch = |way, wall| serde_json::json!({ "section": "torch", "way": way, "wall_median": wall });
-    let lines = [torch("prefetch", 2.0), torch("pinned", 1.0)];
+    let written = |way, wall| serde_json::json!({ "section": "torch", "written": way, "wall_median": wall });
+    let mut lines =
+        vec![torch("prefetch", 2.0), torch("pinned", 1.0), written("behind", 2.0), written("in_turn", 1.0)];
     let broken = example::Run { lines: &lines, log: &log }.promises();
-    assert_eq!(broken.iter().filter(|(_, found)| found.as_ref().is_some_and(|(met, _)| !met)).count(), 4);
+    assert_eq!(broken.iter().filter(|(_, found)| found.as_ref().is_some_and(|(met, _)| !met)).count(), 5);
+    lines[2]["wall_median"] = 0.5.into();
+    assert_eq!(met(&lines, "twinbuf.Writer"), Some(true));
+    // Wrong rows in one round.
+    lines.push(
+        serde_json::json!({ "section": "torch", "written": "behind", "error": "the file has other rows" }),
+    );
+    assert_eq!(met(&lines, "twinbuf.Writer"), Some(false));
 }
 
 #[test]
