@@ -1,8 +1,8 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in 70 minutes and the time to build.
+# Measures everything and writes the tables and pictures of the READMEs anew, in 56 minutes and the time to build.
 # The machine should do nothing else meanwhile.
 #
-#   bench/run.sh                        handoff disk grid loaders busy train weights
+#   bench/run.sh                        handoff disk grid loaders train weights
 #   bench/run.sh disk grid              these sections alone
 #   bench/run.sh --quick [SECTION..]    does it work? A round of each; writes to bench/target/quick alone
 #
@@ -15,10 +15,10 @@ if [ "${1-}" = --quick ]; then
     shift
     out=bench/target/quick quick=--quick rounds=4
 fi
-[ $# -gt 0 ] || set -- handoff disk grid loaders busy train weights
+[ $# -gt 0 ] || set -- handoff disk grid loaders train weights
 for section; do
     case $section in
-    handoff | disk | grid | loaders | busy | train | weights) ;;
+    handoff | disk | grid | loaders | train | weights) ;;
     *) echo "bench/run.sh: no such section: $section" >&2 && exit 2 ;;
     esac
 done
@@ -33,7 +33,7 @@ wanted() {
 sections=$*
 
 # What is built is built before anything is measured.
-if wanted loaders busy && [ -z "${PYTHON-}" ]; then
+if wanted loaders && [ -z "${PYTHON-}" ]; then
     PYTHON=bench/target/python/bin/python
     if [ ! -e bench/target/python/whole ]; then
         # dataloader-rs needs Python 3.13. A name may stand for a version that is not chosen (pyenv).
@@ -52,7 +52,7 @@ fi
 build() { cargo build --quiet --release --locked "$@"; }
 if wanted handoff; then build --manifest-path bench/handoff/Cargo.toml --bin handoff; fi
 if wanted disk grid; then build --manifest-path bench/disk/Cargo.toml; fi
-if wanted loaders busy; then build --manifest-path bench/loaders/Cargo.toml; fi
+if wanted loaders; then build --manifest-path bench/loaders/Cargo.toml; fi
 if wanted train; then build --example train; fi
 
 # Gigabytes that are quickly made again.
@@ -64,14 +64,7 @@ measure() {
     handoff) bench/handoff/target/release/handoff $quick --rounds $rounds --out $out ;;
     disk) $disk all $quick --out $out ;;
     grid) $disk scaling --rounds 5 --minutes 14 $quick --out $out ;;
-    loaders) $loaders same peers decode $quick --minutes 24 --python "$PYTHON" --out $out ;;
-    # The trained runs alone, beside two threads that never stop: one setting of each library that keeps the order, on small
-    # files, as a run takes several times as long.
-    busy)
-        set -- twinbuf thread "burn 1" "dataloader-rs 2" "torch 0" "Grain 2" "dataloader-rs py 2"
-        for name; do set -- "$@" --only "$name" && shift; done
-        $loaders peers --busy 2 --size-mib 128 $quick "$@" --minutes 12 --python "$PYTHON" --out $out
-        ;;
+    loaders) $loaders same peers $quick --minutes 24 --python "$PYTHON" --out $out ;;
     train)
         {
             grep -m1 '^model name' /proc/cpuinfo | sed "s/.*: \(.*\)/$(nproc) vCPU of an \1, /" | tr -d '\n'

@@ -2,7 +2,7 @@
 //! measured, and its verdict compared with the truth. If the report says what to try, the loop then runs with it and
 //! without it in turn: the best time with it must not be better than the bound that the report gives, by more than the
 //! times without it differ. A loop on a device uses the software driver of the tests: its copies take time, and nothing
-//! else about it is a GPU's. `bench/python/verdicts.py` has loops in Python.
+//! else about it is a GPU's.
 //!
 //! ```sh
 //! cargo bench --bench verdicts [-- --busy 0,1,2,4 --runs 5 --pairs 3 --texts loop...]    # default: quiet, 5 runs, all loops

@@ -3,7 +3,7 @@
     python_loader.py twinbuf|torch|spdl|grain|dataloader_rs WORKERS
 
 Each line of JSON starts a run, such as {"kind": "images", "data": FILE, "order": null, "batch": 32, "epochs": 1,
-"train_us": 0, "decode_us": 0, "verify": false}.
+"train_us": 0, "verify": false}.
 
 Their setup:
 
@@ -30,7 +30,6 @@ import multiprocessing
 import re
 import sys
 import time
-import zlib
 
 import numpy as np
 
@@ -55,11 +54,9 @@ class Records:
         count = (len(numbers) - int(np.prod(shape))) // step + 1
         strides = (step * numbers.itemsize, *np.empty(shape, number).strides)
         self.records = np.lib.stride_tricks.as_strided(numbers, (count, *shape), strides, writeable=False)
-        self.decode_s = work["decode_us"] / 1e6
 
     def read(self, indices, out=None):
         """The batch of these records: in `out`, or in a new array."""
-        burn_cpu(self.decode_s * len(indices))
         if out is None:
             out = np.empty((len(indices), *self.records.shape[1:]), self.dtype)
         if out.dtype == np.int32:
@@ -69,16 +66,6 @@ class Records:
             # Mode "raise" would make one more copy; the indices are valid.
             self.records.take(indices, axis=0, out=out, mode="clip")
         return out
-
-
-BALLAST = bytes(1 << 15)
-
-
-def burn_cpu(seconds):
-    """Uses this much CPU time on this thread, without the GIL."""
-    end = time.thread_time() + seconds
-    while seconds and time.thread_time() < end:
-        zlib.crc32(BALLAST)
 
 
 class Trainer:
@@ -264,18 +251,11 @@ def use_dataloader_rs(work, workers):
 def use_twinbuf(work, workers):
     import twinbuf
 
-    number, _, shape, _, _ = KINDS[work["kind"]]
+    _, _, shape, _, _ = KINDS[work["kind"]]
     if work["kind"] == "tokens":
         data = twinbuf.Records.open_llm_c(work["data"]).windows(WINDOW, WINDOW - 1).to("int32")
     else:
         data = twinbuf.Records.open(work["data"], int(np.prod(shape)))
-    if work["decode_us"]:
-
-        def decode(record, _):
-            burn_cpu(work["decode_us"] / 1e6)
-            return record
-
-        data = data.map(decode, number, [int(np.prod(shape))])
     # The order of `work["order"]`, which twinbuf has made.
     shuffle = {"shuffle": "full", "seed": 42} if work["order"] else {}
     plan = twinbuf.Plan(data, work["batch"], **shuffle)

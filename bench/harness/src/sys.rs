@@ -32,15 +32,6 @@ pub fn thread_cpu() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Uses this much CPU time on this thread.
-pub fn burn_cpu(time: Duration) {
-    if time.is_zero() {
-        return;
-    }
-    let end = thread_cpu() + time;
-    while thread_cpu() < end {}
-}
-
 /// The processors that this process may run on.
 pub fn processors() -> Vec<usize> {
     // SAFETY: a set of bits; all zero is the empty one.

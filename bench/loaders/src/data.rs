@@ -49,7 +49,6 @@ impl Files {
             batch: self.kind.batch(),
             epochs: 1,
             train: std::time::Duration::ZERO,
-            decode: std::time::Duration::ZERO,
             verify: false,
         }
     }

@@ -84,12 +84,9 @@ struct Options {
     /// The most rounds: fewer if the time is over
     #[arg(long, default_value_t = 5, value_name = "N")]
     rounds: usize,
-    /// The time for `peers`; `decode` has half of it more
+    /// The time for `peers`
     #[arg(long, default_value_t = 20, value_name = "N")]
     minutes: u64,
-    /// Keep N threads busy during `peers`, run it with a trainer alone, and write loaders-busy.csv
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    busy: usize,
     /// Only this subject, and the serial loop; may be given again
     #[arg(long, value_name = "NAME", value_parser = SUBJECTS.map(|(name, _)| name))]
     only: Vec<String>,
@@ -110,8 +107,6 @@ enum Section {
     Same,
     /// Samples a second, CPU time, AU and the trainer's slowdown; cold and warm, in order and shuffled: loaders.csv
     Peers,
-    /// Samples a second where each record costs CPU time, as decoding does: decode.csv
-    Decode,
 }
 
 fn main() -> ExitCode {
@@ -130,7 +125,7 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> Result<(), BoxError> {
-    let Options { busy, dir, out, .. } = options;
+    let Options { dir, out, .. } = options;
     let (size_mib, rounds) =
         if options.quick { (&64, 1) } else { (&options.size_mib, options.rounds.max(1)) };
     let effort = Effort { rounds, time: Duration::from_secs(60 * options.minutes) };
@@ -149,15 +144,7 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted(Section::Peers) {
-        let file = if *busy > 0 { "loaders-busy.csv" } else { "loaders.csv" };
-        peers::speed(&subjects, &kinds, effort, *busy, |rows| Ok(write(file, report::speed(rows, &head))?))?;
-    }
-    // Few enough records that take time.
-    let size_mib = (*size_mib).min(192);
-    let head = format!("{}; images of {size_mib} MiB", machine());
-    if wanted(Section::Decode) {
-        let images = Files::make(dir, Kind::Images, size_mib)?;
-        write("decode.csv", report::decode(&peers::decode(&subjects, &images, effort.part(2))?, &head))?;
+        peers::speed(&subjects, &kinds, effort, |rows| Ok(write("loaders.csv", report::speed(rows, &head))?))?;
     }
     println!("took {:.0?}; written to {}", begun.elapsed(), out.display());
     Ok(())

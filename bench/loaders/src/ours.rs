@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use twinbuf::mmap::{Cut, PlanBuilder, ReadMode};
-use twinbuf::transform::{Convert, per_record};
+use twinbuf::transform::Convert;
 use twinbuf::{BoxError, Loader, Plan, Records, Shuffle};
-use twinbuf_bench_harness::sys::burn_cpu;
 
 use crate::work::{Batch, Kind, Meter, WINDOW, Work};
 
@@ -16,14 +15,6 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
     let mut builder = Loader::builder(Arc::new(records), plan);
     if work.kind == Kind::Tokens {
         builder = builder.transform(Convert::U16ToU32);
-    }
-    if !work.decode.is_zero() {
-        let decode = work.decode;
-        builder = builder.transform(per_record(work.kind.record_bytes(), move |record, out, _| {
-            out.copy_from_slice(record);
-            burn_cpu(decode);
-            Ok(())
-        }));
     }
     let mut loader = builder.read_mode(mode).workers(workers).build()?;
     for _ in 0..work.epochs {

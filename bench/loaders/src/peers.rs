@@ -1,8 +1,5 @@
 //! All subjects on the same batches: whether they deliver them, how fast, and at what cost.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use twinbuf::BoxError;
@@ -119,13 +116,10 @@ pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError
 ///
 /// A subject is one process per round, as long as its runs succeed and leave no part of the file mapped. A cold run
 /// has one epoch, a warm one as many as take [`LEAST`].
-///
-/// `busy`: beside so many busy threads, and only with a trainer.
 pub fn speed(
     subjects: &[Subject],
     kinds: &[Files],
     effort: Effort,
-    busy: usize,
     mut write: impl FnMut(&[Row]) -> Result<(), BoxError>,
 ) -> Result<(), BoxError> {
     let (begun, mut rows, mut round) = (Instant::now(), Vec::<Row>::new(), 0);
@@ -135,24 +129,14 @@ pub fn speed(
             subjects.iter().map(|subject| (subject, None)).collect();
         for files in kinds {
             for (shuffled, cache, trains) in PLACES {
-                if busy > 0 && !trains {
-                    continue;
-                }
                 let order = if shuffled { "shuffled" } else { "sequential" };
                 let mut work = files.work(shuffled);
                 for trains in [false, true].into_iter().take(1 + usize::from(trains)) {
                     fastrand::shuffle(&mut processes);
                     let mut serial = None;
-                    let _busy = trains.then(|| Busy::start(busy));
                     for (subject, process) in &mut processes {
-                        // A subject that bypasses the page cache has no warm figures. Without a trainer, busy threads
-                        // leave the loop whose load is the length of a step.
-                        let skipped = if trains || busy == 0 {
-                            subject.name == DIRECT && cache == "warm"
-                        } else {
-                            subject.name != SERIAL
-                        };
-                        if skipped {
+                        // A subject that bypasses the page cache has no warm figures.
+                        if subject.name == DIRECT && cache == "warm" {
                             continue;
                         }
                         let (kind, place) = (files.kind.name(), format!("{order} {cache}"));
@@ -189,58 +173,6 @@ pub fn speed(
         write(&rows)?;
     }
     Ok(())
-}
-
-/// Threads that use a processor each until this is dropped.
-struct Busy(Arc<AtomicBool>);
-
-impl Busy {
-    fn start(threads: usize) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
-        for _ in 0..threads {
-            let over = over.clone();
-            thread::spawn(move || while !over.load(Relaxed) {});
-        }
-        Self(over)
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        // Relaxed: nothing is passed with it.
-        self.0.store(true, Relaxed);
-    }
-}
-
-/// The CPU time of a record in [`decode`].
-const DECODE: Duration = Duration::from_millis(2);
-
-/// The result of a subject with records that take CPU time.
-pub struct Decoded {
-    pub subject: &'static str,
-    /// For each round: samples per second and whether the order was correct, or the reason of a failure.
-    pub rounds: Vec<Result<(f64, bool), String>>,
-}
-
-/// Runs all subjects on shuffled records that take CPU time to make, round by round, each time in a new order.
-pub fn decode(subjects: &[Subject], images: &Files, effort: Effort) -> Result<Vec<Decoded>, BoxError> {
-    let work = Work { decode: DECODE, verify: true, ..images.work(true) };
-    let (digest, _) = data::expected(&work)?;
-    let digest = Some(format!("{digest:016x}"));
-    let new = |subject: &Subject| Decoded { subject: subject.name, rounds: Vec::new() };
-    let mut found: Vec<Decoded> = subjects.iter().map(new).collect();
-    let begun = Instant::now();
-    while effort.allows(found[0].rounds.len(), begun) {
-        let mut todo: Vec<_> = subjects.iter().zip(&mut found).collect();
-        fastrand::shuffle(&mut todo);
-        for (subject, decoded) in todo {
-            decoded.rounds.push(match one(subject, &mut None, &work, "warm") {
-                Ok(outcome) => Ok((Sample::new(&work, &outcome).samples_per_s, outcome.digest == digest)),
-                Err(error) => Err(error.to_string()),
-            });
-        }
-    }
-    Ok(found)
 }
 
 /// One run. If it is warm, it is done again with more epochs until it takes long enough.

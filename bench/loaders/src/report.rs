@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::peers::{Decoded, Delivered, Row, Same};
+use crate::peers::{Delivered, Row, Same};
 
 /// A text that may contain commas and quotation marks.
 fn quoted(text: &str) -> String {
@@ -54,20 +54,6 @@ pub fn same(found: &[Same], head: &str) -> String {
             }
             Err(error) => writeln!(out, ",,,,{}", quoted(error)),
         };
-    }
-    out
-}
-
-/// One line per run.
-pub fn decode(found: &[Decoded], head: &str) -> String {
-    let mut out = format!("# {head}\nround,subject,samples_per_s,order_right,error\n");
-    for Decoded { subject, rounds } in found {
-        for (round, found) in rounds.iter().enumerate() {
-            let _ = match found {
-                Ok((speed, order_right)) => writeln!(out, "{round},{subject},{speed:.1},{order_right},"),
-                Err(error) => writeln!(out, "{round},{subject},,,{}", quoted(error)),
-            };
-        }
     }
     out
 }

@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt as _;
-use std::time::Duration;
 
-use twinbuf_bench_harness::sys::burn_cpu;
 
 use crate::work::{Batch, Kind, WINDOW, Work};
 
@@ -69,8 +67,6 @@ impl Buffer {
 pub struct Source {
     file: File,
     kind: Kind,
-    /// CPU time per record.
-    decode: Duration,
     /// Tokens of a batch as stored in the file, before they are widened to 32 bits.
     narrow: Aligned<u8>,
 }
@@ -84,15 +80,13 @@ impl Source {
         Ok(Self {
             file: File::open(&work.data)?,
             kind: work.kind,
-            decode: work.decode,
             narrow: Aligned::new(narrow),
         })
     }
 
     /// Reads `records`. `out` has room for exactly that many.
     pub fn read(&mut self, records: &[u64], out: &mut Buffer) -> io::Result<()> {
-        let Self { file, kind, decode, narrow } = self;
-        burn_cpu(*decode * u32::try_from(records.len()).expect("a batch"));
+        let Self { file, kind, narrow } = self;
         let offset = |record: u64| kind.header() + record * kind.stride();
         // Windows are longer than their stride by the token that they share.
         let bytes = |run: &[u64]| (run.len() - 1) * kind.stride() as usize + kind.record_bytes();

@@ -91,9 +91,6 @@ pub struct Work {
     /// The caller trains about this long on each batch, if nothing slows it down: [`Trainer`]. Zero: not at all.
     #[serde(rename = "train_us", with = "micros")]
     pub train: Duration,
-    /// The CPU time that each record takes where it is read, like decoding.
-    #[serde(rename = "decode_us", with = "micros")]
-    pub decode: Duration,
     /// Whether to compute digest and sum; this takes time.
     pub verify: bool,
 }
