@@ -38,6 +38,8 @@ pub(crate) struct Progress {
     pub(crate) before: Option<Checkpoint>,
     /// The iteration ends before this epoch.
     end: u64,
+    /// Where it goes on, if an interrupt has stopped it.
+    again: Option<Checkpoint>,
     /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,
     /// The report of a loader that was closed.
@@ -83,6 +85,7 @@ impl Front for Batches {
 
     fn asked(&self, state: &mut State) {
         self.end_step(state);
+        state.again();
     }
 
     fn received(&self, state: &mut State, batch: twinbuf::Batch) -> Result<Option<Arc<Lease>>, Error> {
@@ -105,15 +108,17 @@ impl Front for Batches {
         Some(lease)
     }
 
+    /// The batch of an interrupt is read again when the loop asks for it, and not before: `close` would raise what a
+    /// second read raises.
     fn failed(&self, state: &mut State, error: &Error) {
-        match errors::is_interrupt(error) {
-            true => state.again(),
-            false => state.rest(),
-        }
+        let at = state.at().filter(|_| errors::is_interrupt(error));
+        state.rest();
+        state.own.again = at;
     }
 
     fn over(&self, state: &mut State, whole: bool) {
         self.end_step(state);
+        state.own.again = None;
         state.own.exhausted |= whole;
         state.rest();
     }
@@ -129,13 +134,11 @@ impl Front for Batches {
 }
 
 impl State {
-    /// Restarts the iteration at its position: it reads the batch after the last received one again.
+    /// Restarts an iteration after an interrupt: it reads the batch after the last received one again.
     fn again(&mut self) {
-        let at = self.at();
-        self.rest();
-        if self.start(at.as_ref(), 0..self.own.end).is_err() {
-            // Drop the error of the restart: the caller gets the interrupt now, and this error from the next iteration.
-            self.rest();
+        if let Some(at) = self.own.again.take() {
+            // It is a position of this loader, which has no error.
+            let _ = self.start(Some(&at), 0..self.own.end);
         }
     }
 
@@ -160,7 +163,7 @@ impl State {
     pub(crate) fn steps(&self, plan: &Plan) -> u64 {
         let at = match &self.run {
             Run::Running(epochs) => Some(epochs.checkpoint()),
-            _ => self.own.resume.clone(),
+            _ => self.own.again.as_ref().or(self.own.resume.as_ref()).cloned(),
         };
         let next = self.own.next_epoch..self.own.next_epoch.saturating_add(1);
         at.map_or_else(
@@ -174,6 +177,7 @@ impl State {
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Error> {
         let origin = self.origin(&epochs, single);
         self.end_iteration();
+        self.own.again = None;
         self.own.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);
         if start >= epochs.end {
