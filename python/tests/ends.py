@@ -66,6 +66,7 @@ WHENS = ("atexit before", "atexit after", "finalize", "del", "del cycle")
 # Where something of twinbuf's calls a method of the program's objects.
 PLACES = (
     *("len", "dtype", "fingerprint", "fspath", "array", "index", "groups", "order", "record", "log"),
+    *("import", "trace"),
     *("device side", "device host", "device current"),
 )
 # What a daemon thread asks for without a pause.
@@ -465,7 +466,7 @@ def program(words: tuple[str, ...], folder: str) -> None:
 
         import twinbuf as tb  # noqa: F401
 
-        atexit.register(lambda: program((home, code, "fall", busy, left), folder))
+        atexit.register(last, lambda: program((home, code, "fall", busy, left), folder))
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
@@ -523,6 +524,21 @@ def program(words: tuple[str, ...], folder: str) -> None:
     mark()
     if end == "exit3":
         sys.exit(3)
+
+
+def last(run: Callable[[], None]) -> None:
+    """Run a program in an exit function. CPython 3.12 before 3.12.2 starts no thread there: `LoaderError`."""
+    try:
+        run()
+    except RuntimeError as error:
+        if "LoaderError" not in [kind.__name__ for kind in type(error).__mro__]:
+            raise
+        try:
+            threading.Thread(target=int, daemon=True).start()
+        except RuntimeError:
+            mark()
+        else:
+            raise
 
 
 def soon(number: int, seconds: float, begins: bool) -> None:
@@ -658,6 +674,12 @@ def called(words: tuple[str, ...], folder: str) -> None:
             tb.stream(model, stay)
         elif place == "order":
             tb.stream(model, [["layers.0.w"]], order=Own())
+        elif place == "import":
+            # The first import of torch, which takes seconds.
+            sys.meta_path.insert(0, type("Finder", (), {"find_spec": stay}))  # type: ignore[arg-type]
+            next(iter(tb.Loader(files, tb.Plan(files, 2)))).torch()
+        elif place == "trace":
+            tb.watch([], trace=type("Own", (), {"__fspath__": stay})())
         elif place == "record":
             files.map(stay, "int64", (1,))[0]
         elif place == "log":
