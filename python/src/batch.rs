@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyList, PyTuple};
 use pyo3::{IntoPyObjectExt, PyTraverseError, PyVisit};
 use twinbuf::BatchIndices;
 
@@ -286,7 +286,6 @@ impl Batch {
 
 static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static FROM_NUMPY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static TENSOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Host memory in DLPack's terms: `kDLCPU`, device 0.
 const HOST: (i32, i32) = (1, 0);
@@ -312,8 +311,7 @@ impl Lease {
 
     pub(crate) fn arrays<'py>(self: &Arc<Self>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(view) = self.views.iter().find(|view| dtype::format(view.dtype).is_none()) {
-            let name = dtype::name(view.dtype);
-            return Err(PyTypeError::new_err(format!("numpy has no {name}: use `torch()`")));
+            return Err(dtype::lacking(view.dtype, "use `torch()`"));
         }
         self.pack(py, |field| self.array(py, field))
     }
@@ -337,7 +335,11 @@ impl Lease {
             let array = ASARRAY.import(py, "numpy", "asarray")?.call1((memory,))?;
             return FROM_NUMPY.import(py, "torch", "from_numpy")?.call1((array,));
         }
-        let shape = PyTuple::new(py, &view.shape)?;
-        TENSOR.import(py, "twinbuf._streams", "tensor_of")?.call1((memory, dtype::name(view.dtype), shape))
+        let (torch, shape) = (py.import("torch")?, PyTuple::new(py, &view.shape)?);
+        let dtype = [("dtype", torch.getattr(dtype::name(view.dtype))?)].into_py_dict(py)?;
+        match view.bytes {
+            0 => torch.call_method("empty", (shape,), Some(&dtype)), // torch refuses memory of no bytes
+            _ => torch.call_method("frombuffer", (memory,), Some(&dtype))?.call_method1("view", (shape,)),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use twinbuf::mmap::DType;
 use twinbuf::transform::RecordType;
@@ -76,6 +76,17 @@ pub(crate) fn name(dtype: DType) -> &'static str {
 /// The format of an element for the buffer protocol. `None` for types without one.
 pub(crate) fn format(dtype: DType) -> Option<&'static CStr> {
     row(dtype).2
+}
+
+/// The error of a type that numpy lacks.
+pub(crate) fn lacking(dtype: DType, advice: &str) -> PyErr {
+    PyTypeError::new_err(format!("numpy has no {}: {advice}", name(dtype)))
+}
+
+/// The same for records that are changed or read as arrays: there is a cast from bfloat16, and none from 8-bit floats.
+pub(crate) fn no_array(dtype: DType) -> PyErr {
+    let cast = "use `to(\"float32\")`";
+    lacking(dtype, if dtype == DType::Bf16 { cast } else { "use `torch()` of a loader's batch" })
 }
 
 /// Returns the names of the types for which `accepts` is true, as in `uint8, int16 or float32`.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyMemoryView, PyTuple};
@@ -105,11 +105,6 @@ impl Call {
                     let shape = record.shape().iter().map(|&axis| axis as isize).collect();
                     (dtype::of(record), ragged.unwrap_or(shape))
                 });
-                if dtype::format(from.0).is_none() {
-                    let name = dtype::name(from.0);
-                    let line = format!("numpy has no {name}: use `to(\"float32\")`");
-                    return Err(PyTypeError::new_err(line));
-                }
                 let of = |(dtype, shape)| PyResult::Ok((dtype::name(dtype), PyTuple::new(py, shape)?));
                 let arguments = (object, PyByteArray::new(py, records), seeds.clone(), of(from)?, of(to)?);
                 Ok((arguments.into_pyobject(py)?, None))

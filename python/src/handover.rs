@@ -24,7 +24,6 @@ use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 use crate::errors;
 use crate::iterate::{self, Front, Loop, Run};
 use crate::locked::{Locked, check_end, detached};
-use crate::number::seconds_or_none;
 use crate::object::Object;
 use crate::report::{self, report};
 use crate::taken::Taken;
@@ -250,8 +249,8 @@ impl Thread {
 
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
     #[pyo3(signature = (timeout=None))]
-    fn join(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-        self.making.join(py, seconds_or_none("timeout", timeout)?)
+    fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.making.join(py, timeout.map(Duration::from_secs_f64))
     }
 }
 

@@ -23,7 +23,6 @@ use crate::foreign::{Filler, Identity};
 use crate::iterate::{Loop, Run, closed};
 use crate::locked::{check_end, detached};
 use crate::names::Names;
-use crate::number::seconds_or_none;
 use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
@@ -207,11 +206,11 @@ impl Loader {
     #[pyo3(signature = (timeout, several=None, one=None))]
     fn _epochs(
         slf: &Bound<'_, Self>,
-        timeout: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
         several: Option<(u64, u64)>,
         one: Option<u64>,
     ) -> PyResult<Epochs> {
-        let (py, this, timeout) = (slf.py(), slf.get(), seconds_or_none("timeout", timeout)?);
+        let (py, this, timeout) = (slf.py(), slf.get(), timeout.map(Duration::from_secs_f64));
         this.shared.check(py)?;
         check_end(py)?;
         if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
@@ -321,8 +320,8 @@ impl Loader {
     }
 
     /// Stop the reading thread, within ``limit`` seconds, of which ``waited`` are over.
-    fn _close(&self, py: Python<'_>, limit: Option<&Bound<'_, PyAny>>, waited: f64) -> PyResult<()> {
-        let limit = seconds_or_none("timeout", limit)?;
+    fn _close(&self, py: Python<'_>, limit: Option<f64>, waited: f64) -> PyResult<()> {
+        let limit = limit.map(Duration::from_secs_f64);
         self.shared.check(py)?;
         let (shared, since) = (&self.shared, Instant::now());
         let since = since.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(since);

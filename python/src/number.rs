@@ -1,25 +1,10 @@
 //! Numbers from Python and for it.
 
-use std::time::Duration;
-
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use twinbuf::{BatchIndices, RecordList};
-
-use crate::errors;
-
-/// A time in seconds, or `None` for no limit.
-pub(crate) fn seconds_or_none(name: &str, found: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
-    let Some(found) = found else { return Ok(None) };
-    let seconds = found.extract::<f64>();
-    let seconds = seconds.map_err(|_| errors::of_type(name, "a number of seconds or None", found))?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(time) => Ok(Some(time)),
-        Err(_) => Err(errors::option(found.py(), format!("{name}: wanted 0 seconds or more, found {found}"))),
-    }
-}
 
 /// Records, as `_values.py` has checked them: the first one, the step and the number of them; or all of them.
 #[derive(FromPyObject)]

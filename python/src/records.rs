@@ -175,6 +175,7 @@ impl Records {
         for change in how.steps {
             let from = dtype::of(&record);
             let step = match change {
+                Change::Map(..) if dtype::format(from).is_none() => return Err(dtype::no_array(from)),
                 Change::Map(function, to, shape) => {
                     Step::map(function.bind(py), record.clone(), dtype::record(&to, &shape)?)
                 }

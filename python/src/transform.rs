@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
 use twinbuf::BoxError;
@@ -44,9 +43,10 @@ impl Step {
         if can(to) {
             return Ok(step);
         }
+        let way = dtype::format(from).map_or("use `torch()` of a loader's batch", |_| "use `map`");
         let (there, from, to) = (dtype::names(can), dtype::name(from), dtype::name(to));
         let wanted = format!("{there} for records of {from}");
-        Err(errors::of_type("dtype", &wanted, format!("{to}: use `map` for another type")))
+        Err(errors::of_type("dtype", &wanted, format!("{to}: {way} for another type")))
     }
 
     pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {
@@ -146,8 +146,7 @@ pub(crate) fn array<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let dtype = dtype::of(record);
     if dtype::format(dtype).is_none() {
-        let name = dtype::name(dtype);
-        return Err(PyTypeError::new_err(format!("numpy has no {name}: use `to(\"float32\")`")));
+        return Err(dtype::no_array(dtype));
     }
     let flat = py.import("numpy")?.call_method1("frombuffer", (bytes, dtype::name(dtype)))?;
     let shape = if record.is_ragged() { vec![flat.len()?] } else { record.shape().to_vec() };

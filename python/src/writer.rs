@@ -16,8 +16,6 @@ use crate::locked::{Locked, check_end, detached};
 pub(crate) struct Writer {
     /// `None` after the end.
     writer: Locked<Option<write::Writer>>,
-    #[pyo3(get)]
-    dtype: &'static str,
 }
 
 impl Writer {
@@ -50,11 +48,18 @@ impl Writer {
         let raw = dtype.is_none();
         let dtype = dtype.map_or(Ok(DType::U8), dtype::parse)?;
         let npy = write::Writer::npy(&path, dtype, &shape);
-        let builder = if raw { write::Writer::raw(path, shape.iter().product()) } else { npy };
+        let builder = if raw { write::Writer::raw(&path, shape.iter().product()) } else { npy };
         let builder = builder.depth(depth).slot_bytes(slot);
         let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
-        let writer = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-        Ok(Self { writer: Locked::new(Some(writer)), dtype: dtype::name(dtype) })
+        let given = format!("{path:?}, row {shape:?}, depth {depth}, shard_bytes {}", shard.unwrap_or(0));
+        let writer = detached(py, || builder.build()).map_err(|error| match error {
+            // The builder shows itself in Rust's words.
+            Error::Option { option, wanted, found } if found.starts_with("WriterBuilder") => {
+                errors::option(py, format!("option `{option}`: wanted {wanted}, found {given}"))
+            }
+            error => errors::loading(py, error),
+        })?;
+        Ok(Self { writer: Locked::new(Some(writer)) })
     }
 
     fn append(&self, py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -1,14 +1,18 @@
 """Data sets written in Python."""
 
 import gc
+import itertools
 import threading
+import time
 import traceback
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from interrupts import Now
 
 import twinbuf as tb
 
@@ -42,6 +46,82 @@ def test_batches_are_what_was_filled_in(options: dict[str, Any]) -> None:
     main = threading.main_thread().ident
     assert data.threads == {main} if options.get("overlap") is False else main not in data.threads
     assert len(data.threads) <= options.get("workers", 1)
+
+
+@pytest.mark.parametrize("kind", ["read_into", "map", "device", "device read_into"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: bool, tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    def alone() -> None:
+        assert not inside, "two threads make a batch"
+        inside.append(0)
+        time.sleep(0.001)  # another thread runs
+        inside.pop()
+
+    class Alone(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            alone()
+            super().read_into(indices, out)
+
+    def change(record: np.ndarray, seed: int) -> np.ndarray:
+        alone()
+        return record
+
+    data: Any = Alone()
+    if "read_into" not in kind:
+        np.save(tmp_path / "a.npy", np.repeat(np.arange(50, dtype="float32")[:, None] ** 2, 3, axis=1))
+        data = tb.Records.open_npy(tmp_path / "a.npy").map(change, "float32", (3,))
+    loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap, device=Now() if "device" in kind else None)
+    items, go = loader.epochs(2), threading.Barrier(4)
+    found: list[list[tuple[int, int]]] = [[] for _ in range(4)]
+    wrong: list[BaseException] = []
+
+    def use(places: list[tuple[int, int]]) -> None:
+        try:
+            go.wait()
+            for batch in items:
+                assert (batch.torch().numpy() == (batch.indices**2)[:, None]).all()
+                places.append((batch.epoch, batch.step))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=use, args=(places,)) for places in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert all(places == sorted(places) for places in found)
+    assert sorted(itertools.chain.from_iterable(found)) == [
+        (epoch, step) for epoch in range(2) for step in range(25)
+    ]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_close_does_not_raise_an_interrupt_again(raised: type[BaseException], overlap: bool) -> None:
+    class Interrupted(Squares):
+        reads = 0
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if indices[0] == 8:
+                self.reads += 1
+                raise raised
+            super().read_into(indices, out)
+
+    for reads in (1, 2):
+        data = Interrupted()
+        loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
+        items = loader.epoch(0)
+        next(items)
+        for _ in range(reads):
+            with pytest.raises(raised):
+                next(items)
+            time.sleep(0.01)  # longer than a read
+            assert (len(loader), loader.state_dict()["step"]) == (6, 1)
+        loader.close()
+        assert data.reads == reads
 
 
 class Failing(Squares):

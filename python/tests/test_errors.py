@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Case
 from late import Late
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as torch_save
 
 import twinbuf as tb
 
@@ -188,7 +191,7 @@ def test_a_depth_beyond_the_memory_is_refused(
         tb.Loader(npy.data, plan, depth=depth)
     with pytest.raises(tb.OptionError, match=message):
         tb.stream(tb.Tensors.open(tmp_path / "a.safetensors"), [["a"]], depth=depth)
-    with pytest.raises(tb.OptionError, match=f"depth of 1 to 65536 wanted, found {depth}"):
+    with pytest.raises(tb.OptionError, match=f"depth: wanted from 1 to 65536, found {depth}"):
         tb.prefetch([], depth=depth)
     monkeypatch.setenv("TWINBUF_DEPTH", str(depth))
     with pytest.raises(tb.OptionError, match=message):
@@ -310,6 +313,23 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, tmp_path: Path) -> None:
         (lambda: tb.stream(model, len, name=3), "name: wanted a string, found 3$"),
         (lambda: tb.stream(model, len, read_mode=3), "read_mode: wanted a string, found 3$"),
         (lambda: tb.stream(None, len), "model: wanted `Tensors`, found None$"),
+        (lambda: tb.stream(model, len, order=3), "order: wanted lists of numbers of groups, found 3$"),
+        (lambda: tb.stream(model, 3), "groups: wanted a function .*, found 3$"),
+        (lambda: npy.data.to(3), "dtype: wanted a boolean, .*, found 3$"),
+        (lambda: npy.data[2.5], "index: wanted a whole number, .*, found 2.5$"),
+        (lambda: npy.data.map(3, "int64", (1,)), "function: wanted a function, found 3$"),
+        (lambda: tb.generate(3), "make: wanted a function, found 3$"),
+        (lambda: tb.generate(len, before=3), "before: wanted a function, found 3$"),
+        (lambda: tb.generate(len, rounds=2.5), "rounds: wanted a whole number, found 2.5$"),
+        (lambda: tb.prefetch([], depth=2.5), "depth: wanted a whole number, found 2.5$"),
+        (lambda: tb.prefetch([]).close(timeout="1"), "timeout: wanted a number of seconds .*, found '1'$"),
+        (lambda: tb.watch([], name=3), "name: wanted a string, found 3$"),
+        (lambda: tb.watch([], trace=3), "trace: wanted a path, .*, found 3$"),
+        (lambda: tb.Records.open_indexed(tmp_path, 3), "indexes: wanted a path or a list .* found 3$"),
+        (lambda: tb.Plan({"a": 3}, 2), "data: wanted .* found <class 'int'> without `__len__`$"),
+        (lambda: tb.Writer(3, "int64"), "path: wanted a path, .*, found 3$"),
+        (lambda: tb.Writer(tmp_path / "x", "int64", 3), "row: wanted the axes .*, found 3$"),
+        (lambda: tb.watch([]).report().save(3), "path: wanted a path, .*, found 3$"),
         (lambda: tb.generate(len, name=3), "name: wanted a string, found 3$"),
         (lambda: tb.generate(len, trace=3), "trace: wanted a path, .*, found 3$"),
         (lambda: tb.prefetch([], name=3), "name: wanted a string, found 3$"),
@@ -319,6 +339,10 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, tmp_path: Path) -> None:
     for call, message in bad:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
+    for key in (3, "\ud800", [], "b"):
+        with pytest.raises(KeyError):
+            model[key]  # type: ignore[index]
+        assert model.get(key) is None and key not in model  # type: ignore[call-overload]
     for name, value in (("shape", 4), ("dtype", None)):
         data = Blocked()
         setattr(data, name, value)
@@ -370,12 +394,76 @@ def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], 
         (lambda: rows.to("datetime64[s]"), "dtype: wanted a boolean"),
         (lambda: tb.Records.open_indexed(tmp_path / "numbers.npy", [tmp_path] * 2), "indexes: wanted one"),
         (lambda: numbers(device="cpu", device_depth=1), "device_depth: 2 or more"),
-        (lambda: tb.prefetch([], depth=0), "depth of 1 to 65536 wanted, found 0"),
-        (lambda: tb.generate(float, rounds=-1), "0 rounds or more wanted, found -1"),
+        (lambda: tb.prefetch([], depth=0), "depth: wanted from 1 to 65536, found 0"),
+        (lambda: tb.generate(float, rounds=-1), "rounds: wanted a whole number from 0"),
     ]
     for call, message in bad:
         with pytest.raises(tb.OptionError, match=message):
             call()
+
+
+def test_text_that_utf_8_lacks_is_an_option_error(npy: Case, tmp_path: Path) -> None:
+    text, plan = "\ud800", tb.Plan(npy.data, 2)
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model = tb.Tensors.open(tmp_path / "a.safetensors")
+    bad: dict[str, list[Callable[[], object]]] = {
+        "name": [
+            lambda: tb.Loader(npy.data, plan, name=text),
+            lambda: tb.stream(model, len, name=text),
+            lambda: tb.prefetch([], name=text),
+            lambda: tb.generate(len, name=text),
+            lambda: tb.watch([], name=text),
+        ],
+        "read_mode": [lambda: tb.Loader(npy.data, plan, read_mode=text)],
+        "groups": [lambda: tb.stream(model, [[text]])],
+        "data": [lambda: tb.Loader({text: npy.data}, plan)],
+        "tensor": [lambda: tb.Records.open_safetensors(tmp_path / "a.safetensors", text)],
+        "array": [lambda: tb.Records.open_npz(tmp_path / "a.npz", text)],
+        "paths": [lambda: tb.Records.open_npy(text), lambda: tb.Tensors.open([text])],
+        "indexes": [lambda: tb.Records.open_indexed(tmp_path, text)],
+        "path": [lambda: tb.Writer(text, "int64"), lambda: tb.watch([]).report().save(text)],
+        "trace": [lambda: tb.Loader(npy.data, plan, trace=text), lambda: tb.watch([], trace=text)],
+    }
+    for name, calls in bad.items():
+        for call in calls:
+            with pytest.raises(tb.OptionError, match=f"^{name}: wanted .*, found '.ud800': surrogates"):
+                call()
+
+
+def test_a_writer_names_what_is_wrong(tmp_path: Path) -> None:
+    bad: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: tb.Writer(tmp_path / "x", "bfloat16"),
+            "dtype: wanted a type that numpy has, found bfloat16",
+        ),
+        (lambda: tb.Writer(tmp_path / "x", "int64", (3, 0)), "row: wanted records of at least one element"),
+        (lambda: tb.Writer(tmp_path / "x", "int64", (2**70,)), "row: wanted records .* that fit memory"),
+        (lambda: tb.Writer(tmp_path, "int64"), 'option `path`: wanted a file, or .*, found "[^{]*$'),
+        (
+            lambda: tb.Writer(tmp_path / "x", "int64", depth=0),
+            "option `depth`: wanted at least 1, .* depth 0, shard",
+        ),
+        (
+            lambda: tb.Writer(tmp_path / "x", "int64", shard_bytes=100),
+            "option `shard_bytes`: wanted at least whole rows .*, shard_bytes 100$",
+        ),
+    ]
+    for call, message in bad:
+        with pytest.raises(tb.OptionError, match=message):
+            call()
+
+
+def test_records_of_8_bit_floats_have_advice_that_helps(tmp_path: Path) -> None:
+    torch_save({"x": torch.ones(4, 2).to(torch.float8_e5m2)}, tmp_path / "a.safetensors")
+    data = tb.Records.open_safetensors(tmp_path / "a.safetensors", "x")
+    for call in (lambda: data[0], lambda: data.map(len, "int64", (1,)), lambda: data.to("float32")):
+        with pytest.raises(TypeError, match=r"use `torch\(\)` of a loader's batch"):
+            call()
+    torch_save({"x": torch.ones(4, 2).to(torch.bfloat16)}, tmp_path / "b.safetensors")
+    halves = tb.Records.open_safetensors(tmp_path / "b.safetensors", "x")
+    with pytest.raises(TypeError, match=r'use `to\("float32"\)`$'):
+        halves.map(len, "int64", (1,))
+    assert halves.to("float32")[0].tolist() == [1, 1]
 
 
 def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
@@ -395,6 +483,9 @@ def test_a_plan_counts_data_sets_and_nothing_else(npy: Case) -> None:
 
     assert len(tb.Plan(Listed([1, 2, 3, 4]), 2)) == 2
     assert len(tb.Plan({"x": all, "y": all}, 100)) == len(tb.Plan((all, all), 100)) == 2
+    both = MappingProxyType({"x": all, "y": all})
+    plan = tb.Plan(both, 100)
+    assert len(plan) == 2 and set(next(tb.Loader(both, plan).epoch(0)).numpy()) == {"x", "y"}
 
 
 def test_messages_have_the_names_of_python(tmp_path: Path) -> None:

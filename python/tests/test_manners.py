@@ -250,13 +250,39 @@ def test_plans_are_values(npy: Case) -> None:
     assert len(set(things)) == len(things)
 
 
+class Named(tb.Plan):
+    name = ""
+
+
+def test_a_plan_of_a_subclass_is_pickled_as_such() -> None:
+    plan = Named(100, 7)
+    plan.name = "train"
+    for other in (pickle.loads(pickle.dumps(plan)), copy.copy(plan), copy.deepcopy(plan)):
+        assert (type(other), other.name, other) == (Named, "train", plan)
+
+
+def test_windows_are_of_the_files_that_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rows in (("a", 4), ("b", 1), ("c", 6)):
+        np.save(tmp_path / f"{name}.npy", np.full(rows, ord(name)))
+    monkeypatch.chdir(tmp_path)
+    data = tb.Records.open_npy("*.npy", skip_short=True)
+    np.save(tmp_path / "d.npy", np.zeros(8))
+    (tmp_path / "e.npy").write_bytes(b"is no array")
+    monkeypatch.chdir("/")
+    windows = data.windows(2)
+    for found in (windows, pickle.loads(pickle.dumps(windows))):
+        assert [path.name for path in found.paths] == ["a.npy", "c.npy"]
+        assert [path.name for path in found.skipped] == ["b.npy"]
+        assert len(found) == 5
+
+
 def test_numpys_integers_are_integers(numbers: Numbers) -> None:
     two = np.int64(2)
     assert list(tb.prefetch(range(4), depth=two)) == [0, 1, 2, 3]
     assert list(tb.generate(lambda number: number, rounds=two)) == [0, 1]
-    with pytest.raises(ValueError, match="depth of 1 to 65536 wanted, found 0"):
+    with pytest.raises(ValueError, match="depth: wanted from 1 to 65536, found 0"):
         tb.prefetch(range(4), depth=two * 0)
-    with pytest.raises(ValueError, match="0 rounds or more wanted, found -2"):
+    with pytest.raises(ValueError, match="rounds: wanted a whole number from 0 to"):
         tb.generate(lambda number: number, rounds=-two)
     loader = numbers(depth=two)
     assert len(loader.epochs(two)) == sum(1 for _ in loader.epochs(two)) == 32

@@ -71,7 +71,7 @@ def test_depth_items_are_fetched_ahead_and_no_more() -> None:
 
 @pytest.mark.parametrize("depth", [0, -1, 2**16 + 1, 2**33, 2**63])
 def test_a_depth_of_nothing_or_of_all_memory_is_refused(depth: int) -> None:
-    with pytest.raises(tb.OptionError, match=f"depth of 1 to 65536 wanted, found {depth}"):
+    with pytest.raises(tb.OptionError, match=f"depth: wanted .*, found {depth}$"):
         tb.prefetch([1], depth=depth)
 
 

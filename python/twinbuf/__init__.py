@@ -5,7 +5,7 @@ use. `Batch.numpy` and `Batch.torch` return arrays in the buffer that the batch 
 
 For other loops: `watch` measures any iterable, `prefetch` fetches its next items in a thread, `generate`
 overlaps code that makes data with the code that uses it, and `stream` reads the weights of a model
-(`Tensors`) layer by layer.
+(`Tensors`) layer by layer. `Writer` writes what a loop makes to a file behind it.
 
 >>> import numpy, tempfile, twinbuf as tb
 >>> folder = tempfile.TemporaryDirectory()
@@ -17,6 +17,7 @@ overlaps code that makes data with the code that uses it, and `stream` reads the
 """
 
 import os as _os
+from functools import wraps as _wraps
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
 from typing import Any as _Any
 
@@ -84,6 +85,20 @@ def _reduce(batch: Batch) -> tuple[_Any, tuple[str]]:
         "data, `batch.numpy().copy()`, or iterate over the loader without the `DataLoader`",
     )
 
+
+def _after_import(method: _Any) -> _Any:
+    @_wraps(method)
+    def torch(self: _Any) -> _Any:
+        # Here and not in Rust: the interpreter may end this thread while the import runs Python's code.
+        import torch  # noqa: F401
+
+        return method(self)
+
+    return torch
+
+
+for _kind in (Batch, Group):
+    _kind.torch = _after_import(_kind.torch)  # type: ignore[method-assign]
 
 # A worker process prints what pickle raises and sends nothing: the other process would wait for ever.
 _ForkingPickler.register(Batch, _reduce)

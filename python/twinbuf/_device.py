@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ._drive import make_one, start
+from ._drive import InTurn, make_one, start
 from ._loop import Loop
 from ._prefetch import around
 from ._streams import Accelerator, Sent, Upload, streams_of
@@ -25,8 +25,9 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
     """Return the object that sends batches to the device; None if that is host memory."""
     if depth < 2:
         raise OptionError(f"device_depth: 2 or more wanted, found {depth}")
-    streams = None if device == "cpu" else streams_of(device)  # "cpu" needs no torch
-    if streams is None:
+    if isinstance(device, str) and device == "cpu":  # which needs no torch
+        return None
+    if (streams := streams_of(device)) is None:
         return None
     import torch
 
@@ -105,7 +106,7 @@ class Sender:
         if overlap:
             loop._make, loop._start = None, partial(start, items, around(upload), "twinbuf-upload")
         else:
-            loop._make = partial(make_one, items.worker())
+            loop._make = InTurn(partial(make_one, items.worker()))
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
 
@@ -132,7 +133,7 @@ class Sender:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread to end, up to ``timeout`` seconds. Return whether it did."""
-        return self._thread.join(timeout)
+        return bool(self._thread.join(timeout))
 
     def forget(self) -> None:
         """Forget the position: the loader has loaded a state, and has the position of that."""

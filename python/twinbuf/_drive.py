@@ -41,6 +41,27 @@ def fill(worker: _Filler, name: str | None) -> None:
     _start(f"{name or 'twinbuf'}-read", _fill, worker)
 
 
+class InTurn:
+    """Lets one thread at a time make an item, where threads share an iterator: the others have none to make.
+
+    No lock: a forked process would wait for a thread that it has not.
+    """
+
+    def __init__(self, make: Callable[[], bool]) -> None:
+        self._make = make
+        # The thread that is making one.
+        self._maker: dict[str, int] = {}
+
+    def __call__(self) -> bool:
+        """Make an item. Return whether this thread had one to make."""
+        this = threading.get_ident()
+        try:
+            return self._maker.setdefault("thread", this) == this and self._make()
+        finally:
+            if self._maker.get("thread") == this:
+                self._maker.clear()
+
+
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
     try:
@@ -133,7 +154,7 @@ def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], Non
             worker.fail(error)
 
 
-def _make(worker: _Worker, only: bool = False) -> None:
+def _make(worker: _Worker, only: bool = False) -> Any:
     """Make items while they are wanted. What they refer to is free again before the thread waits."""
     try:
         iterator, send, states = worker.parts()

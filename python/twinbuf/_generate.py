@@ -6,15 +6,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from operator import index
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 from ._drive import start
 from ._loop import Loop, called
 from ._prefetch import around
 from ._twinbuf import _Items
-from ._values import instance_of, path_or_none
-from .errors import OptionError
+from ._values import function_of, path_or_none, text_of, whole_or_none
 
 if TYPE_CHECKING:
     from ._twinbuf import _Rounds
@@ -79,11 +77,13 @@ def generate(
     [2, 2]
     [3, 4]
     """
-    name, trace = instance_of("name", str, name, "a string"), path_or_none(trace)
-    limit = _ENDLESS if rounds is None else index(rounds)
-    if limit < 0:
-        raise OptionError(f"generate: 0 rounds or more wanted, found {rounds}")
-    numbers, lockstep = map(partial(called, "make", make), count()), before is not None
+    name, trace, found = text_of("name", name), path_or_none("trace", trace), whole_or_none("rounds", rounds)
+    limit = _ENDLESS if found is None else found
+    for argument, function in (("before", before), ("after", after)):
+        if function is not None:
+            function_of(argument, function)
+    numbers = map(partial(called, "make", function_of("make", make)), count())
+    lockstep = before is not None
     items: _Items[T] = _Items(numbers, 1, rounds=limit, lockstep=lockstep, name=name, trace=trace)
     start(items, around(), name or "twinbuf-generate")
     return items if before is None and after is None else _Hooked(items, before, after, limit)
@@ -115,7 +115,7 @@ class _Hooked(Loop[T]):
                 self.close()
                 raise
             self._done = self._count
-        if self._before is not None and self._asked == 0:
+        if self._before is not None and self._asked <= self._count:
             self._ask(self._before)
         if (failed := self._failed) is not None and self._asked == self._count + 1:
             self.close()  # Ctrl-C may cut it off: the next call closes again

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sized
+from functools import partial
 from operator import index
 from time import monotonic
 from types import TracebackType
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._device import sender
-from ._drive import fill
+from ._drive import InTurn, fill, fill_one
 from ._loop import Epochs
 from ._plan import Plan
 from ._records import Records
@@ -25,11 +26,16 @@ from ._twinbuf import Batch, _Loader, _Plan
 from ._values import (
     Path,
     attribute_of,
+    function_of,
     instance_of,
+    length_of,
     name_or_none,
+    names_of,
     path_or_none,
     record_of,
+    seconds_or_none,
     sets_of,
+    text_of,
     warn,
     whole,
     whole_or_none,
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 
     from ._device import Sender
     from ._streams import Accelerator
-    from ._twinbuf import _Batches, _Filler
+    from ._twinbuf import _Batches
 
     # What the loop gets: batches, or what `map` makes of them.
     Made = TypeVar("Made", default=Batch)
@@ -138,11 +144,11 @@ class Loader(_Loader, Generic[Made]):
         A file for a Chrome trace of the first five epochs.
     """
 
-    __slots__ = ("_copy_stream", "_filler", "_foreign", "_map", "_overlap", "_sender")
+    __slots__ = ("_copy_stream", "_foreign", "_make", "_map", "_overlap", "_sender")
     # What turns each batch into what the loop gets.
     _map: Callable[[Batch], Made] | None
-    # Fills slots in the loop's thread: without overlap, if that runs code of the program.
-    _filler: _Filler | None
+    # Fills a slot in the loop's thread: without overlap, if that runs code of the program.
+    _make: InTurn | None
     # Sends the batches to a device.
     _sender: Sender | None
     _copy_stream: bool
@@ -173,9 +179,8 @@ class Loader(_Loader, Generic[Made]):
         trace: Path | None = None,
     ) -> Self:
         """Make a loader, and start its threads."""
-        if map is not None and not callable(map):
-            raise TypeError(f"map: wanted a function, found {map!r}")
-        name = name_or_none(name)
+        map = None if map is None else function_of("map", map)
+        name, trace = name_or_none(name), path_or_none("trace", trace)
         instance_of("plan", _Plan, plan, "a Plan")
         workers, device_depth = whole("workers", workers), whole("device_depth", device_depth)
         to_device = None if device is None else sender(device, device_depth, name or "", trace)
@@ -184,15 +189,15 @@ class Loader(_Loader, Generic[Made]):
             "depth": whole_or_none("depth", depth),
             "workers": workers,
             "overlap": bool(overlap),
-            "read_mode": instance_of("read_mode", str, read_mode, "a string"),
+            "read_mode": text_of("read_mode", read_mode),
             "memory_limit": whole_or_none("memory_limit", memory_limit),
             "breakdown": whole_or_none("breakdown", breakdown) or None,
-            "trace": path_or_none(trace),
+            "trace": trace,
             "sends": to_device is not None,
         }
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
         self = super().__new__(cls, plan, options, slots)
-        self._map, self._sender, self._filler = map, to_device, None
+        self._map, self._sender, self._make = map, to_device, None
         switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
         self._copy_stream = (
             copy_stream if switch is None else switch.strip().lower() not in ("0", "off", "false")
@@ -202,7 +207,7 @@ class Loader(_Loader, Generic[Made]):
             if self._overlap:
                 fill(filler, name)
             else:
-                self._filler = filler
+                self._make = InTurn(partial(fill_one, filler))
         self._tell_overridden(workers, overlap)
         return self
 
@@ -257,8 +262,8 @@ class Loader(_Loader, Generic[Made]):
         return self._iterate(None)
 
     def _iterate(self, timeout: float | None, **which: Any) -> _Batches[Made]:
-        epochs: Any = self._epochs(timeout, **which)
-        if self._map is None and self._filler is None and self._sender is None:
+        epochs: Any = self._epochs(seconds_or_none("timeout", timeout), **which)
+        if self._map is None and self._make is None and self._sender is None:
             return epochs  # type: ignore[no-any-return]
         return Epochs(self, epochs)
 
@@ -331,6 +336,7 @@ class Loader(_Loader, Generic[Made]):
         that copies to a device. Default: 1 second if the data set or a function is written in Python or
         batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
         """
+        timeout = seconds_or_none("timeout", timeout)
         if timeout is None and (self._foreign or self._map is not None or self._sender is not None):
             timeout = 1.0
         since = monotonic()
@@ -368,14 +374,11 @@ class Loader(_Loader, Generic[Made]):
 
 def _options(data: Any) -> dict[str, Any]:
     """Return the data sets, and how their parts make a batch."""
-    sources, names = [_source(found) for found in sets_of(data)], None
+    sources, names = [_source(found) for found in sets_of(data)], names_of(data)
     if not sources:
         raise OptionError("data: wanted at least one data set, found none")
-    if isinstance(data, dict):
-        names = list(data)
-        for name in names:
-            if not isinstance(name, str):
-                raise TypeError(f"data: wanted names as keys of the dict, found {name!r}")
+    for name in names or ():
+        text_of("data", name, "names as keys of the dict")
     return {"sources": sources, "tuple": isinstance(data, tuple), "names": names}
 
 
@@ -388,7 +391,7 @@ def _source(data: Any) -> Any:
     fingerprint = getattr(data, "fingerprint", 0)
     if not isinstance(fingerprint, SupportsIndex) or not 0 <= index(fingerprint) < 2**64:
         raise TypeError("fingerprint: wanted a whole number from 0 to 2**64 - 1, or no such attribute")
-    return data, len(data), index(fingerprint), *record
+    return data, length_of(data), index(fingerprint), *record
 
 
 def _epoch(epoch: SupportsIndex) -> int:

@@ -6,11 +6,9 @@ thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from ._drive import fill_one
 
 if TYPE_CHECKING:
     from ._device import Sender
@@ -82,8 +80,8 @@ class Loop(Generic[T]):
             raise
 
     def _asks(self) -> None:
-        if self._start is not None:
-            self._start()
+        if (start := self._start) is not None:
+            start()
             self._start = None
         if self._sender is not None:
             if self._items.is_closed:
@@ -109,22 +107,27 @@ class Epochs(Loop[T]):
     """The batches of a loader with ``map``, with a device, or with code of the program but no overlap."""
 
     def __init__(self, loader: Loader[Any], epochs: _Epochs[Any]) -> None:
-        make = None if loader._filler is None else partial(fill_one, loader._filler)
-        super().__init__(None, None, make, loader._map)
+        super().__init__(None, None, loader._make, loader._map)
         self._loader, self._epochs = loader, epochs
+        self._begins = threading.Lock()
 
     def _asks(self) -> None:
         if self._items is None:
-            loader, sender = self._loader, self._loader._sender
-            if not self._epochs.has_begun:
-                loader._stop_sending()
-            self._epochs.begin()
-            if sender is None:
-                self._items = self._epochs
-            else:
-                source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
-                sender.begin(self, source, self._epochs._position, loader._overlap, loader._copy_stream)
+            with self._begins:
+                if self._items is None:
+                    self._begin()
         super()._asks()
+
+    def _begin(self) -> None:
+        loader, sender = self._loader, self._loader._sender
+        if not self._epochs.has_begun:
+            loader._stop_sending()
+        self._epochs.begin()
+        if sender is None:
+            self._items = self._epochs
+        else:
+            source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
+            sender.begin(self, source, self._epochs._position, loader._overlap, loader._copy_stream)
 
     def __len__(self) -> int:
         return max(0, self._epochs.all() - self._count)

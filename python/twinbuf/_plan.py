@@ -11,7 +11,17 @@ import numpy
 import numpy.typing as npt
 
 from ._twinbuf import DTYPES, _launched, _Plan, _Records
-from ._values import attribute_of, numbers_of, record_of, sets_of, warn, whole, whole_or_none
+from ._values import (
+    attribute_of,
+    length_of,
+    names_of,
+    numbers_of,
+    record_of,
+    sets_of,
+    warn,
+    whole,
+    whole_or_none,
+)
 from .errors import OptionError
 
 # The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for
@@ -129,11 +139,11 @@ class Plan(_Plan):
         return super().indices(whole("epoch", epoch), whole("step", step))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _saved, self._save()
+        return _saved, (type(self), *self._save()), getattr(self, "__dict__", None)
 
 
-def _saved(of: int | None, text: str) -> Plan:
-    return _Plan.__new__(Plan, of, saved=text)
+def _saved(kind: type[Plan], of: int | None, text: str) -> Plan:
+    return _Plan.__new__(kind, of, saved=text)
 
 
 def _count(data: Any) -> tuple[int, bool]:
@@ -146,8 +156,8 @@ def _count(data: Any) -> tuple[int, bool]:
         found = f"{type(data).__name__}{': pass a tuple' if type(data) is list else ''}"
         wanted = "a data set, a tuple or dict of data sets, or a whole number"
         raise TypeError(f"data: wanted {wanted}, found a {found}")
-    names = list(data) if isinstance(data, dict) else None
-    first, *others = [len(found) for found in sets_of(data)] or [0]
+    names = names_of(data)
+    first, *others = [length_of(found) for found in sets_of(data)] or [0]
     for at, count in enumerate(others, 1):
         if count != first:
             zero, other = (0, at) if names is None else (names[0], names[at])

@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from operator import index
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._drive import start
@@ -17,7 +16,7 @@ from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import _Items, _Thread
-from ._values import instance_of, path_or_none
+from ._values import path_or_none, seconds_or_none, text_of, whole
 from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def prefetch(
     [0, 1, 4, 9]
     """
     kind: type[Prefetcher[T]] = _Stateful if hasattr(iterable, "state_dict") else Prefetcher
-    return kind(iterable, device=device, depth=index(depth), name=name, trace=trace)
+    return kind(iterable, device=device, depth=whole("depth", depth), name=name, trace=trace)
 
 
 class Around(Generic[T]):
@@ -120,13 +119,13 @@ class Prefetcher(Around[T]):
 
     def __init__(self, iterable: Iterable[T], *, device: Any, depth: int, name: str, trace: Any) -> None:
         if not 1 <= depth <= _MOST:
-            raise OptionError(f"prefetch: depth of 1 to {_MOST} wanted, found {depth}")
+            raise OptionError(f"depth: wanted from 1 to {_MOST}, found {depth}")
         self._iterable = iterable
         self._depth = depth
         self._streams = None if device is None else streams_of(device)
         # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
-        self._name, self._trace = instance_of("name", str, name, "a string"), path_or_none(trace)
+        self._name, self._trace = text_of("name", name), path_or_none("trace", trace)
         self._epochs = 0
         # The state after the last item that the loop received. Empty: that is the iterable's present state.
         self._place: list[Any] = []
@@ -179,7 +178,8 @@ class Prefetcher(Around[T]):
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
-        return self._thread.report(self._name)
+        report: Report = self._thread.report(self._name)
+        return report
 
     def close(self, *, timeout: float | None = 1.0) -> None:
         """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.
@@ -187,10 +187,10 @@ class Prefetcher(Around[T]):
         After ``timeout`` seconds in the iterable the thread is left behind: this raises
         `LoaderTimeoutError`. None waits as long as it takes.
         """
-        items = self._items()
+        limit, items = seconds_or_none("timeout", timeout), self._items()
         if items is not None:
             items.close()
-        if not self._join(timeout):
+        if not self._join(limit):
             raise LoaderTimeoutError(f"prefetch: wanted an end of the iterable's item within {timeout} s")
 
     def _join(self, timeout: float | None = None) -> bool:

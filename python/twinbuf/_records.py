@@ -17,10 +17,11 @@ from ._values import (
     at_folder,
     dtype_of,
     folder_of,
-    instance_of,
+    function_of,
     numbers_of,
     paths_of,
     record_of,
+    text_of,
     whole,
     whole_or_none,
 )
@@ -78,7 +79,7 @@ class Records(_Records):
     @staticmethod
     def open_safetensors(paths: Paths, tensor: str, *, skip_short: bool = False) -> Records:
         """Open the tensor of this name in ``.safetensors`` files. A record is one entry of the first axis."""
-        return _open("open_safetensors", paths, instance_of("tensor", str, tensor, "a name"), skip_short)
+        return _open("open_safetensors", paths, text_of("tensor", tensor, "a name"), skip_short)
 
     @staticmethod
     def open_npz(paths: Paths, array: str, *, skip_short: bool = False) -> Records:
@@ -86,7 +87,7 @@ class Records(_Records):
 
         A record is one entry of the first axis.
         """
-        return _open("open_npz", paths, instance_of("array", str, array, "a name"), skip_short)
+        return _open("open_npz", paths, text_of("array", array, "a name"), skip_short)
 
     @staticmethod
     def open_indexed(paths: Paths, indexes: Paths) -> Records:
@@ -96,7 +97,7 @@ class Records(_Records):
         offset ``i`` to offset ``i + 1``. ``numpy.cumsum([0] + [len(record) for record in records])`` makes
         one. In a batch, such records are a list of arrays.
         """
-        return _open("open_indexed", paths, paths_of(indexes), False)
+        return _open("open_indexed", paths, paths_of("indexes", indexes), False)
 
     @staticmethod
     def open_megatron(paths: Paths) -> Records:
@@ -167,9 +168,7 @@ class Records(_Records):
         releases the GIL, as decoders do. ``seed`` is a number for this record in this epoch, made of the
         plan's seed: the same after any resume. Seed a generator with it to make random changes repeatable.
         """
-        if not callable(function):
-            raise TypeError(f"function: wanted a function, found {function!r}")
-        return self._with((function, *record_of(dtype, shape)))
+        return self._with((function_of("function", function), *record_of(dtype, shape)))
 
     def windows(self, rows: SupportsIndex, stride: SupportsIndex | None = None) -> Records:
         """Return the same files as windows of ``rows`` rows, one every ``stride`` rows.
@@ -188,7 +187,9 @@ class Records(_Records):
             raise OptionError(f"windows are made of rows, {why}")
         if self._how["steps"]:
             raise OptionError("windows: wanted a call before `to` and `map`, found one after them")
-        return _again(self._placed() | {"windows": (rows, rows if stride is None else stride)})
+        # The files that were found: a pattern may match others by now.
+        files = at_folder(self._folder, [*self._paths, *self._skipped])
+        return _again(self._how | {"paths": files, "windows": (rows, rows if stride is None else stride)})
 
     def _with(self, step: tuple[Any, ...]) -> Records:
         return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
@@ -222,7 +223,11 @@ class Records(_Records):
         if isinstance(wanted, slice):
             wanted = range(count)[wanted]
         elif isinstance(wanted, int) or not hasattr(wanted, "__len__"):
-            number = index(wanted)
+            try:
+                number = index(wanted)
+            except TypeError:
+                kinds = "a whole number, a slice or a list of whole numbers"
+                raise TypeError(f"index: wanted {kinds}, found {wanted!r}") from None
             if not -count <= number < count:
                 raise IndexError(f"wanted a record from -{count} to {count - 1}, found {number}")
             return self._several([number % count], (number % count, 1, 1))[0]
@@ -262,7 +267,8 @@ class Records(_Records):
 
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
-    how = {"kind": kind, "paths": paths_of(paths), "argument": argument, "skip_short": bool(skip_short)}
+    paths = paths_of("paths", paths)
+    how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": bool(skip_short)}
     return _again(how | {"windows": None, "steps": []})
 
 

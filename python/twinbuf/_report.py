@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from ._twinbuf import _save
+from ._values import path_of
 
 
 class Report:
@@ -69,7 +70,7 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page for any browser: the report and the last steps. It needs no other file."""
-        _save(os.fspath(path), self._page)
+        _save(path_of("path", path), self._page)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values."""

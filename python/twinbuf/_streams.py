@@ -440,17 +440,6 @@ def _array_like(leaf: Any) -> torch.Tensor | None:
     return torch.empty(leaf.shape, dtype=dtype, device="meta")
 
 
-def tensor_of(memory: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of the memory that an object lends, of a type that numpy lacks."""
-    import torch
-
-    kind = getattr(torch, dtype)
-    # torch refuses memory of no bytes.
-    return (
-        torch.frombuffer(memory, dtype=kind).view(shape) if 0 not in shape else torch.empty(shape, dtype=kind)
-    )
-
-
 def as_tensors(item: Any) -> Any:
     """Return ``item`` with its numpy arrays as tensors of the same memory."""
     import torch

@@ -20,9 +20,11 @@ from ._values import (
     name_or_none,
     path_or_none,
     paths_of,
+    text_of,
     whole,
     whole_or_none,
 )
+from .errors import OptionError
 from .tensors import TensorInfo
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Tensors(_Tensors):
     @staticmethod
     def open(paths: Paths) -> Tensors:
         """Open a file, or a list of files."""
-        model = _Tensors.__new__(Tensors, found := paths_of(paths))
+        model = _Tensors.__new__(Tensors, found := paths_of("paths", paths))
         model._folder = folder_of(found)
         return model
 
@@ -62,7 +64,11 @@ class Tensors(_Tensors):
 
         That is its ``dtype`` (in the words of the format where Python has none), ``shape`` and ``nbytes``.
         """
-        return TensorInfo(*self._info(name))
+        try:
+            text = text_of("name", name, "the name of a tensor")
+        except (TypeError, OptionError) as error:
+            raise KeyError(str(error)) from None
+        return TensorInfo(*self._info(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, for ``pickle``."""
@@ -153,7 +159,7 @@ def stream(
         A file for a Chrome trace of the first five passes.
     """
     instance_of("model", _Tensors, model, "`Tensors`")
-    name = name_or_none(name)
+    name, trace = name_or_none(name), path_or_none("trace", trace)
     to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
     options = {
         "groups": _by_key(model, groups) if callable(groups) else _lists(groups),
@@ -162,14 +168,20 @@ def stream(
         "cycle": bool(cycle),
         "depth": whole("depth", depth),
         "keep": whole_or_none("keep", keep),
-        "order": None if order is None else [[whole("order", at) for at in each] for each in order],
+        "order": None if order is None else _order(order),
         "memory_limit": whole_or_none("memory_limit", memory_limit),
-        "read_mode": instance_of("read_mode", str, read_mode, "a string"),
-        "trace": path_or_none(trace),
+        "read_mode": text_of("read_mode", read_mode),
+        "trace": trace,
     }
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
     return made
+
+
+def _order(order: Any) -> list[list[int]]:
+    with suppress(TypeError):
+        return [[whole("order", at) for at in each] for each in order]
+    raise TypeError(f"order: wanted lists of numbers of groups, found {order!r}")
 
 
 def _by_key(model: Tensors, key_of: Callable[[str], Any]) -> list[list[str]]:
@@ -185,6 +197,6 @@ def _lists(groups: Any) -> list[list[str]]:
     with suppress(TypeError):
         lists = [list(names) for names in groups]
         of_lists = not any(isinstance(part, str) for part in (groups, *groups))
-        if of_lists and all(isinstance(name, str) for names in lists for name in names):
-            return lists
-    raise TypeError("groups: wanted a function of a name, or a list of lists of names")
+        if of_lists:
+            return [[text_of("groups", name) for name in names] for names in lists]
+    raise TypeError(f"groups: wanted a function of a name, or a list of lists of names, found {groups!r}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from math import prod
 from operator import index
-from typing import Any, SupportsIndex, TypeAlias, TypeVar
+from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, TypeVar
 
 import numpy
 
@@ -43,10 +44,32 @@ def whole_or_none(name: str, found: SupportsIndex | None) -> int | None:
     return None if found is None else whole(name, found)
 
 
-def path_or_none(path: Path | None) -> str | None:
+def path_or_none(name: str, path: Path | None) -> str | None:
     """Return a path, or None if there is none."""
+    return None if path is None else path_of(name, path)
+
+
+def path_of(name: str, path: Path) -> str:
+    """Return a path that the file system can have."""
     wanted = "a path, as `str` or `Path`"
-    return None if path is None else os.fspath(instance_of("trace", (str, os.PathLike), path, wanted))
+    found = os.fspath(instance_of(name, (str, os.PathLike), path, wanted))
+    instance_of(name, str, found, wanted)
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name}: wanted {wanted}, found {found!r}: {error.reason}") from None
+    return found
+
+
+def seconds_or_none(name: str, found: Any) -> float | None:
+    """Return a time in seconds, or None for no limit."""
+    if found is None:
+        return None
+    instance_of(name, (SupportsFloat, SupportsIndex), found, "a number of seconds or None")
+    with suppress(OverflowError):
+        if 0 <= (seconds := float(found)) < 2**63:
+            return seconds
+    raise OptionError(f"{name}: wanted from 0 to 2**63 seconds, found {found}")
 
 
 def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
@@ -56,9 +79,25 @@ def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
     return found
 
 
+def function_of(name: str, found: T) -> T:
+    """Return a function."""
+    if not callable(found):
+        raise TypeError(f"{name}: wanted a function, found {found!r}")
+    return found
+
+
+def text_of(name: str, found: str, wanted: str = "a string") -> str:
+    """Return a string of characters that UTF-8 has."""
+    try:
+        instance_of(name, str, found, wanted).encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name}: wanted {wanted}, found {found!r}: {error.reason}") from None
+    return found
+
+
 def name_or_none(name: str | None) -> str | None:
     """Return the name of a loader or a loop, or None if it has none."""
-    return None if name is None else instance_of("name", str, name, "a string")
+    return None if name is None else text_of("name", name)
 
 
 def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None]) -> Any:
@@ -95,14 +134,17 @@ def dtype_of(dtype: Any) -> str:
     text = str(dtype).removeprefix("torch.")
     if text in DTYPES:
         return text
-    found = numpy.dtype(dtype)
+    wanted = "a boolean, a number or a complex number in native byte order"
+    try:
+        found = numpy.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        raise TypeError(f"dtype: wanted {wanted}, found {dtype!r}") from None
     if found.name in DTYPES and found.isnative:
         return str(found.name)
-    wanted = "a boolean, a number or a complex number in native byte order"
     raise OptionError(f"dtype: wanted {wanted}, found {text}")
 
 
-def shape_of(shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
+def shape_of(name: str, shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
     """Return the axes of a record."""
     try:
         axes = tuple(map(index, shape))
@@ -110,29 +152,26 @@ def shape_of(shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
         axes = (-1,)
     if min(axes, default=0) < 0:
         raise TypeError(
-            f"shape: wanted the axes of a record as a tuple of numbers from 1 on, found {shape!r}"
+            f"{name}: wanted the axes of a record as a tuple of numbers from 1 on, found {shape!r}"
         )
     return axes
 
 
-def record_of(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the type of records of one size."""
-    name, axes = dtype_of(dtype), shape_of(shape)
-    if not 0 < prod(axes) * DTYPES[name] < 2**63:
-        raise OptionError(f"shape: wanted records of at least one element that fit memory, found {shape!r}")
-    return name, axes
+def record_of(dtype: Any, shape: Any, name: str = "shape") -> tuple[str, tuple[int, ...]]:
+    """Return the type of records of one size. ``name`` is that of the argument ``shape``."""
+    kind, axes = dtype_of(dtype), shape_of(name, shape)
+    if not 0 < prod(axes) * DTYPES[kind] < 2**63:
+        raise OptionError(f"{name}: wanted records of at least one element that fit memory, found {shape!r}")
+    return kind, axes
 
 
-def paths_of(paths: Any) -> list[str]:
+def paths_of(name: str, paths: Any) -> list[str]:
     """Return one path or several."""
-    try:
-        found = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
-    except TypeError:
-        found = [b""]
-    if not all(isinstance(path, str) for path in found):
-        wanted = "a path or a list of paths, as `str` or `Path`"
-        raise TypeError(f"paths: wanted {wanted}, found {paths!r}")
-    return found
+    with suppress(TypeError):
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        return [path_of(name, path) for path in several]
+    wanted = "a path or a list of paths, as `str` or `Path`"
+    raise TypeError(f"{name}: wanted {wanted}, found {paths!r}")
 
 
 def folder_of(paths: list[str]) -> str:
@@ -158,10 +197,21 @@ def at_folder(folder: str, paths: list[str]) -> list[str]:
 
 
 def sets_of(data: Any) -> list[Any]:
-    """Return the data sets: the values of a tuple or a dict, or ``data`` itself."""
-    if isinstance(data, (tuple, dict)):
-        return list(data.values() if isinstance(data, dict) else data)
-    return [data]
+    """Return the data sets: the values of a tuple or a mapping, or ``data`` itself."""
+    if isinstance(data, tuple):
+        return list(data)
+    return [data] if names_of(data) is None else list(data.values())
+
+
+def names_of(data: Any) -> list[Any] | None:
+    """Return the names of a mapping of data sets, or None if it is none: a data set may be a mapping too."""
+    return list(data) if isinstance(data, Mapping) and not hasattr(data, "read_into") else None
+
+
+def length_of(data: Any) -> int:
+    """Return the number of records of a data set."""
+    attribute_of(data, "__len__")
+    return len(data)
 
 
 def attribute_of(data: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from ._prefetch import Around, Prefetcher
 from ._report import Report
 from ._twinbuf import _Recorder
+from ._values import path_or_none, text_of
 
 T = TypeVar("T")
 
@@ -74,13 +75,13 @@ class Watched(Around[T]):
         self, iterable: Iterable[T], name: str, line: str, trace: str | os.PathLike[str] | None
     ) -> None:
         self._iterable = iterable
-        self._name, self._line = name, line
+        self._name, self._line = text_of("name", name), line
         self._own: Callable[[], Any] | None = getattr(iterable, "report", None)
         if not callable(self._own) or not isinstance(self._own(), Report):
             self._own = None
         workers = getattr(iterable, "num_workers", 0)
         ahead = isinstance(workers, int) and workers > 0 and not isinstance(iterable, Prefetcher)
-        self._recorder = _Recorder(name=name, trace=trace, workers=ahead)
+        self._recorder = _Recorder(name=name, trace=path_or_none("trace", trace), workers=ahead)
         self._epochs = 0
 
     def __iter__(self) -> Iterator[T]:
@@ -90,10 +91,8 @@ class Watched(Around[T]):
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
-        if self._own is not None:
-            report: Report = self._own()
-            return report
-        return self._recorder.report(self._name, self._line)
+        report: Report = self._own() if self._own else self._recorder.report(self._name, self._line)
+        return report
 
     def _end(self) -> None:
         """End an epoch, and print the report."""

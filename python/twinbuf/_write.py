@@ -12,7 +12,8 @@ import numpy
 
 from ._streams import Download, home
 from ._twinbuf import _Writer
-from ._values import dtype_of, shape_of, whole, whole_or_none
+from ._values import path_of, record_of, whole, whole_or_none
+from .errors import OptionError
 
 
 class Writer:
@@ -48,15 +49,18 @@ class Writer:
         slot_bytes: int = 4 << 20,
         shard_bytes: int | None = None,
     ) -> None:
+        kind, self._row = record_of("uint8" if dtype is None else dtype, row, "row")
+        if kind.startswith(("bfloat", "float8")):
+            raise OptionError(f"dtype: wanted a type that numpy has, found {kind}")
         self._writer = _Writer(
-            os.fspath(path),
-            None if dtype is None else dtype_of(dtype),
-            shape_of(row),
+            path_of("path", path),
+            None if dtype is None else kind,
+            self._row,
             whole("depth", depth),
             whole("slot_bytes", slot_bytes),
             whole_or_none("shard_bytes", shard_bytes),
         )
-        self._row, self._dtype, self._written = tuple(row), numpy.dtype(self._writer.dtype), ""
+        self._dtype, self._written = numpy.dtype(kind), ""
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None
         self._turn = threading.Lock()
