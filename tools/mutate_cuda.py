@@ -24,7 +24,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Quick ones first. What follows a program's name filters its tests.
 TESTS = [*(f"all {name}::" for name in ("slots", "captures", "leases", "fuzz", "neighbour", "batches")), "driver", "all errors::", "allocations", "--lib"]
-STAGER_TESTS = ["all stager:: -- --skip call", "all captures::a_scope", "--lib stager", "all fuzz::random_scopes", "all neighbour::waits", "all stager::"]
+STAGER_TESTS = ["all stager::", "all captures::a_scope", "--lib stager", "all fuzz::random_scopes", "all neighbour::waits", "all errors::"]
 TIMEOUT_S = 300  # several times what the slowest of them takes
 
 # What a mutant is about, and the program that is likely to see it: tried first.

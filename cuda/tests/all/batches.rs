@@ -11,64 +11,6 @@ use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::Options;
 
 #[test]
-fn batches_arrive_in_order_with_what_was_committed_at_any_depth() {
-    must_end(|| {
-        let pairs = (1..=9).flat_map(|h| (1..=9).map(move |d| (h, d)));
-        // One or two of either, or as many of both.
-        for (host_depth, device_depth) in pairs.filter(|(h, d)| h.min(d) <= &2 || h == d) {
-            for overlap in [true, false] {
-                let (_sim, ctx) = start(1, true);
-                let stream = ctx.new_stream().unwrap();
-                let build = Uploader::new(&ctx, BYTES).host_depth(host_depth).device_depth(device_depth);
-                let (mut slots, mut batches) = build.overlap(overlap).build().unwrap();
-                let lens = (0..20).map(|i| [BYTES, 0, 1, 100][i % 4]);
-                let check = |batches: &mut DeviceBatches<u64>, i: u64, len: usize| {
-                    let batch = batches.recv().unwrap().unwrap();
-                    assert_eq!((batch.seq(), *batch.meta(), batch.len()), (i, i + 1, len));
-                    assert_eq!(bytes(&batch, &stream), vec![i as u8 + 1; len]);
-                };
-                if overlap {
-                    let reading = lens.clone();
-                    let reader = thread::spawn(move || {
-                        for (i, len) in reading.enumerate() {
-                            commit(&mut slots, len, i as u8 + 1).unwrap();
-                        }
-                        slots.finish();
-                    });
-                    for (i, len) in lens.enumerate() {
-                        check(&mut batches, i as u64, len);
-                    }
-                    reader.join().unwrap();
-                } else {
-                    for (i, len) in lens.enumerate() {
-                        commit(&mut slots, len, i as u8 + 1).unwrap();
-                        check(&mut batches, i as u64, len);
-                    }
-                    slots.finish();
-                }
-                assert!(batches.recv().unwrap().is_none());
-                assert!(batches.recv().unwrap().is_none(), "the end stays the end");
-            }
-        }
-    });
-}
-
-#[test]
-fn by_hand_the_next_copy_is_started_while_the_last_batch_is_in_use() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    assert_eq!(batches.recv().unwrap_err(), Error::Empty);
-    commit(&mut slots, BYTES, 1).unwrap();
-    for value in 2..50 {
-        let batch = batches.recv().unwrap().unwrap();
-        commit(&mut slots, BYTES, value).unwrap(); // the other device slot
-        assert_eq!(slots.acquire().unwrap_err(), Error::SlotHeld { device_depth: 2 });
-        assert_eq!(bytes(&batch, &stream)[0], value - 1);
-    }
-}
-
-#[test]
 fn by_hand_a_slot_is_committed_on_a_thread_without_a_context() {
     let (_sim, ctx) = start(1, false);
     let stream = ctx.new_stream().unwrap();

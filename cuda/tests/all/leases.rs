@@ -164,24 +164,6 @@ fn what_travels_with_a_batch_is_dropped_once_with_its_lease() {
 }
 
 #[test]
-fn an_owned_copy_outlives_its_slot() {
-    let (_sim, ctx) = start(1, true);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    let mut owned = Vec::new();
-    for value in 1..10 {
-        commit(&mut slots, BYTES, value).unwrap();
-        owned.push(batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap());
-    }
-    for (copy, value) in owned.iter().zip(1..) {
-        assert_eq!(stream.clone_dtoh(copy).unwrap(), [value; BYTES]);
-    }
-    commit(&mut slots, 0, 1).unwrap();
-    let error = batches.recv().unwrap().unwrap().into_owned::<u8>(&stream).unwrap_err();
-    assert!(matches!(error, Error::Option { option: "self", .. }), "{error}");
-}
-
-#[test]
 fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() {
     let (_sim, ctx) = start(1, false);
     let stream = ctx.per_thread_stream();
@@ -197,28 +179,6 @@ fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() 
     }
     let message = Error::PerThreadStream.to_string();
     assert!(message.contains("`into_owned`") && message.contains("`new_stream`"), "{message}");
-}
-
-#[test]
-fn a_raw_stream_is_ordered_as_well() {
-    let (_sim, ctx) = start(1, false);
-    let stream = ctx.new_stream().unwrap();
-    let (mut slots, mut batches) = uploader(&ctx, false);
-    for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
-        let mut copy = vec![0u8; BYTES];
-        // SAFETY: the stream outlives the lease, and this batch is read on it.
-        let address = unsafe { batch.on_raw(stream.cu_stream()) }.unwrap();
-        // SAFETY: both are that long, and the target is waited for below.
-        let read = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(copy.as_mut_ptr().cast(), address, BYTES, stream.cu_stream())
-        };
-        read.result().unwrap();
-        drop(batch);
-        stream.synchronize().unwrap();
-        assert_eq!(copy, [value; BYTES]);
-    }
 }
 
 #[test]

@@ -14,46 +14,6 @@ use twinbuf_cuda_sim::{Failure, Options};
 
 const BYTES: usize = 1380;
 
-#[test]
-fn a_reserved_slot_that_is_dropped_is_no_batch() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let stream = ctx.new_stream().unwrap();
-            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
-            for value in 1..20_u8 {
-                drop(slots.acquire().unwrap()); // leaves no trace
-                slots.acquire().unwrap().reserve().fill(99);
-                let mut slot = slots.acquire().unwrap().reserve();
-                slot.fill(value);
-                slot.commit(BYTES, value).unwrap();
-                assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
-                let batch = batches.recv().unwrap().unwrap();
-                assert_eq!((batch.seq(), *batch.meta()), (2 * u64::from(value) - 1, value));
-                assert_eq!(bytes(&batch, &stream), [value; BYTES]);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_reader_that_is_gone_has_abandoned_its_data() {
-    must_end(|| {
-        for overlap in [true, false] {
-            let (_sim, ctx) = start(1, false);
-            let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
-            slots.acquire().unwrap().commit(1, 1).unwrap();
-            drop(slots.acquire().unwrap()); // not handed over
-            drop(slots.acquire().unwrap().reserve());
-            drop(slots);
-            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 1);
-            assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
-            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned);
-            assert_eq!(batches.recv().unwrap_err(), Error::Abandoned, "never the end of the data");
-        }
-    });
-}
-
 /// Counts its drop.
 struct Lender<T>(#[allow(dead_code)] T, Arc<AtomicUsize>);
 

@@ -1,6 +1,8 @@
 //! Shared parts of the tests: a driver with a context, an uploader of small batches, a watchdog, the count of copy
 //! threads.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::io::Write;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once, mpsc};
@@ -12,13 +14,11 @@ use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context, le
 use twinbuf_cuda_sim::{Options, Sim};
 
 /// A driver without delays, and its context, with cudarc's event tracking or without.
-#[allow(dead_code)]
 pub(crate) fn start(seed: u64, tracking: bool) -> (Sim, Arc<CudaContext>) {
     start_with(Options { delay_us: 0, pieces: 1, ..Options::seeded(seed) }, tracking)
 }
 
 /// The same with these options.
-#[allow(dead_code)]
 pub(crate) fn start_with(options: Options, tracking: bool) -> (Sim, Arc<CudaContext>) {
     let sim = Sim::start(options);
     static HELD: Once = Once::new();
@@ -35,7 +35,6 @@ pub(crate) fn start_with(options: Options, tracking: bool) -> (Sim, Arc<CudaCont
 }
 
 /// The driver in software without delays and without cudarc's event tracking; none where the real one is used.
-#[allow(dead_code)]
 pub(crate) fn start_software() -> Option<(Sim, Arc<CudaContext>)> {
     let (sim, ctx) = start(1, false);
     (!sim.is_real()).then_some((sim, ctx))
@@ -48,7 +47,6 @@ fn hung() -> Duration {
 }
 
 /// Ends the process if `test` hangs: a hang must be a failure.
-#[allow(dead_code)]
 #[track_caller]
 pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     let test_at = std::panic::Location::caller();
@@ -70,14 +68,12 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
 }
 
 /// The number of copy threads of this process.
-#[allow(dead_code)]
 pub(crate) fn copy_threads() -> usize {
     threads("twinbuf-copy")
 }
 
 /// The number of this process's threads of this name, after threads that were joined have left its list: the kernel
 /// wakes the joiner before it removes a thread from `/proc`. A thread that was not joined stays there.
-#[allow(dead_code)]
 pub(crate) fn threads(wanted: &str) -> usize {
     let listed = || {
         std::fs::read_dir("/proc/self/task")
@@ -95,11 +91,9 @@ pub(crate) fn threads(wanted: &str) -> usize {
     }
 }
 
-#[allow(dead_code)]
 pub(crate) const BYTES: usize = 1024;
 
 /// The batch's contents on the device, read on `stream`.
-#[allow(dead_code)]
 pub(crate) fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
     let view = batch.on::<u8>(stream).unwrap();
     let mut bytes = vec![0; view.len()];
@@ -110,20 +104,17 @@ pub(crate) fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
     bytes
 }
 
-#[allow(dead_code)]
 pub(crate) fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Result<(), Error> {
     let mut slot = slots.acquire()?;
     slot[..len].fill(value);
     slot.commit(len, u64::from(value))
 }
 
-#[allow(dead_code)]
 pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
     Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
 }
 
 /// Host slots in memory of the caller.
-#[allow(dead_code)]
 pub(crate) fn lent_slots(count: usize, bytes: usize) -> Vec<lent::Host> {
     let slot = |_| {
         let mut memory = vec![0_u8; bytes].into_boxed_slice();
@@ -134,7 +125,6 @@ pub(crate) fn lent_slots(count: usize, bytes: usize) -> Vec<lent::Host> {
     (0..count).map(slot).collect()
 }
 
-#[allow(dead_code)]
 pub(crate) const MODES: [CUstreamCaptureMode; 3] = [
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
