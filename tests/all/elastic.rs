@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use crate::common::{RECORD, Reads, files, numbers, open};
+use twinbuf::loader::Epochs;
 use twinbuf::{Checkpoint, LastBatch, Loader, Plan, Shuffle};
 use twinbuf_testing::Random;
 
@@ -137,33 +138,13 @@ fn histories_of_ranks_and_schedules_see_every_record_once() {
 }
 
 #[test]
-fn the_next_epoch_of_a_training_that_changed_is_whole() {
-    let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
-    let build = |batch| Loader::builder(Reads(44, 8, numbers), plan(batch)).build().unwrap();
-    let orders = |loader: &mut Loader| -> Vec<u64> {
-        loader.epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect()
-    };
-    let mut first = build(4);
-    let third = first.epoch(0).nth(2).unwrap().unwrap().checkpoint();
-    let mut second = build(2);
-    let next = second.epochs_from(&third, 1).unwrap().next().unwrap().unwrap().checkpoint().next_epoch();
-    assert_eq!((next.epoch(), next.step()), (1, 0));
-    let rest: Vec<u64> = second
-        .epochs_from(&next, 2)
-        .unwrap()
-        .flat_map(|batch| batch.unwrap().cast().unwrap().to_vec())
-        .collect();
-    assert_eq!(rest, orders(&mut build(2)));
-    // The plan of the first loader is at the same place.
-    assert_eq!(build(4).epochs_from(&next, 2).unwrap().count(), 11);
-}
-
-#[test]
 fn a_batch_size_that_grows_in_mid_epoch() {
     let plan = |batch| Plan::builder(44).batch(batch).shuffle(Shuffle::Full).seed(3).build().unwrap();
     let build = |batch| Loader::builder(Reads(44, 8, numbers), plan(batch)).build().unwrap();
-    let order: Vec<u64> =
-        build(1).epoch(1).flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect();
+    let records = |epochs: Epochs<'_>| -> Vec<u64> {
+        epochs.flat_map(|batch| batch.unwrap().cast().unwrap().to_vec()).collect()
+    };
+    let order = records(build(1).epoch(1));
 
     let mut small = build(4);
     assert_eq!(small.epoch(1).take(3).count(), 3);
@@ -187,6 +168,11 @@ fn a_batch_size_that_grows_in_mid_epoch() {
     let text = serde_json::to_value(batch.checkpoint()).unwrap();
     assert_eq!(text["before"], serde_json::json!([]));
     drop((batch, epochs));
+    // So it is if the rest of the epoch is left out, by the plan of either loader.
+    let next = large.epochs_from(&checkpoint, 2).unwrap().next().unwrap().unwrap().checkpoint().next_epoch();
+    assert_eq!((next.epoch(), next.step()), (2, 0));
+    assert_eq!(records(large.epochs_from(&next, 3).unwrap()), records(build(8).epoch(2)));
+    assert_eq!(build(4).epochs_from(&next, 3).unwrap().count(), 11);
     // Back at the original batch size, the checkpoint contains nothing of the other one.
     let mut again = build(4);
     let rest = again.epochs_from(&checkpoint, 2).unwrap();
@@ -226,20 +212,6 @@ fn a_schedule_is_resumed_at_every_step() {
         assert_eq!(whole[10].2.len(), 64);
         assert_eq!((whole[13].2.len(), whole[14].2.len()), (64, 128));
         assert_eq!(loader.report().batches, whole.len() as u64);
-        for epoch in 0..3 {
-            let mut seen: Vec<u64> =
-                whole.iter().filter(|batch| batch.0 == epoch).flat_map(|batch| batch.2.clone()).collect();
-            seen.sort_unstable();
-            let visited = seen.len();
-            seen.dedup();
-            match tail {
-                LastBatch::Keep => {
-                    assert!(seen.len() == 1000 && visited == 1000, "{shuffle:?}, epoch {epoch}");
-                }
-                LastBatch::Drop => assert!(seen.len() == visited && visited > 1000 - 128),
-                LastBatch::Wrap => assert_eq!(seen.len(), 1000),
-            }
-        }
         let mut loader = build(1);
         let mut rest = loader.epochs(0..3);
         let mut at = 0;
