@@ -4,7 +4,6 @@
 #![allow(clippy::needless_pass_by_value)] // plans are made where they are passed
 
 use super::*;
-use proptest::prelude::*;
 
 fn records(batch: impl std::borrow::Borrow<BatchIndices>) -> impl Iterator<Item = u64> {
     batch.borrow().runs().flatten()
@@ -473,80 +472,4 @@ fn a_schedule_of_no_sizes_or_too_many_is_refused() {
         Plan::builder(9).batches([(1, 0), (1, 2)]).batch(3).build(),
         Plan::builder(9).batch(3).build()
     );
-}
-
-/// Returns a builder that has a seed only if it shuffles.
-fn shuffled(records: u64, shuffle: Shuffle, seed: u64) -> PlanBuilder {
-    let builder = Plan::builder(records).shuffle(shuffle);
-    if shuffle == Shuffle::None { builder } else { builder.seed(seed) }
-}
-
-fn any_shuffle() -> impl Strategy<Value = Shuffle> {
-    prop_oneof![
-        4 => Just(Shuffle::None),
-        4 => (1_u64..200).prop_map(|records| Shuffle::Chunks { records }),
-        // Drawn less often: slow without optimizations, since every batch derives the keys of its order.
-        1 => (1_u64..200, 1_u64..30).prop_map(|(records, chunks)| Shuffle::Window { chunk_records: records, window_chunks: chunks }),
-        4 => Just(Shuffle::Full),
-    ]
-}
-
-/// A quarter of the usual number of cases, or all.
-fn cases() -> ProptestConfig {
-    let all = ProptestConfig::default();
-    ProptestConfig { cases: twinbuf_testing::extent(all.cases / 4, all.cases), ..all }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..cases() })]
-
-    #[test]
-    fn parts_are_the_whole(
-        (n, batch, world, order, e)
-            in (1_u64..900, 1_u64..500, 1_u64..4, any_shuffle(), any::<u64>()),
-        last_batch in prop_oneof![Just(LastBatch::Drop), Just(LastBatch::Keep), Just(LastBatch::Wrap)],
-        rank in any::<u64>(),
-        cuts in proptest::collection::vec(any::<u64>(), 0..6),
-    ) {
-        let plan = shuffled(n, order, n).batch(batch).rank(rank % world, world)
-            .last_batch(last_batch).build();
-        prop_assume!(plan.is_ok());
-        let plan = plan.unwrap();
-        for step in 0..plan.steps(0) {
-            let whole = plan.batch(e, step).unwrap();
-            let len = whole.len();
-            let mut ends: Vec<u64> = cuts.iter().map(|cut| cut % (len + 1)).collect();
-            ends.extend([0, len]);
-            ends.sort_unstable();
-            let mut parts = Vec::new();
-            for pair in ends.windows(2) {
-                match whole.part(pair[0]..pair[1]) {
-                    Some(part) => {
-                        prop_assert_eq!(part.len(), pair[1] - pair[0]);
-                        prop_assert_eq!(Some(part.first()), records(part.clone()).next());
-                        // A part of a part is a part.
-                        let last = part.part(part.len() - 1..part.len()).unwrap();
-                        prop_assert!(records(last).eq(records(&part).last()));
-                        parts.extend(records(part));
-                    }
-                    None => prop_assert_eq!(pair[0], pair[1]),
-                }
-            }
-            prop_assert!(records(&whole).eq(parts));
-            prop_assert_eq!(whole.part(0..len), Some(whole.clone()));
-            for past in [len..len + 1, 0..len + 1, len - 1..u64::MAX, u64::MAX - 1..u64::MAX] {
-                prop_assert_eq!(whole.part(past), None);
-            }
-            #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
-            let backward = 1..0;
-            prop_assert_eq!(whole.part(backward), None);
-        }
-    }
-
-    #[test]
-    fn sequential_is_the_identity(n in 1_u64..3000, batch in 1_u64..100, e: u64) {
-        let plan = Plan::builder(n).batch(batch).last_batch(LastBatch::Keep).build().unwrap();
-        prop_assert!(epoch(plan.clone(), e).into_iter().eq(0..n));
-        prop_assert!((0..plan.steps(0)).all(|step| plan.batch(e, step).unwrap().runs().count() == 1));
-    }
 }

@@ -49,6 +49,7 @@ pub(crate) fn plan(bytes: &[u8]) {
             let wrapped = if tail == LastBatch::Wrap { batch.saturating_mul(world) } else { 0 };
             if records.max(world).max(wrapped) <= LISTED {
                 list(&builder, world, epoch);
+                list(&builder, 1, epoch);
             }
         }
         Err(PlanError::NoRecords) => assert_eq!(records, 0),
@@ -101,21 +102,29 @@ fn sample(plan: &Plan, epoch: u64, step: u64) {
     assert!(sampled == batch.len() || (sampled < batch.len() && runs.len() == SAMPLE), "{plan:?}");
 }
 
-/// Two parts of a batch are the whole, and there are no others past its end.
-fn parts(batch: &BatchIndices, at: u64) {
+/// Parts of a batch are the whole, and there are no others past its end.
+fn parts(batch: &BatchIndices, seed: u64) {
     let len = batch.len();
-    let at = at % (len + u64::from(len < u64::MAX));
-    let parts = [batch.part(0..at), batch.part(at..len)];
-    assert_eq!(
-        parts.each_ref().map(|part| part.as_ref().map_or(0, BatchIndices::len)),
-        [at, len - at],
-        "{batch:?}"
-    );
-    assert_eq!((batch.part(0..len), batch.part(at..at)), (Some(batch.clone()), None), "{batch:?}");
-    assert!(len == u64::MAX || batch.part(at..len + 1).is_none(), "{batch:?}");
+    let cut = |at: u64| at % (len + u64::from(len < u64::MAX));
+    let mut ends = [0, cut(seed), cut(seed.rotate_left(32) ^ len), len];
+    ends.sort_unstable();
+    let parts = [0, 1, 2].map(|index| batch.part(ends[index]..ends[index + 1]));
+    for (part, end) in parts.iter().zip(ends.windows(2)) {
+        assert_eq!(part.as_ref().map_or(0, BatchIndices::len), end[1] - end[0], "{batch:?}");
+    }
+    assert_eq!(batch.part(0..len), Some(batch.clone()), "{batch:?}");
+    let longer = len.saturating_add(1);
+    for (start, end) in [(0, longer), (len, longer), (len - 1, u64::MAX), (u64::MAX - 1, u64::MAX), (1, 0)] {
+        assert!(start < end && end <= len || batch.part(start..end).is_none(), "{batch:?}");
+    }
     if len <= LISTED {
+        for part in parts.iter().flatten() {
+            assert_eq!(Some(part.first()), part.runs().flatten().next(), "{part:?}");
+            let last = part.part(part.len() - 1..part.len()).expect("a part of a part");
+            assert!(last.runs().flatten().eq(part.runs().flatten().last()), "{part:?}");
+        }
         let listed = parts.into_iter().flatten().flat_map(|part| part.runs().flatten());
-        assert!(listed.eq(batch.runs().flatten()), "{batch:?} at {at}");
+        assert!(listed.eq(batch.runs().flatten()), "{batch:?} at {ends:?}");
     }
 }
 
@@ -141,6 +150,9 @@ fn list(builder: &PlanBuilder, world: u64, epoch: u64) {
     };
     assert!(expected >= plan.records() || plan.last_batch() == LastBatch::Drop, "left out: {plan:?}");
     assert_eq!(seen.len() as u64, expected, "{plan:?}");
+    if plan.shuffle() == Shuffle::None && world == 1 {
+        assert!(seen.iter().zip(0..).all(|(&record, at)| record == at % plan.records()), "{plan:?}");
+    }
     let mut times = vec![0; usize::try_from(plan.records()).expect("few")];
     for record in seen {
         times[usize::try_from(record).expect("few")] += 1;
