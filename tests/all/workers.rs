@@ -20,7 +20,9 @@ fn augment() -> impl RecordTransform {
     per_record(RECORD, |record, out, context| {
         let mut random = context.seed;
         for (out, byte) in out.iter_mut().zip(record) {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(context.step | 1);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(context.epoch << 32 | context.step | 1);
             *out = byte ^ random.to_le_bytes()[7];
         }
         Ok(())
@@ -48,6 +50,7 @@ fn an_epoch_is_the_same_with_any_number_of_workers() {
                 assert!(found.eq(expected.iter().cloned()), "{which}");
                 let report = loader.report();
                 assert_eq!((report.batches, report.loads), (33, 33), "one read a batch: {which}");
+                assert!(!report.transform.is_zero(), "{which}");
                 assert_eq!(report.settings.workers, if overlap { workers } else { 1 }, "{which}");
                 // Also from the middle of an epoch, and after epochs that were left early.
                 for taken in [0, 1, 4, 11] {
