@@ -3,8 +3,10 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use twinbuf_cuda_sim::{Outcome, install, run};
 use twinbuf_testing::extent;
@@ -243,6 +245,27 @@ fn a_driver_is_replaced_as_a_whole() {
     assert_eq!(fs::read_link(workshop.0.join("libcuda.so")).unwrap(), Path::new("libcuda.so.1"));
     let error = install(&file).unwrap_err().to_string();
     assert!(error.starts_with(&file.display().to_string()), "{error}");
+}
+
+#[test]
+fn an_interrupt_ends_the_program_and_leaves_nothing() {
+    let workshop = Workshop::new("interrupt");
+    let temporary = workshop.0.join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+    command.args(["run", "--seeds", "5", "--", "sh", "-c", "echo runs; exec sleep 600"]);
+    // A group of its own, as a terminal's foreground job is.
+    command.env("TMPDIR", &temporary).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!((line.as_str(), fs::read_dir(&temporary).unwrap().count()), ("runs\n", 1));
+    let kill = format!("kill -INT -{}", run.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.matches("exit code 130").count()), (Some(130), 1), "{said}");
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
 }
 
 /// cargo builds no file with a name of a real driver, so a program finds the software driver only in a folder made for it.

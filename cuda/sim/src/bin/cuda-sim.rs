@@ -3,10 +3,12 @@
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::BTreeMap;
+    use std::ffi::c_int;
     use std::fs::DirBuilder;
     use std::os::unix::fs::DirBuilderExt;
     use std::path::Path;
     use std::process::{Command, ExitCode};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use twinbuf_cuda_sim::{install, run};
 
@@ -26,6 +28,18 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
   --set device-bytes=N    the size of the device's memory; host-bytes=N that of page-locked memory
   --set fail=WHAT:N:CODE  the Nth call of a function (cuEventRecord:2:719), of any (call:17:2), or the Nth operation on the
                           device (h2d, d2h, d2d, memset, kernel, host, any) fails with this CUresult";
+
+    const SIGINT: c_int = 2;
+    static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+    unsafe extern "C" {
+        fn signal(signal: c_int, handler: extern "C" fn(c_int)) -> usize;
+    }
+
+    /// Ctrl-C ends the program that runs. This one then removes its folder, and starts no other.
+    extern "C" fn interrupted(_: c_int) {
+        INTERRUPTED.store(true, Ordering::Relaxed); // a flag alone: nothing is published with it
+    }
 
     /// What the command line asks for.
     struct Asked {
@@ -73,6 +87,9 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
             let end =
                 outcome.end.as_deref().unwrap_or("no driver was loaded, or the program did not end itself");
             eprintln!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code);
+            if INTERRUPTED.load(Ordering::Relaxed) {
+                break;
+            }
         }
         for (violation, seeds) in &found {
             eprintln!(
@@ -93,6 +110,8 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
             }
             (Some("run"), first) => parse(first.into_iter().chain(arguments)).and_then(|asked| {
                 let folder = std::env::temp_dir().join(format!("cuda-sim-{}", std::process::id()));
+                // SAFETY: the handler stores a flag and nothing else. `execve` gives the program the default action again.
+                unsafe { signal(SIGINT, interrupted) };
                 // This fails if the folder exists: it may belong to another user.
                 let made = DirBuilder::new().mode(0o700).create(&folder);
                 made.map_err(|error| format!("{}: {error}", folder.display()))?;
