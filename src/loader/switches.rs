@@ -1,5 +1,6 @@
 //! Switches: environment variables that set options of a loader, for a program that cannot be recompiled.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use crate::pipe::memory::{Backend, MemoryLimit};
 
 /// The start of the name of every switch.
 const PREFIX: &str = "TWINBUF_";
-/// The rest of the name.
+/// The rest of the name, in the order in which they are set.
 const NAMES: [&str; 8] =
     ["OVERLAP", "COPY_STREAM", "WORKERS", "DEPTH", "HINTS", "MEMORY", "TRACE", "BREAKDOWN"];
 
@@ -24,77 +25,6 @@ const NOT_LOADERS: [&str; 2] = ["HOST", "DEVICE"];
 const EVERY: u64 = 100;
 
 const ON_OR_OFF: &str = "1, on or true, or 0, off or false";
-
-/// The switches of one loader; `None` where the environment does not set one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Switches {
-    overlap: Option<bool>,
-    copy_stream: Option<bool>,
-    workers: Option<usize>,
-    depth: Option<usize>,
-    hints: Option<bool>,
-    /// The bytes, and whether they are one limit for all loaders.
-    memory: Option<(u64, bool)>,
-    /// The path of the trace. An empty path means no trace.
-    trace: Option<PathBuf>,
-    /// The steps between two log lines. 0 turns the breakdown off.
-    breakdown: Option<u64>,
-}
-
-impl Switches {
-    /// Reads the switches of a loader from environment variables. A variable with the loader's name has precedence over
-    /// one for all loaders.
-    fn from_vars<N, V>(loader: Option<&str>, vars: impl IntoIterator<Item = (N, V)>) -> Result<Self, Error>
-    where
-        N: AsRef<OsStr>,
-        V: AsRef<OsStr>,
-    {
-        let own_prefix = loader.map(|name| format!("{PREFIX}{}_", variable(name)));
-        let (mut switches, mut own) = (Self::default(), Vec::new());
-        for (name, value) in vars {
-            let (found, value) = (name.as_ref().to_string_lossy().into_owned(), value.as_ref());
-            let of_own = own_prefix.as_deref().and_then(|prefix| found.strip_prefix(prefix));
-            if let Some(switch) = of_own.filter(|switch| NAMES.contains(switch)) {
-                own.push((switch.to_string(), found, value.to_os_string()));
-            } else if let Some(switch) = found.strip_prefix(PREFIX).filter(|switch| NAMES.contains(switch)) {
-                switches.set(switch, &found, value, true)?;
-            } else if !is_foreign(&found) {
-                return Err(Error::UnknownSwitch { name: found });
-            }
-        }
-        for (switch, name, value) in own {
-            switches.set(&switch, &name, &value, false)?;
-        }
-        Ok(switches)
-    }
-
-    /// Sets one switch. `together`: the variable `name` is for all loaders, not only for this one.
-    fn set(&mut self, switch: &str, name: &str, value: &OsStr, together: bool) -> Result<(), Error> {
-        match switch {
-            "OVERLAP" => self.overlap = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
-            "COPY_STREAM" => self.copy_stream = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
-            "HINTS" => self.hints = Some(parse(name, value, ON_OR_OFF, on_or_off)?),
-            "DEPTH" => {
-                let wanted = "a whole number from 1";
-                self.depth = Some(parse(name, value, wanted, |value| number(value, usize::MAX))?);
-            }
-            "WORKERS" => {
-                let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
-                self.workers = Some(parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?);
-            }
-            "MEMORY" => {
-                let wanted = "a number of bytes, KiB, MiB or GiB, such as 512MiB";
-                self.memory = Some((parse(name, value, wanted, bytes)?, together));
-            }
-            "TRACE" => self.trace = Some(value.into()),
-            _ => {
-                let wanted = "a number of steps, or on or true, or 0, off or false";
-                self.breakdown = Some(parse(name, value, wanted, every)?);
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Returns a loader's name as a part of a variable's name: `valid-2` becomes `VALID_2`.
 fn variable(loader: &str) -> String {
@@ -196,39 +126,73 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # }
     /// ```
     pub fn from_env(self) -> Result<Self, Error> {
-        let switches = Switches::from_vars(self.options.name.as_deref(), std::env::vars_os())?;
-        Ok(self.apply(switches))
+        self.with_vars(std::env::vars_os())
     }
 
-    fn apply(mut self, switches: Switches) -> Self {
-        let Switches { overlap, copy_stream, workers, depth, hints, memory, trace, breakdown } = switches;
-        let Self { options, own, .. } = &mut self;
-        options.overlap = overlap.unwrap_or(options.overlap);
-        options.copy_stream = copy_stream.unwrap_or(options.copy_stream);
-        // If the environment sets the number of workers, drop the program's depth: it was for another number of
-        // workers.
-        own.depth = depth.or(own.depth.filter(|_| workers.is_none()));
-        own.workers = workers.unwrap_or(own.workers);
-        own.hints = hints.unwrap_or(own.hints);
-        if let Some((bytes, together)) = memory {
-            let limit = if together { MemoryLimit::of_process(bytes) } else { MemoryLimit::new(bytes) };
-            own.memory_limit = Some(limit);
+    /// Sets the options of the variables among `vars`. A variable with the loader's name has precedence over one for all
+    /// loaders.
+    fn with_vars<N, V>(mut self, vars: impl IntoIterator<Item = (N, V)>) -> Result<Self, Error>
+    where
+        N: AsRef<OsStr>,
+        V: AsRef<OsStr>,
+    {
+        let own_prefix = self.options.name.as_deref().map(|name| format!("{PREFIX}{}_", variable(name)));
+        // In the order of `NAMES`; for each, the variable with the loader's name comes last and wins.
+        let mut set = BTreeMap::new();
+        for (name, value) in vars {
+            let (found, value) =
+                (name.as_ref().to_string_lossy().into_owned(), value.as_ref().to_os_string());
+            let switch = |prefix| NAMES.iter().position(|&known| found.strip_prefix(prefix) == Some(known));
+            let own = own_prefix.as_deref().and_then(switch).map(|at| (at, true));
+            match own.or_else(|| switch(PREFIX).map(|at| (at, false))) {
+                Some(switch) => _ = set.insert(switch, (found, value)),
+                None if is_foreign(&found) => {}
+                None => return Err(Error::UnknownSwitch { name: found }),
+            }
         }
-        if let Some(path) = trace {
-            let (rank, world) = (own.plan.rank(), own.plan.world());
-            let path = if world > 1 { with_rank(&path, rank) } else { path };
-            options.trace = match options.trace.take() {
-                _ if path.as_os_str().is_empty() => None,
-                Some(trace) => Some(Trace { path, ..trace }),
-                None => Some(Trace::new(path)),
-            };
+        set.into_iter().try_for_each(|((at, own), (name, value))| self.set(NAMES[at], &name, &value, own))?;
+        // An empty path: no trace.
+        self.options.trace = self.options.trace.filter(|trace| !trace.path.as_os_str().is_empty());
+        Ok(self)
+    }
+
+    /// Sets the option of one switch. `own`: the variable `name` is for this loader only.
+    fn set(&mut self, switch: &str, name: &str, value: &OsStr, own: bool) -> Result<(), Error> {
+        let Self { options, own: loader, .. } = self;
+        match switch {
+            "OVERLAP" => options.overlap = parse(name, value, ON_OR_OFF, on_or_off)?,
+            "COPY_STREAM" => options.copy_stream = parse(name, value, ON_OR_OFF, on_or_off)?,
+            "HINTS" => loader.hints = parse(name, value, ON_OR_OFF, on_or_off)?,
+            "WORKERS" => {
+                let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
+                loader.workers = parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?;
+                // The program's depth was for another number of workers. `DEPTH` is set after this.
+                loader.depth = None;
+            }
+            "DEPTH" => {
+                let wanted = "a whole number from 1";
+                loader.depth = Some(parse(name, value, wanted, |value| number(value, usize::MAX))?);
+            }
+            "MEMORY" => {
+                let bytes = parse(name, value, "a number of bytes, KiB, MiB or GiB, such as 512MiB", bytes)?;
+                loader.memory_limit =
+                    Some(if own { MemoryLimit::new(bytes) } else { MemoryLimit::of_process(bytes) });
+            }
+            "TRACE" => {
+                let (path, plan) = (Path::new(value), &loader.plan);
+                let ranks = plan.world() > 1 && !value.is_empty();
+                options.trace.get_or_insert_with(|| Trace::new("")).path =
+                    if ranks { with_rank(path, plan.rank()) } else { path.into() };
+            }
+            _ => {
+                let wanted = "a number of steps, or on or true, or 0, off or false";
+                options.breakdown = match parse(name, value, wanted, every)? {
+                    0 => Breakdown::off(),
+                    every => Breakdown::every(every),
+                };
+            }
         }
-        match breakdown {
-            None => {}
-            Some(0) => options.breakdown = Breakdown::off(),
-            Some(every) => options.breakdown = Breakdown::every(every),
-        }
-        self
+        Ok(())
     }
 }
 

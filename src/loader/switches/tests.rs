@@ -1,4 +1,5 @@
 use super::*;
+use crate::pipe::options::Options;
 use crate::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
 struct Zeros;
@@ -17,17 +18,37 @@ impl Dataset for Zeros {
     }
 }
 
-fn from(vars: &[(&str, &str)]) -> Result<Switches, Error> {
-    Switches::from_vars(None, vars.iter().copied())
+/// A builder whose options are all other than the defaults.
+fn code() -> LoaderBuilder {
+    let mut code = Loader::builder(Zeros, Plan::builder(8).batch(1).build().unwrap())
+        .overlap(false)
+        .depth(3)
+        .hints(false)
+        .trace("code.json");
+    code.options.copy_stream = false;
+    code
 }
 
-fn for_loader(loader: &str, vars: &[(&str, &str)]) -> Result<Switches, Error> {
-    Switches::from_vars(Some(loader), vars.iter().copied())
+fn from(vars: &[(&str, &str)]) -> Result<LoaderBuilder, Error> {
+    code().with_vars(vars.iter().copied())
+}
+
+fn for_loader(loader: &str, vars: &[(&str, &str)]) -> Result<LoaderBuilder, Error> {
+    code().name(loader).with_vars(vars.iter().copied())
+}
+
+type Set = (bool, bool, usize, Option<usize>, bool, Option<Trace>, bool);
+
+/// The options that the environment sets, except for the memory limit.
+fn options(builder: &LoaderBuilder) -> Set {
+    let (options, own) = (&builder.options, &builder.own);
+    let Options { overlap, copy_stream, trace, breakdown, .. } = options.clone();
+    (overlap, copy_stream, own.workers, own.depth, own.hints, trace, breakdown.is_on())
 }
 
 #[test]
 fn variables_of_others_set_nothing() {
-    assert_eq!(from(&[]).unwrap(), Switches::default());
+    assert_eq!(options(&from(&[]).unwrap()), options(&code()));
     let others = [
         ("HOME", "/root"),
         ("OVERLAP", "maybe"),
@@ -38,7 +59,7 @@ fn variables_of_others_set_nothing() {
         ("TWINBUF_VALID_OVERLAP", "of a loader with this name"),
         ("TWINBUF_VALID_2_COPY_STREAM", "of a loader with this name"),
     ];
-    assert_eq!(from(&others).unwrap(), Switches::default());
+    assert_eq!(options(&from(&others).unwrap()), options(&code()));
 }
 
 #[test]
@@ -56,16 +77,18 @@ fn every_value_that_is_taken() {
         ("OFF", false),
         ("0 ", false),
     ] {
-        assert_eq!(from(&[("TWINBUF_OVERLAP", value)]).unwrap().overlap, Some(expected), "{value:?}");
-        assert_eq!(from(&[("TWINBUF_HINTS", value)]).unwrap().hints, Some(expected), "{value:?}");
-        let copy_stream = from(&[("TWINBUF_COPY_STREAM", value)]).unwrap().copy_stream;
-        assert_eq!(copy_stream, Some(expected), "{value:?}");
+        let mut before = code().overlap(!expected).hints(!expected);
+        before.options.copy_stream = !expected;
+        let names = ["TWINBUF_OVERLAP", "TWINBUF_HINTS", "TWINBUF_COPY_STREAM"];
+        let after = before.with_vars(names.map(|name| (name, value))).unwrap();
+        let (options, own) = (&after.options, &after.own);
+        assert_eq!([options.overlap, own.hints, options.copy_stream], [expected; 3], "{value:?}");
     }
     for depth in [1, 2, 9, usize::MAX] {
-        assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().depth, Some(depth));
+        assert_eq!(from(&[("TWINBUF_DEPTH", &depth.to_string())]).unwrap().own.depth, Some(depth));
     }
     for workers in [1, 2, MAX_WORKERS] {
-        assert_eq!(from(&[("TWINBUF_WORKERS", &workers.to_string())]).unwrap().workers, Some(workers));
+        assert_eq!(from(&[("TWINBUF_WORKERS", &workers.to_string())]).unwrap().own.workers, workers);
     }
     for (value, every) in [
         ("on", 100),
@@ -77,27 +100,38 @@ fn every_value_that_is_taken() {
         ("0", 0),
         ("off", 0),
     ] {
-        assert_eq!(from(&[("TWINBUF_BREAKDOWN", value)]).unwrap().breakdown, Some(every), "{value:?}");
+        let breakdown = from(&[("TWINBUF_BREAKDOWN", value)]).unwrap().options.breakdown;
+        assert_eq!(breakdown.is_on(), every > 0, "{value:?}");
+        assert_eq!(parse("", value.as_ref(), "", super::every).unwrap(), every, "{value:?}");
     }
-    for path in ["", "trace.json", " a path/with spaces ", "on"] {
-        assert_eq!(from(&[("TWINBUF_TRACE", path)]).unwrap().trace, Some(PathBuf::from(path)));
+    for path in ["trace.json", " a path/with spaces ", "on"] {
+        assert_eq!(from(&[("TWINBUF_TRACE", path)]).unwrap().options.trace, Some(Trace::new(path)));
     }
     let one = from(&[("TWINBUF_DEPTH", "4"), ("X", "y")]).unwrap();
-    assert_eq!(one, Switches { depth: Some(4), ..Switches::default() });
+    assert_eq!(options(&one), options(&code().depth(4)));
 }
 
 #[test]
 fn memory_is_for_all_loaders_together_or_for_one() {
+    let limit = |builder: LoaderBuilder| builder.own.memory_limit.unwrap();
+    // The limit, and how much of it is taken.
+    let left = |of: MemoryLimit| match of.take(u64::MAX, &"") {
+        Err(Error::Memory { limit, taken, .. }) => (limit, taken),
+        _ => panic!("wanted an error"),
+    };
     for (value, bytes) in [("1000", 1000), ("64KiB", 64 << 10), (" 512 mib ", 512 << 20), ("2GiB", 2 << 30)] {
-        assert_eq!(from(&[("TWINBUF_MEMORY", value)]).unwrap().memory, Some((bytes, true)), "{value:?}");
+        assert_eq!(left(limit(from(&[("TWINBUF_MEMORY", value)]).unwrap())), (bytes, 0), "{value:?}");
     }
     for value in ["", "-1", "1.5GiB", "MiB", "1 TiB", "17179869184GiB", "1k"] {
         let error = from(&[("TWINBUF_MEMORY", value)]).unwrap_err();
         assert!(matches!(error, Error::Switch { .. }), "{value:?}: {error}");
     }
     let vars = [("TWINBUF_MEMORY", "1GiB"), ("TWINBUF_VALID_MEMORY", "1MiB")];
-    assert_eq!(for_loader("train", &vars).unwrap().memory, Some((1 << 30, true)));
-    assert_eq!(for_loader("valid", &vars).unwrap().memory, Some((1 << 20, false)));
+    let of = |loader| limit(for_loader(loader, &vars).unwrap());
+    let taken = ["train", "valid"].map(|loader| of(loader).take(7, &"").unwrap());
+    let lefts = ["train", "test", "valid"].map(|loader| left(of(loader)));
+    assert_eq!(lefts, [(1 << 30, 7), (1 << 30, 7), (1 << 20, 0)]);
+    drop(taken);
 }
 
 #[test]
@@ -109,19 +143,26 @@ fn a_loader_with_a_name_has_switches_of_its_own() {
         ("TWINBUF_TRAIN_DEPTH", "4"),
     ];
     let of = |loader: &str| {
-        let Switches { overlap, depth, .. } = for_loader(loader, &vars).unwrap();
-        (overlap, depth)
+        let builder = for_loader(loader, &vars).unwrap();
+        (builder.options.overlap, builder.own.depth)
     };
-    assert_eq!(of("valid"), (Some(false), Some(3)));
-    assert_eq!(of("train"), (Some(true), Some(4)));
-    assert_eq!(of("held-out"), (Some(true), Some(3)));
+    assert_eq!(of("valid"), (false, Some(3)));
+    assert_eq!(of("train"), (true, Some(4)));
+    assert_eq!(of("held-out"), (true, Some(3)));
     let held = [("TWINBUF_HELD_OUT_HINTS", "off"), ("TWINBUF_HINTS", "on")];
-    assert_eq!(for_loader("held-out", &held).unwrap().hints, Some(false));
+    assert!(!for_loader("held-out", &held).unwrap().own.hints);
+    // A value for all loaders is checked even if one for this loader wins, and an empty path wins too.
+    let bad = [("TWINBUF_VALID_DEPTH", "3"), ("TWINBUF_DEPTH", "many")];
+    assert!(for_loader("valid", &bad).is_err());
+    let none = [("TWINBUF_VALID_TRACE", ""), ("TWINBUF_TRACE", "trace.json")];
+    assert_eq!(for_loader("valid", &none).unwrap().options.trace, None);
+    let own = [("TWINBUF_VALID_TRACE", "trace.json"), ("TWINBUF_TRACE", "")];
+    assert_eq!(for_loader("valid", &own).unwrap().options.trace, Some(Trace::new("trace.json")));
     // The error names the variable. Only the loader that the variable names reads its value.
     let bad = [("TWINBUF_VALID_DEPTH", "many")];
     let error = for_loader("valid", &bad).unwrap_err().to_string();
     assert_eq!(error, r#"environment: TWINBUF_VALID_DEPTH: wanted a whole number from 1, found "many""#);
-    assert_eq!(for_loader("train", &bad).unwrap(), Switches::default());
+    assert_eq!(options(&for_loader("train", &bad).unwrap()), options(&code()));
 }
 
 #[test]
@@ -162,57 +203,46 @@ fn a_value_that_is_not_utf_8_is_an_error_except_in_a_path() {
 
     let bytes = OsStr::from_bytes(b"o\xffn");
     for switch in ["TWINBUF_OVERLAP", "TWINBUF_DEPTH", "TWINBUF_HINTS", "TWINBUF_BREAKDOWN"] {
-        let error = Switches::from_vars(None, [(switch, bytes)]).unwrap_err();
+        let error = code().with_vars([(switch, bytes)]).unwrap_err();
         let Error::Switch { name, found, .. } = &error else { panic!("{error:?}") };
         assert_eq!((&**name, found), (switch, &OsString::from(bytes)));
         assert!(error.to_string().ends_with(r#"found "o\xFFn""#), "{error}");
     }
-    let path = Switches::from_vars(None, [("TWINBUF_TRACE", bytes)]).unwrap().trace;
-    assert_eq!(path, Some(PathBuf::from(bytes)));
-    assert_eq!(Switches::from_vars(None, [(bytes, bytes)]).unwrap(), Switches::default());
+    let trace = code().with_vars([("TWINBUF_TRACE", bytes)]).unwrap().options.trace;
+    assert_eq!(trace, Some(Trace::new(bytes)));
+    assert_eq!(options(&code().with_vars([(bytes, bytes)]).unwrap()), options(&code()));
     let slip = [OsStr::from_bytes(b"TWINBUF_HIN\xffTS")];
-    let error = Switches::from_vars(None, slip.map(|name| (name, bytes))).unwrap_err();
+    let error = code().with_vars(slip.map(|name| (name, bytes))).unwrap_err();
     assert!(matches!(error, Error::UnknownSwitch { .. }), "{error:?}");
 }
 
 #[test]
 fn the_environment_wins_over_the_code() {
-    let code = || {
-        Loader::builder(Zeros, Plan::builder(8).batch(1).build().unwrap())
-            .overlap(false)
-            .depth(3)
-            .hints(false)
-            .trace("code.json")
-    };
-    let with = |vars: &[(&str, &str)]| code().apply(from(vars).unwrap());
-    let options = |b: &LoaderBuilder| {
-        let (o, own) = (&b.options, &b.own);
-        (o.overlap, o.copy_stream, own.depth, own.hints, o.trace.clone(), o.breakdown.is_on())
-    };
-    assert_eq!(options(&with(&[])), options(&code()));
+    let with = |vars: &[(&str, &str)]| from(vars).unwrap();
     let builder = with(&[
         ("TWINBUF_OVERLAP", "1"),
-        ("TWINBUF_COPY_STREAM", "0"),
+        ("TWINBUF_COPY_STREAM", "1"),
         ("TWINBUF_DEPTH", "5"),
         ("TWINBUF_HINTS", "on"),
         ("TWINBUF_TRACE", "environment.json"),
         ("TWINBUF_BREAKDOWN", "1"),
     ]);
     let trace = Some(Trace::new("environment.json"));
-    assert_eq!(options(&builder), (true, false, Some(5), true, trace, true));
+    assert_eq!(options(&builder), (true, true, 1, Some(5), true, trace, true));
     assert_eq!(with(&[("TWINBUF_TRACE", "")]).options.trace, None);
     let more = code().trace(Trace::new("code.json").epochs(9));
-    let more = more.apply(Switches { trace: Some("environment.json".into()), ..Switches::default() });
+    let more = more.with_vars([("TWINBUF_TRACE", "environment.json")]).unwrap();
     assert_eq!(more.options.trace, Some(Trace::new("environment.json").epochs(9)), "the code's epochs");
     let on = code().breakdown(Breakdown::every(7));
-    assert!(!on.apply(Switches { breakdown: Some(0), ..Switches::default() }).options.breakdown.is_on());
+    assert!(!on.with_vars([("TWINBUF_BREAKDOWN", "0")]).unwrap().options.breakdown.is_on());
 }
 
 #[test]
 fn wanted_slots_are_those_of_the_environment() {
     let wanted = |vars: &[(&str, &str)]| {
         let plan = Plan::builder(8).batch(4).build().unwrap();
-        let builder = Loader::builder(Zeros, plan).depth(3).workers(2).apply(from(vars).unwrap());
+        let builder =
+            Loader::builder(Zeros, plan).depth(3).workers(2).with_vars(vars.iter().copied()).unwrap();
         builder.wanted_slots().unwrap().0
     };
     assert_eq!(wanted(&[]), 3);
@@ -227,8 +257,8 @@ fn wanted_slots_are_those_of_the_environment() {
 fn each_rank_has_a_trace_of_its_own() {
     let traced = |rank, world, path: &str| {
         let plan = Plan::builder(8).batch(1).rank(rank, world).build().unwrap();
-        let switches = Switches { trace: Some(path.into()), ..Switches::default() };
-        Loader::builder(Zeros, plan).apply(switches).options.trace
+        let builder = Loader::builder(Zeros, plan).with_vars([("TWINBUF_TRACE", path)]);
+        builder.unwrap().options.trace
     };
     for (rank, world, path, expected) in [
         (0, 1, "trace.json", "trace.json"),
