@@ -67,6 +67,12 @@ impl DataFile {
     #[cfg(unix)]
     pub(crate) fn map(&mut self, bytes: u64) -> bool {
         self.map = self.mapped(bytes);
+        self.has_room()
+    }
+
+    /// Whether the address space had room for the mapping.
+    #[cfg(unix)]
+    pub(crate) fn has_room(&self) -> bool {
         self.map.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::OutOfMemory)
     }
 

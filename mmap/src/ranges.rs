@@ -1,11 +1,13 @@
 //! The files of a data set, and the byte ranges of its records in them.
 
+#[cfg(unix)]
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::{BatchIndices, DType, Error, limit};
+use crate::{BatchIndices, DType, Error, limit, system};
 
 /// The type, shape and size of the records. All files of a data set have the same `Kind`.
 #[derive(Debug, PartialEq, Eq)]
@@ -101,25 +103,13 @@ impl Ranges {
         mut skipped: Option<&mut Vec<PathBuf>>,
         mut layout: impl FnMut(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Arc<Self>, Error> {
-        let mut shards: Vec<Shard> = Vec::new();
         let mut common: Option<Kind> = None;
-        let (mut records, mut bytes, mut before, mut longest) = (0, 0_u64, 0_u64, 0);
-        #[cfg(unix)]
-        let mut room = true;
+        let (mut bytes, mut longest) = (0_u64, 0);
         let paths: Vec<P> = paths.into_iter().collect();
-        let mut kept = limit::kept(paths.len());
+        let mut shards = Shards::new(paths.len());
         let mut too_short = None;
         for path in paths {
-            let path = path.as_ref();
-            let mut file = DataFile::open(path);
-            if file.as_ref().is_err_and(Error::is_too_many) && kept > 0 {
-                // The process has too many open files, because the program has opened other files. Close the files of
-                // this data set, and open each again for each use, so that the program has descriptors left.
-                kept = 0;
-                shards.iter_mut().for_each(|shard| shard.file.give_back());
-                file = DataFile::open(path);
-            }
-            let mut file = file?;
+            let file = shards.open(path.as_ref())?;
             let Layout { kind, at, records: count } = match (layout(&file), &mut skipped) {
                 (Err(error @ Error::TooShort { .. }), Some(skipped)) => {
                     skipped.push(file.path);
@@ -128,7 +118,7 @@ impl Ranges {
                 }
                 (layout, _) => layout?,
             };
-            let common = match (&mut common, shards.first()) {
+            let common = match (&mut common, shards.all.first()) {
                 (Some(common), Some(first)) if *common != kind => {
                     return Err(Error::Mixed {
                         path: file.path,
@@ -156,30 +146,14 @@ impl Ranges {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),
             };
-            // If the address space has no room for all mappings, unmap all: the program needs room to allocate.
-            #[cfg(unix)]
-            if room && !file.map(end) {
-                room = false;
-                shards
-                    .iter_mut()
-                    .for_each(|shard| shard.file.map = Err(std::io::ErrorKind::OutOfMemory.into()));
-            }
-            // Consecutive files of one file system have the same answer: ask the system only once.
-            file.hints_wait = match shards.last().filter(|last| last.file.id[0] == file.id[0]) {
-                Some(last) => last.file.hints_wait,
-                None => crate::system::hints_wait(&*file.file()?),
-            };
-            if shards.len() >= kept {
-                file.give_back();
-            }
-            shards.push(Shard { file, at, bytes: start..end, first: records, records: count, before });
-            before = before.saturating_add(end);
-            records += count;
+            shards.push(Shard { file, at, bytes: start..end, first: 0, records: count, before: 0 })?;
         }
         // If all files are too short, report the first one.
         let kind = common.ok_or(too_short.unwrap_or(Error::NoPaths))?;
         // The longest record fits a usize: the loop has checked it for every file.
         let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        let shards = shards.all;
+        let records = shards.last().map_or(0, |last| last.records().end);
         Ok(Arc::new(Self { shards, kind, records, bytes, longest }))
     }
 
@@ -437,6 +411,55 @@ impl Shard {
     #[must_use]
     pub const fn records(&self) -> Range<u64> {
         self.first..self.first + self.records
+    }
+}
+
+/// The files of a data set or a model, as far as they are open.
+pub(crate) struct Shards {
+    pub(crate) all: Vec<Shard>,
+    /// How many files stay open. The others are opened again for each use.
+    kept: usize,
+}
+
+impl Shards {
+    pub(crate) fn new(files: usize) -> Self {
+        Self { all: Vec::new(), kept: limit::kept(files) }
+    }
+
+    pub(crate) fn open(&mut self, path: &Path) -> Result<DataFile, Error> {
+        match DataFile::open(path) {
+            Err(error) if error.is_too_many() && self.kept > 0 => {
+                // The process has too many open files, because the program has opened other files. Close those of this
+                // data set, and open each again for each use, so that the program has descriptors left.
+                self.kept = 0;
+                self.all.iter_mut().for_each(|shard| shard.file.give_back());
+                DataFile::open(path)
+            }
+            file => file,
+        }
+    }
+
+    /// Adds a file, and sets what comes before it.
+    pub(crate) fn push(&mut self, mut shard: Shard) -> Result<(), Error> {
+        let file = &mut shard.file;
+        // If the address space has no room for all mappings, unmap all: the program needs room to allocate.
+        #[cfg(unix)]
+        if self.all.last().is_none_or(|last| last.file.has_room()) && !file.map(shard.bytes.end) {
+            self.all.iter_mut().for_each(|shard| shard.file.map = Err(ErrorKind::OutOfMemory.into()));
+        }
+        // Consecutive files of one file system have the same answer: ask the system only once.
+        file.hints_wait = match self.all.last().filter(|last| last.file.id[0] == file.id[0]) {
+            Some(last) => last.file.hints_wait,
+            None => system::hints_wait(&*file.file()?),
+        };
+        if self.all.len() >= self.kept {
+            file.give_back();
+        }
+        if let Some(last) = self.all.last() {
+            (shard.first, shard.before) = (last.records().end, last.before.saturating_add(last.bytes.end));
+        }
+        self.all.push(shard);
+        Ok(())
     }
 }
 

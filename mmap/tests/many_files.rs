@@ -10,7 +10,7 @@ use std::process::Command;
 
 use std::sync::Arc;
 
-use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, Reader, Records, Shuffle};
+use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, Reader, Records, Shuffle, Tensors};
 
 /// Set in the process that has the limit, to what it may do about it.
 const CHILD: &str = "TWINBUF_MANY_FILES";
@@ -137,6 +137,20 @@ fn others_take_the_descriptors(paths: &[PathBuf]) {
     assert_eq!(open_files(), before);
     let batch = Plan::builder(300).batch(300).build().unwrap().batch(0, 0).unwrap();
     assert_eq!(records.read(&batch, &mut [0; 2400]).unwrap(), 2400);
+    // So it is with the files of a model.
+    let model = tempfile::tempdir_in(paths[0].parent().unwrap()).unwrap();
+    let parts = (0..100_u8).map(|part| {
+        let header = format!(r#"{{"{part:03}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#);
+        let path = model.path().join(format!("{part}.safetensors"));
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[part]].concat();
+        std::fs::write(&path, bytes).map(|()| path).unwrap()
+    });
+    let tensors = Tensors::open(parts.collect::<Vec<_>>()).unwrap();
+    assert_eq!((tensors.all().len(), open_files()), (100, before));
+    let reader = Reader::of_groups(tensors.groups([["000", "099"]]).unwrap(), ReadMode::Pread, 0).unwrap();
+    let mut out = [0; 8192];
+    let bytes = reader.read(&0, &mut out).unwrap();
+    assert!(out[..bytes].contains(&99));
     // Not one is left.
     while let Ok(file) = File::open("/dev/null") {
         others.push(file);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Array, megatron, npy, numbers};
 use crate::file::DataFile;
 use crate::ranges::{Kind, Layout, Places, Ranges};
-use crate::{DType, Error, Location};
+use crate::{DType, Error};
 
 /// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the
 /// next.
@@ -17,7 +17,7 @@ use crate::{DType, Error, Location};
 /// [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read batches, as for [`Records`](crate::Records).
 ///
 /// ```
-/// use twinbuf_mmap::RaggedRecords;
+/// use twinbuf_mmap::{Plan, RaggedRecords};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let (data, index) = (folder.path().join("words.bin"), folder.path().join("words.idx.npy"));
@@ -32,9 +32,10 @@ use crate::{DType, Error, Location};
 /// let words = RaggedRecords::open_indexed([(&data, &index)])?;
 /// assert_eq!((words.len(), words.max_len()), (3, 6));
 /// assert_eq!(words.locate(1).map(|found| (found.offset, found.len)), Some((3, 6)));
-/// let mut word = vec![0; words.max_len()];
-/// assert_eq!(words.read_record(2, &mut word)?, 4);
-/// assert_eq!(&word[..4], b"four");
+/// let batch = Plan::builder(words.len()).batch(2).build()?.batch(0, 0).unwrap();
+/// let mut slot = vec![0; 2 * words.max_len()];
+/// assert_eq!(words.read(&batch, &mut slot)?, 9);
+/// assert_eq!(&slot[..9], b"oneeleven");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -126,28 +127,6 @@ impl RaggedRecords {
     #[must_use]
     pub fn ranges(&self) -> Arc<Ranges> {
         self.0.clone()
-    }
-
-    /// Reads a record into the start of `out`. Returns the length of the record in bytes. A buffer of
-    /// [`max_len`](Ranges::max_len) bytes is large enough for any record.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::NoSuchRecord`]: the index is out of range.
-    /// - [`Error::BufferTooSmall`]: `out` is smaller than the record.
-    /// - [`Error::Truncated`]: the file became shorter after it was opened.
-    /// - [`Error::Read`]: the system call failed.
-    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
-    ///   kept open could not be reopened.
-    pub fn read_record(&self, record: u64, out: &mut [u8]) -> Result<usize, Error> {
-        let Some(Location { shard, offset, len: wanted }) = self.locate(record) else {
-            return Err(Error::NoSuchRecord { wanted: record, found: self.len() });
-        };
-        let found = out.len() as u64;
-        let len = usize::try_from(wanted).unwrap_or(usize::MAX);
-        let out = out.get_mut(..len).ok_or(Error::BufferTooSmall { wanted, found })?;
-        self.shards()[shard].file.read_exact(out, offset)?;
-        Ok(len)
     }
 }
 

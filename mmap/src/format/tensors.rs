@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::gguf;
 use super::safetensors::Header;
 use super::tensor::Tensor;
+use crate::Error;
 use crate::file::DataFile;
-use crate::ranges::{Places, Shard};
-use crate::{Error, limit};
+use crate::ranges::{Places, Shard, Shards};
 
 /// The longest index: as long as the longest header of a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
@@ -84,44 +84,36 @@ impl Tensors {
             }
         }
         let path = first.ok_or(Error::NoPaths)?;
-        let mut model = Model { path, shards: Vec::new(), tensors: Vec::new() };
-        let kept = limit::kept(files.len());
-        let (mut before, mut parts) = (0_u64, Vec::new());
+        let (mut shards, mut tensors, mut parts) = (Shards::new(files.len()), Vec::new(), Vec::new());
         for (path, names) in files {
-            let mut file = DataFile::open(&path)?;
+            let file = shards.open(&path)?;
             let found = match &*file.header(0, 4.min(usize::try_from(file.len).unwrap_or(4)))? {
                 gguf::MAGIC => {
-                    let (found, part) = gguf::tensors(&file, model.shards.len())?;
+                    let (found, part) = gguf::tensors(&file, shards.all.len())?;
                     parts.push((path, part));
                     found
                 }
-                _ => Header::read(&file)?.all(model.shards.len()),
+                _ => Header::read(&file)?.all(shards.all.len()),
             };
             match names {
-                Some(names) => model.tensors.extend(listed(&file, found, names)?),
-                None => model.tensors.extend(found),
-            }
-            #[cfg(unix)]
-            file.map(file.len);
-            file.hints_wait = crate::system::hints_wait(&*file.file()?);
-            if model.shards.len() >= kept {
-                file.give_back();
+                Some(names) => tensors.extend(listed(&file, found, names)?),
+                None => tensors.extend(found),
             }
             let bytes = 0..file.len;
-            model.shards.push(Shard { file, at: Places::Strided(0), bytes, first: 0, records: 0, before });
-            before = before.saturating_add(model.shards.last().map_or(0, |shard| shard.bytes.end));
+            shards.push(Shard { file, at: Places::Strided(0), bytes, first: 0, records: 0, before: 0 })?;
         }
         whole(&parts)?;
-        model.tensors.sort_by(|a, b| a.name.cmp(&b.name));
-        if let Some([first, twice]) = model.tensors.windows(2).find(|two| two[0].name == two[1].name) {
-            let [first, file] = [first, twice].map(|tensor| &model.shards[tensor.range.file].file);
+        let shards = shards.all;
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+        if let Some([first, twice]) = tensors.windows(2).find(|two| two[0].name == two[1].name) {
+            let [first, file] = [first, twice].map(|tensor| &shards[tensor.range.file].file);
             let place = match &first.path {
                 path if *path == file.path => " twice".to_owned(),
                 path => format!(", as in {path:?}"),
             };
             return Err(file.bad_header(0, "each name once", format!("{:?}{place}", twice.name)));
         }
-        Ok(Self(Arc::new(model)))
+        Ok(Self(Arc::new(Model { path, shards, tensors })))
     }
 
     /// Returns the tensor with this name.

@@ -358,8 +358,7 @@ impl Plan {
 
     /// Returns the plan if its options are valid together.
     fn checked(self) -> Result<Self, PlanError> {
-        self.batches().try_for_each(|(_, batch)| self.with_size(batch).check())?;
-        Ok(self)
+        self.batches().try_for_each(|(_, batch)| self.with_size(batch).check()).map(|()| self)
     }
 
     /// Checks a plan with a single batch size.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::asked::write;
 use proptest::prelude::*;
-use twinbuf_mmap::{DType, Error, RaggedRecords, Shard};
+use twinbuf_mmap::{DType, Error, Plan, RaggedRecords, Shard};
 use twinbuf_testing::megatron as idx;
 
 /// A `.npy` of one axis.
@@ -33,6 +33,12 @@ fn slices(files: &[(Vec<u8>, Vec<usize>)]) -> Vec<(usize, Vec<u8>)> {
     all
 }
 
+/// Reads one record, as a batch.
+fn read_record(records: &RaggedRecords, record: u64, out: &mut [u8]) -> Result<usize, Error> {
+    let plan = Plan::builder(record + 1).build().unwrap();
+    records.read(&plan.batch(0, record).unwrap(), out)
+}
+
 fn all_equal(records: &RaggedRecords, wanted: &[(usize, Vec<u8>)]) {
     assert_eq!(records.len(), wanted.len() as u64);
     assert_eq!(records.max_len(), wanted.iter().map(|(_, record)| record.len()).max().unwrap());
@@ -41,16 +47,16 @@ fn all_equal(records: &RaggedRecords, wanted: &[(usize, Vec<u8>)]) {
     for (at, (file, record)) in wanted.iter().enumerate() {
         let found = records.locate(at as u64).unwrap();
         assert_eq!((found.shard, found.len), (*file, record.len() as u64));
-        let len = records.read_record(at as u64, &mut out).unwrap();
+        let len = read_record(records, at as u64, &mut out).unwrap();
         assert_eq!(&out[..len], &record[..], "record {at}");
         if let Some(less) = record.len().checked_sub(1) {
-            let error = records.read_record(at as u64, &mut out[..less]).unwrap_err();
+            let error = read_record(records, at as u64, &mut out[..less]).unwrap_err();
             assert!(matches!(error, Error::BufferTooSmall { wanted, .. } if wanted == record.len() as u64));
         }
     }
     let end = wanted.len() as u64;
     assert_eq!(records.locate(end), None);
-    assert!(matches!(records.read_record(end, &mut out), Err(Error::NoSuchRecord { .. })));
+    assert!(matches!(read_record(records, end, &mut out), Err(Error::NoSuchRecord { .. })));
 }
 
 /// What `fixtures/make.py` wrote with numpy, and the slices that numpy took.
@@ -75,7 +81,7 @@ fn the_slices_of_numpy() {
         assert_eq!(records.len(), slices.len() as u64, "{file}");
         let mut out = vec![0; records.max_len()];
         for (at, (dtype, bytes)) in slices.into_iter().enumerate() {
-            let len = records.read_record(at as u64, &mut out).unwrap();
+            let len = read_record(&records, at as u64, &mut out).unwrap();
             let found: String = out[..len].iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(
                 (records.dtype().to_string().as_str(), found.as_str()),
@@ -271,7 +277,7 @@ fn a_file_that_is_cut_off_while_it_is_open() {
     let records = RaggedRecords::open_indexed([(&data, &index)]).unwrap();
     std::fs::OpenOptions::new().write(true).open(&data).unwrap().set_len(70).unwrap();
     let mut out = [0; 60];
-    assert_eq!(records.read_record(0, &mut out).unwrap(), 40);
-    let error = records.read_record(1, &mut out).unwrap_err();
+    assert_eq!(read_record(&records, 0, &mut out).unwrap(), 40);
+    let error = read_record(&records, 1, &mut out).unwrap_err();
     assert!(matches!(error, Error::Truncated { offset: 70, wanted: 60, found: 30, .. }), "{error:?}");
 }

@@ -1,6 +1,6 @@
 //! Any bytes as an index of records of varying length: refused with a typed error, or all records can be read.
 
-use twinbuf_mmap::RaggedRecords;
+use twinbuf_mmap::{Plan, RaggedRecords};
 
 /// The first byte chooses the format, the next two are the length of the data file, and the others are the index.
 pub(crate) fn ragged(bytes: &[u8]) {
@@ -35,7 +35,9 @@ fn read(records: &RaggedRecords, data: &[u8], index: usize) {
         let bytes = usize::try_from(found.offset).expect("in the file")
             ..usize::try_from(found.offset + found.len).expect("in the file");
         assert!(found.shard == 0 && end.is_none_or(|end| end == bytes.start), "record {record}: {bytes:?}");
-        let len = records.read_record(record, &mut out).expect("the file is whole");
+        let plan = Plan::builder(records.len()).build().expect("a record");
+        let batch = plan.batch(0, record).expect("a record below `len`");
+        let len = records.read(&batch, &mut out).expect("the file is whole");
         assert_eq!(&out[..len], &data[bytes.clone()], "record {record}");
         end = Some(bytes.end);
     }

@@ -147,7 +147,8 @@ impl Queue {
     pub(crate) fn push(&mut self, mut read: Read) {
         read.len = read.len.min(read.into.len());
         let Self { reads, running } = self;
-        let running = running.get_or_insert_with(|| Running::new(engine()));
+        let running =
+            running.get_or_insert_with(|| Running { engine: engine(), process: std::process::id() });
         reads.queued.push_back(read);
         // Hand reads over in groups of `TOGETHER`. Otherwise the disk would be idle while a long list is prepared.
         if reads.queued.len() % TOGETHER == 0 {
@@ -216,10 +217,6 @@ impl Drop for Queue {
 }
 
 impl Running {
-    fn new(engine: Box<dyn Engine>) -> Self {
-        Self { engine, process: std::process::id() }
-    }
-
     /// Returns a read that has ended, if there is one.
     fn ended(&mut self, reads: &mut Reads) -> Option<Done> {
         if reads.ended.is_empty() {

@@ -21,7 +21,7 @@ impl Queue {
     }
 
     fn on(engine: Box<dyn Engine>) -> Self {
-        Self { running: Some(Running::new(engine)), reads: Reads::default() }
+        Self { running: Some(Running { engine, process: std::process::id() }), reads: Reads::default() }
     }
 }
 
