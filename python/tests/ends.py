@@ -173,7 +173,7 @@ QUICK = re.compile(
             r"busy:(prefetch:event:fall:python10|read_into:event:exit3:numpy100):.*",
             r"wait:(read_into:queue|prefetch:spin):.*|second:prefetch:poll10:.*",
             r"lock:files in turn:exit3|preempted:prefetch:.*",
-            r"called:(len|fingerprint|groups|record):poll10:exit3|asked:.*:1:exit3",
+            r"called:(len|fingerprint|groups|record|import|trace):poll10:exit3|asked:.*:1:exit3",
             r"left:(prefetch:poll10:fall:quiet:global|generate:poll10:fall:quiet:cycle)",
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",

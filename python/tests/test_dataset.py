@@ -100,7 +100,10 @@ def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_close_does_not_raise_an_interrupt_again(raised: type[BaseException], overlap: bool) -> None:
+@pytest.mark.parametrize("device", [None, Now()])
+def test_close_does_not_raise_an_interrupt_again(
+    raised: type[BaseException], overlap: bool, device: Any
+) -> None:
     class Interrupted(Squares):
         reads = 0
 
@@ -112,7 +115,7 @@ def test_close_does_not_raise_an_interrupt_again(raised: type[BaseException], ov
 
     for reads in (1, 2):
         data = Interrupted()
-        loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap)
+        loader = tb.Loader(data, tb.Plan(data, 8), overlap=overlap, device=device)
         items = loader.epoch(0)
         next(items)
         for _ in range(reads):
@@ -120,7 +123,10 @@ def test_close_does_not_raise_an_interrupt_again(raised: type[BaseException], ov
                 next(items)
             time.sleep(0.01)  # longer than a read
             assert (len(loader), loader.state_dict()["step"]) == (6, 1)
-        loader.close()
+        try:
+            loader.close()
+        except raised:
+            pytest.fail("close raised it again")
         assert data.reads == reads
 
 
