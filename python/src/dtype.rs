@@ -41,7 +41,7 @@ const U64: &CStr = if LONG { c"L" } else { c"Q" };
 const I64: &CStr = if LONG { c"l" } else { c"q" };
 
 /// A type; its name, as numpy and torch spell it; its format for the buffer protocol (PEP 3118, the codes of the module
-/// `struct`), which the 8-bit floats and bfloat16 lack; DLPack's code and bits (`DLDataTypeCode` in dlpack.h, version 1.1).
+/// `struct`), which the 8-bit floats and bfloat16 lack.
 type Row = (DType, &'static str, Option<&'static CStr>);
 
 const ALL: [Row; 17] = [

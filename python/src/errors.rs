@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
 use twinbuf::loader::At;
 use twinbuf::mmap;
@@ -110,11 +110,6 @@ pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
         Ok(PyErr::from_value(error))
     };
     made().unwrap_or_else(|error| error)
-}
-
-/// Makes a `TypeError` for an argument of the wrong type.
-pub(crate) fn of_type(argument: &str, wanted: &str, found: impl fmt::Display) -> PyErr {
-    PyTypeError::new_err(format!("{argument}: wanted {wanted}, found {found}"))
 }
 
 pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {

@@ -34,7 +34,7 @@ pub(crate) struct Item {
     state: Option<Py<PyAny>>,
 }
 
-/// Whoever has this may use the iterable. [`Making::join`] waits for its drop.
+/// Whoever has this may use the iterable. [`Thread::join`] waits for its drop.
 struct Running(Arc<Making>);
 
 impl Running {
@@ -105,20 +105,6 @@ impl Hold {
 impl Making {
     fn shared(&self) -> Option<Arc<Shared>> {
         self.shared.get().and_then(Weak::upgrade)
-    }
-
-    /// Waits up to `timeout` for the end of the thread, if it was started. Returns whether it has ended.
-    fn join(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
-        let since = Instant::now();
-        // SeqCst, which includes Acquire: the caller uses the iterable next, and must see the thread's changes to it.
-        while self.running.load(Ordering::SeqCst) {
-            if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
-                return Ok(false);
-            }
-            py.check_signals()?;
-            detached(py, || std::thread::sleep(Duration::from_micros(100)));
-        }
-        Ok(true)
     }
 }
 
@@ -250,7 +236,16 @@ impl Thread {
     /// Wait for its end, if it was started, for at most so many seconds. Returns whether it ended.
     #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        self.making.join(py, timeout.map(Duration::from_secs_f64))
+        let since = Instant::now();
+        // SeqCst, which includes Acquire: the caller uses the iterable next, and must see the thread's changes to it.
+        while self.making.running.load(Ordering::SeqCst) {
+            if timeout.is_some_and(|timeout| since.elapsed().as_secs_f64() >= timeout) {
+                return Ok(false);
+            }
+            py.check_signals()?;
+            detached(py, || std::thread::sleep(Duration::from_micros(100)));
+        }
+        Ok(true)
     }
 }
 

@@ -17,6 +17,7 @@ use twinbuf::{Error, pipe};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached};
+use crate::report;
 use crate::taken::{Left, Taken};
 
 /// How long to wait for a slot in use: another thread may be about to release it.
@@ -307,6 +308,7 @@ impl<F: Front> Ends for Shared<F> {
 #[pyfunction]
 pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
     begin_end(py)?;
+    report::CLASS.import(py, "twinbuf._report", "Report")?;
     let (all, start) = (mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner)), Instant::now());
     all.iter().filter_map(Weak::upgrade).for_each(|shared| detached(py, || shared.end(start + LEAVE / 2)));
     Ok(LEAVE.saturating_sub(start.elapsed()).as_secs_f64())

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
 use crate::errors::{self, Failure, in_python};
@@ -21,6 +22,9 @@ pub(crate) struct Loop<'a> {
     /// The text of the breakdown, if there is one.
     pub(crate) phases: String,
 }
+
+/// The class, which is imported before the program ends: late in its end, no module can be imported.
+pub(crate) static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Makes a report. It runs no code of Python, as [`errors::raise`].
 pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> PyResult<Py<PyAny>> {
@@ -53,7 +57,7 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     figures.set_item("kept", of.kept)?;
     figures.set_item("verdict", found.verdict().to_string())?;
     figures.set_item("advice", told(&found.advice()))?;
-    let report = py.import("twinbuf._report")?.getattr("Report")?.call0()?;
+    let report = CLASS.import(py, "twinbuf._report", "Report")?.call0()?;
     for (name, figure) in &figures {
         report.setattr(name.cast::<PyString>()?, figure)?;
     }

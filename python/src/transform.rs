@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
 use twinbuf::BoxError;
@@ -10,7 +11,6 @@ use twinbuf::mmap::DType;
 use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
-use crate::errors;
 use crate::foreign::{Call, Work, answer_to};
 use crate::object::Object;
 
@@ -45,8 +45,8 @@ impl Step {
         }
         let way = dtype::format(from).map_or("use `torch()` of a loader's batch", |_| "use `map`");
         let (there, from, to) = (dtype::names(can), dtype::name(from), dtype::name(to));
-        let wanted = format!("{there} for records of {from}");
-        Err(errors::of_type("dtype", &wanted, format!("{to}: {way} for another type")))
+        let line = format!("dtype: wanted {there} for records of {from}, found {to}: {way} for another type");
+        Err(PyTypeError::new_err(line))
     }
 
     pub(crate) fn map(function: &Bound<'_, PyAny>, from: RecordType, to: RecordType) -> Self {

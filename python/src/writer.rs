@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use twinbuf::mmap::DType;
 use twinbuf::{Error, write};
 
 use crate::dtype;
@@ -45,10 +44,10 @@ impl Writer {
         slot: usize,
         shard: Option<u64>,
     ) -> PyResult<Self> {
-        let raw = dtype.is_none();
-        let dtype = dtype.map_or(Ok(DType::U8), dtype::parse)?;
-        let npy = write::Writer::npy(&path, dtype, &shape);
-        let builder = if raw { write::Writer::raw(&path, shape.iter().product()) } else { npy };
+        let builder = match dtype {
+            Some(name) => write::Writer::npy(&path, dtype::parse(name)?, &shape),
+            None => write::Writer::raw(&path, shape.iter().product()),
+        };
         let builder = builder.depth(depth).slot_bytes(slot);
         let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
         let given = format!("{path:?}, row {shape:?}, depth {depth}, shard_bytes {}", shard.unwrap_or(0));

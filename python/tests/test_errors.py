@@ -386,6 +386,7 @@ def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], 
     bad: list[tuple[Callable[[], object], str]] = [
         (lambda: tb.Plan(10, 2, rank=3), "rank, world: wanted both"),
         (lambda: tb.Plan(10, 2, shuffle=tb.Window(3)), "size of a record"),
+        (lambda: tb.Plan(10, 2, records=[1, 2**70]), f"records: wanted numbers below 10, found {2**70}$"),
         (lambda: loader.epochs(range(0, 4, 2)), "epochs: wanted a range with a step of 1"),
         (lambda: loader.epochs(range(-1, 2)), "epochs: wanted epochs from 0 on, found -1"),
         (lambda: rows.windows(0), "rows: wanted at least 1, found 0"),

@@ -109,7 +109,9 @@ def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None]) 
         ends = [found[0], found[-1]] if found else []
     else:
         found = numpy.asarray(found)
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        # Numbers beyond 64 bits are objects of numpy's.
+        are_whole = found.dtype.kind in "iu" or all(isinstance(number, int) for number in found.flat)
+        if found.ndim != 1 or not are_whole:
             wanted = "a list or an array of whole numbers"
             raise TypeError(f"{name}: wanted {wanted}, found {found.dtype} {found.shape}")
         ends = [int(found.min()), int(found.max())] if found.size else []
