@@ -127,7 +127,7 @@ impl WriterBuilder {
     /// - [`Error::Spawn`]: the thread could not be started.
     pub fn build(mut self) -> Result<Writer, Error> {
         let (path, row, depth, shard) = (self.path.clone(), self.row, self.depth, self.shard_bytes);
-        // The least common multiple of a row and a block of 2^12 bytes.
+        // The smallest shard of whole rows in whole blocks: the least common multiple of a row and 2^12 bytes.
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
         let named = self.dtype.is_none() || self.header(u64::MAX).is_some();

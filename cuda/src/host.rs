@@ -84,8 +84,8 @@ pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // The last side may be dropped by the caller's code on the copy thread, such as a waker. A thread cannot join
-        // itself, so it ends without being joined.
+        // Code of the caller, such as a waker, may drop the last side on the copy thread. A thread cannot join itself, so it
+        // ends without being joined.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if let Some(thread) = self.0.take().filter(other) {
             // A panic is ignored here: the panic hook has reported it, and both sides see the end.

@@ -158,7 +158,7 @@ impl<M: 'static> Lease<M> {
             return Err(Error::Option { option: "self", wanted, found });
         }
         let _current = Current::enter(&self.shared.ctx)?;
-        // Where the device has no memory pools, the allocation is in no stream's order and could break a capture.
+        // Where the device has no memory pools, the allocation is not stream-ordered, and could break a capture.
         let _beside = BesideCaptures::enter();
         // SAFETY: the copy below fills the memory before it is returned.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;

@@ -198,7 +198,7 @@ pub(crate) fn page_size() -> usize {
     {
         // SAFETY: sysconf reads a constant of the system; it takes no pointer and any name is allowed.
         let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        // POSIX requires every system to answer. A failure would be -1, which does not fit a usize.
+        // POSIX requires every system to have a value. A failure would be -1, which does not fit a usize.
         usize::try_from(bytes).unwrap_or(SMALLEST)
     }
 }

@@ -235,8 +235,8 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     let mut options = OpenOptions::new();
     options.read(true);
     // This flag keeps the open from blocking if a FIFO has replaced the file since the check. On a regular file, the
-    // flag matters only if a file server holds a lease: the open then fails at once (open(2), fcntl(2)). The code below
-    // repeats it without the flag, to wait for the lease. The open of a FIFO never fails with this error.
+    // flag matters only if a file server holds a lease: the open then fails with EWOULDBLOCK (open(2), fcntl(2)). The
+    // code below opens it again without the flag, to wait for the lease. The open of a FIFO never fails so.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = match options.open(path) {

@@ -175,7 +175,7 @@ impl Filler {
         detached(py, || {
             let found = self.go_on(|driven| Poll::Ready(driven.next())) == Poll::Ready(true);
             if !found {
-                // Its trace is written before this returns.
+                // Drop the worker now, not at the next call: that writes its trace.
                 let driven = lock(&self.driven).take();
                 drop(driven);
             }

@@ -237,7 +237,7 @@ impl Thread {
     #[pyo3(signature = (timeout=None))]
     fn join(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let since = Instant::now();
-        // SeqCst, which includes Acquire: the caller uses the iterable next, and must see the thread's changes to it.
+        // SeqCst: see `Running`. It includes Acquire: the caller uses the iterable next, and must see the thread's changes.
         while self.making.running.load(Ordering::SeqCst) {
             if timeout.is_some_and(|timeout| since.elapsed().as_secs_f64() >= timeout) {
                 return Ok(false);

@@ -259,7 +259,7 @@ impl Sums<'_> {
                 let each = |seconds: f64| time(Duration::from_secs_f64(seconds / report.batches as f64));
                 let (load, one_use) = (each(report.loads().as_secs_f64()), each(used));
                 let why = format!(
-                    "{waiting}. On average a load takes {load} and a use {one_use}, but the loading threads also wait \
+                    "{waiting}. On average a load takes {load} and a use {one_use}, but loads also wait \
                      for free slots."
                 );
                 (report.load_verdict(), why, self.deeper())
@@ -311,7 +311,7 @@ impl Sums<'_> {
         if loads < FULL * wall {
             let full = self.part(full);
             busy += &format!(
-                " Waits for free slots take {full}: in the rest, other programs may have the processor."
+                " Waits for free slots take {full}. In what is left, other programs may have the processor."
             );
         }
         let cheaper = match report.kind {

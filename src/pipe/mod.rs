@@ -623,7 +623,7 @@ impl<R: Ring> Running<R> {
         loop {
             let piece = Instant::now() + PIECE;
             let piece = until.map_or(piece, |until| until.min(piece));
-            // Read before the slot: what no worker fills now has been committed, or never comes.
+            // Ask this before the slot: once no worker is left, every unit that will come has been committed.
             let idle = self.shared.is_idle();
             let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
                 Received::Item(item) => item,

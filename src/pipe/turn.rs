@@ -257,7 +257,7 @@ impl<R: Ring> Shared<R> {
                     }
                     continue;
                 }
-                // The slot that was found free above still is, because only the holder of the turn takes slots.
+                // Only the holder of the turn takes slots, so the free slot is still there, unless the consumer was dropped.
                 let Some(mut reserved) = R::reserve(producer) else {
                     self.guard("unit", || drop(next));
                     return Take::InUse;

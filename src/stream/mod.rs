@@ -302,7 +302,7 @@ impl<B: Backend> TensorStream<B> {
         let passes = pass..=if self.cycle { u64::MAX } else { pass };
         let (reader, reads) = (self.reader.clone(), self.schedule.clone().reads(passes.clone()));
         let order = self.schedule.clone().order(passes, self.whole);
-        // The reading thread begins to read ahead when it takes the first group.
+        // Not now, but when the reading thread takes the first group: it may still read for the pass before.
         let begin = move || {
             reader.begin(reads);
             order

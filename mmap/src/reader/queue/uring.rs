@@ -128,7 +128,7 @@ impl Uring {
     fn stop(&mut self, reads: &mut Reads) {
         self.stopped = true;
         while let Some(index) = self.not_taken.pop_back() {
-            // The kernel takes entries only during a call, and no call follows once `stopped` is set.
+            // The kernel takes entries only during a call, and none follows once `stopped` is set: the reads are ours.
             if let Some(held) = self.take(index) {
                 reads.requeue(held.read);
             }
