@@ -883,6 +883,34 @@ mod tests {
         assert!(worker.join().unwrap());
     }
 
+    /// Tells of each wake.
+    struct Told(mpsc::Sender<()>);
+
+    impl std::task::Wake for Told {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_clock_wakes_a_task_at_its_time_and_ends_with_the_pipe() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
+        let (told, wakes) = mpsc::channel();
+        let waker = Arc::new(Told(told)).into();
+        let until = Instant::now() + Duration::from_millis(20);
+        shared.wake_at(until, &waker);
+        wakes.recv().unwrap();
+        assert!(Instant::now() >= until, "woken before its time");
+        // The worker that would forget the task has not left yet.
+        shared.wake_at(Instant::now() + Duration::from_secs(10), &waker);
+        shared.close();
+        while Arc::strong_count(&shared) > 1 {
+            std::thread::yield_now(); // the clock's thread has the other
+        }
+        assert!(wakes.try_recv().is_err(), "woken after the close");
+    }
+
     #[test]
     fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
         let (producer, _consumer) = Numbered::ring(vec![0; 2]);
