@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -130,6 +132,65 @@ def test_an_exception_of_the_loop_passes(
     with pytest.raises(raised, match="of the loop"):
         train()
     assert "3 batches" in capsys.readouterr().err
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [Broken(), closed(), None])
+def test_a_report_that_cannot_be_printed_ends_no_loop(
+    stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    items = tb.watch(Loads(3))
+    for epoch in range(2):
+        assert list(items) == [0, 1, 2]
+        assert items.report().epochs == epoch + 1
+    for _ in items:
+        break
+    assert capsys.readouterr() == ("", "")
+
+
+class Rewinding:
+    """An iterator that begins again at each ``iter()``."""
+
+    def __iter__(self) -> Rewinding:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next > 3:
+            raise StopIteration
+        return self.next
+
+
+class Bare:
+    """Its iterator has no ``__iter__``, which a loop does not call."""
+
+    class Numbers:
+        next = 0
+
+        __next__ = Rewinding.__next__
+
+    def __iter__(self) -> Any:
+        return self.Numbers()
+
+
+@pytest.mark.parametrize("around", [tb.watch, tb.prefetch, lambda items: tb.prefetch(tb.watch(items))])
+@pytest.mark.parametrize("iterable", [Rewinding, Bare])
+def test_iter_is_called_once_as_a_loop_does(iterable: Any, around: Any) -> None:
+    items = around(iterable())
+    for _ in range(2):
+        assert list(zip(items, range(9), strict=False)) == [(1, 0), (2, 1), (3, 2)]
 
 
 def test_it_is_on_demand() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
 from ._prefetch import Around, Prefetcher
@@ -97,8 +98,9 @@ class Watched(Around[T]):
     def _end(self) -> None:
         """End an epoch, and print the report."""
         self._recorder.ended()
-        if (report := self.report()).batches:
-            print(report, file=sys.stderr)
+        if (report := self.report()).batches and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # closed: the program has trained all the same
+                print(report, file=sys.stderr)
 
 
 class _Epoch(Generic[T]):
@@ -110,7 +112,8 @@ class _Epoch(Generic[T]):
         start = time.perf_counter()
         self._watched, self._epoch, self._step = watched, epoch, 0
         self._came: list[T] = []
-        self._iterator = iter(watched._iterable)
+        # `iter` is called once, as a loop does: it may start again.
+        self._items = map(next, repeat(iter(watched._iterable)))
         # The time of `iter` is a wait for the first item.
         self._begun, self._ended = time.perf_counter() - start, False
 
@@ -124,7 +127,7 @@ class _Epoch(Generic[T]):
         if not self._came:
             try:
                 # One call from C: an item that comes is in the list before any signal is handled.
-                self._came.extend(islice(self._iterator, 1))
+                self._came.extend(islice(self._items, 1))
             except Exception:
                 self._end()
                 raise
