@@ -97,6 +97,68 @@ def test_an_iterator_that_begins_again_does_so() -> None:
     assert [list(once), list(once)] == [[0, 1, 2], []]
 
 
+@pytest.mark.parametrize("left", ["break", "kept", "close"])
+@pytest.mark.parametrize("around", [lambda items: items, tb.watch, tb.prefetch])
+def test_an_iterator_that_begins_again_does_so_after_break(
+    around: Any, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exclusive(Rewinding):
+        inside = False
+
+        def __iter__(self) -> Rewinding:
+            assert not self.inside
+            return super().__iter__()
+
+        def __next__(self) -> int:
+            self.inside = True
+            try:
+                return super().__next__()
+            finally:
+                self.inside = False
+
+    items = tb.prefetch(around(Exclusive()))
+    kept = []
+    for _ in range(20):
+        iterator = iter(items)
+        assert [next(iterator), next(iterator)] == [1, 2]
+        if left == "kept":
+            kept.append(iterator)
+        if left == "close":
+            items.close()
+        del iterator
+    assert list(items) == [1, 2, 3, 4, 5]
+    # Whether it begins again cannot be known. Each prefetcher tells once, if the program has not closed it.
+    told = [1 for line in caplog.messages if "fetched ahead are lost" in line]
+    assert len(told) == (left != "close") + (around is tb.prefetch)
+
+
+@pytest.mark.parametrize("around", [lambda items: items, tb.watch, tb.prefetch])
+def test_an_iterator_that_goes_on_does_so_after_break(around: Any, tmp_path: Any, caplog: Any) -> None:
+    class Counts:
+        next = -1
+
+        def __iter__(self) -> Counts:
+            """Return it, as a large part of all iterators does."""
+            return self
+
+        def __next__(self) -> int:
+            self.next += 1
+            if self.next >= 10:
+                raise StopIteration
+            return self.next
+
+    (tmp_path / "x").write_text("".join(f"{number}\n" for number in range(10)))
+    with open(tmp_path / "x") as file:
+        for iterator in (Counts(), file, map(int, range(10)), (number for number in range(10))):
+            items = tb.prefetch(around(iterator))
+            for number in items:
+                if int(number) == 3:
+                    break
+            assert [int(number) for number in items] == [4, 5, 6, 7, 8, 9]
+            assert list(items) == []
+    assert caplog.messages == []
+
+
 def test_the_second_argument_is_no_device() -> None:
     with pytest.raises(TypeError, match="positional argument"):
         tb.prefetch([1], 4)  # type: ignore[misc]

@@ -9,6 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
 
 from ._drive import start
@@ -16,7 +17,7 @@ from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
 from ._twinbuf import _Items, _Thread
-from ._values import path_or_none, seconds_or_none, text_of, whole
+from ._values import path_or_none, seconds_or_none, text_of, warn, whole
 from .errors import LoaderTimeoutError, OptionError
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ def prefetch(
     The fetching thread starts at ``iter()``: call that before you load a checkpoint, and the first batch is
     ready when it is needed. It ends with the iterable, or when the iterator is dropped, as by ``break``.
 
+    After a ``break``, a generator, a file, or another iterator whose ``__iter__`` is just ``return self``
+    goes on after the last item that the loop received. An iterator whose ``__iter__`` does more is taken to
+    start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once.
+
     Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
 
     The thread has the context variables, the gradient mode and the current CUDA device of the caller of
@@ -100,6 +105,14 @@ class Around(Generic[T]):
     """An object around an iterable, with the length and the attributes of that."""
 
     _iterable: Iterable[T]
+    # Whether the iterable is an iterator itself, which all loops share.
+    _shared = False
+
+    def _begin(self) -> Iterator[T]:
+        inner = self._iterable
+        iterator = iter(inner)
+        self._shared = inner._shared if isinstance(inner, Around) else iterator is inner
+        return iterator
 
     def __len__(self) -> int:
         """Return the number of items, if the iterable has one."""
@@ -127,14 +140,16 @@ class Prefetcher(Around[T]):
         self._convert = device is not None and self._streams is None
         self._name, self._trace = text_of("name", name), path_or_none("trace", trace)
         self._epochs = 0
-        # The state after the last item that the loop received. Empty: that is the iterable's present state.
+        # The state, if any, after the last item that the loop received. Empty: that is the iterable's present
+        # state, because the loop came to the end.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None
         # The thread of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
-        # The only iterator, if the iterable is an iterator itself: neither can start again.
+        # The only iterator, if the iterable is an iterator that goes on.
         self._only: _Items[T] | Loop[T] | None = None
+        self._told = False
 
     def __iter__(self) -> Iterator[T]:
         """Start fetching.
@@ -144,14 +159,25 @@ class Prefetcher(Around[T]):
         """
         if self._only is not None and not self._only.ended:
             return self._only
-        if self._items() is None:
+        before, shared = self._items(), self._shared
+        if before is None or shared:
+            if before is not None:
+                before.close()
             self._join()
-        iterator = iter(self._iterable)
+        iterator = self._begin()
+        if shared and self._shared and self._place and not self._told:
+            self._told = True
+            warn(
+                f"prefetch: a loop over the {type(self._iterable).__name__} was left early, and the next "
+                "one has the same iterator: if that does not start again, items that were fetched ahead are "
+                "lost. To go on, keep one `iter(prefetch(...))`; to start again without this line, call "
+                "`close()` first"
+            )
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
         states = _copies(self._iterable)
-        self._place = [] if states is None else [states()]
+        self._place = [None if states is None else states()]
         self._thread = _Thread(self._thread)
         self._pid = os.getpid()
         items: _Items[T] = _Items(
@@ -168,8 +194,7 @@ class Prefetcher(Around[T]):
         self._epochs += 1
         loop: _Items[T] | Loop[T] = items if upload is None else Loop(items, upload.receive)
         self._items = weakref.ref(loop)
-        if iterator is self._iterable:
-            self._only = loop
+        self._only = loop if self._shared and _goes_on(self._iterable) else None
         start(items, around(upload), self._name or "twinbuf-prefetch")
         return loop
 
@@ -187,7 +212,7 @@ class Prefetcher(Around[T]):
         After ``timeout`` seconds in the iterable the thread is left behind: this raises
         `LoaderTimeoutError`. None waits as long as it takes.
         """
-        limit, items = seconds_or_none("timeout", timeout), self._items()
+        limit, items, self._shared = seconds_or_none("timeout", timeout), self._items(), False
         if items is not None:
             items.close()
         if not self._join(limit):
@@ -214,6 +239,23 @@ class _Stateful(Prefetcher[T]):
         load(state)
         self._place = []
         self._only = None
+
+
+def _goes_on(iterator: Any) -> bool:
+    """Return whether ``iter()`` leaves an iterator where it is.
+
+    C's do, and those whose ``__iter__`` is ``return self``. Others may start again.
+    """
+    while isinstance(iterator, Around):
+        iterator = iterator._iterable
+    method = type(iterator).__iter__
+    if isinstance(method, FunctionType):
+        return method.__code__.co_code == _goes_on_as_it_is.__code__.co_code
+    return isinstance(method, WrapperDescriptorType)
+
+
+def _goes_on_as_it_is(iterator: T) -> T:
+    return iterator
 
 
 def _copies(iterable: object) -> Callable[[], Any] | None:

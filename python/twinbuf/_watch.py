@@ -113,7 +113,7 @@ class _Epoch(Generic[T]):
         self._watched, self._epoch, self._step = watched, epoch, 0
         self._came: list[T] = []
         # `iter` is called once, as a loop does: it may start again.
-        self._items = map(next, repeat(iter(watched._iterable)))
+        self._items = map(next, repeat(watched._begin()))
         # The time of `iter` is a wait for the first item.
         self._begun, self._ended = time.perf_counter() - start, False
 
