@@ -317,6 +317,7 @@ fn units_of_an_iteration_that_was_left_are_not_started() {
     worker.next().unwrap().commit(8);
     assert!(worker.try_next().is_pending(), "after unit 1 the worker waits");
     pipe.close().unwrap();
+    assert!(matches!(worker.try_next(), Poll::Ready(None)), "the pipe is closed");
     assert!(worker.next().is_none());
 }
 
