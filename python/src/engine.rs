@@ -42,8 +42,6 @@ pub(crate) struct Progress {
     again: Option<Checkpoint>,
     /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,
-    /// The report of a loader that was closed.
-    pub(crate) last_report: twinbuf::Report,
     /// Whether a step of the breakdown has begun.
     stepping: bool,
 }
@@ -52,13 +50,25 @@ pub(crate) type Shared = iterate::Shared<Batches>;
 pub(crate) type State = iterate::State<Batches>;
 
 impl Batches {
-    /// Refuses calls from `read_into` of this loader: the thread that called `read_into` may hold the lock.
-    pub(crate) fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
+    /// Refuses a forked process.
+    pub(crate) fn is_not_forked(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
+        state.check(py, "build the loader after the fork, or start processes by `spawn`")
+    }
+
+    /// Refuses calls from the code of the program that fills a slot of this loader: they would wait for that.
+    fn is_not_reading(&self, py: Python<'_>) -> PyResult<()> {
         if is_calling(&self.identity) {
-            let message = "`read_into` used the loader that it reads for, which would wait for itself";
+            let message = "code that reads for a loader (`read_into`, `Records.map`, a signal's handler meanwhile) used \
+                           that loader, which would wait for itself";
             return Err(errors::raise(py, Failure::new("LoaderError", message)));
         }
         Ok(())
+    }
+
+    /// Same, for calls that only ask: without overlap the loop's thread reads, and a signal's handler may ask in it. No
+    /// thread waits for a read with the lock.
+    pub(crate) fn may_ask(&self, py: Python<'_>) -> PyResult<()> {
+        if self.overlap { self.is_not_reading(py) } else { Ok(()) }
     }
 
     /// Ends the step of the breakdown that the last batch began.
@@ -75,12 +85,16 @@ impl Front for Batches {
     type Own = Progress;
 
     fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        state.check(py, "build the loader after the fork, or start processes by `spawn`")?;
+        self.is_not_forked(py, state)?;
         self.is_not_reading(py)
     }
 
     fn reads(&self) -> bool {
         !self.overlap && !self.foreign
+    }
+
+    fn is_made_by_loop(&self) -> bool {
+        !self.overlap && self.foreign
     }
 
     fn asked(&self, state: &mut State) {
@@ -121,6 +135,11 @@ impl Front for Batches {
         state.own.again = None;
         state.own.exhausted |= whole;
         state.rest();
+    }
+
+    fn ends(&self, state: &mut State) {
+        self.over(state, false);
+        state.own.before = state.own.before.take().or_else(|| state.at());
     }
 
     /// No wait for a read of this thread; nor at the end of the program for threads of Python.
@@ -206,10 +225,6 @@ impl State {
                 Err(error)
             }
         }
-    }
-
-    pub(crate) fn report(&self) -> twinbuf::Report {
-        self.run.report().unwrap_or_else(|| self.own.last_report.clone())
     }
 
     /// Returns the position after the last batch that the loop received, for `state_dict`.

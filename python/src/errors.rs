@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 use twinbuf::loader::At;
 use twinbuf::mmap;
 use twinbuf::{BoxError, Error};
@@ -83,6 +85,19 @@ fn chain(error: &dyn StdError) -> String {
     line
 }
 
+/// The names of `twinbuf.errors`, and `os.strerror`. They are here before the end of the program: late in it, modules are
+/// empty, and none can be imported.
+static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+
+pub(crate) fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
+    let found = CLASSES.get_or_try_init(py, || {
+        let names = py.import("twinbuf.errors")?.dict().copy()?;
+        names.set_item("strerror", py.import("os")?.getattr("strerror")?)?;
+        PyResult::Ok(names.unbind())
+    });
+    Ok(found?.bind(py))
+}
+
 /// Makes an exception of one of the classes in `twinbuf.errors`. Names of Rust in its message become those of Python.
 ///
 /// It runs no code of Python, only of the interpreter: a daemon thread that fails while the program ends would be ended
@@ -90,7 +105,8 @@ fn chain(error: &dyn StdError) -> String {
 pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
     let Failure { class, message, path, offset, errno, at } = failure;
     let made = || -> PyResult<PyErr> {
-        let error = py.import("twinbuf.errors")?.getattr(class)?.call1((in_python(&message),))?;
+        let classes = classes(py)?;
+        let error = classes.as_any().get_item(class)?.call1((in_python(&message),))?;
         if let Some(path) = path {
             if error.hasattr("filename")? {
                 error.setattr("filename", path.as_os_str())?;
@@ -100,7 +116,7 @@ pub(crate) fn raise(py: Python<'_>, failure: Failure) -> PyErr {
         error.setattr("offset", offset)?;
         if let Some(errno) = errno {
             error.setattr("errno", errno)?;
-            error.setattr("strerror", py.import("os")?.call_method1("strerror", (errno,))?)?;
+            error.setattr("strerror", classes.as_any().get_item("strerror")?.call1((errno,))?)?;
         }
         if let Some(At { loader, epoch, step, .. }) = at {
             error.setattr("loader", loader.as_deref())?;

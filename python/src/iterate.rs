@@ -40,6 +40,11 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
         false
     }
 
+    /// Whether the threads of the loop make the items, in `_loop.py`: none comes while they wait here, only a slot.
+    fn is_made_by_loop(&self) -> bool {
+        false
+    }
+
     /// Runs a wait, for which this thread has released the GIL.
     fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         wait()
@@ -70,6 +75,11 @@ pub(crate) trait Front: Sized + Send + Sync + 'static {
     /// The iteration is over: it came to its end, or the loop has left it.
     fn over(&self, state: &mut State<Self>, _whole: bool) {
         state.rest();
+    }
+
+    /// The program ends. What a finalizer may ask for stays.
+    fn ends(&self, state: &mut State<Self>) {
+        self.over(state, false);
     }
 
     /// The loop is told that there are no more items.
@@ -140,6 +150,8 @@ pub(crate) struct State<F: Front> {
     leases: VecDeque<(u64, Weak<Lease>)>,
     /// The number of items that left their slots because the loop kept them.
     pub(crate) kept: u64,
+    /// The report, once it was closed.
+    last_report: twinbuf::Report,
     pub(crate) own: F::Own,
 }
 
@@ -203,6 +215,11 @@ impl<F: Front> State<F> {
         self.leases.push_back((self.iteration, Arc::downgrade(lease)));
     }
 
+    /// Whether the program still uses the next slot.
+    fn is_held(&self) -> bool {
+        matches!(&self.run, Run::Running(items) if items.held_for().is_some())
+    }
+
     /// If the program still uses the next slot, frees the slot of the oldest item: the item takes the memory along, and
     /// the slot gets new memory. Returns whether this was the first item that the loop has kept, or an error if there was
     /// no memory.
@@ -228,6 +245,16 @@ impl<F: Front> State<F> {
         Ok(false)
     }
 
+    pub(crate) fn report(&self) -> twinbuf::Report {
+        self.run.report().unwrap_or_else(|| self.last_report.clone())
+    }
+
+    /// Takes the loader, stream or pipe, to close it. Its report stays.
+    pub(crate) fn take(&mut self) -> Option<F::Run> {
+        self.last_report = self.report();
+        self.run.take()
+    }
+
     /// Ends the iteration, if there is one. From now on its iterator has no more items.
     pub(crate) fn rest(&mut self) {
         self.put_back = None;
@@ -245,7 +272,8 @@ impl<F: Front> Shared<F> {
     /// Makes what iterators share. The end of the program ends its threads.
     pub(crate) fn new(front: F, name: Option<String>, run: F::Run, own: F::Own) -> Arc<Self> {
         let run = Run::Idle(run);
-        let state = State { run, iteration: 0, put_back: None, leases: VecDeque::new(), kept: 0, own };
+        let (leases, last_report) = Default::default();
+        let state = State { run, iteration: 0, put_back: None, leases, kept: 0, last_report, own };
         let shared = Arc::new(Self { state: Locked::new(state), front, name });
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|shared| shared.strong_count() > 0);
@@ -294,8 +322,8 @@ impl<F: Front> Ends for Shared<F> {
     /// Takes the loader, stream or pipe away from its iterators, and closes it.
     fn end(&self, until: Instant) {
         if let Some(mut state) = self.state.lock_until(until) {
-            self.front.over(&mut state, false);
-            let run = state.run.take();
+            self.front.ends(&mut state);
+            let run = state.take();
             drop(state);
             let limit = self.front.limit(true).min(until.saturating_duration_since(Instant::now()));
             let _ = run.map(|run| F::close(run, limit));
@@ -307,7 +335,8 @@ impl<F: Front> Ends for Shared<F> {
 /// which read files; `_drive.py` waits for those of Python. Returns how many seconds of [`LEAVE`] are left.
 #[pyfunction]
 pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
-    begin_end(py)?;
+    errors::classes(py)?;
+    begin_end();
     report::CLASS.import(py, "twinbuf._report", "Report")?;
     let (all, start) = (mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner)), Instant::now());
     all.iter().filter_map(Weak::upgrade).for_each(|shared| detached(py, || shared.end(start + LEAVE / 2)));
@@ -380,8 +409,22 @@ impl<F: Front> Loop<F> {
                     return Err(front.raise(py, Error::Timeout { waited, reading }));
                 }
                 let wait = || {
-                    let mut state = state.lock();
-                    (state.free_a_slot(), state.next(front, iteration, rest))
+                    if !front.is_made_by_loop() {
+                        let mut state = state.lock();
+                        return (state.free_a_slot(), state.next(front, iteration, rest));
+                    }
+                    let since = Instant::now();
+                    loop {
+                        let mut state = state.lock();
+                        let found = (state.free_a_slot(), state.next(front, iteration, Duration::ZERO));
+                        let waits = matches!(found, (Ok(false), Asked::NotYet)) && state.is_held();
+                        if !waits || since.elapsed() >= rest {
+                            return found;
+                        }
+                        // Without the lock: another thread may be about to ask.
+                        drop(state);
+                        std::thread::sleep(Duration::from_micros(100));
+                    }
                 };
                 let (freed, asked) = detached(py, || front.wait(wait));
                 if let Err(raised) = self.tell(py, freed) {

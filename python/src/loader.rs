@@ -144,6 +144,14 @@ pub(crate) struct Loader {
     _settings: (usize, usize, usize, bool, bool),
 }
 
+impl Loader {
+    /// Refuses a forked process, and calls for which the thread would wait for itself.
+    fn may_ask(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.front.is_not_forked(py, &self.shared.state)?;
+        self.shared.front.may_ask(py)
+    }
+}
+
 #[pymethods]
 impl Loader {
     /// ``slots``: addresses of memory for the slots, and what owns it.
@@ -238,21 +246,21 @@ impl Loader {
 
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.shared.front.is_not_reading(py)?;
+        self.shared.front.may_ask(py)?;
         let plan = &self.plan.get().inner;
         Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
     }
 
     /// The next epoch.
     fn _next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        self.shared.front.is_not_reading(py)?;
+        self.shared.front.may_ask(py)?;
         check_end(py)?; // there may be no modules any more
         Ok(self.shared.state.with(py, |state| state.own.next_epoch))
     }
 
     /// The position after the last received batch.
     fn _position(&self, py: Python<'_>) -> PyResult<Position> {
-        self.shared.check(py)?;
+        self.may_ask(py)?;
         self.shared.state.with(py, |state| state.position()).ok_or_else(|| closed(py))
     }
 
@@ -295,7 +303,7 @@ impl Loader {
     /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
     #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
-        self.shared.check(py)?;
+        self.may_ask(py)?;
         let (found, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
         let (name, breakdown) = (self._name().unwrap_or_default(), &self.shared.front.breakdown);
         let phases = if breakdown.is_on() { format!("\n{breakdown}") } else { String::new() };
@@ -306,7 +314,7 @@ impl Loader {
     /// What a thread is reading for the batch that is needed first, or None: its ``epoch`` and ``step``, for how many
     /// ``seconds``, from which ``record`` on, and the ``path`` and ``offset`` of that.
     fn reading<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        self.shared.check(py)?;
+        self.may_ask(py)?;
         let Some(reading) = self.shared.state.with(py, |state| state.run.reading()) else { return Ok(None) };
         let (path, offset) = reading.file.unzip();
         let found = PyDict::new(py);
@@ -335,13 +343,10 @@ impl Loader {
             }
             detached(py, || std::thread::sleep(Duration::from_micros(100)));
         }
-        let run = shared.state.with(py, |state| {
-            state.own.last_report = state.report();
-            std::mem::take(&mut state.run)
-        });
+        let run = shared.state.with(py, State::take);
         let waits = if raised.is_ok() { limit } else { Some(Duration::ZERO) };
         let closed = detached(py, || {
-            let Run::Idle(loader) = run else { return Ok(()) };
+            let Some(loader) = run else { return Ok(()) };
             match waits {
                 Some(limit) => loader.close_timeout(limit.saturating_sub(since.elapsed())),
                 None => loader.close(),

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use crate::errors::{self, Failure};
 
@@ -127,16 +126,9 @@ thread_local! {
     static HOOK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What cut-off iterations raise: `LoaderError`. Late in the end of the program, modules are empty.
-static CUT_OFF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
 /// The program begins to end.
-pub(crate) fn begin_end(py: Python<'_>) -> PyResult<()> {
-    CUT_OFF.get_or_try_init(py, || {
-        Ok::<_, PyErr>(py.import("twinbuf.errors")?.getattr("LoaderError")?.unbind())
-    })?;
+pub(crate) fn begin_end() {
     ENDING.store(true, Ordering::SeqCst);
-    Ok(())
 }
 
 /// The hook at the end of the program returns. Waits first, for so many seconds, until all threads are back in Python:
@@ -157,13 +149,11 @@ pub(crate) fn _end_hook(py: Python<'_>, seconds: f64) {
 
 /// Refuses to iterate while the program ends: what is cut off must not look like the end of an epoch.
 pub(crate) fn check_end(py: Python<'_>) -> PyResult<()> {
-    match CUT_OFF.get(py) {
-        Some(class) if ENDING.load(Ordering::SeqCst) => {
-            let raised = class.bind(py).call1(("the program is ending: the iteration is cut off",));
-            Err(raised.map_or_else(|error| error, PyErr::from_value))
-        }
-        _ => Ok(()),
+    if !ENDING.load(Ordering::SeqCst) {
+        return Ok(());
     }
+    let line = "the program is ending: the iteration is cut off";
+    Err(errors::raise(py, Failure::new("LoaderError", line)))
 }
 
 /// Registered to run in forked children: the threads that are counted do not exist there.

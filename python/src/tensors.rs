@@ -200,7 +200,7 @@ impl Stream {
     #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
-        let found = self.shared.state.with(py, |state| state.run.report()).unwrap_or_default();
+        let found = self.shared.state.with(py, |state| state.report());
         let name = self.shared.name.as_deref().unwrap_or_default();
         let of = report::Loop { name, bytes: true, ..Default::default() };
         report(py, &Recorder::with(recorder, found), &of)

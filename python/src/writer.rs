@@ -13,8 +13,8 @@ use crate::locked::{Locked, check_end, detached};
 
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Writer")]
 pub(crate) struct Writer {
-    /// `None` after the end.
-    writer: Locked<Option<write::Writer>>,
+    /// `None` after the end. What `finish` returned, which Ctrl-C may have kept from the caller.
+    writer: Locked<(Option<write::Writer>, Option<String>)>,
 }
 
 impl Writer {
@@ -22,12 +22,13 @@ impl Writer {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        use_it: impl FnOnce(&mut Option<write::Writer>) -> Option<Result<T, Error>> + Send,
+        use_it: impl FnOnce(&mut Option<write::Writer>, &mut Option<String>) -> Option<Result<T, Error>> + Send,
     ) -> PyResult<T> {
         self.writer.check(py, "make the Writer after the fork")?;
         check_end(py)?;
         let ended = || errors::raise(py, Failure::new("LoaderError", "the Writer has ended: make a new one"));
-        let result = self.writer.detached(py, use_it).ok_or_else(ended)?;
+        let used = self.writer.detached(py, |(writer, written)| use_it(writer, written));
+        let result = used.ok_or_else(ended)?;
         result.map_err(|error| errors::loading(py, error))
     }
 }
@@ -58,7 +59,7 @@ impl Writer {
             }
             error => errors::loading(py, error),
         })?;
-        Ok(Self { writer: Locked::new(Some(writer)) })
+        Ok(Self { writer: Locked::new((Some(writer), None)) })
     }
 
     fn append(&self, py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -68,7 +69,7 @@ impl Writer {
         // SAFETY: `rows` keeps the memory until after the call. Whoever changes it meanwhile changes what is written.
         let bytes = unsafe { bytes.as_ref() };
         let failed = |error: std::io::Error| error.downcast().unwrap_or_else(Error::Spawn);
-        self.with(py, |writer| Some(writer.as_mut()?.write_all(bytes).map_err(failed)))
+        self.with(py, |writer, _| Some(writer.as_mut()?.write_all(bytes).map_err(failed)))
     }
 
     /// Appends the bytes of the first pair. It is taken and written in one step for Python, which runs a signal's handler
@@ -78,12 +79,20 @@ impl Writer {
     }
 
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |writer| Some(writer.take()?.finish().map(|written| written.to_string())))
+        self.with(py, |writer, written| {
+            if written.is_none() {
+                match writer.take()?.finish() {
+                    Ok(found) => *written = Some(found.to_string()),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            written.clone().map(Ok)
+        })
     }
 
     fn discard(&self, py: Python<'_>) {
         if !self.writer.is_forked() {
-            self.writer.detached(py, |writer| *writer = None);
+            self.writer.detached(py, |(writer, _)| *writer = None);
         }
     }
 }

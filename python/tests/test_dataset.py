@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import signal
 import threading
 import time
 import traceback
@@ -304,3 +305,97 @@ def test_a_map_style_data_set_of_torch() -> None:
     data = Adapter()
     for batch in tb.Loader(data, tb.Plan(data, 5, shuffle="full")).epoch(0):
         assert (batch.torch()[:, 0].numpy() == batch.indices).all()
+
+
+@pytest.mark.parametrize("use", ["keeps", "threads"])
+def test_without_overlap_no_wait_outlasts_what_it_waits_for(use: str) -> None:
+    """Each of the batches took 0.05 s more."""
+
+    class Slow(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            time.sleep(0.001 if use == "threads" else 0)  # another thread runs
+            super().read_into(indices, out)
+
+    data = Slow(400)
+    loader = tb.Loader(data, tb.Plan(data, 2), overlap=False)
+    items: Any = loader.epochs(1)
+    since, steps = time.monotonic(), []
+
+    def loop() -> None:
+        kept: list[Any] = []
+        for batch in items:
+            steps.append(batch.step)
+            kept = [*kept, batch][-3:] if use == "keeps" else []
+            del batch
+
+    threads = [threading.Thread(target=loop) for _ in range(4 if use == "threads" else 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(steps) == list(range(200))
+    assert time.monotonic() - since < 2
+
+
+@pytest.mark.parametrize("kind", ["read_into", "map"])
+def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, tmp_path: Path) -> None:
+    """The handler runs in the code that makes the batch, as that of a job that is preempted may."""
+
+    class Slow(Squares):
+        fingerprint = 1
+
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            super().read_into(indices, out)
+
+    def slow(record: np.ndarray, _: int) -> np.ndarray:
+        if record[0] % 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return record
+
+    def ask(*_: object) -> None:
+        report, state = loader.report(), loader.state_dict()
+        assert loader.reading() is None or loader.reading()["epoch"] == 0
+        assert report.batches == len(got) == state["step"] and len(loader) == len(loader.plan)
+        for call in (loader.close, lambda: next(items)):
+            with pytest.raises(tb.LoaderError, match="a signal's handler"):
+                call()
+        asked.append(len(got))
+
+    np.save(tmp_path / "x.npy", np.arange(40)[:, None])
+    files = tb.Records.open_npy(tmp_path / "x.npy")
+    data: Any = Slow() if kind == "read_into" else files.map(slow, "int64", (1,))
+    loader = tb.Loader(data, tb.Plan(data, 2), overlap=False)
+    before, asked, got = signal.signal(signal.SIGUSR1, ask), [], []
+    try:
+        items = loader.epochs(1)
+        for batch in items:
+            got.append(batch.step)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert asked == got == list(range(len(loader.plan)))
+
+
+def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> None:
+    class Slow(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            sum(range(300))
+            super().read_into(indices, out)
+
+    def ask(*_: object) -> None:
+        try:
+            got.append(next(items).step)
+        except (StopIteration, tb.LoaderError) as error:
+            asked.add(type(error))
+
+    data, asked, got = Slow(4000), set(), []
+    items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
+    before = signal.signal(signal.SIGALRM, ask)
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    try:
+        for batch in items:
+            got.append(batch.step)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert sorted(got) == list(range(2000)) and tb.LoaderError in asked

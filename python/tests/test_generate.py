@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -191,3 +194,64 @@ def test_an_interrupted_close_keeps_the_error_of_before() -> None:
         next(rounds)
     with pytest.raises(ValueError, match="mine"):
         next(rounds)
+
+
+@pytest.mark.parametrize("hooks", [("before",), ("after",), ("before", "after")])
+def test_threads_that_share_the_rounds_call_each_hook_once_and_in_order(hooks: tuple[str, ...]) -> None:
+    calls: dict[str, list[int]] = {"before": [], "after": []}
+    inside: list[int] = []
+
+    def hook(name: str, number: int) -> None:
+        inside.append(number)
+        time.sleep(0.0005)  # another thread runs
+        assert inside == [number], "two threads call hooks"
+        inside.clear()
+        calls[name].append(number)
+
+    of = {name: functools.partial(hook, name) for name in hooks}
+    rounds, got, errors = tb.generate(lambda number: number, rounds=30, **of), [], []
+
+    def loop() -> None:
+        try:
+            for number in rounds:
+                got.append(number)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and sorted(got) == list(range(30))
+    assert all(calls[name] == list(range(30)) for name in hooks)
+
+
+def test_a_hook_that_asks_for_the_next_round_is_refused() -> None:
+    rounds = tb.generate(lambda number: number, after=lambda number: next(rounds))
+    assert next(rounds) == 0
+    with pytest.raises(tb.LoaderError, match="would wait for itself"):
+        next(rounds)
+
+
+def test_a_forked_process_waits_for_no_thread_that_it_has_not() -> None:
+    go, stay = threading.Event(), threading.Event()
+
+    def after(number: int) -> None:
+        go.set()
+        stay.wait()
+
+    rounds = tb.generate(lambda number: number, after=after)
+    thread = threading.Thread(target=lambda: (next(rounds), next(rounds)))
+    thread.start()
+    go.wait()
+    if (child := os.fork()) == 0:
+        stay.set()
+        try:
+            next(rounds)
+        except tb.ForkedError:
+            os._exit(3)
+        os._exit(4)
+    stay.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3

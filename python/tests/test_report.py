@@ -2,12 +2,16 @@
 
 import errno
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import twinbuf as tb
 
@@ -55,3 +59,61 @@ def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_pa
         numbers().report().save(path)
     assert isinstance(caught.value, tb.FileError)
     assert (caught.value.path, caught.value.errno) == (path, errno.ENOENT)
+
+
+def test_a_finalizer_reports_what_was_measured(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
+    """At the end of the program, as the finalizer of a trainer does. It said "Nothing was measured."."""
+    numbers()  # makes the file
+    save_file({f"w{layer}": torch.zeros(8) for layer in range(4)}, tmp_path / "model.safetensors")
+    code = """
+import numpy as np
+import twinbuf as tb
+
+class Data:
+    dtype, shape = "int64", (2,)
+    def __len__(self):
+        return 64
+    def read_into(self, indices, out):
+        np.asarray(out)[:] = indices[:, None]
+
+class Trainer:
+    def __init__(self):
+        files, data, self.me = tb.Records.open_npy("numbers.npy"), Data(), self
+        self.loops = [
+            tb.Loader(files, tb.Plan(files, 4)),
+            tb.Loader(files, tb.Plan(files, 4), overlap=False),
+            tb.Loader(data, tb.Plan(data, 4)),
+            tb.stream(tb.Tensors.open("model.safetensors"), lambda name: int(name[1])),
+            tb.prefetch(range(16)),
+            tb.watch(range(16)),
+        ]
+    def fit(self):
+        for loop in self.loops:
+            for _ in range(3):
+                for _ in loop:
+                    pass
+        self.broken = iter(self.loops[0])
+        next(self.broken)
+    def __del__(self):
+        print([loop.report().batches for loop in self.loops])
+        print([str(loop.report())[:8] for loop in self.loops])
+        states = [loop.state_dict() for loop in self.loops[:3]]
+        print([(state["epoch"], state["step"]) for state in states])
+        try:
+            self.loops[0].load_state_dict({**states[0], "version": 99})
+        except tb_error as error:
+            print(error)
+
+tb_error = tb.CheckpointError
+trainer = Trainer()
+trainer.fit()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    lines = done.stdout.splitlines()
+    assert lines[:1] == [str([49, 48, 48, 12, 48, 48])], done
+    assert lines[1] == str(["4 epochs", *5 * ["3 epochs"]]), lines
+    assert lines[2] == "[(3, 1), (3, 0), (3, 0)]" and "version" in lines[3] and "Error" not in done.stderr, (
+        done
+    )

@@ -286,3 +286,26 @@ def test_bytes_have_no_header(tmp_path: Path) -> None:
     with tb.Writer(tmp_path / "x", None, (5,)) as out:
         out.append(np.arange(10, dtype="uint8").reshape(2, 5))
     assert (tmp_path / "x").read_bytes() == bytes(range(10))
+
+
+def test_finish_once_more_after_ctrl_c_returns_what_it_would_have(tmp_path: Path) -> None:
+    out = tb.Writer(tmp_path / "x.npy", "float32", (3,))
+    out.append(np.ones((5, 3), "float32"))
+    writer = out._writer
+
+    class Interrupted:
+        def finish(self) -> str:
+            writer.finish()
+            out._writer = writer
+            raise KeyboardInterrupt
+
+    out._writer = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        out.finish()
+    assert np.load(tmp_path / "x.npy").shape == (5, 3)
+    told = out.finish()
+    assert told and out.finish() == told
+    out.discard()
+    assert out.finish() == told and names(tmp_path) == ["x.npy"]
+    with pytest.raises(tb.LoaderError, match="has ended"):
+        out.append(np.ones((5, 3), "float32"))

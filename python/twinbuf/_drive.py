@@ -11,10 +11,12 @@ import atexit
 import ctypes
 import gc
 import logging
+import os
 import threading
 import traceback
 import weakref
 from collections.abc import Callable
+from time import monotonic, sleep
 from types import GeneratorType
 from typing import Any
 
@@ -41,25 +43,52 @@ def fill(worker: _Filler, name: str | None) -> None:
     _start(f"{name or 'twinbuf'}-read", _fill, worker)
 
 
-class InTurn:
-    """Lets one thread at a time make an item, where threads share an iterator: the others have none to make.
+class Turn:
+    """A call's place in the line of the threads that share an iterator: one at a time goes on.
 
-    No lock: a forked process would wait for a thread that it has not.
+    The line is a dict and no lock: a forked process would wait for a thread that it has not. A turn ends by a
+    `del`, before and after which no signal is handled.
     """
+
+    # The program ends: the interpreter may have ended the thread whose turn it is.
+    ended = False
+
+    def __init__(self) -> None:
+        self.of = threading.get_ident(), os.getpid()
+
+
+def wait_in(line: dict[Turn, None], mine: Turn) -> None:
+    """Wait in line. The caller takes ``mine`` out of it, whatever this raises."""
+    line[mine], since = None, monotonic()
+    while (turns := list(line))[0] is not mine:
+        if turns[0].of[1] != mine.of[1]:
+            line.pop(turns[0], None)
+        elif Turn.ended:
+            raise LoaderError("the program is ending: the iteration is cut off")
+        elif any(turn.of == mine.of for turn in turns if turn is not mine):
+            raise LoaderError(
+                "the next item was asked for while this thread waits for it or makes it, as by a signal's "
+                "handler: that would wait for itself"
+            )
+        else:
+            sleep(min(max(5e-5, (monotonic() - since) / 16), _SLICE))
+
+
+class InTurn:
+    """Lets one thread at a time make an item, where threads share an iterator."""
 
     def __init__(self, make: Callable[[], bool]) -> None:
         self._make = make
-        # The thread that is making one.
-        self._maker: dict[str, int] = {}
+        self._line: dict[Turn, None] = {}
 
     def __call__(self) -> bool:
-        """Make an item. Return whether this thread had one to make."""
-        this = threading.get_ident()
+        """Make an item. Return whether there was one to make."""
+        mine = Turn()
         try:
-            return self._maker.setdefault("thread", this) == this and self._make()
+            wait_in(self._line, mine)
+            return self._make()
         finally:
-            if self._maker.get("thread") == this:
-                self._maker.clear()
+            self._line.pop(mine, None)
 
 
 def fill_one(worker: _Filler) -> bool:
@@ -123,6 +152,7 @@ def _end() -> None:
     when the interpreter ends it aborts the program, as any daemon thread does (before Python 3.14).
     """
     left = round(_begin_end() / _SLICE)
+    Turn.ended = True
     half = min(left - 1, _SLICES // 2)
     while left and (alive := [thread for thread in list(_threads) if thread.is_alive()]):
         alive[0].join(_SLICE)

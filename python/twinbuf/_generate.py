@@ -56,7 +56,8 @@ def generate(
     -------
     Iterator
         The rounds, in order. What ``make``, ``before`` or ``after`` raises arrives in place of the next one,
-        and ends them. ``break`` waits for nothing: a round that is being made is finished in the thread, and
+        and ends them. Threads may share the iterator: one at a time calls ``before`` and ``after`` and takes
+        the next round. ``break`` waits for nothing: a round that is being made is finished in the thread, and
         dropped. ``report()`` tells where the time went, and ``close()`` ends them.
 
     Raises
@@ -101,6 +102,7 @@ class _Hooked(Loop[T]):
     ) -> None:
         super().__init__(items, None if before is None else self._received)
         self._before, self._after, self._rounds = before, after, rounds
+        self._line = {}
         # The rounds for which they were called.
         self._asked = self._done = 0
         # What `before` raised, in place of the round.

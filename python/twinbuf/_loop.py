@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ._drive import Turn, wait_in
+
 if TYPE_CHECKING:
     from ._device import Sender
     from ._loader import Loader
@@ -29,6 +31,8 @@ class Loop(Generic[T]):
     _sender: Sender | None = None
     _batches: Any = None
     _start: Callable[[], None] | None = None
+    # Where threads that share the iterator wait, if one at a time is to call functions of the program.
+    _line: dict[Turn, None] | None = None
 
     def __init__(
         self,
@@ -46,31 +50,38 @@ class Loop(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        self._asks()
         taken: _Taken | None
-        waits = False
+        line, mine, waits = self._line, None, False
         try:
-            while (taken := self._items.take(waits)) is None:
-                waits = self._make is None or not self._make()
-        except Exception as raised:
-            if self._sender is not None:
-                self._sender.ended(whole=isinstance(raised, StopIteration))
-            raise
-        try:
-            found = taken.item if self._receive is None else self._receive(taken.item)
-            if self._map is not None:
-                try:
-                    found = called("map", self._map, found)
-                except Exception:
-                    taken.gone()  # or it would fail again
-                    raise
-            self._count += 1
-            # From here to the end nothing is called, so no signal is handled.
-            taken.handed_out = True
-            return found  # type: ignore[no-any-return]
-        except BaseException:
-            taken.back()
-            raise
+            if line is not None:
+                mine = Turn()
+                wait_in(line, mine)
+            self._asks()
+            try:
+                while (taken := self._items.take(waits)) is None:
+                    waits = self._make is None or not self._make()
+            except Exception as raised:
+                if self._sender is not None:
+                    self._sender.ended(whole=isinstance(raised, StopIteration))
+                raise
+            try:
+                found = taken.item if self._receive is None else self._receive(taken.item)
+                if self._map is not None:
+                    try:
+                        found = called("map", self._map, found)
+                    except Exception:
+                        taken.gone()  # or it would fail again
+                        raise
+                self._count += 1
+                # From here to the end nothing is called, so no signal is handled.
+                taken.handed_out = True
+                return found  # type: ignore[no-any-return]
+            except BaseException:
+                taken.back()
+                raise
+        finally:
+            if line is not None and mine in line:
+                del line[mine]
 
     def _asks(self) -> None:
         if (start := self._start) is not None:

@@ -60,7 +60,7 @@ class Writer:
             whole("slot_bytes", slot_bytes),
             whole_or_none("shard_bytes", shard_bytes),
         )
-        self._dtype, self._written = numpy.dtype(kind), ""
+        self._dtype = numpy.dtype(kind)
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None
         self._turn = threading.Lock()
@@ -71,7 +71,8 @@ class Writer:
         """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written.
 
         A tensor on a device is copied on a stream of its own. The loop waits for that copy when it appends
-        the second tensor after this one, or finishes.
+        the second tensor after this one, or finishes. The rows of a call that Ctrl-C interrupts may have
+        been written.
         """
         if hasattr(rows, "detach"):
             rows = rows.detach()
@@ -104,8 +105,8 @@ class Writer:
         if self._download is not None:
             with self._turn:
                 self._drain(0)
-        self._written = self._written or self._writer.finish()
-        return self._written
+        written: str = self._writer.finish()
+        return written
 
     def discard(self) -> None:
         """Stop, and remove what was written, unless the file has its name already."""

@@ -11,6 +11,7 @@ and ``before`` of `generate`, ``map`` of a `Loader`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -51,6 +52,11 @@ class FileError(Error, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Those of `OSError` are no attributes of Python, and pickle would leave them out.
+        of = {name: getattr(self, name) for name in ("errno", "strerror", "filename")}
+        return type(self), self.args, self.__dict__ | of
 
 
 class MissingFileError(FileError, FileNotFoundError):
