@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use std::{iter, mem};
 
@@ -21,7 +22,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::Error;
 use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
-use crate::errors;
+use crate::errors::{self, Failure};
 use crate::iterate::{self, Front, Loop, Run};
 use crate::locked::{Locked, check_end, detached};
 use crate::object::Object;
@@ -59,6 +60,10 @@ struct Making {
     stop: AtomicBool,
     /// Whether a [`Running`] exists.
     running: AtomicBool,
+    /// The thread, once it asks for work.
+    maker: OnceLock<ThreadId>,
+    /// Whether another iteration has begun that has the iterator of this one.
+    replaced: AtomicBool,
     thread: Hold,
     caller: Hold,
     /// The iteration, once it has begun. It is no reference of Python: the garbage collector would clear that too
@@ -106,6 +111,15 @@ impl Making {
     fn shared(&self) -> Option<Arc<Shared>> {
         self.shared.get().and_then(Weak::upgrade)
     }
+
+    /// Refuses what would wait for ever in the thread that makes the items.
+    fn is_not_making(&self, py: Python<'_>) -> PyResult<()> {
+        if self.maker.get().is_none_or(|maker| *maker != thread::current().id()) {
+            return Ok(());
+        }
+        let message = "code that makes the items of an iterator used it, which would wait for itself";
+        Err(errors::raise(py, Failure::new("LoaderError", message)))
+    }
 }
 
 // Relaxed is enough for all other uses of the flags of `Making` and `Hold`: the GIL, the lock of `State` or the ring
@@ -143,6 +157,7 @@ impl Worker {
     fn next(&self, py: Python<'_>) -> bool {
         let making = &self.shared.front.making;
         self.running.get_or_init(|| Running::new(making));
+        making.maker.get_or_init(|| thread::current().id());
         if making.stop.load(Ordering::SeqCst) {
             return false;
         }
@@ -242,8 +257,9 @@ impl Thread {
             if timeout.is_some_and(|timeout| since.elapsed().as_secs_f64() >= timeout) {
                 return Ok(false);
             }
+            self.making.is_not_making(py)?;
             py.check_signals()?;
-            detached(py, || std::thread::sleep(Duration::from_micros(100)));
+            detached(py, || thread::sleep(Duration::from_micros(100)));
         }
         Ok(true)
     }
@@ -315,7 +331,11 @@ impl Front for Ahead {
     type Own = Counts;
 
     fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        state.check(py, "call iter() in this process")
+        state.check(py, "call iter() in this process")?;
+        if self.making.replaced.load(Ordering::Relaxed) {
+            return Err(iterate::replaced(py));
+        }
+        self.making.is_not_making(py)
     }
 
     fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
@@ -504,6 +524,12 @@ impl Items {
             self.items.leave();
             self.shared.front.drop_made();
         }
+    }
+
+    /// End it, because another iteration is about to begin that has its iterator: further calls raise an error.
+    fn replace(&self) {
+        self.shared.front.making.replaced.store(true, Ordering::Relaxed);
+        self.close();
     }
 
     /// Whether `close` has ended it.

@@ -343,6 +343,11 @@ pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
     Ok(LEAVE.saturating_sub(start.elapsed()).as_secs_f64())
 }
 
+pub(crate) fn replaced(py: Python<'_>) -> PyErr {
+    let message = "this iteration is over: another has begun, or a state was loaded";
+    errors::raise(py, Failure::new("LoaderError", message))
+}
+
 pub(crate) fn closed(py: Python<'_>) -> PyErr {
     errors::raise(py, Failure::new("LoaderError", "the loader was closed"))
 }
@@ -452,10 +457,7 @@ impl<F: Front> Loop<F> {
         match asked {
             Asked::Failed(error) => Err(front.raise(py, error)),
             Asked::Closed => Err(closed(py)),
-            Asked::Replaced => {
-                let message = "this iteration is over: another has begun, or a state was loaded";
-                Err(errors::raise(py, Failure::new("LoaderError", message)))
-            }
+            Asked::Replaced => Err(replaced(py)),
             _ => front.tell_end(py).map(|()| Poll::Ready(None)),
         }
     }

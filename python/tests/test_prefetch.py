@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import gc
 import json
 import os
@@ -127,6 +128,9 @@ def test_an_iterator_that_begins_again_does_so_after_break(
             items.close()
         del iterator
     assert list(items) == [1, 2, 3, 4, 5]
+    for iterator in kept:  # the loops before have no part of it
+        with pytest.raises(tb.LoaderError, match="this iteration is over: another has begun"):
+            next(iterator)
     # Whether it begins again cannot be known. Each prefetcher tells once, if the program has not closed it.
     told = [1 for line in caplog.messages if "fetched ahead are lost" in line]
     assert len(told) == (left != "close") + (around is tb.prefetch)
@@ -157,6 +161,23 @@ def test_an_iterator_that_goes_on_does_so_after_break(around: Any, tmp_path: Any
             assert [int(number) for number in items] == [4, 5, 6, 7, 8, 9]
             assert list(items) == []
     assert caplog.messages == []
+
+
+def test_a_loop_after_break_tells_that_it_has_the_same_iterator(caplog: pytest.LogCaptureFixture) -> None:
+    class Holds:
+        """An iterable with one generator for all loops."""
+
+        def __init__(self) -> None:
+            self.numbers = (number for number in range(10))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.numbers
+
+    items = tb.prefetch(Holds())
+    for _ in items:
+        break
+    assert list(items) == []
+    assert "the same iterator: if that does not start again, items that were fetched ahead" in caplog.text
 
 
 def test_the_second_argument_is_no_device() -> None:
@@ -227,6 +248,62 @@ def test_an_error_arrives_in_order_with_its_traceback() -> None:
     assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     with pytest.raises(StopIteration):
         next(items)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses attributes, `__traceback__` too."""
+
+    code: int
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "generate"])
+def test_an_exception_that_refuses_attributes_arrives(kind: str) -> None:
+    def number(index: int) -> int:
+        if index == 1:
+            raise Frozen(5)
+        return index
+
+    numbers = map(number, range(2))
+    items = iter(tb.prefetch(numbers) if kind == "prefetch" else tb.generate(number, rounds=4))
+    assert next(items) == 0
+    with pytest.raises(Frozen) as caught:
+        next(items)
+    assert caught.value == Frozen(5)
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][-1] == "number"
+    assert list(items) == []
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "generate"])
+def test_code_that_asks_for_the_item_after_its_own_is_told(kind: str) -> None:
+    def number(index: int) -> int:
+        ready.wait()
+        return next(items) if index == 1 else index
+
+    ready = threading.Event()
+    items = iter(tb.prefetch(map(number, range(4))) if kind == "prefetch" else tb.generate(number, rounds=4))
+    ready.set()
+    assert next(items) == 0
+    with pytest.raises(tb.LoaderError, match="used it, which would wait for itself"):
+        next(items)
+
+
+def test_code_that_closes_what_runs_it_is_told() -> None:
+    def number(index: int) -> int:
+        ready.wait()
+        try:
+            items.close(timeout=None)
+        except tb.LoaderError as error:
+            told.append(str(error))
+        return index
+
+    ready, told = threading.Event(), list[str]()
+    items = tb.prefetch(map(number, range(4)))
+    iterator = iter(items)
+    ready.set()
+    assert list(iterator) == []
+    items.close(timeout=None)
+    assert told == ["code that makes the items of an iterator used it, which would wait for itself"]
 
 
 def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_asks() -> None:

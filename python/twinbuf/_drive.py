@@ -199,8 +199,8 @@ def _make(worker: _Worker, only: bool = False) -> Any:
             more = worker.answer(item, None if states is None else states(), only)
             del item
     except BaseException as error:
-        if error.__traceback__ is not None:
-            error.__traceback__ = error.__traceback__.tb_next  # without this frame
+        # Without this frame. It sets no attribute: an exception may refuse that, as a frozen dataclass does.
+        BaseException.with_traceback(error, error.__traceback__ and error.__traceback__.tb_next)
         worker.fail(error)
 
 

@@ -106,6 +106,9 @@ class Loop(Generic[T]):
     def close(self) -> None:
         self._items.close()
 
+    def replace(self) -> None:
+        self._items.replace()
+
 
 class Epochs(Loop[T]):
     """The batches of a loader with ``map``, with a device, or with code of the program but no overlap."""

@@ -105,7 +105,7 @@ class Around(Generic[T]):
     """An object around an iterable, with the length and the attributes of that."""
 
     _iterable: Iterable[T]
-    # Whether the iterable is an iterator itself, which all loops share.
+    # Whether all loops share one iterator, as where the iterable is one itself.
     _shared = False
 
     def _begin(self) -> Iterator[T]:
@@ -149,6 +149,8 @@ class Prefetcher(Around[T]):
         self._pid = os.getpid()
         # The only iterator, if the iterable is an iterator that goes on.
         self._only: _Items[T] | Loop[T] | None = None
+        # The iterator of the last iteration, if there can be a weak reference to it.
+        self._last: Callable[[], Iterator[T] | None] = lambda: None
         self._told = False
 
     def __iter__(self) -> Iterator[T]:
@@ -159,12 +161,13 @@ class Prefetcher(Around[T]):
         """
         if self._only is not None and not self._only.ended:
             return self._only
-        before, shared = self._items(), self._shared
-        if before is None or shared:
-            if before is not None:
-                before.close()
-            self._join()
+        shared = self._shared
+        if shared or self._items() is None:
+            self._replace()
         iterator = self._begin()
+        if iterator is self._last():
+            self._replace()
+            shared = self._shared = True
         if shared and self._shared and self._place and not self._told:
             self._told = True
             warn(
@@ -194,6 +197,8 @@ class Prefetcher(Around[T]):
         self._epochs += 1
         loop: _Items[T] | Loop[T] = items if upload is None else Loop(items, upload.receive)
         self._items = weakref.ref(loop)
+        with contextlib.suppress(TypeError):
+            self._last = weakref.ref(iterator)
         self._only = loop if self._shared and _goes_on(self._iterable) else None
         start(items, around(upload), self._name or "twinbuf-prefetch")
         return loop
@@ -212,11 +217,17 @@ class Prefetcher(Around[T]):
         After ``timeout`` seconds in the iterable the thread is left behind: this raises
         `LoaderTimeoutError`. None waits as long as it takes.
         """
-        limit, items, self._shared = seconds_or_none("timeout", timeout), self._items(), False
+        limit, items = seconds_or_none("timeout", timeout), self._items()
+        self._shared, self._last = False, lambda: None
         if items is not None:
             items.close()
         if not self._join(limit):
             raise LoaderTimeoutError(f"prefetch: wanted an end of the iterable's item within {timeout} s")
+
+    def _replace(self) -> None:
+        if (items := self._items()) is not None and not items.ended:
+            items.replace()
+        self._join()
 
     def _join(self, timeout: float | None = None) -> bool:
         return self._pid != os.getpid() or self._thread.join(timeout)
