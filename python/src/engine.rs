@@ -60,7 +60,7 @@ impl Batches {
         if is_calling(&self.identity) {
             let message = "code that reads for a loader (`read_into`, `Records.map`, a signal's handler meanwhile) used \
                            that loader, which would wait for itself";
-            return Err(errors::raise(py, Failure::new("LoaderError", message)));
+            return Err(errors::raise(py, Failure::new("NestedError", message)));
         }
         Ok(())
     }

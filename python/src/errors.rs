@@ -183,11 +183,17 @@ pub(crate) fn of_transform(py: Python<'_>, error: BoxError) -> PyErr {
     }
 }
 
-/// Whether the Python code of a read raised something other than an `Exception`, as Ctrl-C and `sys.exit` do.
+/// Whether the Python code of a read raised something other than an `Exception`, as Ctrl-C and `sys.exit` do, or was
+/// interrupted by a handler that used the loader.
 pub(crate) fn is_interrupt(error: &Error) -> bool {
     let (Error::Load { source, .. } | Error::Transform { source, .. }) = error else { return false };
     let Some(raised) = source.downcast_ref::<PyErr>() else { return false };
-    Python::try_attach(|py| !raised.is_instance_of::<PyException>(py)).unwrap_or(false)
+    Python::try_attach(|py| {
+        let nested = classes(py).and_then(|classes| classes.as_any().get_item("NestedError"));
+        !raised.is_instance_of::<PyException>(py)
+            || nested.is_ok_and(|nested| raised.matches(py, nested).unwrap_or(false))
+    })
+    .unwrap_or(false)
 }
 
 fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {

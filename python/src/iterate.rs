@@ -414,16 +414,17 @@ impl<F: Front> Loop<F> {
                     return Err(front.raise(py, Error::Timeout { waited, reading }));
                 }
                 let wait = || {
-                    if !front.is_made_by_loop() {
-                        let mut state = state.lock();
-                        return (state.free_a_slot(), state.next(front, iteration, rest));
-                    }
-                    let since = Instant::now();
+                    let (since, made_here) = (Instant::now(), front.is_made_by_loop());
                     loop {
                         let mut state = state.lock();
-                        let found = (state.free_a_slot(), state.next(front, iteration, Duration::ZERO));
-                        let waits = matches!(found, (Ok(false), Asked::NotYet)) && state.is_held();
-                        if !waits || since.elapsed() >= rest {
+                        // Which slot is needed may have changed since this thread asked.
+                        let mut found = (Ok(false), state.next(front, iteration, Duration::ZERO));
+                        if matches!(found.1, Asked::NotYet) {
+                            let slice = if made_here { Duration::ZERO } else { rest };
+                            found = (state.free_a_slot(), state.next(front, iteration, slice));
+                        }
+                        let waits = made_here && matches!(found, (Ok(false), Asked::NotYet));
+                        if !waits || !state.is_held() || since.elapsed() >= rest {
                             return found;
                         }
                         // Without the lock: another thread may be about to ask.

@@ -307,28 +307,28 @@ def test_a_map_style_data_set_of_torch() -> None:
         assert (batch.torch()[:, 0].numpy() == batch.indices).all()
 
 
-@pytest.mark.parametrize("use", ["keeps", "threads"])
-def test_without_overlap_no_wait_outlasts_what_it_waits_for(use: str) -> None:
-    """Each of the batches took 0.05 s more."""
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("use", ["keeps", "threads", "keeps, threads"])
+def test_no_wait_outlasts_what_it_waits_for(use: str, overlap: bool) -> None:
+    """Each of the batches took 0.05 s more: without overlap, or where threads keep batches."""
 
     class Slow(Squares):
         def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-            time.sleep(0.001 if use == "threads" else 0)  # another thread runs
+            time.sleep(0.001 if "threads" in use else 0)  # another thread runs
             super().read_into(indices, out)
 
     data = Slow(400)
-    loader = tb.Loader(data, tb.Plan(data, 2), overlap=False)
-    items: Any = loader.epochs(1)
+    items = tb.Loader(data, tb.Plan(data, 2), overlap=overlap).epochs(1)
     since, steps = time.monotonic(), []
 
     def loop() -> None:
         kept: list[Any] = []
         for batch in items:
             steps.append(batch.step)
-            kept = [*kept, batch][-3:] if use == "keeps" else []
+            kept = [*kept, batch][-3:] if "keeps" in use else []
             del batch
 
-    threads = [threading.Thread(target=loop) for _ in range(4 if use == "threads" else 1)]
+    threads = [threading.Thread(target=loop) for _ in range(4 if "threads" in use else 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -398,4 +398,27 @@ def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> Non
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert sorted(got) == list(range(2000)) and tb.LoaderError in asked
+    assert sorted(got) == list(range(2000))
+    assert any(issubclass(kind, tb.LoaderError) for kind in asked)
+
+
+def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
+    class Slow(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if indices[0] in raises:
+                raises.remove(indices[0])
+                signal.raise_signal(signal.SIGUSR1)
+            super().read_into(indices, out)
+
+    data, raises, got = Slow(40), [0, 10, 38], []
+    items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
+    before = signal.signal(signal.SIGUSR1, lambda *_: next(items))
+    try:
+        for _ in range(3):
+            with pytest.raises(tb.LoaderError, match="a signal's handler"):
+                for batch in items:
+                    got.append(batch.step)
+        got += [batch.step for batch in items]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == list(range(20))

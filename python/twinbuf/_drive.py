@@ -22,7 +22,7 @@ from typing import Any
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
 from ._values import warn
-from .errors import LoaderError
+from .errors import LoaderError, NestedError
 
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
 # process that is stopped for some time (SIGSTOP) ends no thread.
@@ -66,7 +66,7 @@ def wait_in(line: dict[Turn, None], mine: Turn) -> None:
         elif Turn.ended:
             raise LoaderError("the program is ending: the iteration is cut off")
         elif any(turn.of == mine.of for turn in turns if turn is not mine):
-            raise LoaderError(
+            raise NestedError(
                 "the next item was asked for while this thread waits for it or makes it, as by a signal's "
                 "handler: that would wait for itself"
             )

@@ -79,6 +79,10 @@ class LoaderError(Error, RuntimeError):
     """The loader cannot continue."""
 
 
+class NestedError(LoaderError):
+    """A loader is used while this thread makes a batch for it. The next call makes that batch again."""
+
+
 class LoaderTimeoutError(LoaderError, TimeoutError):
     """A batch, or the end of a read, has not come in time."""
 
