@@ -85,23 +85,29 @@ class Stream(_Stream):
     """Groups of tensors; made by `stream`. Each iteration is a pass."""
 
     __slots__ = ("_sender",)
-    # Sends the groups to a device.
     _sender: Sender | None
-
-    def __iter__(self) -> Iterator[Group]:
-        groups, sender = super().__iter__(), self._sender
-        if sender is None:
-            return groups
-        sender.stop()
-        self._end_pass()
-        sender.join()
-        loop: Loop[Group] = Loop(None)
-        sender.begin(loop, groups)
-        return loop
 
     def report(self) -> Report:
         """Return where the time went so far: passes are epochs, and groups are batches."""
         return self._report(None if self._sender is None else self._sender.recorder)
+
+
+class _Sending(Stream):
+    """A stream whose groups are sent to a device.
+
+    A class of its own, so that without a device `iter` is one call of C: a Python function could be cut
+    off by Ctrl-C between the start of the pass and its return.
+    """
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Group]:
+        groups, sender = super().__iter__(), self._sender
+        assert sender is not None
+        sender.stop()
+        self._end_pass()
+        sender.join()
+        return Loop.sending(sender, groups)
 
 
 def stream(
@@ -171,7 +177,7 @@ def stream(
         "read_mode": text_of("read_mode", read_mode),
         "trace": trace,
     }
-    made = _Stream.__new__(Stream, model, options)
+    made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
     return made
 
