@@ -883,6 +883,24 @@ mod tests {
         assert!(worker.join().unwrap());
     }
 
+    /// Or the report takes no wait for a slot that the caller has kept.
+    #[test]
+    fn a_load_knows_when_its_slot_was_freed() {
+        let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
+        let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
+        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
+        let mut own = worker(Numbers(None), 0);
+        for before in [None, None, Some(0)] {
+            let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("a slot is free") };
+            let freed = Numbered::parts(&mut taken).1.load.freed;
+            assert_eq!(freed.map(|freed| freed.number), before);
+            own.fill(&shared, taken, None);
+            let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+            assert!(matches!(&next, Received::Item(_)), "{next:?}");
+        }
+    }
+
     /// Tells of each wake.
     struct Told(mpsc::Sender<()>);
 
