@@ -23,6 +23,23 @@ import twinbuf as tb
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class Rewinding:
+    """An iterator that begins again at each ``iter()``. Its items are 1 to ``last``."""
+
+    def __init__(self, last: int = 5) -> None:
+        self.last = last
+
+    def __iter__(self) -> Rewinding:
+        self.next = 0
+        return self
+
+    def __next__(self) -> int:
+        self.next += 1
+        if self.next > self.last:
+            raise StopIteration
+        return self.next
+
+
 def wait_for_threads() -> None:
     """Wait until no thread of `prefetch` or `generate` is left."""
     tasks = Path("/proc/self/task")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
-from conftest import wait_for_threads
+from conftest import Rewinding, wait_for_threads
 
 import twinbuf as tb
 
@@ -74,20 +74,6 @@ def test_depth_items_are_fetched_ahead_and_no_more() -> None:
 def test_a_depth_of_nothing_or_of_all_memory_is_refused(depth: int) -> None:
     with pytest.raises(tb.OptionError, match=f"depth: wanted .*, found {depth}$"):
         tb.prefetch([1], depth=depth)
-
-
-class Rewinding:
-    """An iterator that begins again at each ``iter()``."""
-
-    def __iter__(self) -> Rewinding:
-        self.next = 0
-        return self
-
-    def __next__(self) -> int:
-        self.next += 1
-        if self.next > 5:
-            raise StopIteration
-        return self.next
 
 
 def test_an_iterator_that_begins_again_does_so() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import Rewinding
 
 import twinbuf as tb
 
@@ -159,25 +160,11 @@ def test_a_report_that_cannot_be_printed_ends_no_loop(
     assert capsys.readouterr() == ("", "")
 
 
-class Rewinding:
-    """An iterator that begins again at each ``iter()``."""
-
-    def __iter__(self) -> Rewinding:
-        self.next = 0
-        return self
-
-    def __next__(self) -> int:
-        self.next += 1
-        if self.next > 3:
-            raise StopIteration
-        return self.next
-
-
 class Bare:
     """Its iterator has no ``__iter__``, which a loop does not call."""
 
     class Numbers:
-        next = 0
+        next, last = 0, 3
 
         __next__ = Rewinding.__next__
 
@@ -186,7 +173,7 @@ class Bare:
 
 
 @pytest.mark.parametrize("around", [tb.watch, tb.prefetch, lambda items: tb.prefetch(tb.watch(items))])
-@pytest.mark.parametrize("iterable", [Rewinding, Bare])
+@pytest.mark.parametrize("iterable", [lambda: Rewinding(3), Bare])
 def test_iter_is_called_once_as_a_loop_does(iterable: Any, around: Any) -> None:
     items = around(iterable())
     for _ in range(2):
