@@ -38,7 +38,7 @@ pub(crate) struct Progress {
     pub(crate) before: Option<Checkpoint>,
     /// The iteration ends before this epoch.
     end: u64,
-    /// Where it goes on, if an interrupt has stopped it.
+    /// The position before the batch that an interrupt has stopped: the loop's next request reads that batch again.
     again: Option<Checkpoint>,
     /// Whether the last iteration reached its end.
     pub(crate) exhausted: bool,

@@ -106,7 +106,7 @@ class Sender:
         if overlap:
             loop._make, loop._start = None, partial(start, items, around(upload), "twinbuf-upload")
         else:
-            loop._make = InTurn(partial(make_one, items.worker()))
+            loop._make = partial(InTurn(), partial(make_one, items.worker()))
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from time import monotonic, sleep
 from types import GeneratorType
-from typing import Any
+from typing import Any, TypeVar
 
 from ._twinbuf import _begin_end, _end_hook, _Filler, _Items, _Worker
 from ._values import warn
@@ -28,6 +28,8 @@ from .errors import LoaderError, NestedError
 # process that is stopped for some time (SIGSTOP) ends no thread.
 _threads: set[threading.Thread] = set()
 _SLICE, _SLICES = 0.05, 20
+
+T = TypeVar("T")
 
 
 def start(items: _Items[Any], run: Callable[[Callable[[], None]], None], name: str) -> None:
@@ -75,18 +77,17 @@ def wait_in(line: dict[Turn, None], mine: Turn) -> None:
 
 
 class InTurn:
-    """Lets one thread at a time make an item, where threads share an iterator."""
+    """Lets one thread at a time call a function, where threads share an iterator."""
 
-    def __init__(self, make: Callable[[], bool]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._line: dict[Turn, None] = {}
 
-    def __call__(self) -> bool:
-        """Make an item. Return whether there was one to make."""
+    def __call__(self, function: Callable[[], T]) -> T:
+        """Call the function when it is this thread's turn. Return what it returns."""
         mine = Turn()
         try:
             wait_in(self._line, mine)
-            return self._make()
+            return function()
         finally:
             self._line.pop(mine, None)
 

@@ -148,7 +148,7 @@ class Loader(_Loader, Generic[Made]):
     # What turns each batch into what the loop gets.
     _map: Callable[[Batch], Made] | None
     # Fills a slot in the loop's thread: without overlap, if that runs code of the program.
-    _make: InTurn | None
+    _make: Callable[[], bool] | None
     # Sends the batches to a device.
     _sender: Sender | None
     _copy_stream: bool
@@ -207,7 +207,7 @@ class Loader(_Loader, Generic[Made]):
             if self._overlap:
                 fill(filler, name)
             else:
-                self._make = InTurn(partial(fill_one, filler))
+                self._make = partial(InTurn(), partial(fill_one, filler))
         self._tell_overridden(workers, overlap)
         return self
 

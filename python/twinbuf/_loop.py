@@ -6,11 +6,10 @@ thread.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._drive import Turn, wait_in
+from ._drive import InTurn, Turn, wait_in
 
 if TYPE_CHECKING:
     from ._device import Sender
@@ -123,16 +122,16 @@ class Epochs(Loop[T]):
     def __init__(self, loader: Loader[Any], epochs: _Epochs[Any]) -> None:
         super().__init__(None, None, loader._make, loader._map)
         self._loader, self._epochs = loader, epochs
-        self._begins = threading.Lock()
+        self._begins = InTurn()
 
     def _asks(self) -> None:
         if self._items is None:
-            with self._begins:
-                if self._items is None:
-                    self._begin()
+            self._begins(self._begin)
         super()._asks()
 
     def _begin(self) -> None:
+        if self._items is not None:  # another thread was first
+            return
         loader, sender = self._loader, self._loader._sender
         if not self._epochs.has_begun:
             loader._stop_sending()
