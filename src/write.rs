@@ -139,7 +139,9 @@ impl WriterBuilder {
             ("shard_bytes", self.shard_bytes != Some(0), "at least whole rows in whole blocks of 4096 bytes"),
         ];
         if let Some((option, _, wanted)) = checks.into_iter().find(|(_, is_valid, _)| !is_valid) {
-            return Err(Error::Option { option, wanted: wanted.into(), found: format!("{self:?}") });
+            let (row, most) = (&self.shape, shard.unwrap_or(0));
+            let found = format!("{path:?}, row {row:?}, depth {depth}, shard_bytes {most}");
+            return Err(Error::Option { option, wanted: wanted.into(), found });
         }
         // A row and the `tail` fit.
         let slot = self.slot_bytes.max(row.saturating_add(BLOCK));

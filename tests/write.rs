@@ -238,7 +238,10 @@ fn invalid_options_are_errors() {
         ("path", Writer::raw(folder.path(), 1).shard_bytes(1 << 20)),
     ] {
         match builder.build() {
-            Err(Error::Option { option, .. }) => assert_eq!(option, wanted),
+            Err(Error::Option { option, found, .. }) => {
+                assert_eq!(option, wanted);
+                assert!(!found.contains("WriterBuilder"), "its fields alone: {found}");
+            }
             found => panic!("{wanted}: {found:?}"),
         }
     }

@@ -51,14 +51,7 @@ impl Writer {
         };
         let builder = builder.depth(depth).slot_bytes(slot);
         let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
-        let given = format!("{path:?}, row {shape:?}, depth {depth}, shard_bytes {}", shard.unwrap_or(0));
-        let writer = detached(py, || builder.build()).map_err(|error| match error {
-            // The builder shows itself in Rust's words.
-            Error::Option { option, wanted, found } if found.starts_with("WriterBuilder") => {
-                errors::option(py, format!("option `{option}`: wanted {wanted}, found {given}"))
-            }
-            error => errors::loading(py, error),
-        })?;
+        let writer = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
         Ok(Self { writer: Locked::new((Some(writer), None)) })
     }
 
