@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import interrupts
@@ -26,3 +27,20 @@ def test_no_item_is_lost_to_a_handler_with_another_exception(kind: str, tmp_path
     assert (found.interrupts, found.lost, found.twice, found.broken) == (300, 0, 0, 0)
     # Where the handler runs within `before`, that fails, and ends the rounds.
     assert found.items > 0 or kind == "generate(before=)"
+
+
+def test_threads_are_started_where_no_signal_is_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of a handler within `Thread.start` can break the locks of `threading`."""
+    starting, start = [], threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        starting.append((thread.name, threading.get_ident()))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    for make in interrupts.makers(tmp_path).values():
+        next(make())
+    assert {"twinbuf-upload", "twinbuf-prefetch", "twinbuf-generate"} <= {name for name, _ in starting}
+    assert threading.get_ident() not in [where for _, where in starting]

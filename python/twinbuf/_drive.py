@@ -59,7 +59,7 @@ class Turn:
         self.of = threading.get_ident(), os.getpid()
 
 
-def wait_in(line: dict[Turn, None], mine: Turn) -> None:
+def wait_in(line: dict[Turn, None], mine: Turn, called: str = "the next item was asked for") -> None:
     """Wait in line. The caller takes ``mine`` out of it, whatever this raises."""
     line[mine], since = None, monotonic()
     while (turns := list(line))[0] is not mine:
@@ -69,8 +69,8 @@ def wait_in(line: dict[Turn, None], mine: Turn) -> None:
             raise LoaderError("the program is ending: the iteration is cut off")
         elif any(turn.of == mine.of for turn in turns if turn is not mine):
             raise NestedError(
-                "the next item was asked for while this thread waits for it or makes it, as by a signal's "
-                "handler: that would wait for itself"
+                f"{called} while this thread is in such a call already, as by a signal's handler: "
+                "that would wait for itself"
             )
         else:
             sleep(min(max(5e-5, (monotonic() - since) / 16), _SLICE))
@@ -79,14 +79,15 @@ def wait_in(line: dict[Turn, None], mine: Turn) -> None:
 class InTurn:
     """Lets one thread at a time call a function, where threads share an iterator."""
 
-    def __init__(self) -> None:
+    def __init__(self, called: str = "the next item was asked for") -> None:
         self._line: dict[Turn, None] = {}
+        self._called = called
 
     def __call__(self, function: Callable[[], T]) -> T:
         """Call the function when it is this thread's turn. Return what it returns."""
         mine = Turn()
         try:
-            wait_in(self._line, mine)
+            wait_in(self._line, mine, self._called)
             return function()
         finally:
             self._line.pop(mine, None)
@@ -114,34 +115,48 @@ def make_one(worker: _Worker | None) -> bool:
 
 def tell(line: str) -> Any:
     """Log a warning in a thread, where the program's handlers run. It releases the lock at its end."""
-    told = _thread.allocate_lock()
-    told.acquire()
     try:
-        _thread.start_new_thread(_tell, (line, told))
+        return _beside(warn, line)
     except RuntimeError:  # the interpreter ends
-        told.release()
-    return told
-
-
-def _tell(line: str, told: Any) -> None:
-    try:
-        warn(line)
-    finally:
-        told.release()
+        return _thread.allocate_lock()
 
 
 def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
-    _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
+    failed: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+            _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
+            thread.start()
+            _threads.add(thread)
+        except BaseException as error:
+            failed.append(error)
+
     try:
-        thread.start()
-    except KeyError as error:  # of `threading`, after the handler of a signal raised an exception in it
-        raise (error.__context__ or error) from None
+        # An exception of a signal's handler within `Thread.start` would break its locks.
+        _beside(begin).acquire()
+        if failed:
+            raise failed.pop()
     except RuntimeError as error:
         if "interpreter shutdown" not in str(error):
             raise
         raise LoaderError("the program is ending: no thread can be started") from error
-    _threads.add(thread)
+
+
+def _beside(function: Callable[..., None], *arguments: object) -> Any:
+    """Call a function in a thread, where no signal is handled. It releases the lock at its end."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            function(*arguments)
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    return done
 
 
 @atexit.register

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy
 
-from ._streams import Download, home
+from ._drive import InTurn
+from ._streams import Accelerator, Download, home
 from ._twinbuf import _Writer
 from ._values import path_of, record_of, whole, whole_or_none
 from .errors import OptionError
@@ -63,7 +64,7 @@ class Writer:
         self._dtype = numpy.dtype(kind)
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None
-        self._turn = threading.Lock()
+        self._turn = InTurn("the writer was called")
         # Also at the end of the program: no temporary file stays.
         weakref.finalize(self, self._writer.discard)
 
@@ -78,15 +79,21 @@ class Writer:
             rows = rows.detach()
         streams = home(rows)
         if streams is not None or self._download is not None:
-            with self._turn:
-                if self._download is None or self._download.streams is not streams:
-                    self._drain(0)
-                    self._download = Download(streams) if streams is not None else None
-                if self._download is not None:
-                    self._drain(1)
-                    place = self._download.place(rows)
-                    self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
-                    return
+            self._turn(partial(self._append, rows, streams))
+        else:
+            self._write(rows)
+
+    def _append(self, rows: Any, streams: Accelerator | None) -> None:
+        if self._download is None or self._download.streams is not streams:
+            self._drain(0)
+            self._download = Download(streams) if streams is not None else None
+        if self._download is None:
+            return self._write(rows)
+        self._drain(1)
+        place = self._download.place(rows)
+        self._download.send(rows, place, self._bytes(place.numpy(), tuple(rows.shape)))
+
+    def _write(self, rows: Any) -> None:
         self._writer.append(self._bytes(numpy.ascontiguousarray(rows), numpy.shape(rows)))
 
     def _bytes(self, array: Any, shape: tuple[int, ...]) -> Any:
@@ -103,8 +110,7 @@ class Writer:
     def finish(self) -> str:
         """Write the rest, sync it, and name the file. Return a line that tells where the time went."""
         if self._download is not None:
-            with self._turn:
-                self._drain(0)
+            self._turn(partial(self._drain, 0))
         written: str = self._writer.finish()
         return written
 
