@@ -27,6 +27,9 @@ pub(crate) struct Temporary {
 impl Temporary {
     pub(crate) fn create(target: &Path, folder: bool) -> io::Result<Self> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
+        if !folder && target.exists() && !target.is_file() {
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "a device, pipe or folder has this name"));
+        }
         let prefix =
             OsString::from_iter([".".as_ref(), target.file_name().unwrap_or_default(), ".".as_ref()]);
         loop {
@@ -80,10 +83,12 @@ impl Temporary {
     }
 
     /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
-    /// under the new name.
+    /// under the new name. It gets the permissions of an older file.
     pub(crate) fn publish(&self) -> io::Result<()> {
         // Sync the folders so that the names survive a crash of the system. Some file systems cannot: ignore the error.
         let sync = |path: PathBuf| File::open(path).and_then(|folder| folder.sync_all()).unwrap_or_default();
+        let old = fs::metadata(&self.target).map(|old| old.permissions());
+        let _ = old.and_then(|permissions| fs::set_permissions(&self.path, permissions));
         sync(self.path.clone());
         fs::rename(&self.path, &self.target)?;
         sync(self.target.with_file_name("."));

@@ -26,7 +26,8 @@
 //! # The file is whole, or not there
 //!
 //! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the rest,
-//! syncs, and gives the file its name with one rename, in place of an older file or link. Without `finish`, after an error, or if
+//! syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions of an
+//! older file. Without `finish`, after an error, or if
 //! the process is killed, the name is as it was. The drop of a writer removes the temporary file. On Unix, the next writer
 //! of the name removes what a killed process left, and a second writer of a name is refused while the first one lives.
 //!
@@ -123,7 +124,8 @@ impl WriterBuilder {
     ///
     /// - [`Error::Option`]: an option has an invalid value, numpy has no name for the type, rows have no bytes, the slots
     ///   do not fit the memory, or the path is that of a folder.
-    /// - [`Error::Write`]: the temporary file cannot be created, or another writer of the path has not finished.
+    /// - [`Error::Write`]: the temporary file cannot be created, another writer of the path has not finished, or the path is
+    ///   that of a device or pipe.
     /// - [`Error::Spawn`]: the thread could not be started.
     pub fn build(mut self) -> Result<Writer, Error> {
         let (path, row, depth, shard) = (self.path.clone(), self.row, self.depth, self.shard_bytes);

@@ -526,6 +526,34 @@ mod unix {
         assert_eq!((fs::read(&file).unwrap(), fs::read(&link).unwrap()), (b"old".to_vec(), Vec::new()));
     }
 
+    /// As root, one rename would replace `/dev/null` for all programs.
+    #[test]
+    fn what_is_no_file_is_not_replaced() {
+        let folder = folder();
+        let path = folder.path().join("socket");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let why = failure(Writer::raw(&path, 1).build().unwrap_err());
+        assert_eq!((why.call, &why.path), ("create", &path));
+        let error = twinbuf::Checkpoint::start().save(&path).unwrap_err();
+        assert!(error.to_string().contains("socket"), "{error}");
+        assert_eq!(names(folder.path()), ["socket"]);
+        assert!(!path.is_file());
+    }
+
+    #[test]
+    fn the_file_has_the_permissions_of_the_one_that_it_replaces() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = folder();
+        let path = folder.path().join("x");
+        for mode in [0o600, 0o440, 0o664] {
+            fs::write(&path, b"old").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Writer::raw(&path, 1).build().unwrap().finish().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
     /// Relative paths have an empty folder, or none.
     #[test]
     fn a_path_may_be_relative() {
