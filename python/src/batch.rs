@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -15,6 +15,7 @@ use twinbuf::BatchIndices;
 
 use crate::dtype;
 use crate::lease::{Lease, Memory, Part};
+use crate::locked::lock;
 use crate::number::indices;
 
 /// One batch, stored in the slot that it was read into.
@@ -63,7 +64,7 @@ impl Batch {
     fn content(&self) -> MutexGuard<'_, Content> {
         // The content is valid even if a thread panicked with the lock: each holder changes it by one assignment. No
         // holder waits or runs Python code.
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.content)
     }
 
     fn lease(&self) -> PyResult<Arc<Lease>> {

@@ -214,24 +214,21 @@ impl State {
             Some(from) => loader.into_epochs_from(from, epochs.end),
             None => Ok(loader.into_epochs(epochs)),
         };
-        match begun {
-            Ok(running) => {
-                self.run = Run::Running(running);
-                Ok(())
-            }
+        let (run, result) = match begun {
+            Ok(running) => (Run::Running(running), Ok(())),
             Err(refused) => {
                 let (loader, error) = *refused;
-                self.run = Run::Idle(loader);
-                Err(error)
+                (Run::Idle(loader), Err(error))
             }
-        }
+        };
+        self.run = run;
+        result
     }
 
     /// Returns the position after the last batch that the loop received, for `state_dict`.
     pub(crate) fn position(&self) -> Option<Position> {
-        let own = &self.own;
-        let checkpoint = own.resume.clone().or_else(|| own.before.clone()).or_else(|| self.at())?;
-        Some(Position { checkpoint, exhausted: own.exhausted && own.resume.is_none() })
+        let checkpoint = self.own.resume.clone().or_else(|| self.own.before.clone()).or_else(|| self.at())?;
+        Some(Position { checkpoint, exhausted: self.own.exhausted && self.own.resume.is_none() })
     }
 
     /// Returns the position after the last batch that the crate's loader handed out.

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError};
@@ -22,7 +22,7 @@ use twinbuf::{BatchIndices, BoxError};
 
 use crate::dtype;
 use crate::lease::{Memory, View};
-use crate::locked::{check_end, detached};
+use crate::locked::{check_end, detached, lock};
 use crate::number::bytes_of;
 use crate::object::Object;
 
@@ -133,10 +133,6 @@ struct Making {
     call: Option<Call>,
     lending: Option<Lending>,
     answer: Option<Answer>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Filler {

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
 use crate::errors::{self, Failure};
 use crate::iterate::{self, Front, Loop, Run};
-use crate::locked::{Locked, check_end, detached};
+use crate::locked::{Locked, check_end, detached, lock};
 use crate::object::Object;
 use crate::report::{self, report};
 use crate::taken::Taken;
@@ -139,13 +139,9 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn driven(&self) -> MutexGuard<'_, Driven<Slots<(), ()>>> {
-        self.driven.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the fill that `next` began.
     fn end_fill(&self, end: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) {
-        if let Poll::Ready(Some(fill)) = self.driven().try_next() {
+        if let Poll::Ready(Some(fill)) = lock(&self.driven).try_next() {
             end(fill);
         }
     }
@@ -163,7 +159,7 @@ impl Worker {
         }
         // Most slots are free already: there is no reason to release the GIL.
         let found = self.try_next() || {
-            let driven = &mut *self.driven();
+            let driven = &mut *lock(&self.driven);
             let wait = || driven.next().map(pipe::Fill::suspend).is_some();
             detached(py, || making.thread.pass(&making.caller, wait))
         };
@@ -172,7 +168,7 @@ impl Worker {
 
     /// Whether an item is wanted now.
     fn try_next(&self) -> bool {
-        let found = self.driven().try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
+        let found = lock(&self.driven).try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
         found == Poll::Ready(true)
     }
 
@@ -188,16 +184,14 @@ impl Worker {
     /// was to be the only one.
     #[pyo3(signature = (item, state=None, only=false))]
     fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>, only: bool) -> bool {
-        self.shared.front.made().push_back(Item { item, state });
+        lock(&self.shared.front.made).push_back(Item { item, state });
         self.end_fill(|fill| fill.commit(0));
         !only && !self.shared.front.is_stopped() && self.try_next()
     }
 
     /// There are no more items.
     fn end(&self) {
-        self.end_fill(|fill| {
-            fill.end();
-        });
+        self.end_fill(|fill| fill.end());
     }
 
     /// The iterable raised this.
@@ -243,7 +237,7 @@ impl Thread {
     fn report(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
         let found = match self.making.shared() {
             Some(shared) => shared.state.with(py, |state| shared.front.report(state)),
-            None => self.total.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            None => lock(&self.total).clone(),
         };
         report(py, &found, &report::Loop { name, ..Default::default() })
     }
@@ -305,13 +299,9 @@ impl Ahead {
         iter::once(&self.iterator).chain(&self.send).chain(&self.states)
     }
 
-    fn made(&self) -> MutexGuard<'_, VecDeque<Item>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops the items that nobody will receive, after it has released the lock: a drop may run Python code.
     fn drop_made(&self) {
-        let made = mem::take(&mut *self.made());
+        let made = mem::take(&mut *lock(&self.made));
         drop(made);
     }
 
@@ -320,7 +310,7 @@ impl Ahead {
     }
 
     fn report(&self, state: &State) -> twinbuf::Report {
-        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = lock(&self.total);
         state.run.report().map_or_else(|| total.clone(), |own| total.then(own))
     }
 }
@@ -354,21 +344,21 @@ impl Front for Ahead {
 
     fn received(&self, _: &mut State, _: Filled<(), ()>) -> Result<Option<Item>, Error> {
         // There is none if `close` or the end of the program has dropped it.
-        Ok(self.made().pop_front())
+        Ok(lock(&self.made).pop_front())
     }
 
     fn put_back(&self, state: &mut State, item: Item, again: bool) -> Option<Item> {
         if !again || self.is_stopped() {
             return Some(item);
         }
-        self.made().push_front(item);
+        lock(&self.made).push_front(item);
         state.own.put_back += 1;
         None
     }
 
     fn take_back(&self, state: &mut State) -> Option<Item> {
         state.own.put_back = state.own.put_back.checked_sub(1)?;
-        self.made().pop_front()
+        lock(&self.made).pop_front()
     }
 
     fn handed_out(&self, py: Python<'_>, item: &mut Item) {
@@ -393,7 +383,7 @@ impl Front for Ahead {
         state.own.put_back = 0;
         let report = self.report(state);
         if let Some(pipe) = state.run.take() {
-            *self.total.lock().unwrap_or_else(PoisonError::into_inner) = report;
+            *lock(&self.total) = report;
             let _ = Self::close(pipe, Duration::ZERO);
         }
     }
@@ -515,7 +505,7 @@ impl Items {
 
     /// What the thread drives. It is handed out once.
     fn worker(&self) -> Option<Py<Worker>> {
-        self.worker.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.worker).take()
     }
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use twinbuf::{Error, pipe};
 
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
-use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached};
+use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached, lock};
 use crate::report;
 use crate::taken::{Left, Taken};
 
@@ -275,7 +275,7 @@ impl<F: Front> Shared<F> {
         let (leases, last_report) = Default::default();
         let state = State { run, iteration: 0, put_back: None, leases, kept: 0, last_report, own };
         let shared = Arc::new(Self { state: Locked::new(state), front, name });
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&ALL);
         all.retain(|shared| shared.strong_count() > 0);
         let weak = Arc::downgrade(&shared);
         all.push(weak);
@@ -338,7 +338,7 @@ pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
     errors::classes(py)?;
     begin_end();
     report::CLASS.import(py, "twinbuf._report", "Report")?;
-    let (all, start) = (mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner)), Instant::now());
+    let (all, start) = (mem::take(&mut *lock(&ALL)), Instant::now());
     all.iter().filter_map(Weak::upgrade).for_each(|shared| detached(py, || shared.end(start + LEAVE / 2)));
     Ok(LEAVE.saturating_sub(start.elapsed()).as_secs_f64())
 }
@@ -400,7 +400,7 @@ impl<F: Front> Loop<F> {
         self.shared.check(py)?;
         check_end(py)?;
         let iteration = self.number();
-        let since = || self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = || lock(&self.since);
         let next = |state: &mut State<F>| state.next(front, iteration, Duration::ZERO);
         let asked = match waits {
             true => {

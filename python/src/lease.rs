@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{mem, ptr};
 
 use pyo3::exceptions::PyBufferError;
@@ -14,6 +14,7 @@ use twinbuf::stream::Group;
 use twinbuf::{BatchIndices, Error};
 
 use crate::dtype;
+use crate::locked::lock;
 use crate::names::Names;
 
 /// A batch or a group of tensors that the loop has. Each of its arrays holds a reference to this; the drop of the last
@@ -210,7 +211,7 @@ impl Lease {
 
     /// The numbers of the batch's records.
     pub(crate) fn records(&self) -> BatchIndices {
-        match &*self.owner.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*lock(&self.owner) {
             Owner::Slot(batch) => batch.plan().clone(),
             Owner::Own { records, .. } => records.clone(),
             Owner::Moving | Owner::Group(_) => unreachable!("only within a lock; only of batches"),
@@ -220,7 +221,7 @@ impl Lease {
     /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
     /// `None` if it was done before.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
-        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owner = lock(&self.owner);
         match mem::replace(&mut *owner, Owner::Moving) {
             Owner::Slot(batch) => {
                 let records = batch.plan().clone();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ use crate::engine::{Batches, Progress, Shared, State};
 use crate::errors::{self, Failure};
 use crate::foreign::{Filler, Identity};
 use crate::iterate::{Loop, Run, closed};
-use crate::locked::{check_end, detached};
+use crate::locked::{check_end, detached, lock};
 use crate::names::Names;
 use crate::object::Object;
 use crate::plan::Plan;
@@ -197,7 +197,7 @@ impl Loader {
 
     /// What fills its slots, if that runs code of the program. They are handed out once.
     fn _fillers(&self) -> Vec<Filler> {
-        std::mem::take(&mut *self.fillers.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.fillers))
     }
 
     #[getter]

@@ -10,6 +10,11 @@ use pyo3::prelude::*;
 
 use crate::errors::{self, Failure};
 
+/// The data stays valid if a thread panics with the lock: each holder changes it by whole assignments.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The state of a loader or an iteration. No call waits for the lock while it holds the GIL: the lock's holder may wait
 /// for the GIL.
 pub(crate) struct Locked<T> {
@@ -27,7 +32,7 @@ impl<T: Send> Locked<T> {
 
     /// For callers without the GIL.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// For callers without the GIL. `None`: the lock was not free until then, or this is a forked process.

@@ -1,9 +1,11 @@
 //! References to Python objects that the garbage collector sees.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
+
+use crate::locked::lock;
 
 /// The only reference to a Python object, such as a data set or a function, that a loader or an iteration has: all of
 /// its threads share it. The garbage collector finds cycles by counting references, and sees only those that a Python
@@ -21,7 +23,7 @@ impl Object {
 
     pub(crate) fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         // The lock is held only while a reference count changes, and never while Python code runs.
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let object = lock(&self.0);
         object.as_ref().map(|object| object.clone_ref(py))
     }
 
@@ -32,7 +34,7 @@ impl Object {
     }
 
     pub(crate) fn clear(&self) {
-        let object = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let object = lock(&self.0).take();
         drop(object);
     }
 }

@@ -1,13 +1,14 @@
 //! Measures, with the crate's recorder, the loops of `watch` and those over batches or groups on a device.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use twinbuf::observe::{LoopRecorder, Trace};
 
 use crate::errors;
+use crate::locked::lock;
 use crate::report::{self, report};
 
 /// The crate's recorder, as a Python object.
@@ -18,7 +19,7 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
-        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.recorder)
     }
 
     /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,

@@ -1,8 +1,10 @@
 //! An item on its way to the loop.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
+
+use crate::locked::lock;
 
 /// What becomes of an item that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ impl Taken {
     }
 
     fn leave(&self, py: Python<'_>, left: Left) {
-        let leave = self.leave.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let leave = lock(&self.leave).take();
         leave.into_iter().for_each(|leave| leave(py, left));
     }
 }
