@@ -18,7 +18,8 @@ fn next<J: Iterator>(turn: &Mutex<Turn<J>>) -> Option<(J::Item, ReservedSlot<'st
     loop {
         let mut locked = turn.lock().expect("no turn panics");
         let (tx, jobs) = &mut *locked;
-        // A worker that waits with the turn locked puts the others to sleep, and each costs a wake. So it looks first.
+        // A worker that waits for a slot with `turn` locked makes the others sleep, and each must be woken. So it first
+        // checks up to 16 times whether a slot is free, and unlocks in between.
         if looks.next().is_none() || tx.as_mut()?.try_acquire().is_ok() {
             let slot = tx.as_mut()?.acquire().ok()?;
             if let Some(job) = jobs.next() {

@@ -144,7 +144,8 @@ impl State {
 
     /// The word of a new ring: free for the first lap, no waiter, both handles alive.
     pub const NEW: State = State(0);
-    /// The word of a ring that never hands out a slot again: both handles are gone, and the slot counts as leaked.
+    /// The word of a ring that never hands out a slot again, because a guard was leaked before this split. Its bits say
+    /// that both handles are gone, although new handles exist, and the slot counts as leaked.
     pub const DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE);
 
     /// Returns the bits that a dropped producer sets in a slot's word. `next`: the lap of its next visit to the slot.
@@ -211,8 +212,9 @@ impl State {
         } else if self.0 & Self::TX_GONE == 0 {
             if self.0 & Self::FULL != 0 { ConsumerView::Held } else { ConsumerView::Empty }
         } else if self.0 & (Self::TX_DONE | Self::RX_GONE) != Self::TX_DONE {
-            // The producer was dropped without `finish`, or the ring is `DEAD`. A `DEAD` ring has `RX_GONE` set
-            // although a consumer exists.
+            // The producer was dropped without `finish`, or the ring is `DEAD`. A new producer of a `DEAD` ring can call
+            // `finish`, which sets `TX_DONE`. So test `RX_GONE` too: of the words that a consumer reads, only those of a
+            // `DEAD` ring have it.
             ConsumerView::Abandoned
         } else if (self.0 & Self::TX_ODD != 0) == (lap.0 != 0) {
             // The producer finished before it filled this slot again. This is the end even if the consumer's own guard

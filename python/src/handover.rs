@@ -53,7 +53,7 @@ impl Drop for Running {
     }
 }
 
-/// What the thread and the loop share about the thread.
+/// The state of the thread that makes the items. That thread and the loop that receives the items share it.
 #[derive(Default)]
 struct Making {
     /// The loop wants no more items.

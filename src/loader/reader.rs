@@ -39,7 +39,7 @@ struct Progress {
     steps: usize,
     /// If lengths vary, the length of each record of that part: as it is by now, before or after the next transform.
     lengths: Vec<usize>,
-    /// If lengths vary, the records that the next transform has changed, and their bytes before and after it.
+    /// If lengths vary, how many records the present transform has converted, and their bytes before and after it.
     changed: (usize, usize, usize),
     /// When the first transform of the part began.
     since: Option<Instant>,

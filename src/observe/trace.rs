@@ -147,7 +147,7 @@ impl<P: Into<PathBuf>> From<P> for Trace {
     }
 }
 
-/// What one loader or generator writes to a trace.
+/// A loader's or generator's access to a trace: the file, and the numbers that identify the loader in it.
 #[derive(Debug)]
 pub(crate) struct LoaderTrace {
     file: Arc<TraceFile>,

@@ -385,7 +385,8 @@ impl<R: Ring> Pipe<R> {
         }
     }
 
-    /// Lets `granted` units of the call be started in all. The caller began to ask for them at `resumed`.
+    /// Allows the workers to start the first `granted` units of the present call. The caller began to ask for them at
+    /// `resumed`: no worker has waited for it longer than since then.
     pub(crate) fn grant_since(&mut self, granted: u64, resumed: Instant) {
         if !self.is_orphaned() {
             self.running.shared.grant(granted, resumed);

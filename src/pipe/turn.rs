@@ -393,7 +393,7 @@ impl<R: Ring> Shared<R> {
         lock(&self.mail).stops -= 1;
     }
 
-    /// Lets `granted` units of the call be started in all. The caller began to ask for them at `resumed`.
+    /// Allows the workers to start the first `granted` units of the present call; see `Pipe::grant_since`.
     pub(super) fn grant(&self, granted: u64, resumed: Instant) {
         let mut mail = lock(&self.mail);
         (mail.granted, mail.resumed) = (granted, resumed);

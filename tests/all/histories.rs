@@ -51,7 +51,8 @@ fn workers_give_the_plans_order_and_leave_batches_that_are_kept_alone() {
         };
         let builder = Loader::builder(Reads(60, 8, read), plan.clone()).workers(workers).depth(depth);
         let mut loader = builder.build().unwrap();
-        // Slots come round in turn: a batch is kept while fewer batches than slots come after it.
+        // The loader reuses slots in their order. This test keeps a batch until the loader needs its slot again, after as
+        // many further batches as there are slots.
         let mut kept = Vec::new();
         for _ in 0..6 {
             let end = dice.below(61);

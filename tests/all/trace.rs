@@ -258,7 +258,7 @@ fn a_write_that_only_close_does_is_told_too() {
         let fifo = fifo.clone();
         move || std::fs::File::open(fifo).unwrap()
     });
-    // Without overlap the reader's events wait for a reason to be written; here that is the end.
+    // Without overlap, no idle thread writes the events of the trace's row `read`: they stay in memory until `close`.
     let mut loader =
         Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
     let reader = reader.join().unwrap();

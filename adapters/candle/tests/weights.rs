@@ -101,7 +101,8 @@ fn a_checkpoint_is_what_candle_loads() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The same type, shape and bytes: the same file, as candle saves it, if candle can.
+/// Checks that two tensors have the same type, shape and bytes: it compares the files that candle saves. For the
+/// types that candle cannot save, it compares the bytes and the debug text.
 fn same(name: &str, found: &Tensor, wanted: &Tensor) -> Result<(), BoxError> {
     let file = |tensor: &Tensor| -> Result<Vec<u8>, BoxError> {
         if let Storage::Cpu(F4(bytes) | F6E2M3(bytes) | F6E3M2(bytes) | F8E8M0(bytes)) =

@@ -133,7 +133,7 @@ type BlockingRx<T> = ringbuf_blocking::BlockingCons<BlockingRb<T>>;
 queue!(RingbufBlocking: BlockingTx<T>, BlockingRx<T>, ringbuf_blocking::BlockingHeapRb::new(2).split(),
     |tx, item| tx.push(item), |rx| rx.pop());
 
-/// An end that passes the number itself.
+/// An end of a queue whose items are the numbers themselves, without a box.
 struct MovedTx<Q: Queue>(Q::Tx<u64>);
 struct MovedRx<Q: Queue>(Q::Rx<u64>);
 

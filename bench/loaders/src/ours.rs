@@ -18,7 +18,7 @@ pub fn run(work: &Work, meter: &mut Meter<'_>, mode: ReadMode, workers: usize) -
     }
     let mut loader = builder.read_mode(mode).workers(workers).build()?;
     for _ in 0..work.epochs {
-        // The other subjects have the same order in every epoch.
+        // Epoch 0 each time: the other loaders that are compared have the same order in every epoch.
         let mut epoch = loader.epoch(0);
         while let Some(batch) = meter.wait(|| epoch.next()) {
             let batch = batch?;

@@ -90,8 +90,8 @@ fn write_combined(ctx: &Arc<CudaContext>) -> Result<Value> {
     Ok(json!({ "processor": std::env::consts::ARCH, "rounds": ROUNDS, "wrong": wrong }))
 }
 
-/// A view on a stream that its lease is not on gives address 0, for a copy to fail: does it where a device can read
-/// pageable memory?
+/// A view that is used on another stream than its batch was prepared for has address 0, so that a copy from it fails.
+/// Measures whether the copy also fails on a device that can read pageable memory.
 fn address_0(ctx: &Arc<CudaContext>) -> Result<Value> {
     let pageable = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS;
     let pageable = ctx.attribute(pageable).ok();

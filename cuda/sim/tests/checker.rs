@@ -523,7 +523,8 @@ fn host_threads_apart_need_edges_between_them() {
             if hand_over {
                 control.acquire(7);
             }
-            // SAFETY: as many bytes of the slot.
+            // SAFETY: the slot has `BYTES` bytes and outlives the thread, which is joined. Its copy has ended, so nothing
+            // else uses them.
             unsafe { (bytes as *mut u8).write_bytes(1, BYTES) };
         })
         .join()

@@ -198,7 +198,7 @@ fn golden_windows() {
     assert_eq!(ranks[1], [21, 10, 11, 12, 2, 1, 3, 23, 24, 22, 14, 4, 15, 13]);
 }
 
-/// The first numbers of these orders come from the same implementation.
+/// The first eight records of each order. They come from the implementation that `golden_windows` names.
 #[test]
 fn golden_orders() {
     let order = |n, seed, e| {

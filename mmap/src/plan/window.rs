@@ -150,7 +150,7 @@ struct Tape {
     chunks: u64,
     /// Chunks in a window.
     window: u64,
-    /// The first record of the ring.
+    /// The record at which this epoch starts to cut the records into chunks: the last record is followed by the first.
     shift: u64,
     /// The number of the chunk at the first place of the tape.
     first: u64,

@@ -228,7 +228,7 @@ fn npy_in_other_words() {
     }
 }
 
-/// Julia and MATLAB call every array one of Fortran order. With one long axis its bytes are the same in both orders.
+/// Julia and MATLAB write `fortran_order: True` for every array. With one long axis its bytes are the same in both orders.
 #[test]
 fn npy_in_fortran_order_with_one_long_axis() {
     let folder = tempfile::tempdir().unwrap();

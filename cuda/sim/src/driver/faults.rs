@@ -26,8 +26,8 @@ fn install() {
         // Run the handlers on the thread's own stack: an alternate stack is too small to take a call stack.
         let action = SigAction { handler: handler as usize, flags: sys::SA_SIGINFO, ..SigAction::default() };
         let mut old = SigAction::default();
-        // SAFETY: both are valid. The handlers act only on faults of the program's own instructions, so this thread holds
-        // neither this driver's lock nor an allocator's. `stopped` leaves faults inside this driver alone.
+        // SAFETY: both pointers are valid. A handler acts only on faults of the program's own instructions: `stopped`
+        // ignores faults inside this driver. So the thread that faults holds neither this driver's lock nor an allocator's.
         unsafe { sys::sigaction(signal, &raw const action, &raw mut old) };
         let _ = before.set(old);
     }

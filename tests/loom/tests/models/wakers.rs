@@ -1,4 +1,5 @@
-//! Tasks: registered, dropped, replaced, woken at the wrong moment, or with a waker that panics.
+//! Tasks: registered, dropped, replaced, woken at the wrong moment, or with a waker that panics. The comment of each model
+//! names the failure that it must rule out.
 
 use std::future::Future;
 use std::pin::pin;
@@ -129,7 +130,7 @@ fn wake_meets_registration<P: Parker>(commit: bool) {
 }
 
 check! {
-    /// Two guards released at once: the wake for the slot that is waited for is swallowed by the other's.
+    /// Two guards are released at once: the wake for the other slot hides the wake for the slot that the task waits for.
     two_wakes_meet over [1, 2], 2 quick 1, deep 3
 }
 fn two_wakes_meet<P: Parker>(polls: usize) {
