@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DataFile;
-use crate::{BatchIndices, DType, Error, limit, system};
+use crate::{BatchIndices, DType, Error, RecordList, limit, system};
 
 /// The type, shape and size of the records. All files of a data set have the same `Kind`.
 #[derive(Debug, PartialEq, Eq)]
@@ -203,11 +203,11 @@ impl Ranges {
         Some(Location { shard: extent.file, offset: extent.bytes.start, len })
     }
 
-    /// Returns the total size in bytes of the `records` largest records. If `records` exceeds the number of records,
-    /// the result is an upper bound that counts repeated records.
+    /// Returns an upper bound of the size in bytes of `records` records at positions of `list` that follow each other, from
+    /// the end to the start too. A record counts as often as it is in the list.
     #[must_use]
-    pub fn most_bytes(&self, records: u64) -> u64 {
-        let count = usize::try_from(records.min(self.records)).unwrap_or(usize::MAX);
+    pub fn most_bytes(&self, records: u64, list: &RecordList) -> u64 {
+        let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
         let offsets = self.shards.iter().filter_map(|shard| match &shard.at {
             Places::Offsets(offsets) => Some(offsets.windows(2).map(|pair| pair[1] - pair[0])),
             Places::Strided(_) => None,
@@ -216,11 +216,16 @@ impl Ranges {
         if lengths.is_empty() {
             return records.saturating_mul(self.longest as u64);
         }
+        // Only a list of unequal steps repeats records.
+        if list.step().is_none() {
+            let listed = (0..list.len()).filter_map(|at| self.locate(list.get(at)?));
+            lengths = listed.map(|record| record.len).collect();
+        }
         if count < lengths.len() {
             lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
         }
-        let once: u64 = lengths[..count].iter().sum();
-        once.saturating_mul(records.div_ceil(self.records).max(1))
+        let once: u64 = lengths.iter().take(count).sum();
+        once.saturating_mul(records.div_ceil(list.len().max(1)).max(1))
     }
 
     /// Whether the records have varying length.

@@ -12,7 +12,7 @@ fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode
     let reader = Reader::new(ranges.clone(), &plan, mode)
         .inspect_err(|error| eprintln!("not checked: {error}"))
         .ok()?;
-    let mut slot = vec![0; usize::try_from(ranges.most_bytes(64)).unwrap()];
+    let mut slot = vec![0; usize::try_from(ranges.most_bytes(64, &(0..ranges.len()).into())).unwrap()];
     let mut allocations = 0;
     for number in 0..3 {
         let batches = plan.clone();

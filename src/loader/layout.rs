@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use twinbuf_mmap::{LastBatch, Plan};
+use twinbuf_mmap::{LastBatch, Plan, RecordList};
 
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
@@ -64,6 +64,7 @@ impl Field {
         dataset: &dyn Dataset,
         transforms: &[Box<dyn RecordTransform>],
         records: u64,
+        list: &RecordList,
     ) -> Result<Self, Error> {
         let bytes = dataset.record_bytes();
         let mut first = match dataset.element() {
@@ -88,7 +89,7 @@ impl Field {
             field.records.push(after);
         }
         let room = match dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty()) {
-            Some(files) => files.most_bytes(records),
+            Some(files) => files.most_bytes(records, list),
             None => records.saturating_mul(field.record().len() as u64),
         };
         Ok(Self { room: usize::try_from(room).unwrap_or(usize::MAX), ..field })
@@ -112,7 +113,8 @@ impl Layout {
             LastBatch::Wrap => plan.batch_records(),
             LastBatch::Drop | LastBatch::Keep => plan.batch_records().min(plan.records()),
         };
-        let fields = fields.map(|(dataset, transforms)| Field::new(dataset, transforms, records));
+        let fields =
+            fields.map(|(dataset, transforms)| Field::new(dataset, transforms, records, plan.list()));
         let (fields, taken, name) = (fields.collect::<Result<Vec<_>, _>>()?, None, None);
         let layout = Self { depths, records, fields, slot: 0, ahead: 0, taken, lent: false, name };
         let last = usize::try_from(records).ok().and_then(|all| layout.range(layout.fields.len() - 1, all));

@@ -264,6 +264,37 @@ fn typed_records_and_labels() {
     }
 }
 
+/// Lists that repeat records, the long ones most of all, and steps that are filled up from few records.
+#[test]
+fn slots_hold_records_that_repeat() {
+    let (_dir, data) = data();
+    let longest = (0..RECORDS).max_by_key(|&i| record(i).len()).unwrap();
+    let often = (0..60).map(|i| if i % 10 == 0 { i } else { longest }).collect();
+    let lists: [Vec<u64>; 4] = [often, vec![longest; 3], vec![longest], vec![longest, 3, longest, 10]];
+    let lasts = [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap];
+    let cases = lists.iter().flat_map(|list| lasts.map(|last| (list, last)));
+    for ((list, last), rank) in cases.flat_map(|case| [0, 1, 2].map(|rank| (case, rank))) {
+        for shuffle in ORDERS {
+            let plan = Plan::builder(RECORDS)
+                .records(list.clone())
+                .batch(6)
+                .last_batch(last)
+                .shuffle(shuffle)
+                .seed(3);
+            let Ok(plan) = plan.rank(rank, 3).build() else { continue };
+            let mut loader = Loader::builder(data.clone(), plan.clone()).build().unwrap();
+            let found: Vec<_> =
+                loader.epoch(0).map(|batch| batch.map(|batch| records(&batch)).unwrap()).collect();
+            let wanted = (0..plan.steps(0)).map(|step| plan.batch(0, step).unwrap());
+            let wanted = wanted.map(|batch| batch.runs().flatten().map(record).collect());
+            assert!(
+                found.into_iter().eq(wanted.collect::<Vec<Vec<_>>>()),
+                "{list:?} {last:?} {shuffle:?} {rank}"
+            );
+        }
+    }
+}
+
 #[test]
 fn slots_hold_so_many_bytes() {
     let (_dir, data) = data();
