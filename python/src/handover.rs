@@ -128,22 +128,23 @@ impl Making {
 /// What the thread of an iteration drives. Only that thread calls it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Worker")]
 pub(crate) struct Worker {
-    // Dropped first, which tells the pipe that the worker leaves. The drop of `shared` then tells a thread that waits in
-    // `join` that the iterable is free.
-    driven: Mutex<Driven<Slots<(), ()>>>,
+    /// `None` once the thread has left.
+    driven: Mutex<Option<Driven<Slots<(), ()>>>>,
     shared: Arc<Shared>,
     /// Set when the thread first asks. A thread that Ctrl-C kept from starting is not waited for.
-    running: OnceLock<Running>,
+    running: Mutex<Option<Running>>,
     /// Whether the thread has used the iterable.
     used: AtomicBool,
 }
 
 impl Worker {
-    /// Ends the fill that `next` began.
-    fn end_fill(&self, end: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) {
-        if let Poll::Ready(Some(fill)) = lock(&self.driven).try_next() {
-            end(fill);
+    /// Takes the fill that is wanted now, also one that `next` began. Returns whether there is one.
+    fn fill(&self, take: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) -> bool {
+        match lock(&self.driven).as_mut().map(Driven::try_next) {
+            Some(Poll::Ready(Some(fill))) => take(fill),
+            _ => return false,
         }
+        true
     }
 }
 
@@ -152,7 +153,7 @@ impl Worker {
     /// Wait until an item is wanted. False: no further one is, or the program is ending.
     fn next(&self, py: Python<'_>) -> bool {
         let making = &self.shared.front.making;
-        self.running.get_or_init(|| Running::new(making));
+        lock(&self.running).get_or_insert_with(|| Running::new(making));
         making.maker.get_or_init(|| thread::current().id());
         if making.stop.load(Ordering::SeqCst) {
             return false;
@@ -160,7 +161,7 @@ impl Worker {
         // Most slots are free already: there is no reason to release the GIL.
         let found = self.try_next() || {
             let driven = &mut *lock(&self.driven);
-            let wait = || driven.next().map(pipe::Fill::suspend).is_some();
+            let wait = || driven.as_mut().and_then(Driven::next).map(pipe::Fill::suspend).is_some();
             detached(py, || making.thread.pass(&making.caller, wait))
         };
         found && !making.stop.load(Ordering::Relaxed)
@@ -168,8 +169,7 @@ impl Worker {
 
     /// Whether an item is wanted now.
     fn try_next(&self) -> bool {
-        let found = lock(&self.driven).try_next().map(|fill| fill.map(pipe::Fill::suspend).is_some());
-        found == Poll::Ready(true)
+        self.fill(|fill| fill.suspend())
     }
 
     /// The iterable, None if it was collected, a function that replaces an item before it is handed over, and one that
@@ -185,21 +185,28 @@ impl Worker {
     #[pyo3(signature = (item, state=None, only=false))]
     fn answer(&self, item: Py<PyAny>, state: Option<Py<PyAny>>, only: bool) -> bool {
         lock(&self.shared.front.made).push_back(Item { item, state });
-        self.end_fill(|fill| fill.commit(0));
+        self.fill(|fill| fill.commit(0));
         !only && !self.shared.front.is_stopped() && self.try_next()
     }
 
     /// There are no more items.
     fn end(&self) {
-        self.end_fill(|fill| fill.end());
+        self.fill(|fill| fill.end());
     }
 
     /// The iterable raised this.
     fn fail(&self, raised: &Bound<'_, PyAny>) {
-        self.end_fill(|mut fill| {
+        self.fill(|mut fill| {
             let error = fill.parts().2.failed(PyErr::from_value(raised.clone()));
             fill.fail(error);
         });
+    }
+
+    /// The thread is out of the iterable for good, and leaves the pipe. It does not wait for the drop of this: a frame of
+    /// an exception that the iterable raised may refer to it for as long as the exception is kept.
+    fn leave(&self) {
+        drop(lock(&self.driven).take());
+        drop(lock(&self.running).take());
     }
 
     /// The iterable, if the loop has left it early, and drop what was made.
@@ -467,8 +474,8 @@ impl Items {
         let shared = iterate::Shared::new(front, name, pipe, Counts { asked, ..Counts::default() });
         shared.front.making.shared.get_or_init(|| Arc::downgrade(&shared));
         let worker = driven.map(|driven| {
-            let (driven, shared) = (Mutex::new(driven), shared.clone());
-            Py::new(py, Worker { driven, shared, running: OnceLock::new(), used: AtomicBool::new(false) })
+            let (driven, shared) = (Mutex::new(Some(driven)), shared.clone());
+            Py::new(py, Worker { driven, shared, running: Mutex::default(), used: AtomicBool::new(false) })
         });
         let worker = worker.transpose()?;
         let items = Loop::new(shared.clone(), None);

@@ -198,6 +198,8 @@ def _drive(of: weakref.ref[_Items[Any]], run: Callable[[Callable[[], None]], Non
     except BaseException as error:  # `run` itself failed: the loop gets that in place of an item
         if worker.next():
             worker.fail(error)
+    finally:
+        worker.leave()
 
 
 def _make(worker: _Worker, only: bool = False) -> Any:
