@@ -150,11 +150,13 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
         Error::Checkpoint { field, wanted, found } => {
-            let (field, told): (_, fn(&str) -> String) = match field {
-                "last_batch" => ("`drop_last`", |tail| if tail == "Drop" { "True" } else { "False" }.into()),
-                "shuffle" => ("shuffle", shuffle_in_python),
-                _ => return raise(py, Failure::new("CheckpointError", whole)),
+            let told = |text: &str| match field {
+                "last_batch" => (if text == "Drop" { "True" } else { "False" }).to_string(),
+                "shuffle" => shuffle_in_python(text),
+                "range of records" => format!("range({})", text.replace("..", ", ").replace(" by ", ", ")),
+                _ => text.trim_start_matches("Some(").trim_end_matches(')').to_string(),
             };
+            let field = field.replace("last_batch", "`drop_last`").replace("list", "fingerprint of the list");
             let (wanted, found) = (told(&wanted), told(&found));
             let line = format!("the checkpoint has another {field}: wanted {wanted}, found {found}");
             raise(py, Failure::new("CheckpointError", line))

@@ -32,11 +32,12 @@ use crate::report::{self, report};
 use crate::taken::Taken;
 
 /// Words in serde's messages about a state, and what Python calls the same.
-const IN_PYTHON: [(&str, &str); 6] = [
+const IN_PYTHON: [(&str, &str); 7] = [
     ("expected u32", "expected a whole number"),
     ("expected u64", "expected a whole number"),
     ("expected a sequence", "expected a list"),
     ("expected struct Saved", "expected a dict"),
+    ("struct PartialEpoch with 3 elements", "a dict"),
     ("type: null", "type: None"),
     ("them null", "them None"),
 ];
@@ -293,11 +294,8 @@ impl Loader {
             state.own.resume = Some(checkpoint);
             Ok(true)
         });
-        match checked {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(closed(py)),
-            Err(error) => Err(errors::loading(py, error)),
-        }
+        let loaded = checked.map_err(|error| errors::loading(py, error))?;
+        if loaded { Ok(()) } else { Err(closed(py)) }
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.

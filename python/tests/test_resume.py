@@ -151,6 +151,17 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
         )
     with pytest.raises(tb.CheckpointError, match=r'another shuffle: wanted Window\(\d+, \d+\), found "full"'):
         build(npy, "window").load_state_dict(state)
+    text = "the checkpoint has another "
+    begun = tb.Loader(npy.data, tb.Plan(npy.data, 20)).state_dict()
+    some = np.random.default_rng(1).permutation(len(npy.data))
+    for options, message in (
+        ({"records": range(60)}, r"range of records: wanted range\(0, 60\), found range\(0, 203\)"),
+        ({"records": range(1, 99, 2)}, r"range of records: wanted range\(1, 98, 2\), found range\(0, 203\)"),
+        ({"records": some}, r"fingerprint of the list of records: wanted \d+, found None"),
+        ({"steps": 4}, "number of steps in an epoch: wanted 4, found None"),
+    ):
+        with pytest.raises(tb.CheckpointError, match=f"^{text}{message}$"):
+            tb.Loader(npy.data, tb.Plan(npy.data, 20, **options)).load_state_dict(begun)
     with pytest.raises(tb.CheckpointError, match="another `drop_last`: wanted True, found False"):
         tb.Loader(npy.data, tb.Plan(npy.data, 20, shuffle="full", seed=4)).load_state_dict(state)
     np.save(tmp_path / "other.npy", npy.records + 1)
