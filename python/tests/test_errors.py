@@ -128,6 +128,26 @@ def test_files_that_cannot_be_read_or_written_are_named(npy: Case, tmp_path: Pat
     assert missing.value.filename == str(trace)
 
 
+def test_no_file_descriptor_is_left_for_direct_reads(npy: Case, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model, plan = tb.Tensors.open(tmp_path / "a.safetensors"), tb.Plan(npy.data, 5)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest number that is free: all below it are taken.
+    os.close(free := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        for call, path in (
+            (lambda: tb.Loader(npy.data, plan, read_mode="direct"), npy.data.paths[0]),
+            (lambda: tb.stream(model, len, read_mode="direct"), tmp_path / "a.safetensors"),
+        ):
+            with pytest.raises(tb.FileError, match="cannot be read as `read_mode` asks for") as caught:
+                call()
+            assert (caught.value.path, caught.value.errno) == (path, errno.EMFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_file_that_is_cut_off_while_it_is_read(npy: Case, overlap: bool) -> None:
     (path,) = npy.data.paths
