@@ -148,6 +148,27 @@ def test_no_file_descriptor_is_left_for_direct_reads(npy: Case, tmp_path: Path) 
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.parametrize("device", [False, True])
+def test_an_iteration_that_another_thread_closes_tells_so(device: bool) -> None:
+    data, raised = Blocked(), list[BaseException]()
+    loader = tb.Loader(data, tb.Plan(data, 4), device=Late("side") if device else None)
+    iterator = loader.epoch(0)
+
+    def use() -> None:
+        try:
+            next(iterator)
+        except tb.Error as error:
+            raised.append(error)
+        data.go.set()  # only now the read ends, and with it `close`
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    data.asked.wait()
+    loader.close(timeout=None)
+    thread.join()
+    assert str(raised[0]) == "the loader was closed"
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_file_that_is_cut_off_while_it_is_read(npy: Case, overlap: bool) -> None:
     (path,) = npy.data.paths

@@ -267,7 +267,7 @@ class Loader(_Loader, Generic[Made]):
             return epochs  # type: ignore[no-any-return]
         return Epochs(self, epochs)
 
-    def _stop_sending(self, timeout: float | None = None) -> None:
+    def _stop_sending(self, timeout: float | None = None, closes: bool = False) -> None:
         """End the thread that sends batches to a device.
 
         The iteration ends before the join, because the thread may be waiting for a batch.
@@ -275,7 +275,7 @@ class Loader(_Loader, Generic[Made]):
         self._check()
         if self._sender is not None:
             self._sender.stop()
-            self._end_iteration()
+            self._end_iteration(closes)
             if not self._sender.join(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
@@ -341,7 +341,7 @@ class Loader(_Loader, Generic[Made]):
             timeout = 1.0
         since = monotonic()
         try:
-            self._stop_sending(timeout)
+            self._stop_sending(timeout, closes=True)
         finally:
             self._close(timeout, monotonic() - since)
 
