@@ -315,7 +315,7 @@ def test_a_device_of_host_memory_changes_nothing(numbers: Numbers) -> None:
 def test_a_device_that_is_not_there_is_named(numbers: Numbers) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    with pytest.raises(RuntimeError, match="device cuda:1 wanted, found no accelerator"):
+    with pytest.raises(RuntimeError, match="device: wanted cuda:1, found no accelerator"):
         numbers(device="cuda:1")
 
 

@@ -495,6 +495,38 @@ def test_an_empty_path_names_its_option(npy: Case, tmp_path: Path) -> None:
             other()
 
 
+def test_a_device_that_torch_does_not_know_names_the_option(
+    npy: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model = tb.Tensors.open(tmp_path / "a.safetensors")
+    calls: list[Callable[[Any], object]] = [
+        lambda device: tb.Loader(npy.data, tb.Plan(npy.data, 2), device=device),
+        lambda device: tb.stream(model, len, device=device),
+        lambda device: tb.prefetch([], device=device),
+    ]
+    for call in calls:
+        for device in ("cudda", "", 3.5, []):
+            with pytest.raises(tb.OptionError) as caught:
+                call(device)
+            assert (
+                str(caught.value) == f'device: wanted a device of torch, such as "cuda:1", found {device!r}'
+            )
+            assert isinstance(caught.value.__cause__, (RuntimeError, TypeError))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"^device: wanted cuda, found no accelerator$"):
+            call("cuda")
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"^device: wanted cuda:2, found 2 of cuda$"):
+            call("cuda:2")
+
+
 def test_text_that_utf_8_lacks_is_an_option_error(npy: Case, tmp_path: Path) -> None:
     text, plan = "\ud800", tb.Plan(npy.data, 2)
     save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
