@@ -195,7 +195,7 @@ impl State {
     /// is over a single epoch and the state belongs to another one, it covers the whole epoch.
     pub(crate) fn begin(&mut self, epochs: Range<u64>, single: bool) -> Result<u64, Error> {
         let origin = self.origin(&epochs, single);
-        self.end_iteration();
+        self.end_iteration(false);
         self.own.again = None;
         self.own.resume.take_if(|resume| !goes_on(resume, &epochs, single));
         let start = origin.as_ref().map_or(epochs.start, Checkpoint::epoch);

@@ -51,27 +51,18 @@ impl Failure {
     /// An error of the crate that opens and reads files.
     pub(crate) fn of_file(error: &mmap::Error) -> Self {
         use mmap::Error as E;
-        let class = match error {
-            E::NotFound { .. } | E::NoFiles { .. } => "MissingFileError",
-            E::PermissionDenied { .. } => "FilePermissionError",
-            E::NoPaths | E::ZeroRecord | E::ZeroStride | E::NoSuchRecord { .. } => "OptionError",
-            _ => "FileError",
+        let source = StdError::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        let (class, errno) = match error {
+            // These have no `io::Error` as their source: use ENOENT (2) and EACCES (13).
+            E::NotFound { .. } | E::NoFiles { .. } => ("MissingFileError", Some(2)),
+            E::PermissionDenied { .. } => ("FilePermissionError", Some(13)),
+            E::NoPaths | E::ZeroRecord | E::ZeroStride | E::NoSuchRecord { .. } => ("OptionError", None),
+            _ => ("FileError", source.and_then(io::Error::raw_os_error)),
         };
         let (path, offset) = error.place().unzip();
         let (path, offset) = (path.map(Path::to_path_buf), offset.flatten());
-        let errno = StdError::source(error).and_then(errno);
-        // These two errors have no `io::Error` as their source: use ENOENT (2) and EACCES (13).
-        let errno = errno.or(match class {
-            "MissingFileError" => Some(2),
-            "FilePermissionError" => Some(13),
-            _ => None,
-        });
         Self { path, offset, errno, ..Self::new(class, chain(error)) }
     }
-}
-
-fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
-    error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error)
 }
 
 /// Returns the error's message, followed by those of its causes.
@@ -150,11 +141,13 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         }
         Error::Forked { at } => raise(py, Failure { at: Some(at), ..Failure::new("ForkedError", whole) }),
         Error::Checkpoint { field, wanted, found } => {
-            let (field, told): (_, fn(&str) -> String) = match field {
-                "last_batch" => ("`drop_last`", |tail| if tail == "Drop" { "True" } else { "False" }.into()),
-                "shuffle" => ("shuffle", shuffle_in_python),
-                _ => return raise(py, Failure::new("CheckpointError", whole)),
+            let told = |text: &str| match field {
+                "last_batch" => (if text == "Drop" { "True" } else { "False" }).to_string(),
+                "shuffle" => shuffle_in_python(text),
+                "range of records" => format!("range({})", text.replace("..", ", ").replace(" by ", ", ")),
+                _ => text.trim_start_matches("Some(").trim_end_matches(')').to_string(),
             };
+            let field = field.replace("last_batch", "`drop_last`").replace("list", "fingerprint of the list");
             let (wanted, found) = (told(&wanted), told(&found));
             let line = format!("the checkpoint has another {field}: wanted {wanted}, found {found}");
             raise(py, Failure::new("CheckpointError", line))
@@ -162,6 +155,7 @@ pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
         Error::Option { .. } | Error::Memory { .. } | Error::Switch { .. } | Error::UnknownSwitch { .. } => {
             option(py, whole)
         }
+        Error::Open(error) => raise(py, Failure::of_file(&error).told(|_| whole)),
         Error::Fingerprint(source) => match source.downcast::<mmap::Error>() {
             Ok(error) => raise(py, Failure::of_file(&error)),
             Err(_) => raise(py, Failure::new("LoaderError", whole)),

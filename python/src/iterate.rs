@@ -143,6 +143,8 @@ pub(crate) struct State<F: Front> {
     pub(crate) run: Run<F::Run>,
     /// The number of the newest iteration. Older ones get no more items.
     pub(crate) iteration: u64,
+    /// The program closes the loader: no iteration begins any more.
+    closes: bool,
     /// An item that `next` received and did not return, because it raised an exception such as that of Ctrl-C. The
     /// following `next` returns it.
     pub(crate) put_back: Option<F::Item>,
@@ -180,7 +182,7 @@ impl<F: Front> State<F> {
     /// Asks for the next item of an iteration, and waits for it up to `timeout`.
     fn next(&mut self, front: &F, iteration: u64, timeout: Duration) -> Asked<F::Item> {
         if self.iteration != iteration {
-            return if matches!(self.run, Run::Closed) { Asked::Closed } else { Asked::Replaced };
+            return if self.is_closed() { Asked::Closed } else { Asked::Replaced };
         }
         front.asked(self);
         if let Some(item) = front.take_back(self) {
@@ -261,10 +263,16 @@ impl<F: Front> State<F> {
         self.run = self.run.take().map_or(Run::Closed, Run::Idle);
     }
 
-    /// Ends the iteration. From now on `next` of its iterator raises an error.
-    pub(crate) fn end_iteration(&mut self) {
+    /// Ends the iteration. From now on `next` of its iterator raises an error, which tells whether the program closes
+    /// the loader.
+    pub(crate) fn end_iteration(&mut self, closes: bool) {
         self.rest();
         self.iteration += 1;
+        self.closes |= closes;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closes || matches!(self.run, Run::Closed)
     }
 }
 
@@ -273,7 +281,8 @@ impl<F: Front> Shared<F> {
     pub(crate) fn new(front: F, name: Option<String>, run: F::Run, own: F::Own) -> Arc<Self> {
         let run = Run::Idle(run);
         let (leases, last_report) = Default::default();
-        let state = State { run, iteration: 0, put_back: None, leases, kept: 0, last_report, own };
+        let state =
+            State { run, iteration: 0, closes: false, put_back: None, leases, kept: 0, last_report, own };
         let shared = Arc::new(Self { state: Locked::new(state), front, name });
         let mut all = lock(&ALL);
         all.retain(|shared| shared.strong_count() > 0);

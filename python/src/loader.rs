@@ -32,11 +32,12 @@ use crate::report::{self, report};
 use crate::taken::Taken;
 
 /// Words in serde's messages about a state, and what Python calls the same.
-const IN_PYTHON: [(&str, &str); 6] = [
+const IN_PYTHON: [(&str, &str); 7] = [
     ("expected u32", "expected a whole number"),
     ("expected u64", "expected a whole number"),
     ("expected a sequence", "expected a list"),
     ("expected struct Saved", "expected a dict"),
+    ("struct PartialEpoch with 3 elements", "a dict"),
     ("type: null", "type: None"),
     ("them null", "them None"),
 ];
@@ -221,7 +222,7 @@ impl Loader {
         let (py, this, timeout) = (slf.py(), slf.get(), timeout.map(Duration::from_secs_f64));
         this.shared.check(py)?;
         check_end(py)?;
-        if this.shared.state.with(py, |state| matches!(state.run, Run::Closed)) {
+        if this.shared.state.with(py, |state| state.is_closed()) {
             return Err(closed(py));
         }
         let which = several.map_or(Which::One(one), |(first, end)| Which::Range(first..end));
@@ -229,9 +230,9 @@ impl Loader {
         Ok(Epochs { batches, loader, which, all: OnceLock::new(), received: AtomicU64::new(0) })
     }
 
-    /// End the iteration under way.
-    fn _end_iteration(&self, py: Python<'_>) {
-        self.shared.state.with(py, State::end_iteration);
+    /// End the iteration under way, and refuse others if the program ``closes`` the loader.
+    fn _end_iteration(&self, py: Python<'_>, closes: bool) {
+        self.shared.state.with(py, |state| state.end_iteration(closes));
     }
 
     /// Make ``epoch`` the next one that ``iter(loader)`` begins.
@@ -293,11 +294,8 @@ impl Loader {
             state.own.resume = Some(checkpoint);
             Ok(true)
         });
-        match checked {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(closed(py)),
-            Err(error) => Err(errors::loading(py, error)),
-        }
+        let loaded = checked.map_err(|error| errors::loading(py, error))?;
+        if loaded { Ok(()) } else { Err(closed(py)) }
     }
 
     /// Where the time went so far. ``recorder``: that of the loop, if batches are sent to a device.
@@ -333,7 +331,7 @@ impl Loader {
         self.shared.check(py)?;
         let (shared, since) = (&self.shared, Instant::now());
         let since = since.checked_sub(Duration::from_secs_f64(waited)).unwrap_or(since);
-        shared.state.detached(py, State::end_iteration);
+        shared.state.detached(py, |state| state.end_iteration(true));
         // No other read begins. Wait for those in progress.
         let (mut raised, mut reading) = (Ok(()), None);
         while let Some(found) = shared.state.with(py, |state| state.run.reading()) {
@@ -456,7 +454,7 @@ impl Epochs {
         loader.shared.check(py)?;
         check_end(py)?;
         let begun = self.batches.begin(py, |state| {
-            if matches!(state.run, Run::Closed) {
+            if state.is_closed() {
                 return Err(None);
             }
             let (epochs, single, _) = self.epochs(state);

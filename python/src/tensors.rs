@@ -129,7 +129,7 @@ impl Front for Groups {
 impl State<Groups> {
     /// Begins a pass, and returns its number.
     fn begin(&mut self) -> u64 {
-        self.end_iteration();
+        self.end_iteration(false);
         let pass = self.run.take().map(TensorStream::into_pass);
         (self.run, self.own) = (pass.map_or(Run::Closed, Run::Running), 0);
         self.iteration
@@ -188,7 +188,7 @@ impl Stream {
 
     /// End the pass under way.
     fn _end_pass(&self, py: Python<'_>) {
-        self.shared.state.detached(py, State::end_iteration);
+        self.shared.state.detached(py, |state| state.end_iteration(false));
     }
 
     /// The number of groups.

@@ -302,7 +302,7 @@ def test_as_many_batches_are_on_the_device_as_asked_for(numbers: Numbers, device
 
 
 def test_a_device_holds_two_batches_at_least(numbers: Numbers) -> None:
-    with pytest.raises(ValueError, match="device_depth: 2 or more wanted, found 1"):
+    with pytest.raises(ValueError, match="device_depth: wanted 2 or more, found 1"):
         numbers(device=Late("side"), device_depth=1)
 
 
@@ -315,7 +315,7 @@ def test_a_device_of_host_memory_changes_nothing(numbers: Numbers) -> None:
 def test_a_device_that_is_not_there_is_named(numbers: Numbers) -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    with pytest.raises(RuntimeError, match="device cuda:1 wanted, found no accelerator"):
+    with pytest.raises(RuntimeError, match="device: wanted cuda:1, found no accelerator"):
         numbers(device="cuda:1")
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import errno
+import math
 import os
 import pickle
 import signal
@@ -101,8 +102,9 @@ def test_more_records_than_fit_memory_are_a_memory_error(tmp_path: Path) -> None
 def test_indexes_that_name_no_record(npy: Case) -> None:
     count = len(npy.data)
     for index in (count, -count - 1, 2**63, -(2**70)):
-        with pytest.raises(IndexError, match=f"from -{count} to {count - 1}, found {index}"):
-            npy.data[index]
+        for wanted in (index, [index], np.array([index]), range(index, index + 1)):
+            with pytest.raises(IndexError, match=f"a record from -{count} to {count - 1}, found {index}"):
+                npy.data[wanted]
     with pytest.raises(tb.OptionError, match=r"at most 2\*\*63 - 1 records"):
         tb.Plan(2**63, 2)
     loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
@@ -126,6 +128,47 @@ def test_files_that_cannot_be_read_or_written_are_named(npy: Case, tmp_path: Pat
     with pytest.raises(FileNotFoundError) as missing:
         tb.Loader(npy.data, tb.Plan(npy.data, 5), trace=trace)
     assert missing.value.filename == str(trace)
+
+
+def test_no_file_descriptor_is_left_for_direct_reads(npy: Case, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model, plan = tb.Tensors.open(tmp_path / "a.safetensors"), tb.Plan(npy.data, 5)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest number that is free: all below it are taken.
+    os.close(free := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        for call, path in (
+            (lambda: tb.Loader(npy.data, plan, read_mode="direct"), npy.data.paths[0]),
+            (lambda: tb.stream(model, len, read_mode="direct"), tmp_path / "a.safetensors"),
+        ):
+            with pytest.raises(tb.FileError, match="cannot be read as `read_mode` asks for") as caught:
+                call()
+            assert (caught.value.path, caught.value.errno) == (path, errno.EMFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_an_iteration_that_another_thread_closes_tells_so(device: bool) -> None:
+    data, raised = Blocked(), list[BaseException]()
+    loader = tb.Loader(data, tb.Plan(data, 4), device=Late("side") if device else None)
+    iterator = loader.epoch(0)
+
+    def use() -> None:
+        try:
+            next(iterator)
+        except tb.Error as error:
+            raised.append(error)
+        data.go.set()  # only now the read ends, and with it `close`
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    data.asked.wait()
+    loader.close(timeout=None)
+    thread.join()
+    assert str(raised[0]) == "the loader was closed"
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -299,7 +342,9 @@ def test_ctrl_c_while_a_batch_is_read_reads_it_again(overlap: bool) -> None:
 
 def test_arguments_of_a_wrong_type_are_named(npy: Case, tmp_path: Path) -> None:
     save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    save_file({"b": np.zeros(3)}, tmp_path / "b.safetensors")
     model, plan = tb.Tensors.open(tmp_path / "a.safetensors"), tb.Plan(npy.data, 2)
+    both = tb.Tensors.open([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
     bad: list[tuple[Callable[[], Any], str]] = [
         (lambda: tb.Plan(10, 2, rank=-1, world=2), "rank, world: wanted .*, found rank=-1, world=2$"),
         (lambda: tb.Plan(10, 2, rank=1), "rank, world: wanted .*, found rank=1, world=None$"),
@@ -338,10 +383,29 @@ def test_arguments_of_a_wrong_type_are_named(npy: Case, tmp_path: Path) -> None:
         (lambda: tb.prefetch([], name=3), "name: wanted a string, found 3$"),
         (lambda: tb.Records("a.npy"), "Records: wanted `Records.open_npy"),
         (lambda: tb.Records(), "Records: wanted `Records.open_npy"),
+        (lambda: tb.Tensors("a"), r"Tensors: wanted `Tensors.open\(paths\)`, found a call$"),
+        (lambda: tb.Stream(model, {}), r"Stream: wanted `stream\(model, groups\)`, found a call$"),
+        (lambda: tb.Report(), r"Report: wanted `report\(\)` of a loader or a loop, found a call$"),
+        (lambda: tb.Loader(npy.data, plan, overlap="no"), "overlap: wanted True or False, found 'no'$"),
+        (lambda: tb.Loader(npy.data, plan, copy_stream=2), "copy_stream: wanted True or False, found 2$"),
+        (lambda: tb.Plan(10, 2, drop_last=None), "drop_last: wanted True or False, found None$"),
+        (lambda: tb.Records.open(tmp_path, 4, skip_short=[]), r"skip_short: wanted True .* found \[\]$"),
+        (lambda: npy.data.to("float32", mean=0, planar="no"), "planar: wanted True or False, found 'no'$"),
+        (lambda: tb.stream(model, len, cycle=0.5), "cycle: wanted True or False, found 0.5$"),
+        (lambda: tb.Plan(b"3", 1), "data: wanted a data set, .*, or a whole number, found a bytes$"),
+        (lambda: tb.Plan((b"3",), 1), "data: wanted .* found <class 'bytes'> without `read_into`$"),
+        (lambda: tb.Plan({"a": "b.npy"}, 1), "data: wanted .* found <class 'str'> without `read_into`$"),
+        (lambda: tb.Plan(60, b"3"), "batch: wanted a whole number, found b'3'$"),
+        (lambda: npy.data.map(len, "int64", b"3"), "shape: wanted the axes .*, found b'3'$"),
+        (lambda: tb.stream(model, lambda _: [0]), r"groups: wanted keys .* found \[0\] for 'a'$"),
+        (lambda: tb.stream(model, lambda _: math.nan), "groups: wanted keys .* found nan for 'a'$"),
+        (lambda: tb.stream(both, {"a": 1, "b": "x"}.get), "groups: wanted keys .* found 'x' for 'b'$"),
     ]
     for call, message in bad:
         with pytest.raises((TypeError, ValueError), match=message):
             call()
+    for yes in (1, np.True_, np.int8(1)):
+        assert tb.Plan(10, 2, drop_last=yes).drop_last and tb.Loader(npy.data, plan, overlap=yes)
     for key in (3, "\ud800", [], "b"):
         with pytest.raises(KeyError):
             model[key]  # type: ignore[index]
@@ -391,19 +455,76 @@ def test_what_cannot_work_is_an_option_error(numbers: Callable[..., tb.Loader], 
         (lambda: tb.Plan(10, 2, shuffle=tb.Window(3)), "size of a record"),
         (lambda: tb.Plan(10, 2, records=[1, 2**70]), f"records: wanted numbers below 10, found {2**70}$"),
         (lambda: loader.epochs(range(0, 4, 2)), "epochs: wanted a range with a step of 1"),
-        (lambda: loader.epochs(range(-1, 2)), "epochs: wanted epochs from 0 on, found -1"),
+        (lambda: loader.epochs(range(-1, 2)), "epochs: wanted a whole number from 0 .*, found -1"),
         (lambda: rows.windows(0), "rows: wanted at least 1, found 0"),
         (lambda: rows.to("int64").windows(2), "windows: wanted a call before `to`"),
         (lambda: rows.to("int64", mean=1), "dtype: wanted float32 for `mean`"),
         (lambda: rows.to("datetime64[s]"), "dtype: wanted a boolean"),
         (lambda: tb.Records.open_indexed(tmp_path / "numbers.npy", [tmp_path] * 2), "indexes: wanted one"),
-        (lambda: numbers(device="cpu", device_depth=1), "device_depth: 2 or more"),
+        (lambda: numbers(device="cpu", device_depth=1), "device_depth: wanted 2 or more, found 1"),
+        (lambda: numbers(device_depth=0), "device_depth: wanted 2 or more, found 0"),
         (lambda: tb.prefetch([], depth=0), "depth: wanted from 1 to 65536, found 0"),
         (lambda: tb.generate(float, rounds=-1), "rounds: wanted a whole number from 0"),
     ]
     for call, message in bad:
         with pytest.raises(tb.OptionError, match=message):
             call()
+
+
+def test_an_empty_path_names_its_option(npy: Case, tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model = tb.Tensors.open(tmp_path / "a.safetensors")
+    traces: list[Callable[[Any], object]] = [
+        lambda trace: tb.Loader(npy.data, tb.Plan(npy.data, 2), trace=trace),
+        lambda trace: tb.stream(model, len, trace=trace),
+        lambda trace: tb.prefetch([], trace=trace),
+        lambda trace: tb.generate(len, trace=trace),
+        lambda trace: tb.watch([], trace=trace),
+    ]
+    for call in traces:
+        with pytest.raises(tb.OptionError, match=r"^trace: wanted a path, .*, found ''$"):
+            call("")
+        with pytest.raises(FileNotFoundError, match="the trace could not be written"):
+            call(tmp_path / "missing" / "trace.json")
+    for name, other in (
+        ("paths", lambda: tb.Records.open_npy("")),
+        ("paths", lambda: tb.Tensors.open([""])),
+        ("path", lambda: tb.watch([]).report().save("")),
+    ):
+        with pytest.raises(tb.OptionError, match=f"^{name}: wanted a path, .*, found ''$"):
+            other()
+
+
+def test_a_device_that_torch_does_not_know_names_the_option(
+    npy: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    model = tb.Tensors.open(tmp_path / "a.safetensors")
+    calls: list[Callable[[Any], object]] = [
+        lambda device: tb.Loader(npy.data, tb.Plan(npy.data, 2), device=device),
+        lambda device: tb.stream(model, len, device=device),
+        lambda device: tb.prefetch([], device=device),
+    ]
+    for call in calls:
+        for device in ("cudda", "", 3.5, []):
+            with pytest.raises(tb.OptionError) as caught:
+                call(device)
+            assert (
+                str(caught.value) == f'device: wanted a device of torch, such as "cuda:1", found {device!r}'
+            )
+            assert isinstance(caught.value.__cause__, (RuntimeError, TypeError))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"^device: wanted cuda, found no accelerator$"):
+            call("cuda")
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"^device: wanted cuda:2, found 2 of cuda$"):
+            call("cuda:2")
 
 
 def test_text_that_utf_8_lacks_is_an_option_error(npy: Case, tmp_path: Path) -> None:

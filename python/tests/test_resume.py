@@ -108,7 +108,7 @@ def test_epochs_takes_numbers_and_ranges(npy: Case) -> None:
     assert list(loader.epochs(0)) == list(loader.epochs(range(4, 2))) == []
     with pytest.raises(ValueError, match="step of 1"):
         loader.epochs(range(0, 4, 2))
-    with pytest.raises(ValueError, match="from 0 on"):
+    with pytest.raises(ValueError, match="epochs: wanted a whole number from 0"):
         loader.epochs(range(-1, 2))
     with pytest.raises(ValueError, match="found -1"):
         loader.epochs(-1)
@@ -151,6 +151,17 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
         )
     with pytest.raises(tb.CheckpointError, match=r'another shuffle: wanted Window\(\d+, \d+\), found "full"'):
         build(npy, "window").load_state_dict(state)
+    text = "the checkpoint has another "
+    begun = tb.Loader(npy.data, tb.Plan(npy.data, 20)).state_dict()
+    some = np.random.default_rng(1).permutation(len(npy.data))
+    for options, message in (
+        ({"records": range(60)}, r"range of records: wanted range\(0, 60\), found range\(0, 203\)"),
+        ({"records": range(1, 99, 2)}, r"range of records: wanted range\(1, 98, 2\), found range\(0, 203\)"),
+        ({"records": some}, r"fingerprint of the list of records: wanted \d+, found None"),
+        ({"steps": 4}, "number of steps in an epoch: wanted 4, found None"),
+    ):
+        with pytest.raises(tb.CheckpointError, match=f"^{text}{message}$"):
+            tb.Loader(npy.data, tb.Plan(npy.data, 20, **options)).load_state_dict(begun)
     with pytest.raises(tb.CheckpointError, match="another `drop_last`: wanted True, found False"):
         tb.Loader(npy.data, tb.Plan(npy.data, 20, shuffle="full", seed=4)).load_state_dict(state)
     np.save(tmp_path / "other.npy", npy.records + 1)
@@ -160,8 +171,9 @@ def test_a_state_of_another_plan_or_data_set_is_refused(npy: Case, tmp_path: Any
     for broken in ({}, {"epoch": 1}, {**state, "step": -1}, {**state, "more": 1}):
         with pytest.raises(tb.CheckpointError):
             build(npy, "full").load_state_dict(broken)
-    with pytest.raises(TypeError):
-        build(npy, "full").load_state_dict({**state, "epoch": object()})
+    for wrong in (object(), {(1, 2): 3}):
+        with pytest.raises(TypeError, match=r"^state: "):
+            build(npy, "full").load_state_dict({**state, "epoch": wrong})
     for value in (float("nan"), state):
         state["plan"] = value
         with pytest.raises(tb.CheckpointError, match="state: "):
@@ -188,7 +200,7 @@ def test_a_data_set_in_python_may_have_a_fingerprint() -> None:
     with pytest.raises(tb.CheckpointError, match="data set fingerprint"):
         tb.Loader(Printed(1), tb.Plan(8, 2)).load_state_dict(state)
     for wrong in (-1, 2**64, "a", None):
-        with pytest.raises(TypeError, match="fingerprint: wanted a whole number"):
+        with pytest.raises((TypeError, tb.OptionError), match=f"fingerprint: wanted .*, found {wrong!r}$"):
             tb.Loader(Printed(wrong), tb.Plan(8, 2))
 
 

@@ -201,7 +201,7 @@ def test_the_batches_of_a_loader_become_tensors(tmp_path: Any) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is one")
-    with pytest.raises(RuntimeError, match="device cuda wanted, found no accelerator"):
+    with pytest.raises(RuntimeError, match="device: wanted cuda, found no accelerator"):
         tb.prefetch([1], device="cuda")
 
 

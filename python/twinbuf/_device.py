@@ -18,16 +18,13 @@ from ._loop import Loop
 from ._prefetch import around
 from ._streams import Accelerator, Sent, Upload, streams_of
 from ._twinbuf import _Items, _Recorder, _Thread
-from .errors import OptionError
 
 
 def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | None) -> Sender | None:
     """Return the object that sends batches to the device; None if that is host memory."""
-    if depth < 2:
-        raise OptionError(f"device_depth: 2 or more wanted, found {depth}")
-    if isinstance(device, str) and device == "cpu":  # which needs no torch
-        return None
-    if (streams := streams_of(device)) is None:
+    # The text "cpu" needs no torch.
+    streams = None if isinstance(device, str) and device == "cpu" else streams_of(device)
+    if streams is None:
         return None
     import torch
 

@@ -6,18 +6,19 @@ import os
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeVar
 
 from ._drive import start
 from ._loop import Loop, called
 from ._prefetch import around
 from ._twinbuf import _Items
-from ._values import function_of, path_or_none, text_of, whole_or_none
+from ._values import instance_of, path_or_none, text_of, whole_or_none
 
 if TYPE_CHECKING:
     from ._twinbuf import _Rounds
 
 T = TypeVar("T")
+Hook: TypeAlias = Callable[[int], object]
 
 _ENDLESS = 2**64 - 1
 
@@ -82,8 +83,8 @@ def generate(
     limit = _ENDLESS if found is None else found
     for argument, function in (("before", before), ("after", after)):
         if function is not None:
-            function_of(argument, function)
-    numbers = map(partial(called, "make", function_of("make", make)), count())
+            instance_of(argument, Callable, function, "a function")
+    numbers = map(partial(called, "make", instance_of("make", Callable, make, "a function")), count())
     lockstep = before is not None
     items: _Items[T] = _Items(numbers, 1, rounds=limit, lockstep=lockstep, name=name, trace=trace)
     start(items, around(), name or "twinbuf-generate")
@@ -93,13 +94,7 @@ def generate(
 class _Hooked(Loop[T]):
     """The rounds of `generate` with ``before`` or ``after``."""
 
-    def __init__(
-        self,
-        items: _Items[T],
-        before: Callable[[int], object] | None,
-        after: Callable[[int], object] | None,
-        rounds: int,
-    ) -> None:
+    def __init__(self, items: _Items[T], before: Hook | None, after: Hook | None, rounds: int) -> None:
         super().__init__(items, None if before is None else self._received)
         self._before, self._after, self._rounds = before, after, rounds
         self._line = {}
@@ -129,7 +124,7 @@ class _Hooked(Loop[T]):
             self._ask(self._before)
         return item
 
-    def _ask(self, before: Callable[[int], object]) -> None:
+    def _ask(self, before: Hook) -> None:
         """Call `before` for the next round, and then let it begin."""
         number = self._asked
         if number < self._rounds:

@@ -26,10 +26,9 @@ from ._twinbuf import Batch, _Loader, _Plan
 from ._values import (
     Path,
     attribute_of,
-    function_of,
+    flag_of,
     instance_of,
     length_of,
-    name_or_none,
     names_of,
     path_or_none,
     record_of,
@@ -179,16 +178,19 @@ class Loader(_Loader, Generic[Made]):
         trace: Path | None = None,
     ) -> Self:
         """Make a loader, and start its threads."""
-        map = None if map is None else function_of("map", map)
-        name, trace = name_or_none(name), path_or_none("trace", trace)
+        map = None if map is None else instance_of("map", Callable, map, "a function")
+        name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
         instance_of("plan", _Plan, plan, "a Plan")
         workers, device_depth = whole("workers", workers), whole("device_depth", device_depth)
+        overlap, copy_stream = flag_of("overlap", overlap), flag_of("copy_stream", copy_stream)
+        if device_depth < 2:
+            raise OptionError(f"device_depth: wanted 2 or more, found {device_depth}")
         to_device = None if device is None else sender(device, device_depth, name or "", trace)
         options = _options(data) | {
             "name": name,
             "depth": whole_or_none("depth", depth),
             "workers": workers,
-            "overlap": bool(overlap),
+            "overlap": overlap,
             "read_mode": text_of("read_mode", read_mode),
             "memory_limit": whole_or_none("memory_limit", memory_limit),
             "breakdown": whole_or_none("breakdown", breakdown) or None,
@@ -199,9 +201,7 @@ class Loader(_Loader, Generic[Made]):
         self = super().__new__(cls, plan, options, slots)
         self._map, self._sender, self._make = map, to_device, None
         switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
-        self._copy_stream = (
-            copy_stream if switch is None else switch.strip().lower() not in ("0", "off", "false")
-        )
+        self._copy_stream = copy_stream if switch is None else switch.strip().lower() in ("1", "on", "true")
         *_, self._overlap, self._foreign = self._settings
         for filler in self._fillers():
             if self._overlap:
@@ -214,11 +214,8 @@ class Loader(_Loader, Generic[Made]):
     def _tell_overridden(self, workers: int, overlap: bool) -> None:
         """Log each argument that the environment has overridden."""
         asked, depth, found, *_ = self._settings
-        for option, argument, in_effect in (
-            ("depth", asked, depth),
-            ("workers", workers, found),
-            ("overlap", bool(overlap), self._overlap),
-        ):
+        options = ("depth", asked, depth), ("workers", workers, found), ("overlap", overlap, self._overlap)
+        for option, argument, in_effect in options:
             # The breakdown also overrides `overlap` and `workers`, because it turns overlap off.
             by = _switch(self._name, option.upper())
             by = by or (None if option == "depth" else _switch(self._name, "BREAKDOWN"))
@@ -238,14 +235,10 @@ class Loader(_Loader, Generic[Made]):
         such wait. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
         does not limit that read.
         """
-        if not isinstance(epochs, range):
-            return self._iterate(timeout, several=(0, whole("epochs", epochs)))
-        if epochs.step != 1:
+        found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
+        if found.step != 1:
             raise OptionError("epochs: wanted a range with a step of 1")
-        for end in (epochs.start, epochs.stop):
-            if end < 0:
-                raise OptionError(f"epochs: wanted epochs from 0 on, found {end}")
-        return self._iterate(timeout, several=(whole("epochs", epochs.start), whole("epochs", epochs.stop)))
+        return self._iterate(timeout, several=(whole("epochs", found.start), whole("epochs", found.stop)))
 
     def epoch(self, epoch: SupportsIndex, *, timeout: float | None = None) -> _Batches[Made]:
         """Return the batches of one epoch, or the rest of it after `load_state_dict`.
@@ -267,7 +260,7 @@ class Loader(_Loader, Generic[Made]):
             return epochs  # type: ignore[no-any-return]
         return Epochs(self, epochs)
 
-    def _stop_sending(self, timeout: float | None = None) -> None:
+    def _stop_sending(self, timeout: float | None = None, closes: bool = False) -> None:
         """End the thread that sends batches to a device.
 
         The iteration ends before the join, because the thread may be waiting for a batch.
@@ -275,7 +268,7 @@ class Loader(_Loader, Generic[Made]):
         self._check()
         if self._sender is not None:
             self._sender.stop()
-            self._end_iteration()
+            self._end_iteration(closes)
             if not self._sender.join(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 
@@ -313,13 +306,13 @@ class Loader(_Loader, Generic[Made]):
         ``fingerprint``.
         """
         self._stop_sending()
-        if not isinstance(state, dict):
-            raise TypeError(f"state: wanted a dict, found {state!r}")
+        instance_of("state", dict, state, "a dict")
         try:
             # `operator.index` converts numpy's integers to Python's.
             text = json.dumps(state, default=index, allow_nan=False)
-        except ValueError as error:
-            raise CheckpointError(f"state: {error}") from None
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else CheckpointError
+            raise kind(f"state: {error}") from None
         self._load(text)
         if self._sender is not None:
             self._sender.forget()
@@ -341,7 +334,7 @@ class Loader(_Loader, Generic[Made]):
             timeout = 1.0
         since = monotonic()
         try:
-            self._stop_sending(timeout)
+            self._stop_sending(timeout, closes=True)
         finally:
             self._close(timeout, monotonic() - since)
 
@@ -388,10 +381,7 @@ def _source(data: Any) -> Any:
         return data
     attribute_of(data, "read_into")
     record = record_of(attribute_of(data, "dtype"), attribute_of(data, "shape"))
-    fingerprint = getattr(data, "fingerprint", 0)
-    if not isinstance(fingerprint, SupportsIndex) or not 0 <= index(fingerprint) < 2**64:
-        raise TypeError("fingerprint: wanted a whole number from 0 to 2**64 - 1, or no such attribute")
-    return data, length_of(data), index(fingerprint), *record
+    return data, length_of(data), whole("fingerprint", getattr(data, "fingerprint", 0)), *record
 
 
 def _epoch(epoch: SupportsIndex) -> int:

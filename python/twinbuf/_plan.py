@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ._twinbuf import DTYPES, _launched, _Plan, _Records
 from ._values import (
     attribute_of,
+    flag_of,
     length_of,
     names_of,
     numbers_of,
@@ -126,7 +127,7 @@ class Plan(_Plan):
             "shuffle": _shuffle(shuffle, data),
             "seed": seed,
             "ranks": _ranks(rank, world),
-            "drop_last": bool(drop_last),
+            "drop_last": flag_of("drop_last", drop_last),
         }
         return super().__new__(cls, None if is_number else count, options)
 
@@ -152,7 +153,7 @@ def _count(data: Any) -> tuple[int, bool]:
         if (count := whole("data", data)) >= 2**63:  # Python receives them as int64 arrays
             raise OptionError(f"data: wanted at most 2**63 - 1 records, found {count}")
         return count, True
-    if type(data) is list or isinstance(data, str) or not hasattr(data, "__len__"):
+    if type(data) is list or isinstance(data, (str, bytes, bytearray)) or not hasattr(data, "__len__"):
         found = f"{type(data).__name__}{': pass a tuple' if type(data) is list else ''}"
         wanted = "a data set, a tuple or dict of data sets, or a whole number"
         raise TypeError(f"data: wanted {wanted}, found a {found}")
@@ -167,7 +168,7 @@ def _count(data: Any) -> tuple[int, bool]:
 
 
 def _sizes(batch: Any) -> list[tuple[int, int]]:
-    if not isinstance(batch, Sequence):
+    if not isinstance(batch, Sequence) or type(batch) in (bytes, bytearray):
         return [(0, whole("batch", batch))]
     sizes = []
     for size in batch:

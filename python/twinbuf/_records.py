@@ -16,8 +16,9 @@ from ._values import (
     Paths,
     at_folder,
     dtype_of,
+    flag_of,
     folder_of,
-    function_of,
+    instance_of,
     numbers_of,
     paths_of,
     record_of,
@@ -48,10 +49,7 @@ class Records(_Records):
     __contains__ = None
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Refuse the call: the static methods open files."""
-        raise TypeError(
-            "Records: wanted `Records.open_npy(paths)` or another method that opens files, found a call"
-        )
+        raise TypeError("Records: wanted `Records.open_npy(paths)` or another `open` method, found a call")
 
     @staticmethod
     def open(paths: Paths, record_bytes: SupportsIndex, *, skip_short: bool = False) -> Records:
@@ -132,7 +130,7 @@ class Records(_Records):
         ``(channels, height, width)``. Both take records of these five types, and make float32.
         """
         name = dtype_of(dtype)
-        if mean is None and std is None and not planar:
+        if not flag_of("planar", planar) and mean is None and std is None:
             return self._with((name, None))
         if name != "float32":
             raise OptionError(f"dtype: wanted float32 for `mean`, `std` and `planar`, found {name}")
@@ -168,7 +166,9 @@ class Records(_Records):
         releases the GIL, as decoders do. ``seed`` is a number for this record in this epoch, made of the
         plan's seed: the same after any resume. Seed a generator with it to make random changes repeatable.
         """
-        return self._with((function_of("function", function), *record_of(dtype, shape)))
+        return self._with(
+            (instance_of("function", Callable, function, "a function"), *record_of(dtype, shape))
+        )
 
     def windows(self, rows: SupportsIndex, stride: SupportsIndex | None = None) -> Records:
         """Return the same files as windows of ``rows`` rows, one every ``stride`` rows.
@@ -212,13 +212,13 @@ class Records(_Records):
         """Return a record as a numpy array.
 
         A slice or a list of numbers returns several: an array with one axis more, or a list of arrays if the
-        records differ in length. Each call reads from the files.
+        records differ in length. Negative numbers count from the end. Each call reads from the files.
         """
         count = len(self)
 
         def outside(number: int) -> Exception | None:
-            text = f"wanted records from 0 to {count - 1}, found {number}"
-            return None if 0 <= number < count else IndexError(text)
+            text = f"wanted a record from -{count} to {count - 1}, found {number}"
+            return None if -count <= number < count else IndexError(text)
 
         if isinstance(wanted, slice):
             wanted = range(count)[wanted]
@@ -228,14 +228,14 @@ class Records(_Records):
             except TypeError:
                 kinds = "a whole number, a slice or a list of whole numbers"
                 raise TypeError(f"index: wanted {kinds}, found {wanted!r}") from None
-            if not -count <= number < count:
-                raise IndexError(f"wanted a record from -{count} to {count - 1}, found {number}")
+            if raised := outside(number):
+                raise raised
             return self._several([number % count], (number % count, 1, 1))[0]
-        return self._several(wanted, numbers_of("index", wanted, outside))
+        return self._several(wanted, numbers_of("index", wanted, outside, count))
 
     def _several(self, wanted: Any, numbers: Any) -> Any:
         if len(wanted) and any(callable(step[0]) for step in self._how["steps"]):
-            return numpy.concatenate([self._mapped(int(number)) for number in wanted])
+            return numpy.concatenate([self._mapped(int(number) % len(self)) for number in wanted])
         return self._read(numbers)
 
     def _mapped(self, number: int) -> Any:
@@ -267,8 +267,8 @@ class Records(_Records):
 
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
-    paths = paths_of("paths", paths)
-    how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": bool(skip_short)}
+    paths, skip_short = paths_of("paths", paths), flag_of("skip_short", skip_short)
+    how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": skip_short}
     return _again(how | {"windows": None, "steps": []})
 
 

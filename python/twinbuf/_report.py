@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Self
 
 from ._twinbuf import _save
 from ._values import path_of
@@ -67,6 +67,9 @@ class Report:
     _text: str
     _tables: str
     _page: str
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        raise TypeError("Report: wanted `report()` of a loader or a loop, found a call")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page for any browser: the report and the last steps. It needs no other file."""

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._tree import map_leaves
-from .errors import LoaderError
+from .errors import LoaderError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +69,10 @@ class Accelerator:
         import torch
 
         found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None or found.type != device.type:
-            raise RuntimeError(f"device {device} wanted, found {found or 'no accelerator'}")
+        count = torch.accelerator.device_count()
+        if found is None or found.type != device.type or (device.index or 0) >= count:
+            there = f"{count} of {found.type}" if found else "no accelerator"
+            raise RuntimeError(f"device: wanted {device}, found {there}")
         self._torch = torch
         self._device: Any = torch.device(device.type, _index(torch, device))
         self._cuda = torch.cuda if device.type == "cuda" else None
@@ -188,7 +190,11 @@ def streams_of(device: Any) -> Accelerator | None:
         return streams
     import torch
 
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        wanted = 'a device of torch, such as "cuda:1"'
+        raise OptionError(f"device: wanted {wanted}, found {device!r}") from error
     return None if device.type == "cpu" else Accelerator(device)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from ._device import Sender, sender
 from ._loop import Loop
@@ -15,9 +16,9 @@ from ._values import (
     Path,
     Paths,
     at_folder,
+    flag_of,
     folder_of,
     instance_of,
-    name_or_none,
     path_or_none,
     paths_of,
     text_of,
@@ -46,6 +47,9 @@ class Tensors(_Tensors):
     __slots__ = ("__weakref__", "_folder")
     # The working directory when the files were opened.
     _folder: str
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        raise TypeError("Tensors: wanted `Tensors.open(paths)`, found a call")
 
     @staticmethod
     def open(paths: Paths) -> Tensors:
@@ -86,6 +90,9 @@ class Stream(_Stream):
 
     __slots__ = ("_sender",)
     _sender: Sender | None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        raise TypeError("Stream: wanted `stream(model, groups)`, found a call")
 
     def report(self) -> Report:
         """Return where the time went so far: passes are epochs, and groups are batches."""
@@ -163,13 +170,13 @@ def stream(
         A file for a Chrome trace of the first five passes.
     """
     instance_of("model", _Tensors, model, "`Tensors`")
-    name, trace = name_or_none(name), path_or_none("trace", trace)
+    name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
     to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
     options = {
         "groups": _by_key(model, groups) if callable(groups) else _lists(groups),
         "name": name,
         "sends": to_device is not None,
-        "cycle": bool(cycle),
+        "cycle": flag_of("cycle", cycle),
         "depth": whole("depth", depth),
         "keep": whole_or_none("keep", keep),
         "order": None if order is None else _order(order),
@@ -190,17 +197,23 @@ def _order(order: Any) -> list[list[int]]:
 
 def _by_key(model: Tensors, key_of: Callable[[str], Any]) -> list[list[str]]:
     """Return the names of each group, in the order of the files. Groups are in the order of their keys."""
-    groups: dict[Any, list[str]] = {}
+    groups, keys = dict[Any, list[str]](), list[Any]()
     for name in model._in_files():
         if (key := key_of(name)) is not None:
-            groups.setdefault(key, []).append(name)
-    return [groups[key] for key in sorted(groups)]
+            try:
+                if key not in groups and key == key:
+                    insort(keys, key)
+                    groups[key] = []
+                groups[key].append(name)
+            except (TypeError, KeyError):  # a `KeyError` for nan, which equals no key
+                wanted = "keys that can be sorted"
+                raise TypeError(f"groups: wanted {wanted}, found {key!r} for {name!r}") from None
+    return [groups[key] for key in keys]
 
 
 def _lists(groups: Any) -> list[list[str]]:
     with suppress(TypeError):
         lists = [list(names) for names in groups]
-        of_lists = not any(isinstance(part, str) for part in (groups, *groups))
-        if of_lists:
+        if not any(isinstance(part, str) for part in (groups, *groups)):
             return [[text_of("groups", name) for name in names] for names in lists]
     raise TypeError(f"groups: wanted a function of a name, or a list of lists of names, found {groups!r}")

@@ -53,12 +53,9 @@ def path_of(name: str, path: Path) -> str:
     """Return a path that the file system can have."""
     wanted = "a path, as `str` or `Path`"
     found = os.fspath(instance_of(name, (str, os.PathLike), path, wanted))
-    instance_of(name, str, found, wanted)
-    try:
-        os.fsencode(found)
-    except UnicodeEncodeError as error:
-        raise OptionError(f"{name}: wanted {wanted}, found {found!r}: {error.reason}") from None
-    return found
+    if not found:
+        raise OptionError(f"{name}: wanted {wanted}, found {found!r}")
+    return text_of(name, found, wanted, os.fsencode)
 
 
 def seconds_or_none(name: str, found: Any) -> float | None:
@@ -79,31 +76,26 @@ def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
     return found
 
 
-def function_of(name: str, found: T) -> T:
-    """Return a function."""
-    if not callable(found):
-        raise TypeError(f"{name}: wanted a function, found {found!r}")
-    return found
+def flag_of(name: str, found: Any) -> bool:
+    """Return whether an option is on: a boolean, also of numpy, or 0 or 1."""
+    if not isinstance(found, (int, numpy.integer, numpy.bool_)) or found not in (0, 1):
+        raise TypeError(f"{name}: wanted True or False, found {found!r}")
+    return bool(found)
 
 
-def text_of(name: str, found: str, wanted: str = "a string") -> str:
-    """Return a string of characters that UTF-8 has."""
+def text_of(name: str, found: str, wanted: str = "a string", encode: Any = str.encode) -> str:
+    """Return a string that can be encoded: by default, of characters that UTF-8 has."""
     try:
-        instance_of(name, str, found, wanted).encode()
+        encode(instance_of(name, str, found, wanted))
     except UnicodeEncodeError as error:
         raise OptionError(f"{name}: wanted {wanted}, found {found!r}: {error.reason}") from None
     return found
 
 
-def name_or_none(name: str | None) -> str | None:
-    """Return the name of a loader or a loop, or None if it has none."""
-    return None if name is None else text_of("name", name)
-
-
-def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None]) -> Any:
+def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None], count: int = 0) -> Any:
     """Return whole numbers, for the Rust part: an array, or the first one, the step and the number of them.
 
-    Raises what ``error`` returns for the least and the largest one.
+    Raises what ``error`` returns for the least and the largest one. Those below 0 count back from ``count``.
     """
     if isinstance(found, range):
         ends = [found[0], found[-1]] if found else []
@@ -120,6 +112,8 @@ def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None]) 
             raise raised
     if not ends:
         return 0, 1, 0
+    if min(ends) < 0:
+        found = numpy.asarray(found, "int64") % count
     if not isinstance(found, range):
         return found.astype("uint64")
     first, last = ends
@@ -149,13 +143,12 @@ def dtype_of(dtype: Any) -> str:
 def shape_of(name: str, shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
     """Return the axes of a record."""
     try:
-        axes = tuple(map(index, shape))
+        axes = (-1,) if isinstance(shape, (bytes, bytearray)) else tuple(map(index, shape))
     except TypeError:
         axes = (-1,)
     if min(axes, default=0) < 0:
-        raise TypeError(
-            f"{name}: wanted the axes of a record as a tuple of numbers from 1 on, found {shape!r}"
-        )
+        wanted = "the axes of a record as a tuple of numbers from 1 on"
+        raise TypeError(f"{name}: wanted {wanted}, found {shape!r}")
     return axes
 
 
@@ -211,8 +204,8 @@ def names_of(data: Any) -> list[Any] | None:
 
 
 def length_of(data: Any) -> int:
-    """Return the number of records of a data set."""
-    attribute_of(data, "__len__")
+    """Return the number of records of a data set. Text and bytes have a length too, but no records."""
+    attribute_of(data, "read_into" if isinstance(data, (str, bytes, bytearray)) else "__len__")
     return len(data)
 
 
