@@ -61,18 +61,16 @@ pub struct Loader<B: Backend = Host> {
     files: Vec<Arc<Reader>>,
     /// The number of epochs that have begun.
     epochs_begun: u64,
-    /// The next batch; past the end of its epoch if the epoch is over.
+    /// The batch after the last one that the caller received: the position of a checkpoint. If the epoch is over, its
+    /// step is that of the rank with the most steps.
     next: Place,
     /// The number of steps of this rank in this epoch.
     steps: u64,
-    /// The number of steps of the rank with the most steps in this epoch. A checkpoint at the end of the epoch has this
-    /// step.
+    /// The number of steps of the rank with the most steps in this epoch.
     longest: u64,
     /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
-    /// The epoch and the step of the batch after the last one that the caller received: the position of a checkpoint.
-    position: (u64, u64),
-    /// The plan and the data set of that checkpoint.
+    /// The plan and the data set of a checkpoint at `next`.
     identity: Arc<Identity>,
     /// Workers that no driver has taken.
     driven: Vec<Driven<B>>,
@@ -88,8 +86,8 @@ impl<B: Backend> Loader<B> {
         driven: Vec<Driven<B>>,
     ) -> Self {
         let (identity, next) = (schedule.identity.clone(), Place::default());
-        let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
-        Self { pipe, schedule, files, epochs_begun, next, steps, longest, last, position, identity, driven }
+        let (epochs_begun, steps, longest, last) = (0, 0, 0, None);
+        Self { pipe, schedule, files, epochs_begun, next, steps, longest, last, identity, driven }
     }
 
     /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
@@ -99,13 +97,12 @@ impl<B: Backend> Loader<B> {
     }
 
     /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None`, the call has no
-    /// batches.
+    /// batches, and the loader stays where it is.
     fn begin(&mut self, start: Start, last: Option<u64>) {
         let Start { epoch, step, begun } = start;
-        self.schedule.begun = begun;
-        self.next = Place { ordinal: self.epochs_begun, epoch, step };
-        (self.last, self.steps) = (last, 0);
+        (self.schedule.begun, self.last) = (begun, last);
         if let Some(last) = last {
+            self.next = Place { ordinal: self.epochs_begun, epoch, step };
             self.begin_epoch();
             let (schedule, files, next) = (self.schedule.clone(), self.files.clone(), self.next);
             let order = Order { epoch: schedule.epoch(next.epoch), schedule, next, last, files };
@@ -117,7 +114,6 @@ impl<B: Backend> Loader<B> {
         let (batches, identity) = self.schedule.epoch(self.next.epoch);
         (self.steps, self.longest) = (batches.end(), batches.max_steps());
         self.identity = identity;
-        self.position = (self.next.epoch, self.next.step);
         self.epochs_begun += 1;
         self.pipe.began(self.next, Instant::now());
     }
@@ -222,8 +218,8 @@ impl<B: Backend> Loader<B> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
         let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
         if last.is_none() {
-            // No epoch is left to iterate over. `position` still returns the checkpoint's position.
-            self.position = (start.epoch, start.step);
+            // No epoch is left to iterate over. `checkpoint` still returns this checkpoint's position.
+            (self.next.epoch, self.next.step) = (start.epoch, start.step);
             let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
             self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
         }
@@ -238,8 +234,7 @@ impl<B: Backend> Loader<B> {
     /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        let (epoch, step) = self.position;
-        self.identity.at(epoch, step)
+        self.identity.at(self.next.epoch, self.next.step)
     }
 
     /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
@@ -280,7 +275,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
         let Some(last) = self.last else { return Next::End };
         while self.next.step >= self.steps {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
-            self.position = (self.next.epoch, self.longest);
+            self.next.step = self.longest;
             if self.next.epoch == last {
                 return Next::End;
             }
@@ -293,7 +288,6 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
 
     fn item(&mut self, slot: Item<B, Records>) -> Batch<B> {
         self.next.step += 1;
-        self.position = (self.next.epoch, self.next.step);
         Batch::new(slot)
     }
 
