@@ -143,7 +143,7 @@ impl WriterBuilder {
         if let Some((option, _, wanted)) = checks.into_iter().find(|(_, is_valid, _)| !is_valid) {
             let (row, most) = (&self.shape, shard.unwrap_or(0));
             let found = format!("{path:?}, row {row:?}, depth {depth}, shard_bytes {most}");
-            return Err(Error::Option { option, wanted: wanted.into(), found });
+            return Err(Error::option(option, wanted, found));
         }
         // A row and the `tail` fit.
         let slot = self.slot_bytes.max(row.saturating_add(BLOCK));
@@ -247,7 +247,7 @@ impl Writer {
         let slot = buffer[start..].get_mut(..bytes).filter(|_| bytes <= most);
         slot.and_then(|slot| bytemuck::try_cast_slice_mut(slot).ok()).ok_or_else(|| {
             let wanted = format!("at most {most} bytes of whole {}", std::any::type_name::<T>());
-            Error::Option { option: "slot_bytes", wanted, found: format!("{rows} rows of {row} bytes") }
+            Error::option("slot_bytes", wanted, format!("{rows} rows of {row} bytes"))
         })
     }
 
@@ -275,8 +275,8 @@ impl Writer {
         self.hand_over(true)?;
         let (row, bytes, start) = (self.row as u64, self.bytes, Instant::now());
         if bytes % row != 0 {
-            let (wanted, found) = (format!("whole rows of {row} bytes"), format!("{bytes} bytes"));
-            return Err(Error::Option { option: "row", wanted, found });
+            let wanted = format!("whole rows of {row} bytes");
+            return Err(Error::option("row", wanted, format!("{bytes} bytes")));
         }
         let (files, busy) = self.end(true)?;
         let (wall, waiting) = (self.started.elapsed(), self.waiting + start.elapsed());

@@ -266,8 +266,7 @@ impl Batch {
     fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
         let (layout, len) = (&self.records().layout, self.slot.len());
         if layout.lent {
-            let wanted = "slots in memory of the loader's own".to_string();
-            return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
+            return Err(Error::option("slots", "slots in memory of the loader's own", "the caller's"));
         }
         for_slot(len, layout.taken.as_ref())
     }

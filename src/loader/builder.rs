@@ -376,26 +376,26 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Checks the options against each other and against the data sets, and computes the memory that they need.
     fn layout(&self) -> Result<Layout, Error> {
         let Own { datasets, plan, transforms, workers, depth, .. } = &self.own;
-        let refuse = |option, wanted: String, found: String| Err(Error::Option { option, wanted, found });
         if !(1..=MAX_WORKERS).contains(workers) {
-            return refuse("workers", format!("1 to {MAX_WORKERS} threads"), workers.to_string());
+            let wanted = format!("1 to {MAX_WORKERS} threads");
+            return Err(Error::option("workers", wanted, workers.to_string()));
         }
         check_fields(datasets)?;
         let records = datasets[0].records();
         if plan.range().end > records {
             let wanted = format!("a plan for at most the data set's {records} records");
-            return refuse("plan", wanted, format!("one for {}", plan.range().end));
+            return Err(Error::option("plan", wanted, format!("one for {}", plan.range().end)));
         }
         if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
             let wanted = format!("a field below {}", datasets.len());
-            return refuse("transform_field", wanted, field.to_string());
+            return Err(Error::option("transform_field", wanted, field.to_string()));
         }
         let overlap = self.options.overlaps();
         let workers = if overlap { *workers } else { 1 };
         let least = if overlap { workers + 1 } else { 1 };
-        if depth.is_some_and(|depth| depth < least) {
+        if let Some(depth) = depth.filter(|&depth| depth < least) {
             let wanted = format!("at least {least} slots for {workers} workers");
-            return refuse("depth", wanted, depth.unwrap_or_default().to_string());
+            return Err(Error::option("depth", wanted, depth.to_string()));
         }
         let host = depth.unwrap_or(if overlap { workers + 2 } else { 2 });
         let (helpers, device) = (usize::from(self.helps()), self.backend.device_depth());
@@ -480,7 +480,7 @@ impl LoaderBuilder<Cuda> {
 /// Returns an error if the caller's memory cannot be used for `wanted` slots of `bytes` bytes.
 fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<(), Error> {
     let Some(slots) = slots else { return Ok(()) };
-    let refuse = |wanted, found| Err(Error::Option { option: "slots", wanted, found });
+    let refuse = |wanted, found| Err(Error::option("slots", wanted, found));
     if slots.len() != wanted {
         return refuse(format!("{wanted} buffers: `depth`"), slots.len().to_string());
     }
@@ -500,14 +500,11 @@ fn copies<T: ?Sized>(
     what: &str,
     try_clone: impl Fn(&T) -> Option<Box<T>>,
 ) -> Result<Vec<Box<T>>, Error> {
-    let mut all = Vec::with_capacity(workers);
-    all.push(first);
+    let mut all = vec![first];
+    let refuse =
+        || Error::option("workers", format!("1 thread: {what} has no `try_clone`"), workers.to_string());
     while all.len() < workers {
-        all.push(try_clone(&all[0]).ok_or_else(|| Error::Option {
-            option: "workers",
-            wanted: format!("1 thread: {what} has no `try_clone`"),
-            found: workers.to_string(),
-        })?);
+        all.push(try_clone(&all[0]).ok_or_else(refuse)?);
     }
     Ok(all)
 }

@@ -166,7 +166,7 @@ fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<
         Err(error) => error.to_string(),
     };
     let wanted = format!("elements of {} bytes a record in {}", dataset.record_bytes(), dataset.name());
-    Err(Error::Option { option: "dataset", wanted, found })
+    Err(Error::option("dataset", wanted, found))
 }
 
 /// Prints what the memory is for.

@@ -171,12 +171,10 @@ impl<B: Backend> StreamBuilder<B> {
         let Own { groups, order, cycle, depth, keep, read_mode, memory_limit } = own;
         let least = if options.overlaps() { 2 } else { 1 };
         if depth < least {
-            let wanted = format!("at least {least} slots");
-            return Err(Error::Option { option: "depth", wanted, found: depth.to_string() });
+            return Err(Error::option("depth", format!("at least {least} slots"), depth.to_string()));
         }
         if groups.is_empty() {
-            let (wanted, found) = ("at least one group".to_string(), "none".to_string());
-            return Err(Error::Option { option: "groups", wanted, found });
+            return Err(Error::option("groups", "at least one group", "none"));
         }
         let left = memory_limit.as_ref().map(MemoryLimit::left);
         let device_depth = backend.device_depth();
