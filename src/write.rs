@@ -94,6 +94,12 @@ pub struct WriterBuilder {
 }
 
 impl WriterBuilder {
+    fn new(path: &Path, dtype: Option<DType>, row: &[usize]) -> Self {
+        let (path, shape, element) = (path.to_path_buf(), row.to_vec(), dtype.map_or(1, DType::size));
+        let row = row.iter().try_fold(element, |bytes, &axis| bytes.checked_mul(axis)).unwrap_or(0);
+        Self { path, dtype, shape, row, depth: 2, slot_bytes: 4 << 20, shard_bytes: None }
+    }
+
     /// Sets the number of slots, at least 1. Default: 2, one to fill and one to write. More slots smooth out a disk
     /// whose speed varies.
     pub fn depth(mut self, slots: usize) -> Self {
@@ -212,22 +218,12 @@ impl Writer {
     /// Returns a builder for a `.npy` file. `row` is the shape of a row, empty for one element. The header takes 4096
     /// bytes.
     pub fn npy(path: impl AsRef<Path>, dtype: DType, row: &[usize]) -> WriterBuilder {
-        let (path, shape, element) = (path.as_ref().to_path_buf(), row.to_vec(), dtype.size());
-        let row = row.iter().try_fold(element, |bytes, &axis| bytes.checked_mul(axis)).unwrap_or(0);
-        WriterBuilder {
-            path,
-            dtype: Some(dtype),
-            shape,
-            row,
-            depth: 2,
-            slot_bytes: 4 << 20,
-            shard_bytes: None,
-        }
+        WriterBuilder::new(path.as_ref(), Some(dtype), row)
     }
 
     /// Returns a builder for a file without a header, with rows of `row_bytes` bytes.
     pub fn raw(path: impl AsRef<Path>, row_bytes: usize) -> WriterBuilder {
-        WriterBuilder { dtype: None, ..Self::npy(path, DType::U8, &[row_bytes]) }
+        WriterBuilder::new(path.as_ref(), None, &[row_bytes])
     }
 
     /// Returns memory for the next `rows` rows, with arbitrary content. Fill it, and then call [`commit`](Self::commit).

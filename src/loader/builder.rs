@@ -52,7 +52,8 @@ pub(super) struct Own {
     read_mode: ReadMode,
     /// The transforms of each field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
-    slots: Option<Vec<Buffer>>,
+    /// The caller's memory for the host slots.
+    lent: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
     driven: bool,
 }
@@ -71,7 +72,7 @@ impl Loader {
             hints: true,
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
-            slots: None,
+            lent: None,
             memory_limit: None,
             driven: false,
         };
@@ -197,7 +198,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # Ok::<(), twinbuf::BoxError>(())
     /// ```
     pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
-        self.own.slots = Some(memory);
+        self.own.lent = Some(memory);
         self
     }
 
@@ -297,11 +298,11 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
         let workers_with_overlap = own.workers;
-        let Own { mut datasets, plan, hints, read_mode, mut transforms, slots, memory_limit, driven, .. } =
+        let Own { mut datasets, plan, hints, read_mode, mut transforms, lent, memory_limit, driven, .. } =
             own;
-        let Depths { workers, helpers, host: depth, .. } = layout.depths;
+        let (Depths { workers, helpers, host: depth, .. }, slot) = (layout.depths, layout.slot);
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
-        check_slots(slots.as_deref(), depth, layout.slot)?;
+        check_slots(lent.as_deref(), depth, slot)?;
         let files = datasets.iter().map(|dataset| {
             let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, read_mode));
             Ok(files.transpose()?.map(Arc::new))
@@ -310,7 +311,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
         layout.ahead = memory.fold(0, u64::saturating_add);
         layout.taken = memory_limit.map(|limit| layout.take(limit)).transpose()?;
-        (layout.lent, layout.name) = (slots.is_some(), options.name.clone());
+        (layout.lent, layout.name) = (lent.is_some(), options.name.clone());
         let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
@@ -336,14 +337,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let files: Vec<_> = files.into_iter().flatten().collect();
         let helper = if helpers > 0 { readers.pop() } else { None };
         let overlap = options.overlaps();
-        let memory = Memory {
-            slot: layout.slot,
-            depth,
-            lent: slots,
-            sum: &layout,
-            trace: trace.clone(),
-            options: &options,
-        };
+        let memory = Memory { slot, depth, lent, sum: &layout, trace: trace.clone(), options: &options };
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = workers_with_overlap;
