@@ -247,9 +247,7 @@ macro_rules! tuple_of_data_sets {
             fn into_fields(self) -> Vec<Box<dyn Dataset>> {
                 #[allow(non_snake_case)]
                 let ($($name,)+) = self;
-                let mut fields = Vec::new();
-                $(fields.extend($name.into_fields());)+
-                fields
+                [$($name.into_fields()),+].into_iter().flatten().collect()
             }
         }
     };

@@ -58,10 +58,7 @@ impl<B: Backend> Batch<B> {
     }
 
     fn records(&self) -> &Records {
-        let Some(records) = &self.header().unit else {
-            unreachable!("a batch is handed out with its records")
-        };
-        records
+        self.header().unit.as_ref().expect("a batch is handed out with its records")
     }
 
     /// Returns the epoch of the batch, from 0.
