@@ -33,7 +33,7 @@ use crate::transform::{RecordType, fits};
 ///
 /// Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may outlive its loader.
 pub struct Batch<B: Backend = Host> {
-    slot: Item<B, Records>,
+    pub(super) slot: Item<B, Records>,
 }
 
 /// The records of a batch, and their places in its slot.
@@ -49,10 +49,6 @@ pub struct Records {
 }
 
 impl<B: Backend> Batch<B> {
-    pub(super) fn new(slot: Item<B, Records>) -> Self {
-        Self { slot }
-    }
-
     fn header(&self) -> &crate::pipe::ring::Header<Records> {
         B::Ring::<Records>::header(&self.slot)
     }
@@ -114,8 +110,7 @@ impl<B: Backend> Batch<B> {
     }
 
     fn at(&self) -> At {
-        let records = self.records();
-        At { loader: records.layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
+        At { loader: self.records().layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
     }
 }
 
