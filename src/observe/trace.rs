@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -68,8 +68,11 @@ impl Trace {
 
     /// Opens the file for a loader or a generator. Loaders of one process that write to the same file share it.
     pub(crate) fn open(self, loader: Option<&str>, rank: u64, world: u64) -> Result<Arc<LoaderTrace>, Error> {
-        let (path, created) =
-            create(&self.path).map_err(|source| Error::Trace { path: self.path.clone(), source })?;
+        // Do not truncate the file: another loader may be writing to it.
+        let created = File::options().write(true).create(true).truncate(false).open(&self.path);
+        // The name without links and `..`: one file has one name.
+        let found = created.and_then(|file| Ok((self.path.canonicalize()?, file)));
+        let (path, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
@@ -108,13 +111,6 @@ impl Trace {
 /// Returns an event that describes the trace, a process or a row, and has no time.
 fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
     format!(r#"{{"name":"{name}","ph":"M","pid":{pid},"tid":{tid},"args":{{{args}}}}}"#)
-}
-
-/// Creates the file if it does not exist, and returns its name without links and `..`: one file has one name.
-fn create(path: &Path) -> io::Result<(PathBuf, File)> {
-    // Do not truncate the file: another loader may be writing to it.
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    Ok((path.canonicalize()?, file))
 }
 
 /// The files that this process writes.
