@@ -247,9 +247,7 @@ macro_rules! tuple_of_data_sets {
             fn into_fields(self) -> Vec<Box<dyn Dataset>> {
                 #[allow(non_snake_case)]
                 let ($($name,)+) = self;
-                let mut fields = Vec::new();
-                $(fields.extend($name.into_fields());)+
-                fields
+                [$($name.into_fields()),+].into_iter().flatten().collect()
             }
         }
     };
@@ -261,17 +259,11 @@ tuple_of_data_sets!(A, B, C, D);
 /// Returns an error if there is no field, or if a field has another number of records than the first.
 pub(crate) fn check_fields(fields: &[Box<dyn Dataset>]) -> Result<(), Error> {
     let Some((first, others)) = fields.split_first() else {
-        let (wanted, found) = ("at least one data set".to_string(), "none".to_string());
-        return Err(Error::Option { option: "dataset", wanted, found });
+        return Err(Error::option("dataset", "at least one data set", "none"));
     };
-    match others.iter().find(|other| other.records() != first.records()) {
-        None => Ok(()),
-        Some(other) => {
-            let found = [first, other].map(|field| format!("{} in {}", field.records(), field.name()));
-            let wanted = "fields with the same number of records".to_string();
-            Err(Error::Option { option: "dataset", wanted, found: found.join(" and ") })
-        }
-    }
+    let Some(other) = others.iter().find(|other| other.records() != first.records()) else { return Ok(()) };
+    let found = [first, other].map(|field| format!("{} in {}", field.records(), field.name()));
+    Err(Error::option("dataset", "fields with the same number of records", found.join(" and ")))
 }
 
 /// Returns the fingerprint of all fields. For a single field, it is the field's own. For several, it depends on each of

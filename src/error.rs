@@ -319,6 +319,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Returns the error of an option with an invalid value.
+    pub(crate) fn option(option: &'static str, wanted: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::Option { option, wanted: wanted.into(), found: found.into() }
+    }
+}
+
 /// Prints the message and those of all underlying errors. `main` prints a returned error with it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

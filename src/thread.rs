@@ -30,12 +30,8 @@ impl<T> ForkGuard<T> {
 
     /// Returns the value, or `None` in another process than the one that created it.
     pub(crate) fn into_inner(mut self) -> Option<T> {
-        let value = self.value.take();
-        if self.is_foreign() {
-            mem::forget(value);
-            return None;
-        }
-        value
+        // The drop leaks it in another process.
+        if self.is_foreign() { None } else { self.value.take() }
     }
 }
 
@@ -43,15 +39,13 @@ impl<T> Deref for ForkGuard<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        let Some(value) = &self.value else { unreachable!("taken only by what consumes it") };
-        value
+        self.value.as_ref().expect("taken only by what consumes it")
     }
 }
 
 impl<T> DerefMut for ForkGuard<T> {
     fn deref_mut(&mut self) -> &mut T {
-        let Some(value) = &mut self.value else { unreachable!("taken only by what consumes it") };
-        value
+        self.value.as_mut().expect("taken only by what consumes it")
     }
 }
 

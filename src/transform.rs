@@ -429,11 +429,8 @@ where
         let (wanted, before, found) = (self.bytes, records.len(), out.len());
         let count = found.checked_div(wanted).unwrap_or(0);
         if count == 0 || count * wanted != found || before == 0 || before % count != 0 {
-            let why = "wanted whole records of";
-            return Err(format!(
-                "{why} {wanted} bytes in place of {before} bytes, found room for {found} bytes"
-            )
-            .into());
+            let found = format!("{before} bytes, found room for {found} bytes");
+            return Err(format!("wanted whole records of {wanted} bytes in place of {found}").into());
         }
         records
             .chunks_exact(before / count)

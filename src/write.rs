@@ -94,6 +94,12 @@ pub struct WriterBuilder {
 }
 
 impl WriterBuilder {
+    fn new(path: &Path, dtype: Option<DType>, row: &[usize]) -> Self {
+        let (path, shape, element) = (path.to_path_buf(), row.to_vec(), dtype.map_or(1, DType::size));
+        let row = row.iter().try_fold(element, |bytes, &axis| bytes.checked_mul(axis)).unwrap_or(0);
+        Self { path, dtype, shape, row, depth: 2, slot_bytes: 4 << 20, shard_bytes: None }
+    }
+
     /// Sets the number of slots, at least 1. Default: 2, one to fill and one to write. More slots smooth out a disk
     /// whose speed varies.
     pub fn depth(mut self, slots: usize) -> Self {
@@ -143,7 +149,7 @@ impl WriterBuilder {
         if let Some((option, _, wanted)) = checks.into_iter().find(|(_, is_valid, _)| !is_valid) {
             let (row, most) = (&self.shape, shard.unwrap_or(0));
             let found = format!("{path:?}, row {row:?}, depth {depth}, shard_bytes {most}");
-            return Err(Error::Option { option, wanted: wanted.into(), found });
+            return Err(Error::option(option, wanted, found));
         }
         // A row and the `tail` fit.
         let slot = self.slot_bytes.max(row.saturating_add(BLOCK));
@@ -212,22 +218,12 @@ impl Writer {
     /// Returns a builder for a `.npy` file. `row` is the shape of a row, empty for one element. The header takes 4096
     /// bytes.
     pub fn npy(path: impl AsRef<Path>, dtype: DType, row: &[usize]) -> WriterBuilder {
-        let (path, shape, element) = (path.as_ref().to_path_buf(), row.to_vec(), dtype.size());
-        let row = row.iter().try_fold(element, |bytes, &axis| bytes.checked_mul(axis)).unwrap_or(0);
-        WriterBuilder {
-            path,
-            dtype: Some(dtype),
-            shape,
-            row,
-            depth: 2,
-            slot_bytes: 4 << 20,
-            shard_bytes: None,
-        }
+        WriterBuilder::new(path.as_ref(), Some(dtype), row)
     }
 
     /// Returns a builder for a file without a header, with rows of `row_bytes` bytes.
     pub fn raw(path: impl AsRef<Path>, row_bytes: usize) -> WriterBuilder {
-        WriterBuilder { dtype: None, ..Self::npy(path, DType::U8, &[row_bytes]) }
+        WriterBuilder::new(path.as_ref(), None, &[row_bytes])
     }
 
     /// Returns memory for the next `rows` rows, with arbitrary content. Fill it, and then call [`commit`](Self::commit).
@@ -247,7 +243,7 @@ impl Writer {
         let slot = buffer[start..].get_mut(..bytes).filter(|_| bytes <= most);
         slot.and_then(|slot| bytemuck::try_cast_slice_mut(slot).ok()).ok_or_else(|| {
             let wanted = format!("at most {most} bytes of whole {}", std::any::type_name::<T>());
-            Error::Option { option: "slot_bytes", wanted, found: format!("{rows} rows of {row} bytes") }
+            Error::option("slot_bytes", wanted, format!("{rows} rows of {row} bytes"))
         })
     }
 
@@ -275,8 +271,8 @@ impl Writer {
         self.hand_over(true)?;
         let (row, bytes, start) = (self.row as u64, self.bytes, Instant::now());
         if bytes % row != 0 {
-            let (wanted, found) = (format!("whole rows of {row} bytes"), format!("{bytes} bytes"));
-            return Err(Error::Option { option: "row", wanted, found });
+            let wanted = format!("whole rows of {row} bytes");
+            return Err(Error::option("row", wanted, format!("{bytes} bytes")));
         }
         let (files, busy) = self.end(true)?;
         let (wall, waiting) = (self.started.elapsed(), self.waiting + start.elapsed());

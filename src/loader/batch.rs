@@ -33,7 +33,7 @@ use crate::transform::{RecordType, fits};
 ///
 /// Dropping the batch frees its slot. A batch borrows nothing: it may move to another thread and may outlive its loader.
 pub struct Batch<B: Backend = Host> {
-    slot: Item<B, Records>,
+    pub(super) slot: Item<B, Records>,
 }
 
 /// The records of a batch, and their places in its slot.
@@ -49,19 +49,12 @@ pub struct Records {
 }
 
 impl<B: Backend> Batch<B> {
-    pub(super) fn new(slot: Item<B, Records>) -> Self {
-        Self { slot }
-    }
-
     fn header(&self) -> &crate::pipe::ring::Header<Records> {
         B::Ring::<Records>::header(&self.slot)
     }
 
     fn records(&self) -> &Records {
-        let Some(records) = &self.header().unit else {
-            unreachable!("a batch is handed out with its records")
-        };
-        records
+        self.header().unit.as_ref().expect("a batch is handed out with its records")
     }
 
     /// Returns the epoch of the batch, from 0.
@@ -117,8 +110,7 @@ impl<B: Backend> Batch<B> {
     }
 
     fn at(&self) -> At {
-        let records = self.records();
-        At { loader: records.layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
+        At { loader: self.records().layout.name.clone(), epoch: self.epoch(), step: Some(self.step()) }
     }
 }
 
@@ -266,8 +258,7 @@ impl Batch {
     fn other_memory(&self) -> Result<(Buffer, Option<Taken>), Error> {
         let (layout, len) = (&self.records().layout, self.slot.len());
         if layout.lent {
-            let wanted = "slots in memory of the loader's own".to_string();
-            return Err(Error::Option { option: "slots", wanted, found: "the caller's".to_string() });
+            return Err(Error::option("slots", "slots in memory of the loader's own", "the caller's"));
         }
         for_slot(len, layout.taken.as_ref())
     }

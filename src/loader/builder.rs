@@ -52,7 +52,8 @@ pub(super) struct Own {
     read_mode: ReadMode,
     /// The transforms of each field, in the order of application.
     transforms: BTreeMap<usize, Vec<Box<dyn RecordTransform>>>,
-    slots: Option<Vec<Buffer>>,
+    /// The caller's memory for the host slots.
+    lent: Option<Vec<Buffer>>,
     pub(super) memory_limit: Option<MemoryLimit>,
     driven: bool,
 }
@@ -71,7 +72,7 @@ impl Loader {
             hints: true,
             read_mode: ReadMode::Auto,
             transforms: BTreeMap::new(),
-            slots: None,
+            lent: None,
             memory_limit: None,
             driven: false,
         };
@@ -197,7 +198,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// # Ok::<(), twinbuf::BoxError>(())
     /// ```
     pub fn slots(mut self, memory: Vec<Buffer>) -> Self {
-        self.own.slots = Some(memory);
+        self.own.lent = Some(memory);
         self
     }
 
@@ -297,11 +298,11 @@ impl<B: Backend> LoaderBuilder<B> {
         let mut layout = self.layout()?;
         let Self { backend, mut options, own } = self;
         let workers_with_overlap = own.workers;
-        let Own { mut datasets, plan, hints, read_mode, mut transforms, slots, memory_limit, driven, .. } =
+        let Own { mut datasets, plan, hints, read_mode, mut transforms, lent, memory_limit, driven, .. } =
             own;
-        let Depths { workers, helpers, host: depth, .. } = layout.depths;
+        let (Depths { workers, helpers, host: depth, .. }, slot) = (layout.depths, layout.slot);
         let record_bytes: usize = datasets.iter().map(|dataset| dataset.record_bytes()).sum();
-        check_slots(slots.as_deref(), depth, layout.slot)?;
+        check_slots(lent.as_deref(), depth, slot)?;
         let files = datasets.iter().map(|dataset| {
             let files = dataset.files().map(|files| twinbuf_mmap::Reader::new(files, &plan, read_mode));
             Ok(files.transpose()?.map(Arc::new))
@@ -310,7 +311,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
         layout.ahead = memory.fold(0, u64::saturating_add);
         layout.taken = memory_limit.map(|limit| layout.take(limit)).transpose()?;
-        (layout.lent, layout.name) = (slots.is_some(), options.name.clone());
+        (layout.lent, layout.name) = (lent.is_some(), options.name.clone());
         let fingerprint = fingerprint_fields(&mut datasets)?;
         let trace = options.open(plan.rank(), plan.world())?;
         let locators: Vec<_> = datasets.iter().map(|dataset| dataset.locator()).collect();
@@ -336,14 +337,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let files: Vec<_> = files.into_iter().flatten().collect();
         let helper = if helpers > 0 { readers.pop() } else { None };
         let overlap = options.overlaps();
-        let memory = Memory {
-            slot: layout.slot,
-            depth,
-            lent: slots,
-            sum: &layout,
-            trace: trace.clone(),
-            options: &options,
-        };
+        let memory = Memory { slot, depth, lent, sum: &layout, trace: trace.clone(), options: &options };
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = workers_with_overlap;
@@ -376,26 +370,26 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Checks the options against each other and against the data sets, and computes the memory that they need.
     fn layout(&self) -> Result<Layout, Error> {
         let Own { datasets, plan, transforms, workers, depth, .. } = &self.own;
-        let refuse = |option, wanted: String, found: String| Err(Error::Option { option, wanted, found });
         if !(1..=MAX_WORKERS).contains(workers) {
-            return refuse("workers", format!("1 to {MAX_WORKERS} threads"), workers.to_string());
+            let wanted = format!("1 to {MAX_WORKERS} threads");
+            return Err(Error::option("workers", wanted, workers.to_string()));
         }
         check_fields(datasets)?;
         let records = datasets[0].records();
         if plan.range().end > records {
             let wanted = format!("a plan for at most the data set's {records} records");
-            return refuse("plan", wanted, format!("one for {}", plan.range().end));
+            return Err(Error::option("plan", wanted, format!("one for {}", plan.range().end)));
         }
         if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
             let wanted = format!("a field below {}", datasets.len());
-            return refuse("transform_field", wanted, field.to_string());
+            return Err(Error::option("transform_field", wanted, field.to_string()));
         }
         let overlap = self.options.overlaps();
         let workers = if overlap { *workers } else { 1 };
         let least = if overlap { workers + 1 } else { 1 };
-        if depth.is_some_and(|depth| depth < least) {
+        if let Some(depth) = depth.filter(|&depth| depth < least) {
             let wanted = format!("at least {least} slots for {workers} workers");
-            return refuse("depth", wanted, depth.unwrap_or_default().to_string());
+            return Err(Error::option("depth", wanted, depth.to_string()));
         }
         let host = depth.unwrap_or(if overlap { workers + 2 } else { 2 });
         let (helpers, device) = (usize::from(self.helps()), self.backend.device_depth());
@@ -480,7 +474,7 @@ impl LoaderBuilder<Cuda> {
 /// Returns an error if the caller's memory cannot be used for `wanted` slots of `bytes` bytes.
 fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<(), Error> {
     let Some(slots) = slots else { return Ok(()) };
-    let refuse = |wanted, found| Err(Error::Option { option: "slots", wanted, found });
+    let refuse = |wanted, found| Err(Error::option("slots", wanted, found));
     if slots.len() != wanted {
         return refuse(format!("{wanted} buffers: `depth`"), slots.len().to_string());
     }
@@ -500,14 +494,11 @@ fn copies<T: ?Sized>(
     what: &str,
     try_clone: impl Fn(&T) -> Option<Box<T>>,
 ) -> Result<Vec<Box<T>>, Error> {
-    let mut all = Vec::with_capacity(workers);
-    all.push(first);
+    let mut all = vec![first];
+    let refuse =
+        || Error::option("workers", format!("1 thread: {what} has no `try_clone`"), workers.to_string());
     while all.len() < workers {
-        all.push(try_clone(&all[0]).ok_or_else(|| Error::Option {
-            option: "workers",
-            wanted: format!("1 thread: {what} has no `try_clone`"),
-            found: workers.to_string(),
-        })?);
+        all.push(try_clone(&all[0]).ok_or_else(refuse)?);
     }
     Ok(all)
 }

@@ -96,7 +96,7 @@ pub(crate) struct Identity {
 const VERSION: u32 = 4;
 
 /// Where a loader continues.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Start {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
@@ -115,12 +115,6 @@ pub(crate) struct Begun {
     pub(crate) identity: Arc<Identity>,
     /// What a checkpoint in a later epoch belongs to.
     pub(crate) later: Arc<Identity>,
-}
-
-impl Start {
-    pub(crate) const fn new(epoch: u64) -> Self {
-        Self { epoch, step: 0, begun: None }
-    }
 }
 
 impl Checkpoint {
@@ -198,9 +192,8 @@ impl Identity {
     pub(crate) fn new(plan: &Plan, record_bytes: usize, fingerprint: u64) -> Self {
         let list = plan.list().fingerprint();
         let positions = if list.is_some() { (0..plan.records()).into() } else { plan.list().clone() };
-        let Ok(plan) = plan.with_records(positions).and_then(|plan| plan.with_rank(0, plan.world())) else {
-            unreachable!("there is a plan of another rank, and of as many records")
-        };
+        let plan = plan.with_records(positions).and_then(|plan| plan.with_rank(0, plan.world()));
+        let plan = plan.expect("there is a plan of another rank, and of as many records");
         let (record_bytes, before) = (record_bytes as u64, Vec::new());
         Self { plan, list, record_bytes, fingerprint, before, trained: (0, 0) }
     }
@@ -225,7 +218,7 @@ impl Identity {
     /// Returns where this loader continues from `checkpoint`. `plan` is the loader's plan with its own rank; `self.plan`
     /// is that of rank 0. If the checkpoint does not fit, the error names the field that differs.
     pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
-        let &Checkpoint { ref identity, epoch, step } = checkpoint;
+        let &Checkpoint { ref identity, mut epoch, mut step } = checkpoint;
         let Some(other) = identity else {
             in_epoch(step, 0, self.plan.steps(0))?;
             return Ok(Start { epoch, step, begun: None });
@@ -252,11 +245,8 @@ impl Identity {
         let rest = other.rest().map_err(wrong)?;
         let end = rest.max_steps();
         in_epoch(step, rest.first(), end)?;
-        let (epoch, step, trained, before) = if own == found {
-            (epoch, step, other.trained.1, other.before.clone())
-        } else if step < end {
-            let trained = other.trained.1;
-            let mut before = other.before.clone();
+        let (mut trained, mut before) = (other.trained.1, other.before.clone());
+        if own != found && step < end {
             before.extend(rest.parts(step));
             // `before` lists the plans of this epoch's steps so far. Drop its last entries if this plan gives the same
             // batches.
@@ -264,13 +254,12 @@ impl Identity {
                 plan.resume(trained, &before[..at]).is_ok_and(|rest| rest.parts(step) == before[at..])
             };
             before.truncate((0..before.len()).find(same).unwrap_or(before.len()));
-            (epoch, step, trained, before)
-        } else {
+        } else if own != found {
             // The epoch is over: go on with the next one, or stay at the end of epoch `u64::MAX`.
             let next = epoch.checked_add(1).map(|next| (next, 0));
-            let (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
-            (epoch, step, other.trained.1.saturating_add(end), Vec::new())
-        };
+            (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
+            (trained, before) = (trained.saturating_add(end), Vec::new());
+        }
         let identity = Self { before, trained: (epoch, trained), ..self.clone() };
         if identity.before.is_empty() && trained == self.steps_before(epoch) {
             return Ok(Start { epoch, step, begun: None });

@@ -61,19 +61,15 @@ pub struct Loader<B: Backend = Host> {
     files: Vec<Arc<Reader>>,
     /// The number of epochs that have begun.
     epochs_begun: u64,
-    /// The next batch; past the end of its epoch if the epoch is over.
+    /// The batch after the last one that the caller received: the position of a checkpoint. If the epoch is over, its
+    /// step is that of the rank with the most steps.
     next: Place,
+    /// The batches of this epoch, and the plan and the data set of a checkpoint in it.
+    epoch: (RemainingEpoch, Arc<Identity>),
     /// The number of steps of this rank in this epoch.
     steps: u64,
-    /// The number of steps of the rank with the most steps in this epoch. A checkpoint at the end of the epoch has this
-    /// step.
-    longest: u64,
     /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
-    /// The epoch and the step of the batch after the last one that the caller received: the position of a checkpoint.
-    position: (u64, u64),
-    /// The plan and the data set of that checkpoint.
-    identity: Arc<Identity>,
     /// Workers that no driver has taken.
     driven: Vec<Driven<B>>,
 }
@@ -87,9 +83,8 @@ impl<B: Backend> Loader<B> {
         files: Vec<Arc<Reader>>,
         driven: Vec<Driven<B>>,
     ) -> Self {
-        let (identity, next) = (schedule.identity.clone(), Place::default());
-        let (epochs_begun, steps, longest, last, position) = (0, 0, 0, None, (0, 0));
-        Self { pipe, schedule, files, epochs_begun, next, steps, longest, last, position, identity, driven }
+        let (epochs_begun, next, epoch) = (0, Place::default(), schedule.epoch(0));
+        Self { pipe, schedule, files, epochs_begun, next, epoch, steps: 0, last: None, driven }
     }
 
     /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
@@ -98,33 +93,32 @@ impl<B: Backend> Loader<B> {
         mem::take(&mut self.driven)
     }
 
-    /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None`, the call has no
-    /// batches.
+    /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None` or before `start`, the call
+    /// has no batches.
     fn begin(&mut self, start: Start, last: Option<u64>) {
         let Start { epoch, step, begun } = start;
         self.schedule.begun = begun;
         self.next = Place { ordinal: self.epochs_begun, epoch, step };
-        (self.last, self.steps) = (last, 0);
-        if let Some(last) = last {
-            self.begin_epoch();
+        self.epoch = self.schedule.epoch(epoch);
+        self.last = last.filter(|&last| epoch <= last);
+        if let Some(last) = self.last {
+            self.began();
             let (schedule, files, next) = (self.schedule.clone(), self.files.clone(), self.next);
-            let order = Order { epoch: schedule.epoch(next.epoch), schedule, next, last, files };
+            let order = Order { epoch: self.epoch.clone(), schedule, next, last, files };
             self.pipe.post(Box::new(order), 0, u64::MAX);
         }
     }
 
-    fn begin_epoch(&mut self) {
-        let (batches, identity) = self.schedule.epoch(self.next.epoch);
-        (self.steps, self.longest) = (batches.end(), batches.max_steps());
-        self.identity = identity;
-        self.position = (self.next.epoch, self.next.step);
+    /// Counts the epoch of `next`, which begins.
+    fn began(&mut self) {
+        self.steps = self.epoch.0.end();
         self.epochs_begun += 1;
         self.pipe.began(self.next, Instant::now());
     }
 
     /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        self.begin(Start::new(epoch), Some(epoch));
+        self.begin(Start { epoch, ..Start::default() }, Some(epoch));
         Items::lent(self)
     }
 
@@ -158,8 +152,12 @@ impl<B: Backend> Loader<B> {
     }
 
     fn begin_range(&mut self, epochs: Range<u64>) {
-        let last = if epochs.is_empty() { None } else { epochs.end.checked_sub(1) };
-        self.begin(Start::new(epochs.start), last);
+        if epochs.is_empty() {
+            self.last = None; // the position stays
+        } else {
+            let start = Start { epoch: epochs.start, ..Start::default() };
+            self.begin(start, epochs.end.checked_sub(1));
+        }
     }
 
     /// Iterates over the batches of several epochs as [`epochs`](Self::epochs) does, but owns the loader. Use it to
@@ -220,14 +218,7 @@ impl<B: Backend> Loader<B> {
 
     fn begin_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(), Error> {
         let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
-        let last = epochs.checked_sub(1).filter(|&last| start.epoch <= last);
-        if last.is_none() {
-            // No epoch is left to iterate over. `position` still returns the checkpoint's position.
-            self.position = (start.epoch, start.step);
-            let begun = start.begun.as_ref().map(|begun| begun.identity.clone());
-            self.identity = begun.unwrap_or_else(|| self.schedule.identity.clone());
-        }
-        self.begin(start, last);
+        self.begin(start, epochs.checked_sub(1));
         Ok(())
     }
 
@@ -238,8 +229,7 @@ impl<B: Backend> Loader<B> {
     /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        let (epoch, step) = self.position;
-        self.identity.at(epoch, step)
+        self.epoch.1.at(self.next.epoch, self.next.step)
     }
 
     /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
@@ -280,21 +270,21 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
         let Some(last) = self.last else { return Next::End };
         while self.next.step >= self.steps {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
-            self.position = (self.next.epoch, self.longest);
+            self.next.step = self.epoch.0.max_steps();
             if self.next.epoch == last {
                 return Next::End;
             }
             self.pipe.epoch_ended(Instant::now());
             self.next = Place { ordinal: self.next.ordinal + 1, epoch: self.next.epoch + 1, step: 0 };
-            self.begin_epoch();
+            self.epoch = self.schedule.epoch(self.next.epoch);
+            self.began();
         }
         Next::Slot
     }
 
     fn item(&mut self, slot: Item<B, Records>) -> Batch<B> {
         self.next.step += 1;
-        self.position = (self.next.epoch, self.next.step);
-        Batch::new(slot)
+        Batch { slot }
     }
 
     fn ended(&mut self, _: Ended<'_>) {
@@ -304,7 +294,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     fn left(&self) -> (usize, Option<usize>) {
         let Some(last) = self.last else { return (0, Some(0)) };
         let Place { epoch, step, .. } = self.next;
-        let trained = self.identity.steps_before(epoch).saturating_add(self.longest);
+        let trained = self.epoch.1.steps_before(epoch).saturating_add(self.epoch.0.max_steps());
         let later = epoch.saturating_add(1)..last.saturating_add(1);
         let later = self.schedule.plan.steps_between(later, trained);
         let left = later.saturating_add(self.steps.saturating_sub(step));

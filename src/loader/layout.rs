@@ -66,27 +66,26 @@ impl Field {
         records: u64,
         list: &RecordList,
     ) -> Result<Self, Error> {
-        let bytes = dataset.record_bytes();
+        let record_bytes = dataset.record_bytes();
         let mut first = match dataset.element() {
             Some((dtype, shape)) => typed(dataset, RecordType::new(dtype, shape))?,
-            None => RecordType::bytes(bytes),
+            None => RecordType::bytes(record_bytes),
         };
         // A batch of the first record. If `lengths` returns `Some` for it, the lengths of the data set's records vary.
         let one = Plan::builder(1).build().ok().and_then(|plan| plan.batch(0, 0));
         if one.is_some_and(|one| dataset.lengths(&one).is_some()) {
             first = first.ragged();
         }
-        let part = ((PART / bytes.max(1)).max(1) as u64).min(records);
+        let part = ((PART / record_bytes.max(1)).max(1) as u64).min(records);
         let mut field = Self { records: vec![first], part, scratch: Vec::new(), room: 0 };
         for transform in transforms {
-            let records = usize::try_from(part).unwrap_or(usize::MAX);
-            field.scratch.push(records.saturating_mul(field.record().len()));
-            let after = transform.output(field.record()).map_err(failed)?;
-            if after.len() == 0 {
-                let error = "wanted records of at least 1 byte, found 0 after the transform";
-                return Err(failed(error.into()));
-            }
-            field.records.push(after);
+            field.scratch.push(bytes(part, field.record().len()));
+            let after = match transform.output(field.record()) {
+                Ok(after) if after.len() > 0 => Ok(after),
+                Ok(_) => Err("wanted records of at least 1 byte, found 0 after the transform".into()),
+                error => error,
+            };
+            field.records.push(after.map_err(|source| Error::Transform { at: None, source })?);
         }
         let room = match dataset.files().filter(|_| field.record().is_ragged() && transforms.is_empty()) {
             Some(files) => files.most_bytes(records, list),
@@ -125,15 +124,13 @@ impl Layout {
     /// Returns the range of a field in the slot of a batch of `records` records. If lengths vary, it is the largest
     /// possible range. `None` if there is no such field, or if the range overflows.
     pub(super) fn range(&self, field: usize, records: usize) -> Option<Range<usize>> {
-        let mut end = 0_usize;
-        let mut range = None;
+        let mut range = 0..0_usize;
         for field in self.fields.get(..=field)? {
-            let (start, record) = (end.checked_next_multiple_of(ALIGN)?, field.record());
+            let (start, record) = (range.end.checked_next_multiple_of(ALIGN)?, field.record());
             let len = if record.is_ragged() { field.room } else { records.checked_mul(record.len())? };
-            end = start.checked_add(len)?;
-            range = Some(start..end);
+            range = start..start.checked_add(len)?;
         }
-        range
+        Some(range)
     }
 
     /// Returns the bytes of the records before the transforms, for all workers, and for the caller if it fills slots
@@ -156,8 +153,14 @@ impl Layout {
     }
 }
 
-fn failed(source: BoxError) -> Error {
-    Error::Transform { at: None, source }
+/// Converts the number of records that are in memory, which therefore fits `usize`.
+pub(super) fn count(records: u64) -> usize {
+    usize::try_from(records).unwrap_or(usize::MAX)
+}
+
+/// Returns the bytes of `records` records, or `usize::MAX` if they are more. A batch that is built fits a slot.
+pub(super) fn bytes(records: u64, record_bytes: usize) -> usize {
+    count(records).saturating_mul(record_bytes)
 }
 
 /// Returns an error if the element type and the shape of a data set do not give records of its size.
@@ -168,7 +171,7 @@ fn typed(dataset: &dyn Dataset, record: Result<RecordType, BoxError>) -> Result<
         Err(error) => error.to_string(),
     };
     let wanted = format!("elements of {} bytes a record in {}", dataset.record_bytes(), dataset.name());
-    Err(Error::Option { option: "dataset", wanted, found })
+    Err(Error::option("dataset", wanted, found))
 }
 
 /// Prints what the memory is for.
@@ -184,9 +187,8 @@ impl fmt::Display for Layout {
         if fields.len() > 1 {
             write!(f, " in {} fields", fields.len())?;
         }
-        match self.scratch() {
-            0 => {}
-            scratch => write!(f, " and {scratch} bytes before the transform")?,
+        if self.scratch() > 0 {
+            write!(f, " and {} bytes before the transform", self.scratch())?;
         }
         match ahead {
             0 => Ok(()),

@@ -13,7 +13,7 @@ use std::{iter, mem};
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
 use super::batch::Records;
-use super::layout::Field;
+use super::layout::{Field, bytes, count};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{Backend, Host};
@@ -89,10 +89,23 @@ impl Reader {
                 offsets.resize(index, Vec::new());
                 offsets.push(vec![0]);
             }
-            len = range.start;
-            let own = offsets.get_mut(index).filter(|_| ragged);
-            field.load(shape, plan, progress, &mut slot[range], own, at)?;
-            len += progress.end;
+            // Without transforms, one part has all records.
+            let step = if field.transforms.is_empty() { plan.len() } else { shape.part };
+            while let Some(part) = plan.part(progress.done..plan.len().min(progress.done + step)) {
+                let out = &mut slot[range.clone()][progress.end..];
+                let made = field.part(shape, &part, progress, out, at)?;
+                if ragged {
+                    let ends = progress.lengths.iter().scan(progress.end, |end, length| {
+                        *end += length;
+                        Some(*end)
+                    });
+                    offsets[index].extend(ends);
+                }
+                progress.end += made;
+                progress.done += part.len();
+                progress.steps = 0;
+            }
+            len = range.start + progress.end;
             *progress = Progress { fields: index + 1, ..Progress::default() };
         }
         Ok(Content::Bytes(len))
@@ -100,35 +113,6 @@ impl Reader {
 }
 
 impl FieldReader {
-    /// Reads the records of a batch to the start of `out`; with transforms, part by part. If lengths vary, `offsets` receives
-    /// the end of each record.
-    fn load(
-        &mut self,
-        shape: &Field,
-        plan: &BatchIndices,
-        progress: &mut Progress,
-        out: &mut [u8],
-        mut offsets: Option<&mut Vec<usize>>,
-        at: &mut Filling<'_>,
-    ) -> Result<(), Error> {
-        let step = if self.transforms.is_empty() { plan.len() } else { shape.part };
-        while let Some(part) = plan.part(progress.done..plan.len().min(progress.done + step)) {
-            let mut start = progress.end;
-            let made = self.part(shape, &part, progress, &mut out[start..], at)?;
-            let lengths = mem::take(&mut progress.lengths);
-            if let Some(offsets) = &mut offsets {
-                offsets.extend(lengths.iter().map(|len| {
-                    start += len;
-                    start
-                }));
-            }
-            progress.end += made;
-            progress.done += part.len();
-            progress.steps = 0;
-        }
-        Ok(())
-    }
-
     /// Reads and transforms some records to the start of `out`, and returns the bytes of the transformed records.
     fn part(
         &mut self,
@@ -204,17 +188,6 @@ fn read(
         Ok(found) => Err(Error::Length { at: at.at(), wanted, found }),
         Err(source) => Err(at.failed(source)),
     }
-}
-
-/// Converts the number of records that are in memory, which therefore fits `usize`.
-pub(super) fn count(records: u64) -> usize {
-    usize::try_from(records).unwrap_or(usize::MAX)
-}
-
-/// Returns the bytes of `records` records. The builder has checked that a full batch fits a slot, so this does not
-/// overflow.
-fn bytes(records: u64, record_bytes: usize) -> usize {
-    count(records).saturating_mul(record_bytes)
 }
 
 /// A transform, and the memory for the records before it.

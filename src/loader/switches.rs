@@ -131,11 +131,10 @@ impl<B: Backend> LoaderBuilder<B> {
 
     /// Sets the options of the variables among `vars`. A variable with the loader's name has precedence over one for all
     /// loaders.
-    fn with_vars<N, V>(mut self, vars: impl IntoIterator<Item = (N, V)>) -> Result<Self, Error>
-    where
-        N: AsRef<OsStr>,
-        V: AsRef<OsStr>,
-    {
+    fn with_vars(
+        mut self,
+        vars: impl IntoIterator<Item = (impl AsRef<OsStr>, impl AsRef<OsStr>)>,
+    ) -> Result<Self, Error> {
         let own_prefix = self.options.name.as_deref().map(|name| format!("{PREFIX}{}_", variable(name)));
         // In the order of `NAMES`; for each, the variable with the loader's name comes last and wins.
         let mut set = BTreeMap::new();

@@ -95,7 +95,18 @@ impl Breakdown {
     /// it logs only the first 10 steps. Log lines go to standard error by default; see [`sink`](Breakdown::sink).
     #[must_use]
     pub fn every(steps: u64) -> Self {
-        Self { on: Some(Arc::new(Mutex::new(Inner::new(steps)))) }
+        // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
+        let sink = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
+        let inner = Inner {
+            name: String::new(),
+            every: steps,
+            sink: Arc::new(Mutex::new(sink)),
+            training: Table::default(),
+            validation: Table::default(),
+            validating: None,
+            validated: Duration::ZERO,
+        };
+        Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
 
     /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
@@ -273,19 +284,6 @@ impl Breakdown {
 }
 
 impl Inner {
-    fn new(steps: u64) -> Self {
-        Self {
-            name: String::new(),
-            every: steps,
-            // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
-            sink: Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}")))),
-            training: Table::default(),
-            validation: Table::default(),
-            validating: None,
-            validated: Duration::ZERO,
-        }
-    }
-
     fn mode(&self) -> Mode {
         self.validating.as_ref().map(|validating| validating.started)
     }

@@ -109,11 +109,7 @@ impl Report {
         }
         write!(f, "train     {:>10} {:>10}", time(self.train.busy), time(self.train.waiting))?;
         if self.by_epoch.len() > 1 {
-            write!(
-                f,
-                "\n{:<9} {:>10} {:>10} {:>10} {:>10} {:>8}",
-                "epoch", "in all", "load", "train", "waiting", "batches"
-            )?;
+            f.write_str("\nepoch         in all       load      train    waiting  batches")?;
             for row in &self.by_epoch[self.by_epoch.len().saturating_sub(ROWS)..] {
                 let EpochTimes { epoch, batches, wall, load, train, .. } = *row;
                 let [wall, load, busy, waiting] = [wall, load, train.busy, train.waiting].map(time);

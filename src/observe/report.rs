@@ -288,16 +288,11 @@ impl Report {
         since
     }
 
-    /// Replaces each sum by the result of a function of it and of that of the other report.
-    fn combine(
-        &mut self,
-        other: &Self,
-        count: fn(u64, u64) -> u64,
-        time: fn(Duration, Duration) -> Duration,
-    ) {
-        let mut other = other.clone();
-        self.counts().zip(other.counts()).for_each(|(sum, found)| *sum = count(*sum, *found));
-        self.times().zip(other.times()).for_each(|(sum, found)| *sum = time(*sum, *found));
+    /// Combines each sum with that of another report: replaces it by the result of `count` or `time`.
+    fn combine(&mut self, with: &Self, count: fn(u64, u64) -> u64, time: fn(Duration, Duration) -> Duration) {
+        let mut with = with.clone();
+        self.counts().zip(with.counts()).for_each(|(sum, other)| *sum = count(*sum, *other));
+        self.times().zip(with.times()).for_each(|(sum, other)| *sum = time(*sum, *other));
     }
 
     /// All sums that are counts.
@@ -333,22 +328,19 @@ impl Report {
             Some(Seen { load: sent.load, copied: Some((sent.received, sent.released)), ..seen.clone() })
         });
         let recent = recent.collect();
-        let mut by_epoch = self.by_epoch;
+        let Self { epochs, batches, wall, train, first, mut by_epoch, .. } = self;
         for row in &mut by_epoch {
             // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.
             if let Some(read) = sender.by_epoch.iter().find(|read| read.epoch == row.epoch) {
-                let EpochTimes { bytes, io_calls, load, .. } = *read;
-                *row = EpochTimes { bytes, io_calls, load, ..*row };
+                (row.bytes, row.io_calls, row.load) = (read.bytes, read.io_calls, read.load);
             }
         }
         let Parts { starts, start_waits, .. } = self.parts;
-        let start_loads = sender.parts.start_loads.min(start_waits);
-        let outside = sender.parts.outside;
+        let Parts { start_loads, outside, .. } = sender.parts;
+        let start_loads = start_loads.min(start_waits);
         let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
-        let Self { epochs, batches, wall, train, first, .. } = self;
-        let Self { loads, .. } = sender;
         let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
-        all.with_transfers(loads, transfer, transfer_bytes)
+        Self { transfer, transfer_bytes, ..all }
     }
 
     /// Returns the mean time of one worker. `all` is the sum over all workers.

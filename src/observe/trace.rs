@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -68,8 +68,11 @@ impl Trace {
 
     /// Opens the file for a loader or a generator. Loaders of one process that write to the same file share it.
     pub(crate) fn open(self, loader: Option<&str>, rank: u64, world: u64) -> Result<Arc<LoaderTrace>, Error> {
-        let (path, created) =
-            create(&self.path).map_err(|source| Error::Trace { path: self.path.clone(), source })?;
+        // Do not truncate the file: another loader may be writing to it.
+        let created = File::options().write(true).create(true).truncate(false).open(&self.path);
+        // The name without links and `..`: one file has one name.
+        let found = created.and_then(|file| Ok((self.path.canonicalize()?, file)));
+        let (path, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
         let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
@@ -98,20 +101,16 @@ impl Trace {
         let pid = rank + world * index;
         // Each event names a thread: without one, Perfetto adds a thread with the number of the process.
         let tid = ROWS * index + 1;
-        file.write(&format!(
-            r#",
-{{"name":"process_name","ph":"M","pid":{pid},"tid":{tid},"args":{{"name":"{name} rank {rank} of {world}"}}}},
-{{"name":"process_sort_index","ph":"M","pid":{pid},"tid":{tid},"args":{{"sort_index":{pid}}}}}"#
-        ));
+        let named = about("process_name", pid, tid, &format!(r#""name":"{name} rank {rank} of {world}""#));
+        let sorted = about("process_sort_index", pid, tid, &format!(r#""sort_index":{pid}"#));
+        file.write(&format!(",\n{named},\n{sorted}"));
         Ok(Arc::new(LoaderTrace { file, epochs: self.epochs, index, pid }))
     }
 }
 
-/// Creates the file if it does not exist, and returns its name without links and `..`: one file has one name.
-fn create(path: &Path) -> io::Result<(PathBuf, File)> {
-    // Do not truncate the file: another loader may be writing to it.
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    Ok((path.canonicalize()?, file))
+/// Returns an event that describes the trace, a process or a row, and has no time.
+fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
+    format!(r#"{{"name":"{name}","ph":"M","pid":{pid},"tid":{tid},"args":{{{args}}}}}"#)
 }
 
 /// The files that this process writes.
@@ -129,12 +128,8 @@ impl TraceFile {
         let sink = Sink { path, file, whole: 0, error: None };
         let sink = Arc::new(ForkGuard::new(Mutex::new(sink)));
         let trace = Self { start, loaders: AtomicUsize::new(0), sink };
-        let first = format!(
-            r#"[
-{{"name":"clock_origin","ph":"M","pid":{rank},"tid":1,"args":{{"unix_us":{unix_us},"process":{}}}}}"#,
-            std::process::id()
-        );
-        trace.write(&first);
+        let origin = format!(r#""unix_us":{unix_us},"process":{}"#, std::process::id());
+        trace.write(&format!("[\n{}", about("clock_origin", rank, 1, &origin)));
         check(&trace.sink)?;
         Ok(trace)
     }
@@ -254,11 +249,9 @@ impl Track {
         let id = ROWS * trace.index + u64::from(id);
         let common = format!(r#"","ph":"X","pid":{pid},"tid":{id},"ts":"#);
         let buffer = String::with_capacity(BUFFER + 1024);
-        trace.file.write(&format!(
-            r#",
-{{"name":"thread_name","ph":"M","pid":{pid},"tid":{id},"args":{{"name":"{name}"}}}},
-{{"name":"thread_sort_index","ph":"M","pid":{pid},"tid":{id},"args":{{"sort_index":{id}}}}}"#
-        ));
+        let named = about("thread_name", pid, id, &format!(r#""name":"{name}""#));
+        let sorted = about("thread_sort_index", pid, id, &format!(r#""sort_index":{id}"#));
+        trace.file.write(&format!(",\n{named},\n{sorted}"));
         Self { trace, rounds, on_device, sends: name == "upload", common, buffer, written: None }
     }
 

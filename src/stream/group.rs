@@ -56,19 +56,13 @@ impl<B: Backend> Group<B> {
 
     /// Returns the tensor with this name, or the only one whose name ends in `.` and this name.
     pub(super) fn find(&self, name: &str) -> Result<(&Tensor, Range<usize>), Error> {
-        let mut ends = None;
-        let mut count = 0;
-        for (tensor, range) in self.ranges() {
-            match tensor.name().strip_suffix(name) {
-                Some("") => return Ok((tensor, range)),
-                Some(front) if front.ends_with('.') => {
-                    count += 1;
-                    ends = Some((tensor, range));
-                }
-                _ => {}
-            }
+        if let Some(found) = self.ranges().find(|(tensor, _)| tensor.name() == name) {
+            return Ok(found);
         }
-        if let (Some(found), 1) = (ends, count) {
+        let is_end = |full: &str| full.strip_suffix(name).is_some_and(|front| front.ends_with('.'));
+        let ends = || self.ranges().filter(|(tensor, _)| is_end(tensor.name()));
+        let count = ends().count();
+        if let (Some(found), 1) = (ends().next(), count) {
             return Ok(found);
         }
         // The error names at most 16 tensors, because a group may have hundreds.

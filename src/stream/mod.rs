@@ -171,34 +171,26 @@ impl<B: Backend> StreamBuilder<B> {
         let Own { groups, order, cycle, depth, keep, read_mode, memory_limit } = own;
         let least = if options.overlaps() { 2 } else { 1 };
         if depth < least {
-            let wanted = format!("at least {least} slots");
-            return Err(Error::Option { option: "depth", wanted, found: depth.to_string() });
+            return Err(Error::option("depth", format!("at least {least} slots"), depth.to_string()));
         }
         if groups.is_empty() {
-            let (wanted, found) = ("at least one group".to_string(), "none".to_string());
-            return Err(Error::Option { option: "groups", wanted, found });
+            return Err(Error::option("groups", "at least one group", "none"));
         }
         let left = memory_limit.as_ref().map(MemoryLimit::left);
         let device_depth = backend.device_depth();
         let schedule = Arc::new(Schedule::new(groups, order, (depth, device_depth), left, keep));
-        check_memory("depth", depth, schedule.slot().max(LEAST), &*schedule)?;
+        let slot = schedule.slot();
+        check_memory("depth", depth, slot.max(LEAST), &*schedule)?;
         let wanted = schedule.memory().ok_or_else(|| too_large(&*schedule))?;
         let taken = memory_limit.map(|limit| limit.take(wanted, &*schedule)).transpose()?.map(Arc::new);
         let groups = schedule.groups().clone();
         let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
         // With a device, the uploader allocates the host slots, in page-locked memory.
-        let slots = (0..depth).filter(|_| device_depth == 0).map(|_| Buffer::untouched(schedule.slot()));
-        let slots: Vec<Buffer> = slots.collect::<Option<_>>().ok_or_else(|| too_large(&*schedule))?;
+        let slots = || (0..depth).map(|_| Buffer::untouched(slot)).collect::<Option<_>>();
+        let lent = (device_depth == 0).then(|| slots().ok_or_else(|| too_large(&*schedule))).transpose()?;
         let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
-        let memory = Memory {
-            slot: schedule.slot(),
-            depth,
-            lent: (device_depth == 0).then_some(slots),
-            sum: &*schedule,
-            trace: trace.clone(),
-            options: &options,
-        };
+        let memory = Memory { slot, depth, lent, sum: &*schedule, trace: trace.clone(), options: &options };
         let readers = [reader.clone()];
         let add_reads = Box::new(move |report: Report| report.with_reading(&readers));
         let sides = backend.sides(memory)?;

@@ -144,8 +144,7 @@ impl Schedule {
                 }
                 let again = if first.is_some() { " again" } else { "" };
                 let wanted = format!("each of {all} groups once in pass {pass}");
-                let found = format!("{group}{again} at step {step}");
-                Err(Error::Option { option: "order", wanted, found })
+                Err(Error::option("order", wanted, format!("{group}{again} at step {step}")))
             })
             .collect()
     }

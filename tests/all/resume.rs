@@ -94,9 +94,12 @@ fn no_other_call_changes_where_a_checkpoint_goes_on() {
     // A finished training has nothing left, and an epoch never has extra steps.
     assert_eq!(loader.epochs_from(&checkpoint, 1).unwrap().count(), 0);
     assert_eq!(loader.epochs_from(&checkpoint, 0).unwrap().count(), 0);
+    assert_eq!(loader.checkpoint(), checkpoint);
     assert_eq!(loader.epoch(1).count(), 10);
     let end = loader.checkpoint();
     assert_eq!((end.epoch(), end.step()), (1, 10));
+    assert_eq!(loader.epochs(5..5).count(), 0);
+    assert_eq!(loader.checkpoint(), end, "a call without epochs leaves the loader where it is");
     assert_eq!(loader.epochs_from(&end, 2).unwrap().count(), 0);
     assert_eq!(loader.epochs_from(&end, 3).unwrap().next().unwrap().unwrap().epoch(), 2);
     // The start of a training fits any plan.

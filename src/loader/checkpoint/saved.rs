@@ -90,9 +90,14 @@ impl Checkpoint {
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {
-            let mut text = serde_json::to_string(self)?;
-            text.push('\n');
-            Ok(replace(path, text.as_bytes())?)
+            let text = serde_json::to_string(self)? + "\n";
+            let temporary = Temporary::create(path, false)?;
+            let mut file = File::create(&temporary.path)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            temporary.publish()?;
+            let _ = temporary.alone(); // others may save at the same time
+            Ok(())
         };
         write().map_err(|source| Error::CheckpointFile { path: path.to_path_buf(), source })
     }
@@ -112,15 +117,4 @@ impl Checkpoint {
             Err(source) => Err(error(source.into())),
         }
     }
-}
-
-/// Writes `bytes` to a temporary file, then renames it to `path`.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = Temporary::create(path, false)?;
-    let mut file = File::create(&temporary.path)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    temporary.publish()?;
-    let _ = temporary.alone(); // others may save at the same time
-    Ok(())
 }
