@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::log::{Event, What, pause};
+use super::log::{Event, What};
 
 /// The number of steps at the start that are all logged.
 const FIRST: u64 = 10;
@@ -14,9 +14,9 @@ const FIRST: u64 = 10;
 /// Measures the phases of each step: the loader's phases (`load`, `transform`, `h2d`) and the caller's own phases,
 /// for example `forward`, `backward` and `optimizer`.
 ///
-/// It logs the first 10 steps and every `K`-th step. `Display` prints a summary table. Training and
-/// [`validation`](Breakdown::validation) have separate tables. A breakdown that is off only tests a flag in each
-/// call.
+/// It logs the first 10 steps and every `K`-th step. `Display` prints a summary table. A breakdown that is off only tests
+/// a flag in each call. For a validation, use another breakdown: end the step before it, because time between two steps
+/// is not counted.
 ///
 /// A clone is another handle to the same breakdown: pass one to the loader
 /// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin with
@@ -40,14 +40,6 @@ const FIRST: u64 = 10;
 ///     breakdown.phase("optimizer", || weight -= gradient);
 ///     // `step 0: forward 0.001 backward 0.000 optimizer 0.000 other 0.001 total 0.002 ms`
 ///     breakdown.end_step();
-///
-///     if step == 200 {
-///         let _validation = breakdown.validation(20);
-///         for batch in 0..20 {
-///             breakdown.phase("forward", || weight * f64::from(batch));
-///             breakdown.end_step();
-///         }
-///     }
 /// }
 /// println!("{breakdown}");
 /// ```
@@ -63,26 +55,11 @@ type Sink = Arc<Mutex<dyn FnMut(&str) + Send>>;
 struct Inner {
     /// The start of each line: the names of the loaders.
     name: String,
-    /// Every step whose number is a multiple of this is logged. 0: only the first steps are, and no batch of a validation.
+    /// Every step whose number is a multiple of this is logged. 0: only the first steps are.
     every: u64,
     sink: Sink,
-    training: Table,
-    validation: Table,
-    validating: Option<Validating>,
-    /// The total time of the validations that have ended.
-    validated: Duration,
+    table: Table,
 }
-
-/// A validation that is running.
-struct Validating {
-    /// The number of batches that the caller expects.
-    batches: u64,
-    done: u64,
-    started: Instant,
-}
-
-/// Training, or the validation that began then.
-type Mode = Option<Instant>;
 
 impl Breakdown {
     /// Creates a breakdown that measures nothing.
@@ -96,16 +73,8 @@ impl Breakdown {
     #[must_use]
     pub fn every(steps: u64) -> Self {
         // Do not use `eprintln`: it panics if the standard error is closed, which would end the training.
-        let sink = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
-        let inner = Inner {
-            name: String::new(),
-            every: steps,
-            sink: Arc::new(Mutex::new(sink)),
-            training: Table::default(),
-            validation: Table::default(),
-            validating: None,
-            validated: Duration::ZERO,
-        };
+        let sink = Arc::new(Mutex::new(|line: &str| drop(writeln!(std::io::stderr(), "{line}"))));
+        let inner = Inner { name: String::new(), every: steps, sink, table: Table::default() };
         Self { on: Some(Arc::new(Mutex::new(inner))) }
     }
 
@@ -138,115 +107,56 @@ impl Breakdown {
     /// are added, and the table also shows the mean of a single run. The time of a nested phase counts for both
     /// phases.
     ///
-    /// A phase belongs to the mode in which it started: training or [`validation`](Breakdown::validation). Time
-    /// spent in the other mode is excluded. A validation phase that is still running when its validation ends is
-    /// discarded.
-    ///
     /// # Panics
     ///
     /// If `work` panics. The time is then not counted.
     #[inline]
     pub fn phase<R>(&self, name: &'static str, work: impl FnOnce() -> R) -> R {
-        let start = self.lock().and_then(|inner| Some((inner.mode(), inner.clock(inner.mode())?)));
-        let Some((mode, start)) = start else { return work() };
+        if !self.is_on() {
+            return work();
+        }
+        let start = Instant::now();
         let result = work();
-        self.end_phase(name, mode, start);
+        self.add(name, start.elapsed());
         result
     }
 
-    fn end_phase(&self, name: &'static str, mode: Mode, start: Instant) {
-        let Some(mut inner) = self.lock() else { return };
-        let Some(end) = inner.clock(mode) else { return };
-        inner.table(mode).count(name, start, end.saturating_duration_since(start));
-    }
-
     /// Adds `time` to the phase `name` of the current step. Use it for a time that was measured elsewhere and ends
-    /// now. The whole `time` counts: exclude the time of any validation from it.
+    /// now.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
         let Some(mut inner) = self.lock() else { return };
-        let mode = inner.mode();
-        let Some(now) = inner.clock(mode) else { return };
-        inner.table(mode).count(name, now.checked_sub(time).unwrap_or(now), time);
+        let now = Instant::now();
+        inner.table.count(name, now.checked_sub(time).unwrap_or(now), time);
     }
 
     /// Counts an event of a loader, if it is on. A wait begins the step; reading, transforms and copies are phases of it.
     #[inline]
     pub(crate) fn add_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
-        let mode = inner.mode();
-        let start = if mode.is_some() { event.start } else { event.start - inner.validated };
         let name = match event.what {
-            What::Wait => return inner.table(mode).begin(start),
+            What::Wait => return inner.table.begin(event.start),
             What::Load => "load",
             What::Transform => "transform",
             What::Transfer => "h2d",
             _ => return,
         };
-        inner.table(mode).count(name, start, event.time());
+        inner.table.count(name, event.start, event.time());
     }
 
-    /// Ends the current step, or the current batch of a validation. The step's time is the time from the start of
-    /// its first phase until this call. Time outside the phases is shown as `other`. Time between two steps is not
-    /// counted.
+    /// Ends the current step. The step's time is the time from the start of its first phase until this call. Time outside
+    /// the phases is shown as `other`. Time between two steps is not counted.
     ///
-    /// The step's time excludes any validation that ran during the step. The sum of non-nested phases never exceeds
-    /// the step's time.
+    /// The sum of non-nested phases never exceeds the step's time.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
-        let (mode, every) = (inner.mode(), inner.every);
-        let Some(now) = inner.clock(mode) else { return };
-        let mut line = match &mut inner.validating {
-            None => {
-                let step = inner.training.total.count;
-                (step < FIRST || step.checked_rem(every) == Some(0)).then(|| format!("step {step}:"))
-            }
-            Some(Validating { batches, done, started }) => {
-                *done += 1;
-                let took = (now - *started).as_secs_f64();
-                let line = || format!("validation {done}/{batches}, {took:.3} s so far:");
-                (done.checked_rem(every) == Some(0)).then(line)
-            }
-        };
-        inner.table(mode).end_step(now, line.as_mut());
+        let (step, every) = (inner.table.total.count, inner.every);
+        let is_logged = step < FIRST || step.checked_rem(every) == Some(0);
+        let mut line = is_logged.then(|| format!("step {step}:"));
+        inner.table.end_step(Instant::now(), line.as_mut());
         drop(inner);
         if let Some(line) = line {
             self.log(&line);
-        }
-    }
-
-    /// Starts a validation. Until the returned guard is dropped, phases belong to the validation, and each step counts as
-    /// one of its batches. `batches` is the expected number of batches; the log shows progress against it.
-    ///
-    /// The breakdown logs progress after every `n` batches, where [`every`](Self::every) sets `n`, and the total time at the
-    /// end. If a validation runs inside a training step or phase, its time does not count for the
-    /// step or phase. A validation inside another validation is part of the outer one.
-    ///
-    /// If the thread is using a batch of a loader at this time, the [`Report`](crate::Report) of that loader
-    /// excludes the validation from compute and wait. This is true even if the breakdown is off.
-    #[must_use = "the validation ends when this is dropped"]
-    pub fn validation(&self, batches: u64) -> Validation<'_> {
-        let begun = self.lock().is_some_and(|mut inner| {
-            let first = inner.validating.is_none();
-            if first {
-                inner.validating = Some(Validating { batches, done: 0, started: Instant::now() });
-            }
-            first
-        });
-        Validation { breakdown: begun.then_some(self), started: Instant::now() }
-    }
-
-    fn end_validation(&self) {
-        let Some(mut inner) = self.lock() else { return };
-        let Some(Validating { done, started, .. }) = inner.validating.take() else { return };
-        let took = started.elapsed();
-        // If `end_step` has not ended the validation's last batch, do not count that batch.
-        inner.validation.leave_step();
-        inner.validated += took;
-        drop(inner);
-        // If the caller's panic ends the validation, do not call the sink: a second panic would abort the process.
-        if !std::thread::panicking() {
-            self.log(&format!("validation: {done} batches in {:.3} s", took.as_secs_f64()));
         }
     }
 
@@ -283,62 +193,23 @@ impl Breakdown {
     }
 }
 
-impl Inner {
-    fn mode(&self) -> Mode {
-        self.validating.as_ref().map(|validating| validating.started)
-    }
-
-    fn table(&mut self, mode: Mode) -> &mut Table {
-        if mode.is_some() { &mut self.validation } else { &mut self.training }
-    }
-
-    /// Returns the time by the clock of a mode. That of the training stands still in validations. `None` if the validation
-    /// is over.
-    fn clock(&self, mode: Mode) -> Option<Instant> {
-        match (mode, self.mode()) {
-            (None, validation) => Some(validation.unwrap_or_else(Instant::now) - self.validated),
-            (mode, validation) => (mode == validation).then(Instant::now),
-        }
-    }
-}
-
-/// Prints a table for training, and one for validation if there was any. For each phase it prints the mean, the
-/// median of its last 1024 times, and its share of the total time.
+/// Prints a table. For each phase it prints the mean, the median of its last 1024 times, and its share of the total time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };
-        let mut text = inner.name.clone() + &inner.training.summary("training", "steps");
-        if inner.validation.total.count > 0 {
-            text = text + "\n" + &inner.validation.summary("validation", "batches");
-        }
+        let text = inner.name.clone() + &inner.table.summary();
         drop(inner);
         f.write_str(&text)
     }
 }
 
-/// A running validation. [`Breakdown::validation`] returns it. The validation ends when it is dropped.
-#[derive(Debug)]
-pub struct Validation<'b> {
-    breakdown: Option<&'b Breakdown>,
-    started: Instant,
-}
-
-impl Drop for Validation<'_> {
-    fn drop(&mut self) {
-        pause((self.started, Instant::now()));
-        if let Some(breakdown) = self.breakdown {
-            breakdown.end_validation();
-        }
-    }
-}
-
 debug!([] Breakdown[], |breakdown|
-    steps: breakdown.lock().map(|inner| inner.training.total.count));
+    steps: breakdown.lock().map(|inner| inner.table.total.count));
 
 /// How many steps back the medians reach. The limit keeps memory from growing with the run.
 const RECENT: usize = 1024;
 
-/// The times of the steps of training, or of validation.
+/// The times of the steps.
 #[derive(Default)]
 struct Table {
     /// In the order of their first uses.
@@ -390,12 +261,6 @@ impl Table {
         phase.now_runs += 1;
     }
 
-    /// Discards the current step.
-    fn leave_step(&mut self) {
-        self.begun = None;
-        self.phases.iter_mut().for_each(|phase| (phase.now, phase.now_runs) = (None, 0));
-    }
-
     /// Ends the step, and writes its phases to `line`.
     fn end_step(&mut self, now: Instant, mut line: Option<&mut String>) {
         let total = self.begun.take().map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun));
@@ -422,9 +287,9 @@ impl Table {
     }
 
     /// Returns the times of all phases as a table.
-    fn summary(&self, what: &str, of: &str) -> String {
+    fn summary(&self) -> String {
         let Times { count, sum, .. } = self.total;
-        let mut text = format!("{what}: {count} {of}, {:.3} s", sum.as_secs_f64());
+        let mut text = format!("training: {count} steps, {:.3} s", sum.as_secs_f64());
         text += "\nphase               mean ms  median ms   share";
         // A phase may run several times in a step, for example once per micro-step of a gradient accumulation.
         let micro = self.phases.iter().any(|phase| phase.runs > phase.times.count);
@@ -499,7 +364,7 @@ mod tests {
         let mut table = Table { total, ..Table::default() };
         for _ in 0..3 {
             table.total.add(Duration::from_secs(1));
-            let text = table.summary("training", "steps");
+            let text = table.summary();
             assert!(text.contains("\ntotal              1000.000   1000.000 100.0 %"), "{text}");
         }
     }
@@ -526,7 +391,7 @@ mod tests {
             table.end_step(at + ms(100), Some(&mut line));
             assert_eq!(line, expected);
         }
-        let text = table.summary("training", "steps");
+        let text = table.summary();
         assert_eq!(
             text,
             "\
@@ -554,7 +419,7 @@ total               100.000    100.000 100.0 %"
             table.end_step(at + ms(60), Some(&mut line));
         }
         assert_eq!(line, " load 4.000 forward 46.000 optimizer 8.000 other 2.000 total 60.000 ms");
-        let text = table.summary("training", "steps");
+        let text = table.summary();
         assert_eq!(
             text,
             "\

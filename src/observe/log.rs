@@ -151,7 +151,7 @@ pub(crate) enum What {
     Prepare,
     /// The caller used a batch.
     Use,
-    /// The caller did something else: it ran a validation, or iterated over another loader.
+    /// The caller did something else: it iterated over another loader.
     Pause,
     /// A loading thread waited for a slot, or for permission to start.
     SlotWait,

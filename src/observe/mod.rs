@@ -8,7 +8,6 @@ pub(crate) mod report;
 pub(crate) mod trace;
 mod verdict;
 
-pub use self::breakdown::Validation;
 pub use self::log::StageTimes;
 pub use self::recorder::LoopRecorder;
 pub use self::report::{EpochTimes, Settings, Verdict};

@@ -1,4 +1,4 @@
-//! The breakdown: the steps that are logged, training and validation separately, and no log when it is off.
+//! The breakdown: the steps that are logged, and no log when it is off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
@@ -105,69 +105,6 @@ fn what_lies_between_two_steps_is_in_neither() {
     assert!(parse(&lines.lock().unwrap()[4]).1.last().unwrap().1 >= 20.0);
 }
 
-/// Longer than any machine needs for a test.
-const FAR: Duration = Duration::from_secs(1_000_000);
-
-#[test]
-fn validation_is_kept_apart() {
-    let (breakdown, lines) = logged(4);
-    let step = |name| {
-        breakdown.phase(name, || ());
-        breakdown.end_step();
-    };
-    step("train forward");
-    {
-        let _validation = breakdown.validation(10);
-        for batch in 0..10 {
-            let _part_of_it = (batch == 5).then(|| breakdown.validation(99));
-            step("forward");
-        }
-    }
-    step("train forward");
-    {
-        let _left_early = breakdown.validation(10);
-        breakdown.add("forward", FAR); // a batch that is not ended is not counted
-    }
-    {
-        let _again = breakdown.validation(4);
-        (0..4).for_each(|_| step("forward"));
-    }
-    let lines = lines.lock().unwrap();
-    let heads: Vec<String> = lines
-        .iter()
-        .map(|line| match line.split_once(" in ") {
-            Some((head, _)) => head.to_string(),
-            None => line.split([',', ':']).next().unwrap().to_string(),
-        })
-        .collect();
-    assert_eq!(
-        heads,
-        [
-            "step 0",
-            "validation 4/10",
-            "validation 8/10",
-            "validation: 10 batches",
-            "step 1",
-            "validation: 0 batches",
-            "validation 4/4",
-            "validation: 4 batches",
-        ]
-    );
-    let (progress, phases) = parse(&lines[1]);
-    assert!(progress.starts_with("validation 4/10, ") && progress.ends_with(" s so far"), "{progress}");
-    assert_eq!(names(&phases), ["forward", "other", "total"]);
-    let table = breakdown.to_string();
-    let (training, validation) = table.split_once("\nvalidation: 14 batches, ").expect(&table);
-    assert!(training.starts_with("training: 2 steps, ") && training.contains("\ntrain forward "), "{table}");
-    assert!(!training.contains("\nforward ") && validation.contains("\nforward "), "{table}");
-    assert!(!validation.contains("train forward"), "{table}");
-    let seconds: f64 = validation.split(' ').next().unwrap().parse().unwrap();
-    let forward = validation.lines().find(|line| line.starts_with("forward")).unwrap();
-    let mean: f64 = forward.split_whitespace().nth(1).unwrap().parse().unwrap();
-    // Of 14 batches.
-    assert!(seconds < FAR.as_secs_f64() && mean < FAR.as_secs_f64() * 1e3 / 14.0, "{table}");
-}
-
 /// The milliseconds of each phase of a logged step. They add up to its total.
 fn whole(line: &str) -> Vec<(&str, f64)> {
     let (_, phases) = parse(line);
@@ -175,72 +112,6 @@ fn whole(line: &str) -> Vec<(&str, f64)> {
     let sum: f64 = parts.iter().map(|(_, ms)| ms).sum();
     assert!((sum - total.1).abs() < 0.001 * phases.len() as f64, "the parts make up the total: {line}");
     phases
-}
-
-/// Between two phases, and within a phase within a phase.
-#[test]
-fn a_validation_in_the_middle_of_a_step_is_of_neither_the_step_nor_its_phases() {
-    let (breakdown, lines) = logged(0);
-    let began = Instant::now();
-    breakdown.phase("load", || busy(Duration::from_millis(5)));
-    let mut validated = Duration::ZERO;
-    let mut validate = || {
-        let _validation = breakdown.validation(1);
-        let start = Instant::now();
-        breakdown.phase("forward", || busy(Duration::from_millis(5)));
-        {
-            let _part_of_it = breakdown.validation(1);
-            breakdown.phase("forward", || busy(Duration::from_millis(5)));
-        }
-        breakdown.end_step();
-        validated += start.elapsed();
-    };
-    validate();
-    for _ in 0..2 {
-        breakdown.phase("outer", || {
-            breakdown.phase("inner", || {
-                busy(Duration::from_millis(1));
-                validate();
-            });
-        });
-    }
-    breakdown.end_step();
-    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
-    let lines = lines.lock().unwrap();
-    let phases = parse(&lines[3]).1;
-    assert_eq!(names(&phases), ["load", "inner", "outer", "other", "total"]);
-    assert!(phases[1].1 >= 2.0, "before the validations it counts: {phases:?}");
-    assert!(phases.iter().all(|(_, ms)| *ms <= at_most + 0.001), "{phases:?}, of {at_most} ms");
-    assert!(breakdown.to_string().contains("\nvalidation: 3 batches, "), "{breakdown}");
-}
-
-#[test]
-fn a_phase_is_of_what_it_began_in_and_ends_with_it() {
-    let (breakdown, lines) = logged(0);
-    let began = Instant::now();
-    breakdown.phase("load", || busy(Duration::from_millis(5)));
-    let (start, validation) = breakdown.phase("before", || {
-        let validation = breakdown.validation(1);
-        (Instant::now(), validation)
-    });
-    breakdown.phase("within", || busy(Duration::from_millis(5)));
-    breakdown.end_step();
-    let validated = breakdown.phase("beyond", || {
-        let validated = start.elapsed();
-        drop(validation);
-        validated
-    });
-    breakdown.phase("after", || ());
-    breakdown.end_step();
-    let at_most = (began.elapsed() - validated).as_secs_f64() * 1e3;
-    let lines = lines.lock().unwrap();
-    let phases = whole(&lines[1]);
-    assert_eq!(names(&phases), ["load", "before", "after", "other", "total"]);
-    assert!(phases[4].1 <= at_most + 0.001, "{phases:?}, of {at_most} ms");
-    let table = breakdown.to_string();
-    let validation = table.split_once("\nvalidation: 1 batches, ").expect(&table).1;
-    let rows: Vec<&str> = validation.lines().skip(2).map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(rows, ["within", "other", "total"], "{table}");
 }
 
 #[test]
@@ -253,7 +124,6 @@ fn off_it_only_runs_the_work() {
             breakdown.add("load", Duration::from_secs(1));
             breakdown.end_step();
         }
-        drop(breakdown.validation(3));
         assert_eq!(breakdown.to_string(), "breakdown: off");
     }
 }
@@ -334,27 +204,6 @@ fn a_sink_given_while_another_is_called_is_the_one_that_stays() {
     assert_eq!(*lines.lock().unwrap(), ["old", "new", "new"]);
 }
 
-/// Without that, a panic in the sink would be a second panic at once and end the process.
-#[test]
-fn a_validation_that_a_panic_ends_calls_no_sink() {
-    let calls = Arc::new(Mutex::new(0));
-    let sees = calls.clone();
-    let breakdown = Breakdown::every(0).sink(move |_| {
-        *sees.lock().unwrap() += 1;
-        panic!("the sink's own");
-    });
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let _validation = breakdown.validation(2);
-        breakdown.end_step(); // not logged
-        panic!("the caller's own");
-    }));
-    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"the caller's own"));
-    assert_eq!(*calls.lock().unwrap(), 0);
-    assert!(breakdown.to_string().contains("\nvalidation: 1 batches, "), "{breakdown}");
-    assert!(catch_unwind(AssertUnwindSafe(|| breakdown.end_step())).is_err(), "training again, and logged");
-    assert_eq!(*calls.lock().unwrap(), 1);
-}
-
 /// Discards its output, and uses the breakdown during the write.
 struct Writer(Breakdown);
 
@@ -397,19 +246,16 @@ fn a_loader_counts_its_load_and_does_not_overlap() {
                 breakdown.end_step();
             }
         }
-        {
-            let _validation = breakdown.validation(5);
-            for batch in loader.epoch(2) {
-                drop(batch.unwrap());
-                breakdown.end_step();
-            }
+        for batch in loader.epoch(2) {
+            drop(batch.unwrap());
+            breakdown.end_step();
         }
         let mut lines = lines.lock().unwrap().clone();
         if overlap {
             let says = "breakdown: overlap is off while this is on, so that every phase is timed for itself";
             assert_eq!(lines.remove(0), says);
         }
-        assert_eq!(lines.len(), 10 + 5 + 1);
+        assert_eq!(lines.len(), 15);
         for line in &lines[..10] {
             assert_eq!(names(&parse(line).1), LOAD, "{line}");
         }

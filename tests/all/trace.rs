@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
-use twinbuf::{Breakdown, Error, Loader, Plan, Shuffle};
+use twinbuf::{Error, Loader, Plan, Shuffle};
 
 /// The file as a viewer reads it: the closing bracket may be missing.
 fn events(path: &Path) -> Vec<Value> {
@@ -313,14 +313,11 @@ fn traces_add_up_to_the_reports() {
             builder.workers(workers).overlap(overlap).build().unwrap()
         };
         let (mut training, mut validation) = (loader("training"), loader("validation"));
-        let breakdown = Breakdown::off();
         for epoch in 0..3 {
             // Left early, with a validation in between.
             for (step, batch) in training.epoch(epoch).take(200).enumerate() {
                 let _batch = batch.unwrap();
                 if step % 100 == 50 {
-                    // One right after the batch came, and two within one another.
-                    let _validation = (step < 100).then(|| breakdown.validation(1));
                     assert_eq!(validation.epoch(epoch).take(20).count(), 20);
                 }
             }
