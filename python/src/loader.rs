@@ -439,6 +439,11 @@ impl Epochs {
         self.loader.get()._report(py, None)
     }
 
+    /// End the iteration, if it has begun.
+    fn close(&self) {
+        self.batches.leave();
+    }
+
     /// Whether the iteration has begun.
     #[getter]
     fn has_begun(&self) -> bool {

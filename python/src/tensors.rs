@@ -236,6 +236,11 @@ impl PassOfGroups {
         stream.groups - received
     }
 
+    /// End the pass, if it has begun.
+    fn close(&self) {
+        self.groups.leave();
+    }
+
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {
         self.stream.get().shared.check(py)?;
         self.groups.begin(py, |state| PyResult::Ok(state.begin()))?;

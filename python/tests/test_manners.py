@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Case
+from interrupts import Now
 from safetensors.numpy import save_file
 
 import twinbuf as tb
@@ -74,6 +76,40 @@ def test_iterations_have_a_length(numbers: Numbers) -> None:
     other = numbers()
     other.load_state_dict(state)
     assert len(other.epochs(3)) == 28 == sum(1 for _ in other.epochs(3))
+
+
+class Filled:
+    """A data set of the program's code."""
+
+    dtype, shape = "int64", ()
+
+    def __len__(self) -> int:
+        return 16
+
+    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
+        out[:] = indices
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", ["files", "map", "read_into", "device", "stream"])
+def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers, tmp_path: Path) -> None:
+    def loader() -> Any:
+        if kind == "stream":
+            save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
+            return tb.stream(
+                tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name, overlap=overlap
+            )
+        if kind == "read_into":
+            return tb.Loader(Filled(), tb.Plan(16, 4), overlap=overlap)
+        options = {"device": Now()} if kind == "device" else {"map": tb.Batch.numpy} if kind == "map" else {}
+        return numbers(overlap=overlap, **options)
+
+    for received in range(3):
+        with contextlib.closing(iter(loader())) as items:
+            for _ in range(received):
+                next(items)
+        # One that has not begun has nothing to end.
+        assert len(list(items)) == (0 if received else len(loader()))
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -351,6 +387,13 @@ def test_a_batch_from_a_worker_process_is_an_error(npy: Case) -> None:
     assert "a worker process sent a Batch" in out
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5)))))
+
+
+def test_what_has_a_thread_is_not_copied(npy: Case, tmp_path: Path) -> None:
+    loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
+    for made in (loader, tb.prefetch([1]), tb.watch([1]), tb.Writer(tmp_path / "x.npy", "float32", (3,))):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            copy.copy(made)
 
 
 def test_messages_have_pythons_names(tmp_path: Path) -> None:

@@ -374,6 +374,42 @@ def test_a_new_iteration_waits_for_the_thread_of_the_one_before() -> None:
             break
 
 
+def test_an_exception_that_is_kept_does_not_hold_the_next_loop() -> None:
+    """Its frames refer to those of the thread, which may have raised it after the loop was left."""
+    left, kept = threading.Event(), []
+
+    class Failing:
+        number = 0
+
+        def __iter__(self) -> Failing:
+            return self
+
+        def __next__(self) -> int:
+            self.number += 1
+            if self.number == 2:
+                left.wait()
+                raise ValueError
+            return self.number
+
+    class Files:
+        def __iter__(self) -> Iterator[int]:
+            return Failing()
+
+    fetched = tb.prefetch(Files())
+    for _ in range(3):
+        left.clear()
+        for item in fetched:
+            assert item == 1
+            break
+        left.set()
+        fetched.close(timeout=30)
+        with pytest.raises(ValueError) as raised:
+            list(fetched)
+        kept.append(raised.value)
+        fetched.close(timeout=30)
+    assert len(kept) == 3
+
+
 def test_an_iterator_is_continued_after_break() -> None:
     batches = tb.prefetch(iter(range(10)))
     for number in batches:

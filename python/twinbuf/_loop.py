@@ -148,6 +148,11 @@ class Epochs(Loop[T]):
     def report(self) -> Report:
         return self._loader.report()
 
+    def close(self) -> None:
+        if self._items is not None:
+            self._items.close()
+        self._epochs.close()
+
 
 def called(code: str, function: Callable[..., T], argument: Any) -> T:
     """Call the program's code. StopIteration becomes another exception: it would end the loop (PEP 479)."""

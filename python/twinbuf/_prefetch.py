@@ -123,6 +123,9 @@ class Around(Generic[T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._iterable, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"{type(self).__name__}: cannot be pickled or copied: copy what it is around")
+
 
 class Prefetcher(Around[T]):
     """An iterable whose next items are fetched by a thread. Made by :func:`prefetch`.

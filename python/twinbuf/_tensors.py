@@ -162,8 +162,8 @@ def stream(
         The order of the groups: lists of their numbers. Passes use them in turn: ``[range(n),
         range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.
     memory_limit
-        The most bytes of host memory: slots, groups that are kept, and with a ``device`` two page-locked
-        buffers of the largest group. Default: no limit.
+        The most bytes of host memory: slots, groups that are kept, 10 MiB for reads past the page cache, and
+        with a ``device`` two page-locked buffers of the largest group. Default: no limit.
     read_mode
         As of `Loader`.
     trace

@@ -118,6 +118,9 @@ class Writer:
         """Stop, and remove what was written, unless the file has its name already."""
         self._writer.discard()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a Writer cannot be pickled or copied: it owns a thread and a file")
+
     def __enter__(self) -> Self:
         return self
 

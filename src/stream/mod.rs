@@ -125,7 +125,7 @@ impl<B: Backend> StreamBuilder<B> {
     }
 
     /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep),
-    /// and buffers for direct I/O. The page cache does not count. Default: no limit.
+    /// and 10 MiB of buffers for direct I/O, with every read mode. The page cache does not count. Default: no limit.
     ///
     /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
     /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
