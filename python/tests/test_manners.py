@@ -96,9 +96,7 @@ def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers
     def loader() -> Any:
         if kind == "stream":
             save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
-            return tb.stream(
-                tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name, overlap=overlap
-            )
+            return tb.stream(tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name)
         if kind == "read_into":
             return tb.Loader(Filled(), tb.Plan(16, 4), overlap=overlap)
         options = {"device": Now()} if kind == "device" else {"map": tb.Batch.numpy} if kind == "map" else {}
