@@ -172,12 +172,6 @@ impl Plan {
         &self.list
     }
 
-    /// Returns the smallest range that contains all records of the plan.
-    #[must_use]
-    pub fn range(&self) -> Range<u64> {
-        self.list.range()
-    }
-
     /// Returns the number of steps that [`PlanBuilder::steps`] set.
     #[must_use]
     pub const fn epoch_steps(&self) -> Option<u64> {
@@ -485,11 +479,12 @@ struct Saved {
 #[cfg(feature = "serde")]
 impl From<Plan> for Saved {
     fn from(plan: Plan) -> Self {
+        let numbers = || (0..plan.list.len()).filter_map(|position| plan.list.get(position)).collect();
         Self {
             first: plan.list.get(0).unwrap_or_default(),
             records: plan.records,
             step: plan.list.step().filter(|&step| step != 1),
-            list: plan.list.numbers().to_vec(),
+            list: plan.list.step().map_or_else(numbers, |_| Vec::new()),
             batch: plan.batch,
             batches: plan.early,
             steps: plan.steps,

@@ -162,7 +162,7 @@ impl Reader {
             let start = ranges.shards()[at.shard].before.saturating_add(at.offset);
             Some(start..start.saturating_add(at.len))
         };
-        let range = plan.range();
+        let range = plan.list().range();
         let first = place(range.start).unwrap_or_default();
         let part = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
         let data = part.end - part.start;
