@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +33,7 @@ const TOGETHER: usize = 4;
 /// returns 0 in any case (`force_page_cache_ra` in the kernel's `mm/readahead.c`). In a test with `read_ahead_kb`
 /// 8192, only 8 MiB of a 64 MiB hint were resident afterwards. Many devices allow 1280 KiB. If both values in
 /// `/sys/block/*/queue/` are below 1024, increase the larger one.
-pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
+pub const HINT_CHUNK: usize = 1 << 20;
 
 /// What earlier reads through the page cache have found out.
 #[derive(Debug, Default)]
@@ -190,10 +189,10 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
         touch
     });
     let mut asked = Asked::default();
-    let file = |extent: &Extent| &shards[extent.file].file;
-    let pieces = extents
-        .iter()
-        .flat_map(|extent| cut(&extent.bytes, HINT_CHUNK, page).map(move |bytes| (file(extent), bytes)));
+    let pieces = extents.iter().flat_map(|Extent { file, bytes, .. }| {
+        let piece = |start| start..bytes.end.min(start + HINT_CHUNK as u64);
+        bytes.clone().step_by(HINT_CHUNK).map(move |start| (&shards[*file].file, piece(start)))
+    });
     system::will_need(pieces, &mut asked);
     stats.hinted += asked.bytes;
     stats.hints += asked.calls;
@@ -239,18 +238,6 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
 fn read_since(before: Option<u64>) -> Option<u64> {
     let now = system::read_from_disk();
     now.zip(before).map(|(now, before)| now.saturating_sub(before))
-}
-
-/// Cuts `range`, which starts at a page boundary, into pieces of whole pages. A piece has at most `piece` bytes, but at
-/// least one page.
-fn cut(range: &Range<u64>, piece: NonZeroUsize, page: u64) -> impl Iterator<Item = Range<u64>> {
-    let step = (piece.get() as u64 / page).max(1) * page;
-    let Range { mut start, end } = *range;
-    std::iter::from_fn(move || {
-        let piece = start..start.saturating_add(step).min(end);
-        start = piece.end;
-        (!piece.is_empty()).then_some(piece)
-    })
 }
 
 /// Bytes in a stretch. Small records are requested in whole stretches: Linux itself reads this many bytes around a page
@@ -374,17 +361,5 @@ mod tests {
         assert!(Around::pays(4096, 1) && Around::pays(4096, 16) && !Around::pays(4096, 17));
         assert!(Around::pays(64 << 10, 1) && !Around::pays((64 << 10) + 1, 1));
         assert!(!Around::pays(u64::MAX, 1) && !Around::pays(1, u64::MAX));
-    }
-
-    #[test]
-    fn pieces_are_whole_pages_and_cover_the_range() {
-        let cut = |range: Range<u64>, piece| -> Vec<_> {
-            super::cut(&range, NonZeroUsize::new(piece).unwrap(), 10).collect()
-        };
-        assert_eq!(cut(10..55, 20), [10..30, 30..50, 50..55]);
-        assert_eq!(cut(10..55, 29), [10..30, 30..50, 50..55]);
-        assert_eq!(cut(10..35, 1), [10..20, 20..30, 30..35]);
-        assert_eq!(cut(10..55, usize::MAX), std::slice::from_ref(&(10..55)));
-        assert_eq!(cut(55..55, 20), []);
     }
 }
