@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Array, check_length, open};
+use super::{Array, checked, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
@@ -87,7 +87,5 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
     let Ok(tokens) = u64::try_from(number(2)) else {
         return Err(file.bad_header(8, "a number of tokens", number(2).to_string()));
     };
-    let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
-    check_length(file, file.len, &array)?;
-    Ok(array)
+    checked(file, file.len, Array { offset: HEADER as u64, dtype, shape: vec![tokens] })
 }

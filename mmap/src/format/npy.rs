@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Array, check_length, excerpt, little, open};
+use super::{Array, checked, excerpt, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
@@ -100,9 +100,7 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
     let header = header(text, length)?;
     let mut parser = Parser { file, start: part.start + text as u64, text: &header, at: 0 };
     let (dtype, shape) = parser.dictionary()?;
-    let array = Array { offset: part.start + (text + length) as u64, dtype, shape };
-    check_length(file, part.end, &array)?;
-    Ok(array)
+    checked(file, part.end, Array { offset: part.start + (text + length) as u64, dtype, shape })
 }
 
 /// Parses the dictionary from front to back. Every error has the offset in the file.
