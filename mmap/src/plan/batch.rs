@@ -26,7 +26,8 @@ pub struct BatchIndices {
     /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// The start and the end of the share: the positions of all batches that follow each other at this rank.
+    /// The start and the end of the share: with a windowed shuffle, the positions of all batches that follow each other
+    /// at this rank.
     pub(super) share: (u64, u64),
     /// How the order of a windowed shuffle is divided among the ranks.
     pub(super) shares: Shares,
@@ -96,17 +97,13 @@ impl BatchIndices {
         self.pieces()
     }
 
-    /// Returns the first record in batch order. Cheaper than [`runs`](Self::runs) if nothing is shuffled.
+    /// Returns the first record in batch order.
     #[must_use]
     pub fn first(&self) -> u64 {
-        match (self.shuffle, &self.seams) {
-            (Shuffle::None, None) => {
-                let position = self.start % self.records;
-                self.list.run(position..position + 1).start
-            }
-            // A batch has at least one record.
-            _ => self.pieces().piece().map_or(0, |run| run.start),
-        }
+        let mut pieces = self.pieces();
+        pieces.end = self.start + 1;
+        // A batch has at least one record.
+        pieces.piece().map_or(0, |run| run.start)
     }
 
     /// Returns what [`runs`](Self::runs) returns, as a type that has a name.

@@ -315,29 +315,13 @@ impl Plan {
         Self { rank: 0, ..self.clone() }.own_steps()
     }
 
-    /// Returns the batch of `positions`. `share` has the positions of all batches that follow each other at this rank.
-    fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
-        BatchIndices {
-            list: self.list.clone(),
-            records: self.records,
-            seed: self.seed,
-            shuffle: self.shuffle,
-            epoch,
-            step,
-            start: positions.start,
-            end: positions.end,
-            share: (share.start, share.end),
-            shares: self.shares(),
-            seams: None,
-        }
-    }
-
-    /// Returns the positions of a step, and those of all batches that follow each other at this rank.
+    /// Returns the positions of a step, and those of all batches that follow each other at this rank in windows.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.own_steps() {
             None
         } else if step < self.full_steps() {
-            Some((self.whole_batch(step), self.share()))
+            let Shares { len, .. } = self.shares();
+            Some((self.whole_batch(step), self.rank * len..(self.rank + 1) * len))
         } else {
             let keeps = self.last_batch == LastBatch::Keep;
             let last = if keeps { self.smaller_batch() } else { self.whole_batch(step) };
@@ -406,16 +390,6 @@ impl Plan {
         };
         let start = batch * self.batch;
         start..start + self.batch
-    }
-
-    /// The positions of this rank's whole batches. If the ranks alternate, the positions of the whole batches of all
-    /// ranks.
-    fn share(&self) -> Range<u64> {
-        let Shares { len, count } = self.shares();
-        match self.shuffle {
-            Shuffle::Window { .. } => self.rank * len..(self.rank + 1) * len,
-            _ => 0..len * count,
-        }
     }
 
     /// The positions of this rank's smaller last batch: its part of the records that do not fill a whole step. Empty if
