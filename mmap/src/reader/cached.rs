@@ -13,7 +13,7 @@ use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
 use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
-use crate::system::{self, Asked, Gathered};
+use crate::system::{self, Gathered};
 
 /// The longest extent that is copied from the mapping into small pages of a slot, in bytes: if the cache is cold, and
 /// if it is warm. The kernel pins small pages one by one, and a huge page at once (`cargo bench --bench read`).
@@ -188,15 +188,11 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
         }
         touch
     });
-    let mut asked = Asked::default();
     let pieces = extents.iter().flat_map(|Extent { file, bytes, .. }| {
         let piece = |start| start..bytes.end.min(start + HINT_CHUNK as u64);
         bytes.clone().step_by(HINT_CHUNK).map(move |start| (&shards[*file].file, piece(start)))
     });
-    system::will_need(pieces, &mut asked);
-    stats.hinted += asked.bytes;
-    stats.hints += asked.calls;
-    stats.failed += asked.failed;
+    system::will_need(pieces, stats);
     stats.hint_time += begun.elapsed();
     stats.disk += read_since(before).unwrap_or(0);
 }
