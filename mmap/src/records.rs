@@ -47,25 +47,22 @@ impl Options {
     /// assert_eq!(images.len(), labels.len());
     /// # Ok::<(), twinbuf_mmap::Error>(())
     /// ```
-    pub const fn header(mut self, bytes: u64) -> Self {
-        self.header = bytes;
-        self
+    pub const fn header(self, bytes: u64) -> Self {
+        Self { header: bytes, ..self }
     }
 
     /// Sets whether a file of untyped bytes ([`open`](Self::open)) may end with an incomplete record. The crate
     /// ignores the incomplete record. Default: `false`, [`Error::Ragged`], because the usual causes are a wrong
     /// record size or a truncated file.
-    pub const fn partial(mut self, partial: bool) -> Self {
-        self.partial = partial;
-        self
+    pub const fn partial(self, partial: bool) -> Self {
+        Self { partial, ..self }
     }
 
     /// Sets whether to skip files that contain less than one record, for example a last shard that is shorter than a
     /// window, or an array without rows. [`Records::skipped`] lists the skipped files. Default: `false`,
     /// [`Error::TooShort`]. If every file is too short, opening fails with [`Error::TooShort`].
-    pub const fn skip_short(mut self, skip_short: bool) -> Self {
-        self.skip_short = skip_short;
-        self
+    pub const fn skip_short(self, skip_short: bool) -> Self {
+        Self { skip_short, ..self }
     }
 
     /// Opens files as records of `record_bytes` untyped bytes. The files in this order are the data set.

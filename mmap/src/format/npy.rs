@@ -253,19 +253,13 @@ impl<'a> Parser<'a> {
     /// Parses the text between two quotes. Escapes are not needed: numpy writes none here, and text with a backslash is
     /// an unknown key or type.
     fn string(&mut self) -> Result<&'a [u8], Error> {
-        let rest = &self.text[self.at..];
-        let found = match rest.split_first() {
-            Some((quote @ (b'\'' | b'"'), rest)) => rest.split(|byte| byte == quote).next(),
-            _ => None,
-        };
-        match found {
-            // If the string and two quotes are longer than the rest of the text, the second quote is missing.
-            Some(string) if string.len() + 2 <= rest.len() => {
-                self.at += string.len() + 2;
-                Ok(string)
-            }
-            _ => Err(self.bad("a string")),
-        }
+        let found = self.text[self.at..].split_first().and_then(|(quote, rest)| {
+            let len = rest.iter().position(|byte| byte == quote)?;
+            matches!(quote, b'\'' | b'"').then(|| &rest[..len])
+        });
+        let string = found.ok_or_else(|| self.bad("a string"))?;
+        self.at += string.len() + 2;
+        Ok(string)
     }
 
     fn space(&mut self) {

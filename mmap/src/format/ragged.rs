@@ -109,7 +109,7 @@ impl RaggedRecords {
         paths: impl IntoIterator<Item = P>,
         mut index: impl FnMut(&DataFile) -> Result<(DType, Vec<u64>), Error>,
     ) -> Result<Self, Error> {
-        let ranges = Ranges::assemble(paths, None, |data| {
+        Ranges::assemble(paths, None, |data| {
             let (dtype, offsets) = index(data)?;
             let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
             if end != data.len {
@@ -119,8 +119,8 @@ impl RaggedRecords {
             let (typed, bytes) = (dtype != DType::U8, dtype.size());
             let kind = Kind { dtype, typed, shape: Vec::new(), bytes, stride: bytes as u64 };
             Ok(Layout { kind, records: offsets.len() as u64 - 1, at: Places::Offsets(offsets) })
-        })?;
-        Ok(Self(ranges))
+        })
+        .map(Self)
     }
 
     /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).

@@ -21,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::thread::sleep;
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, opcode, squeue, types};
 
 use super::{Engine, READS, Read, Reads};
 
@@ -108,10 +108,6 @@ impl Uring {
         Some(held)
     }
 
-    fn completion(&mut self) -> Option<cqueue::Entry> {
-        self.ring.completion().next()
-    }
-
     /// Hands the entries in the ring to the kernel, and waits until `want` reads have ended or a signal has come.
     fn call(&mut self, want: usize) -> io::Result<()> {
         let taken = self.ring.submit_and_wait(want);
@@ -179,7 +175,8 @@ impl Engine for Uring {
     }
 
     fn reap(&mut self, reads: &mut Reads) {
-        while let Some(completion) = self.completion() {
+        loop {
+            let Some(completion) = self.ring.completion().next() else { return };
             let Ok(index) = usize::try_from(completion.user_data()) else { continue };
             let Some(held) = self.table.get(index) else { continue };
             let result = usize::try_from(completion.result()).map_err(|_| -completion.result());
