@@ -270,7 +270,9 @@ impl Stream {
             let parts = (end - start).div_ceil(self.request + 2 * block).max(1);
             let end = end.min(start + (end - start).div_ceil(parts).next_multiple_of(block));
             let left = wanted(&(at..end));
-            if !state.begin(lane, (kept, block), file, start..end, left, until) {
+            let content = Content::Coming;
+            let request = Request { file, bytes: start..end, left, until, content, place: 0 };
+            if !state.begin(lane, (kept, block), request) {
                 return false;
             }
             at = end.min(extent.bytes.end);
@@ -326,25 +328,18 @@ fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
 
 impl State {
     /// Starts one request. Returns `false` if there is no memory for it.
-    fn begin(
-        &mut self,
-        lane: usize,
-        (kept, block): (&Arc<File>, u64),
-        file: usize,
-        bytes: Range<u64>,
-        left: u64,
-        until: u64,
-    ) -> bool {
-        let wanted = bytes.end - bytes.start;
+    fn begin(&mut self, lane: usize, (kept, block): (&Arc<File>, u64), mut request: Request) -> bool {
+        let (file, offset) = (request.file, request.bytes.start);
+        let wanted = request.bytes.end - offset;
         let Some((into, place)) = self.memory(lane, wanted, block) else { return false };
+        request.place = place;
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
         let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
-        self.places.insert(file, bytes.start, tag);
+        self.places.insert(file, offset, tag);
         self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-        self.queue.push(Read { file: kept.clone(), offset: bytes.start, into, len, tag });
-        let content = Content::Coming;
-        self.lanes[lane].requests.push_back(Request { file, bytes, left, until, content, place });
+        self.queue.push(Read { file: kept.clone(), offset, into, len, tag });
+        self.lanes[lane].requests.push_back(request);
         true
     }
 
