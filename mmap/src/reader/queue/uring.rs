@@ -178,27 +178,22 @@ impl Engine for Uring {
         loop {
             let Some(completion) = self.ring.completion().next() else { return };
             let Ok(index) = usize::try_from(completion.user_data()) else { continue };
-            let Some(held) = self.table.get(index) else { continue };
+            let Some(Some(held)) = self.table.get(index) else { continue };
             let result = usize::try_from(completion.result()).map_err(|_| -completion.result());
-            match (result, held) {
-                (Err(errno), Some(InFlight { tries, .. })) if is_worth_a_retry(errno) && *tries < TRIES => {
-                    self.enter(index, reads);
-                    if self.stopped {
-                        self.stop(reads);
-                    }
-                }
-                // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
-                // threads. Stop using the ring.
-                (Err(errno), Some(_)) if is_worth_a_retry(errno) => {
-                    if let Some(held) = self.take(index) {
-                        reads.requeue(held.read);
-                    }
+            let refused = matches!(result, Err(errno) if is_worth_a_retry(errno));
+            if refused && held.tries < TRIES {
+                self.enter(index, reads);
+                if self.stopped {
                     self.stop(reads);
                 }
-                (result, _) => {
-                    if let Some(held) = self.take(index) {
-                        reads.end(held.read, result.map_err(io::Error::from_raw_os_error));
-                    }
+            } else if let Some(InFlight { read, .. }) = self.take(index) {
+                if refused {
+                    // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
+                    // threads. Stop using the ring.
+                    reads.requeue(read);
+                    self.stop(reads);
+                } else {
+                    reads.end(read, result.map_err(io::Error::from_raw_os_error));
                 }
             }
         }
