@@ -19,7 +19,7 @@ pub struct BatchIndices {
     /// The number of positions in the epoch's order.
     pub(super) records: u64,
     pub(super) seed: u64,
-    pub(super) shuffle: Shuffle,
+    pub(crate) shuffle: Shuffle,
     pub(super) epoch: u64,
     pub(super) step: u64,
     /// The positions of the batch in the epoch's order, `start < end`. Positions past the last record start again at
@@ -216,16 +216,6 @@ impl BatchIndices {
         }
         ranges
     }
-
-    /// The number of records in a whole window. 0 with any other shuffle.
-    pub(crate) const fn window_records(&self) -> u64 {
-        match self.shuffle {
-            Shuffle::Window { chunk_records: records, window_chunks: chunks } => {
-                records.saturating_mul(chunks)
-            }
-            _ => 0,
-        }
-    }
 }
 
 /// How to find the record of a position.
@@ -356,6 +346,16 @@ pub enum Shuffle {
     },
     /// Shuffles all records individually.
     Full,
+}
+
+impl Shuffle {
+    /// The number of records in a window. 0 for other shuffles than [`Window`](Self::Window).
+    pub(crate) const fn window_records(self) -> u64 {
+        match self {
+            Self::Window { chunk_records, window_chunks } => chunk_records.saturating_mul(window_chunks),
+            _ => 0,
+        }
+    }
 }
 
 /// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in file order.

@@ -153,7 +153,7 @@ fn no_order_of_the_largest_sizes_overflows() {
                         batch.runs().take(3).all(|run| run.start < run.end && run.end <= records),
                         "{plan:?}"
                     );
-                    if batch.window_records() < 1000 {
+                    if batch.shuffle.window_records() < 1000 {
                         let _ = (batch.chunks(false), batch.chunks(true));
                     }
                 }

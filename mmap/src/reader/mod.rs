@@ -32,7 +32,7 @@ use self::stream::Stream;
 use self::units::Units;
 use crate::file::READ_CALLS;
 use crate::ranges::{Extent, Ranges, Shard};
-use crate::{BatchIndices, Error, Plan, Records, Shuffle, limit, system};
+use crate::{BatchIndices, Error, Plan, Records, limit, system};
 
 /// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader requests ahead. A larger
 /// batch is the window. With batches of 4 MiB in shuffled chunks, every page was then in memory when it was read. With a
@@ -166,12 +166,7 @@ impl Reader {
         let first = place(range.start).unwrap_or_default();
         let part = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
         let data = part.end - part.start;
-        let window = match plan.shuffle() {
-            Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
-                chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data)
-            }
-            _ => 0,
-        };
+        let window = plan.shuffle().window_records().saturating_mul(ranges.stride()).min(data);
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());

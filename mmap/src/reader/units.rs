@@ -101,7 +101,7 @@ impl Sealed for Arc<Ranges> {
         let chunks = if *windows { batch.chunks(follows) } else { None };
         *windowed = chunks.is_some();
         if let Some(chunks) = chunks {
-            let life = batch.window_records().saturating_mul(self.mean_len());
+            let life = batch.shuffle.window_records().saturating_mul(self.mean_len());
             let how = Use::Window(life.saturating_add(life / 4));
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
