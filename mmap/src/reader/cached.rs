@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::stats::ReadStats;
@@ -54,16 +54,8 @@ impl Copied {
         self.warm.is_some()
     }
 
-    fn cannot_reach(&self, out: &[u8]) -> bool {
-        let at = out.as_ptr().addr();
-        let known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().any(|known| known.contains(&at))
-    }
-
-    fn add_unreachable(&self, out: &[u8]) {
-        let start = out.as_ptr().addr();
-        let mut known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
-        known.push(start..start + out.len().max(1));
+    fn unreachable(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.unreachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes read since a read last had to wait for the disk, or 0 if that is not counted. Relaxed: the number only
@@ -72,79 +64,74 @@ impl Copied {
         self.warm.as_ref().map_or(0, |warm| warm.load(Relaxed))
     }
 
-    /// Counts a read of `bytes` bytes. `disk` is how many bytes the disk has read for it; `None` if that is not
-    /// counted.
-    fn add(&self, bytes: u64, disk: Option<u64>) {
+    /// Reads `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts the bytes that came from
+    /// the disk. `behind` is the number of bytes in the slot after `out`. `changed` is a list whose memory is reused; its
+    /// content has no meaning before and after the call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Truncated`], [`Error::Read`], and those of opening a file again.
+    pub(super) fn fill(
+        &self,
+        shards: &[Shard],
+        extents: &[Extent],
+        (out, behind): (&mut [u8], usize),
+        changed: &mut Vec<usize>,
+        stats: &mut ReadStats,
+    ) -> Result<(), Error> {
+        let before = system::read_from_disk();
+        let filled = self.copy(shards, extents, (out, behind), changed);
+        let disk = read_since(before);
+        stats.disk += disk.unwrap_or(0);
         match (&self.warm, disk) {
-            (Some(warm), Some(0)) => _ = warm.fetch_add(bytes, Relaxed),
+            (Some(warm), Some(0)) => _ = warm.fetch_add(extents.iter().map(Extent::len).sum(), Relaxed),
             (Some(warm), _) => warm.store(0, Relaxed),
             (None, _) => {}
         }
+        filled
     }
-}
 
-/// Reads `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts the bytes that came from
-/// the disk. `behind` is the number of bytes in the slot after `out`. `changed` is a list whose memory is reused; its
-/// content has no meaning before and after the call.
-///
-/// # Errors
-///
-/// [`Error::Truncated`], [`Error::Read`], and those of opening a file again.
-pub(super) fn fill(
-    shards: &[Shard],
-    extents: &[Extent],
-    (out, behind): (&mut [u8], usize),
-    before: &Copied,
-    changed: &mut Vec<usize>,
-    stats: &mut ReadStats,
-) -> Result<(), Error> {
-    let at_first = system::read_from_disk();
-    let filled = copy(shards, extents, (out, behind), before, changed);
-    let disk = read_since(at_first);
-    before.add(extents.iter().map(Extent::len).sum(), disk);
-    stats.disk += disk.unwrap_or(0);
-    filled
-}
-
-/// Copies small extents, and long ones if the cache is warm, from the mappings with one call. If a file was truncated
-/// since it was opened, its bytes may then be zeros. So extents of files that have changed are read with `pread`, which
-/// reports missing bytes. So are all other extents.
-fn copy(
-    shards: &[Shard],
-    extents: &[Extent],
-    (out, behind): (&mut [u8], usize),
-    before: &Copied,
-    changed: &mut Vec<usize>,
-) -> Result<(), Error> {
-    let warm = before.warm_bytes() >= WARM;
-    // A slot has huge pages up to the last address in it that is a multiple of 2 MiB, and small pages after that.
-    let start = out.as_ptr().addr();
-    let end = start + out.len() + behind;
-    let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
-    let most = GATHERED[usize::from(warm)];
-    let together = |extent: &&Extent| {
-        let file = &shards[extent.file].file;
-        (extent.len() <= most || extent.to < huge) && file.kept.is_some() && !file.hints_wait
-    };
-    let gathered = || extents.iter().filter(together);
-    if gathered().take(TOGETHER).count() < TOGETHER || before.cannot_reach(out) {
-        return pread(shards, extents.iter(), out);
+    /// Copies small extents, and long ones if the cache is warm, from the mappings with one call. If a file was truncated
+    /// since it was opened, its bytes may then be zeros. So extents of files that have changed are read with `pread`, which
+    /// reports missing bytes. So are all other extents.
+    fn copy(
+        &self,
+        shards: &[Shard],
+        extents: &[Extent],
+        (out, behind): (&mut [u8], usize),
+        changed: &mut Vec<usize>,
+    ) -> Result<(), Error> {
+        let warm = self.warm_bytes() >= WARM;
+        // A slot has huge pages up to the last address in it that is a multiple of 2 MiB, and small pages after that.
+        let start = out.as_ptr().addr();
+        let end = start + out.len() + behind;
+        let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
+        let most = GATHERED[usize::from(warm)];
+        let together = |extent: &&Extent| {
+            let file = &shards[extent.file].file;
+            (extent.len() <= most || extent.to < huge) && file.kept.is_some() && !file.hints_wait
+        };
+        let gathered = || extents.iter().filter(together);
+        let has_slot = |known: &Range<usize>| known.contains(&start);
+        if gathered().take(TOGETHER).count() < TOGETHER || self.unreachable().iter().any(has_slot) {
+            return pread(shards, extents.iter(), out);
+        }
+        let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
+        let copied = system::gather(pieces, out);
+        changed.clear();
+        changed.extend(gathered().map(|extent| extent.file));
+        changed.sort_unstable();
+        changed.dedup();
+        changed.retain(|&file| !shards[file].file.is_unchanged());
+        if copied == Gathered::Fault && changed.is_empty() {
+            // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
+            self.unreachable().push(start..start + out.len().max(1));
+        }
+        let missing = |extent: &&Extent| {
+            copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
+        };
+        pread(shards, extents.iter().filter(missing), out)
     }
-    let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
-    let copied = system::gather(pieces, out);
-    changed.clear();
-    changed.extend(gathered().map(|extent| extent.file));
-    changed.sort_unstable();
-    changed.dedup();
-    changed.retain(|&file| !shards[file].file.is_unchanged());
-    if copied == Gathered::Fault && changed.is_empty() {
-        // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
-        before.add_unreachable(out);
-    }
-    let missing = |extent: &&Extent| {
-        copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
-    };
-    pread(shards, extents.iter().filter(missing), out)
 }
 
 /// Reads each extent with a separate call.

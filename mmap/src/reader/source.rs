@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::cached::{self, Copied};
+use super::cached::Copied;
 use super::stats::ReadStats;
 use super::stream::{Copy, NOW, Stream};
 use crate::Error;
@@ -76,7 +76,7 @@ impl Source {
                 // Request the next group now, so that the disk reads it while this group is copied.
                 self.group(shards, &mut extents, &mut rest, next)?;
                 if !group.cached.is_empty() {
-                    cached::fill(shards, &group.cached, (&mut *out, behind), &self.copied, changed, stats)?;
+                    self.copied.fill(shards, &group.cached, (&mut *out, behind), changed, stats)?;
                 }
                 if let Some(stream) = &self.stream {
                     self.take(stream, shards, &group.streamed, out, copies, stats)?;
