@@ -31,7 +31,7 @@ const WILD: [char; 3] = ['*', '?', '['];
 /// assert_eq!(paths, ["shard-9.npy", "shard-10.npy"].map(|name| folder.path().join(name)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec<PathBuf>, Error> {
+pub fn files(sources: impl IntoIterator<Item: AsRef<Path>>) -> Result<Vec<PathBuf>, Error> {
     let mut all = Vec::new();
     for source in sources {
         let source = source.as_ref();

@@ -85,9 +85,9 @@ impl Options {
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
-    pub fn open<P: AsRef<Path>>(
+    pub fn open(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         record_bytes: usize,
     ) -> Result<Records, Error> {
         if record_bytes == 0 {
@@ -148,10 +148,7 @@ impl Records {
     ///
     /// The errors of [`Options::open`]. A file that is too short or ends with an incomplete record is an error:
     /// [`Error::TooShort`], [`Error::Ragged`].
-    pub fn open<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
-        record_bytes: usize,
-    ) -> Result<Self, Error> {
+    pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>, record_bytes: usize) -> Result<Self, Error> {
         Self::options().open(paths, record_bytes)
     }
 
@@ -161,9 +158,9 @@ impl Records {
     }
 
     /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`].
-    pub(crate) fn assemble<P: AsRef<Path>>(
+    pub(crate) fn assemble(
         options: Options,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         layout: impl Fn(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Self, Error> {
         let mut skipped = Vec::new();

@@ -53,7 +53,7 @@ impl Records {
     /// assert_eq!((records.dtype(), records.shape()), (DType::U16, &[1025][..]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn open_llm_c<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+    pub fn open_llm_c(paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Self, Error> {
         Self::options().open_llm_c(paths, cut)
     }
 }
@@ -64,11 +64,7 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_llm_c`].
-    pub fn open_llm_c<P: AsRef<Path>>(
-        self,
-        paths: impl IntoIterator<Item = P>,
-        cut: Cut,
-    ) -> Result<Records, Error> {
+    pub fn open_llm_c(self, paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Records, Error> {
         open(self, paths, cut, parse)
     }
 }

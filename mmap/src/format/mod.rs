@@ -85,9 +85,9 @@ struct Array {
 }
 
 /// Opens files of one format. `parse` reads the header of each.
-fn open<P: AsRef<Path>>(
+fn open(
     options: Options,
-    paths: impl IntoIterator<Item = P>,
+    paths: impl IntoIterator<Item: AsRef<Path>>,
     cut: Cut,
     parse: impl Fn(&DataFile) -> Result<Array, Error>,
 ) -> Result<Records, Error> {

@@ -57,7 +57,7 @@ impl Records {
     /// assert_eq!(numbers, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn open_npy<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+    pub fn open_npy(paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Self, Error> {
         Self::options().open_npy(paths, cut)
     }
 }
@@ -68,11 +68,7 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_npy`].
-    pub fn open_npy<P: AsRef<Path>>(
-        self,
-        paths: impl IntoIterator<Item = P>,
-        cut: Cut,
-    ) -> Result<Records, Error> {
+    pub fn open_npy(self, paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Records, Error> {
         open(self, paths, cut, |file| parse(file, &(0..file.len)))
     }
 }

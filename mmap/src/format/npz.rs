@@ -33,8 +33,8 @@ impl Records {
     /// assert_eq!(images.len(), labels.len());
     /// # Ok::<(), twinbuf_mmap::Error>(())
     /// ```
-    pub fn open_npz<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    pub fn open_npz(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         name: &str,
         cut: Cut,
     ) -> Result<Self, Error> {
@@ -84,9 +84,9 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_npz`].
-    pub fn open_npz<P: AsRef<Path>>(
+    pub fn open_npz(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         name: &str,
         cut: Cut,
     ) -> Result<Records, Error> {

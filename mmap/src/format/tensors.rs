@@ -71,7 +71,7 @@ impl Tensors {
     ///   the size of the file.
     /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
-    pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+    pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
         let mut first = None;
         for path in paths {
