@@ -116,7 +116,7 @@ impl Plan {
             world: 1,
             last_batch: LastBatch::Drop,
         };
-        PlanBuilder { plan, seeded: false, sizes: 1, origin: builder::Origin::Program }
+        PlanBuilder { plan, seeded: false, sizes: 1 }
     }
 
     /// Returns this plan for another rank or another number of ranks.
