@@ -81,12 +81,12 @@ impl Copied {
     ) -> Result<(), Error> {
         let before = system::read_from_disk();
         let filled = self.copy(shards, extents, (out, behind), changed);
-        let disk = read_since(before);
-        stats.disk += disk.unwrap_or(0);
-        match (&self.warm, disk) {
-            (Some(warm), Some(0)) => _ = warm.fetch_add(extents.iter().map(Extent::len).sum(), Relaxed),
-            (Some(warm), _) => warm.store(0, Relaxed),
-            (None, _) => {}
+        let disk = system::read_from_disk().saturating_sub(before);
+        stats.disk += disk;
+        match &self.warm {
+            Some(warm) if disk == 0 => _ = warm.fetch_add(extents.iter().map(Extent::len).sum(), Relaxed),
+            Some(warm) => warm.store(0, Relaxed),
+            None => {}
         }
         filled
     }
@@ -181,7 +181,7 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
     });
     system::will_need(pieces, stats);
     stats.hint_time += begun.elapsed();
-    stats.disk += read_since(before).unwrap_or(0);
+    stats.disk += system::read_from_disk().saturating_sub(before);
 }
 
 /// A byte to touch ahead of a sequential read: the index of the file, the offset, and the position in the reader's
@@ -214,13 +214,7 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
         points.pop_front();
     }
     stats.hint_time += begun.elapsed();
-    stats.disk += read_since(before).unwrap_or(0);
-}
-
-/// Returns how many bytes the disk has read for this thread since `before`. `None` if that is not counted.
-fn read_since(before: Option<u64>) -> Option<u64> {
-    let now = system::read_from_disk();
-    now.zip(before).map(|(now, before)| now.saturating_sub(before))
+    stats.disk += system::read_from_disk().saturating_sub(before);
 }
 
 /// Bytes in a stretch. Small records are requested in whole stretches: Linux itself reads this many bytes around a page

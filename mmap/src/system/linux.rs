@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
@@ -232,31 +232,28 @@ pub(crate) fn gather<'f>(
     })
 }
 
-/// Returns how many bytes the disks have read for this thread so far. `None` if the system does not count them.
-pub(crate) fn read_from_disk() -> Option<u64> {
-    /// Whether the kernel was built to count them (`CONFIG_TASK_IO_ACCOUNTING`).
-    static COUNTED: OnceLock<bool> = OnceLock::new();
+/// Returns how many bytes the disks have read for this thread so far.
+pub(crate) fn read_from_disk() -> u64 {
     /// By number, because `libc` has no name for it on Android: `include/uapi/linux/resource.h`.
     const RUSAGE_THREAD: libc::c_int = 1;
-    if !COUNTED.get_or_init(|| std::path::Path::new("/proc/self/io").exists()) {
-        return None;
-    }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`.
     if unsafe { libc::getrusage(RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
-        return None;
+        return 0;
     }
     // SAFETY: the call succeeded, so the kernel has written `usage`.
     let usage = unsafe { usage.assume_init() };
     // `ru_inblock` counts 512 bytes each (`task_io_get_inblock` in `include/linux/task_io_accounting_ops.h`).
-    u64::try_from(usage.ru_inblock).ok().map(|blocks| blocks * 512)
+    u64::try_from(usage.ru_inblock).map_or(0, |blocks| blocks * 512)
 }
 
 /// Whether [`read_from_disk`] counts reads of this file. File systems on local disks count them; others may not.
 pub(crate) fn counts_reads(file: &File) -> bool {
     /// ext4, XFS, btrfs and tmpfs, in the kernel's `include/uapi/linux/magic.h`.
     const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
-    file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
+    // A kernel that was built without these counts (`CONFIG_TASK_IO_ACCOUNTING`) does not have this file.
+    let counts = Path::new("/proc/self/io").exists();
+    counts && file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
 }
 
 /// The most pages in one call of `mincore`, which returns one byte for each. The limit keeps memory independent of the

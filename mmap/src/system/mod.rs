@@ -19,7 +19,7 @@ pub(crate) use this::{hints_wait, touch, will_need};
 // - `evict(file)` writes a file out, and drops all of it from the cache.
 // - `gather(pieces, out)` copies pieces of mappings to places in `out`. It raises no signal, whatever happens to the
 //   files.
-// - `read_from_disk()` returns how many bytes the disks have read for this thread, if the system counts them.
+// - `read_from_disk()` returns how many bytes the disks have read for this thread, as far as the system counts them.
 // - `counts_reads(file)`: whether it counts the reads of this file.
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
 // Direct I/O:

@@ -109,9 +109,9 @@ pub(crate) fn gather<'f>(
     Gathered::Unavailable
 }
 
-/// Returns `None`: these systems do not count the disk reads of a thread.
-pub(crate) const fn read_from_disk() -> Option<u64> {
-    None
+/// Returns 0: these systems do not count the disk reads of a thread.
+pub(crate) const fn read_from_disk() -> u64 {
+    0
 }
 
 /// Returns `false`, as [`read_from_disk`] counts nothing.
