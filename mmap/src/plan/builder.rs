@@ -18,9 +18,8 @@ pub struct PlanBuilder {
 
 impl PlanBuilder {
     /// Sets the number of records in a batch of one rank, at least 1. Default: 1.
-    pub fn batch(mut self, records: u64) -> Self {
-        (self.plan.batch, self.plan.early, self.sizes) = (records, Vec::new(), 1);
-        self
+    pub fn batch(self, records: u64) -> Self {
+        self.batches([(u64::MAX, records)])
     }
 
     /// Sets batch sizes that change during the training. Each of the 1 to 16 pairs is a number of steps and the number of

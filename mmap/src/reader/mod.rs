@@ -368,12 +368,8 @@ impl<D: Units> Reader<D> {
 
 impl<D: Units> fmt::Debug for Reader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, choice, ahead, .. } = self;
-        f.debug_struct("Reader")
-            .field("data", data)
-            .field("choice", choice)
-            .field("prefetch", &ahead.prefetch)
-            .finish_non_exhaustive()
+        let Self { data, choice, .. } = self;
+        f.debug_struct("Reader").field("data", data).field("choice", choice).finish_non_exhaustive()
     }
 }
 

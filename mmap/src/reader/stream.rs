@@ -412,11 +412,8 @@ impl State {
                 Content::There(memory, found) => {
                     let part = place(at - start)..place(until - start);
                     if part.end <= *found {
-                        copies.push(Copy {
-                            from: memory.clone(),
-                            bytes: part,
-                            to: to + place(at - bytes.start),
-                        });
+                        let to = to + place(at - bytes.start);
+                        copies.push(Copy { from: memory.clone(), bytes: part, to });
                     } else {
                         end = Taken::Not;
                     }
