@@ -97,9 +97,8 @@ impl Options {
 fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
     let archive = Archive::read(file)?;
     let Some(member) = archive.arrays.get(name) else {
-        let (path, wanted, found) =
-            (file.path.clone(), name.to_owned(), archive.arrays.into_keys().collect());
-        return Err(Error::NoTensor { path, wanted, found });
+        let (path, found) = (file.path.clone(), archive.arrays.into_keys().collect());
+        return Err(Error::NoTensor { path, wanted: name.to_owned(), found });
     };
     npy::parse(file, &archive.bytes(name, member)?)
 }

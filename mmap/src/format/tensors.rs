@@ -163,11 +163,8 @@ impl fmt::Debug for Tensors {
 
 /// Checks that all parts of a model in several files were given.
 fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
-    let Some((path, &gguf::Part { number, of })) =
-        parts.iter().map(|(path, part)| (path, part)).find(|(_, part)| part.of > 1)
-    else {
-        return Ok(());
-    };
+    let Some((path, first)) = parts.iter().find(|(_, part)| part.of > 1) else { return Ok(()) };
+    let gguf::Part { number, of } = *first;
     // The end of a part's file name, as llama.cpp writes it (`llama_split_path`).
     let end = |number: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
     let name = path.to_string_lossy();

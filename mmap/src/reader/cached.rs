@@ -8,12 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::stats::ReadStats;
-use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
 use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
 use crate::system::{self, Gathered};
+use crate::{Error, ReadStats};
 
 /// The longest extent that is copied from the mapping into small pages of a slot, in bytes: if the cache is cold, and
 /// if it is warm. The kernel pins small pages one by one, and a huge page at once (`cargo bench --bench read`).
