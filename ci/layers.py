@@ -17,7 +17,7 @@ from circles import Crate
 LAYERS = {
     "src": ["error sync temporary thread", "transform dataset", "observe", "pipe", "loader generate stream write"],
     "mmap/src": [
-        "dtype",
+        "dtype stats",
         "error buffer",
         "file files",
         "system",

@@ -196,7 +196,7 @@ impl Found {
                 )?;
                 // One hint can start the larger of the two; see `twinbuf::mmap::HINT_CHUNK`.
                 let most = (*read_ahead_kib).max(largest_request_kib.unwrap_or(0));
-                let piece = HINT_CHUNK.get() as u64 >> 10;
+                let piece = HINT_CHUNK as u64 >> 10;
                 if most < piece {
                     let advice = "make the limits larger";
                     writeln!(

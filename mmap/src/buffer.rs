@@ -31,18 +31,18 @@ const SHARED: usize = 256 << 10;
 /// assert_eq!(slot.as_ptr().addr() % (2 << 20), 0);
 /// # Ok::<(), &str>(())
 /// ```
-pub struct Buffer(Memory);
-
-enum Memory {
-    Own { map: MmapMut, bytes: Range<usize> },
-    Lent { start: NonNull<u8>, len: usize, _lender: Arc<dyn Any + Send> },
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    /// Has the memory, and frees it when the last buffer that shares it is dropped.
+    owner: Arc<dyn Any + Send>,
 }
 
-// SAFETY: only this buffer reaches the bytes, on whichever thread it is. The lender is `Send`, and is only dropped,
+// SAFETY: only this buffer reaches the bytes, on whichever thread it is. The owner is `Send`, and is only dropped,
 // once, with the last buffer that shares it.
-unsafe impl Send for Memory {}
-// SAFETY: a shared buffer gives out `&[u8]` and nothing else; the lender is not touched before the drop.
-unsafe impl Sync for Memory {}
+unsafe impl Send for Buffer {}
+// SAFETY: a shared buffer gives out `&[u8]` and nothing else; the owner is not touched before the drop.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Allocates `len` bytes and fills them with zeros. Later reads into the buffer then cause no page faults.
@@ -62,15 +62,16 @@ impl Buffer {
         let align = if len < HUGE { 1 } else { HUGE };
         // Map more than `len` bytes, so that the buffer can start at a multiple of `align`. The other bytes are never
         // touched and take no memory.
-        let map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
-        let start = map.as_ptr().align_offset(align);
-        let end = start.checked_add(len).filter(|&end| end <= map.len())?;
+        let mut map = MmapMut::map_anon(len.max(1).checked_add(align - 1)?).ok()?;
+        let skipped = map.as_ptr().align_offset(align);
+        let bytes = map.get_mut(skipped..skipped.checked_add(len)?)?;
+        let start = NonNull::from(bytes).cast();
         #[cfg(target_os = "linux")]
         if len >= HUGE {
             // A kernel without huge pages refuses the advice. The memory then works too, only slower.
-            let _ = map.advise_range(memmap2::Advice::HugePage, start, len / HUGE * HUGE);
+            let _ = map.advise_range(memmap2::Advice::HugePage, skipped, len / HUGE * HUGE);
         }
-        Some(Self(Memory::Own { map, bytes: start..end }))
+        Some(Self { start, len, owner: Arc::new(map) })
     }
 
     /// Allocates buffers of these lengths, for example the slots of a ring, and fills them with zeros. Buffers that take
@@ -97,14 +98,10 @@ impl Buffer {
         }
         let mut block = Self::untouched(HUGE)?;
         block[..all].fill(0);
-        let first = NonNull::from(&mut block[..]).cast::<u8>();
-        let block: Arc<dyn Any + Send> = Arc::new(block);
         let buffer = |(start, &len)| {
-            // SAFETY: the next buffer starts behind this one's bytes, and all of them fit into the block.
-            let start = unsafe { first.add(start) };
-            // SAFETY: the bytes are initialized, and only this buffer reaches them: the block itself is never
-            // dereferenced again. Each buffer keeps the block mapped.
-            unsafe { Self::shared(start, len, block.clone()) }
+            // SAFETY: the next buffer starts behind this one's bytes, all of them fit into the block, and the block itself
+            // is not used any more.
+            unsafe { block.part(start, len) }
         };
         Some(starts.into_iter().zip(lens).map(buffer).collect())
     }
@@ -143,18 +140,18 @@ impl Buffer {
     /// writes, and must be accessed only through the buffer.
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, len: usize, lender: impl Send + 'static) -> Self {
-        let lender = Arc::new(lender);
-        // SAFETY: the caller makes the promises that `shared` requires.
-        unsafe { Self::shared(start, len, lender) }
+        Self { start, len, owner: Arc::new(lender) }
     }
 
-    /// Uses memory as [`lent`](Self::lent) does. Several buffers may share a lender: the last one drops it.
+    /// Returns `len` of the bytes, from `at` on, as a buffer of its own. It shares the memory.
     ///
     /// # Safety
     ///
-    /// As for [`lent`](Self::lent).
-    pub(crate) unsafe fn shared(start: NonNull<u8>, len: usize, lender: Arc<dyn Any + Send>) -> Self {
-        Self(Memory::Lent { start, len, _lender: lender })
+    /// The bytes must be within this buffer. Until the result is dropped, they must be accessed only through it.
+    pub(crate) unsafe fn part(&self, at: usize, len: usize) -> Self {
+        // SAFETY: the caller promises that the place is within this buffer.
+        let start = unsafe { self.start.add(at) };
+        Self { start, len, owner: self.owner.clone() }
     }
 }
 
@@ -168,23 +165,15 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.0 {
-            Memory::Own { map, bytes } => &map[bytes.clone()],
-            // SAFETY: the caller of `shared` promised `len` initialized bytes that only this buffer reaches.
-            Memory::Lent { start, len, .. } => unsafe { std::slice::from_raw_parts(start.as_ptr(), *len) },
-        }
+        // SAFETY: whoever made the buffer promised `len` initialized bytes that only this buffer reaches.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        match &mut self.0 {
-            Memory::Own { map, bytes } => &mut map[bytes.clone()],
-            // SAFETY: only this buffer reaches the `len` bytes, and `&mut self` excludes any other reference.
-            Memory::Lent { start, len, .. } => unsafe {
-                std::slice::from_raw_parts_mut(start.as_ptr(), *len)
-            },
-        }
+        // SAFETY: as for `deref`, and `&mut self` excludes any other reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::file::DataFile;
-use crate::ranges::{Ranges, Shard};
+use crate::ranges::{Extent, Ranges, Shard};
 use crate::{BatchIndices, Error, system};
 
 /// The number of pages of a data set or a batch, and how many of them are in the page cache.
@@ -18,18 +18,12 @@ pub struct Residency {
 
 impl Residency {
     fn of(shards: &[Shard]) -> Result<Self, Error> {
-        let mut residency = Self::default();
-        for shard in shards {
-            residency.add(&shard.file, &shard.bytes)?;
-        }
-        Ok(residency)
+        shards.iter().try_fold(Self::default(), |found, shard| found.plus(&shard.file, &shard.bytes))
     }
 
-    fn add(&mut self, file: &DataFile, bytes: &Range<u64>) -> Result<(), Error> {
+    fn plus(self, file: &DataFile, bytes: &Range<u64>) -> Result<Self, Error> {
         let [pages, resident] = system::count(file, bytes)?;
-        self.pages += pages;
-        self.resident += resident;
-        Ok(())
+        Ok(Self { pages: self.pages + pages, resident: self.resident + resident })
     }
 }
 
@@ -59,12 +53,10 @@ impl Ranges {
     /// - [`Error::NoSuchRecord`]: the batch has a record that the data set does not have.
     /// - [`Error::System`] and [`Error::Unsupported`], as for [`residency`](Self::residency).
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
-        let mut residency = Residency::default();
-        for extent in self.extents(batch.pieces()) {
-            let extent = extent?;
-            residency.add(&self.shards()[extent.file].file, &extent.bytes)?;
-        }
-        Ok(residency)
+        self.extents(batch.pieces()).try_fold(Residency::default(), |found, extent| {
+            let Extent { file, bytes, .. } = extent?;
+            found.plus(&self.shards()[file].file, &bytes)
+        })
     }
 
     /// Asks the kernel to drop the files of all shards from the page cache, including headers. The next read then
@@ -122,7 +114,7 @@ mod tests {
             let mut found = Residency::default();
             for start in bytes.clone().step_by(at_once) {
                 let part = start as u64..start.saturating_add(at_once).min(bytes.end) as u64;
-                found.add(&records.shards()[0].file, &part).unwrap();
+                found = found.plus(&records.shards()[0].file, &part).unwrap();
             }
             found
         };

@@ -259,24 +259,17 @@ pub(crate) fn little(bytes: &[u8]) -> u64 {
 
 /// Returns what the path names if it is not a regular file.
 fn special(metadata: &Metadata) -> Option<&'static str> {
-    let kind = metadata.file_type();
-    if kind.is_file() {
-        return None;
-    }
-    if kind.is_dir() {
-        return Some("directory");
-    }
     #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if kind.is_fifo() {
-            return Some("FIFO");
-        }
-        if kind.is_socket() {
-            return Some("socket");
-        }
+    use std::os::unix::fs::FileTypeExt;
+    match metadata.file_type() {
+        kind if kind.is_file() => None,
+        kind if kind.is_dir() => Some("directory"),
+        #[cfg(unix)]
+        kind if kind.is_fifo() => Some("FIFO"),
+        #[cfg(unix)]
+        kind if kind.is_socket() => Some("socket"),
+        _ => Some("device"),
     }
-    Some("device")
 }
 
 /// One read at an offset; it does not depend on the file's cursor.

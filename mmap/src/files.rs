@@ -31,7 +31,7 @@ const WILD: [char; 3] = ['*', '?', '['];
 /// assert_eq!(paths, ["shard-9.npy", "shard-10.npy"].map(|name| folder.path().join(name)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec<PathBuf>, Error> {
+pub fn files(sources: impl IntoIterator<Item: AsRef<Path>>) -> Result<Vec<PathBuf>, Error> {
     let mut all = Vec::new();
     for source in sources {
         let source = source.as_ref();
@@ -43,7 +43,8 @@ pub fn files<P: AsRef<Path>>(sources: impl IntoIterator<Item = P>) -> Result<Vec
             all.push(source.to_owned());
             continue;
         };
-        found.retain(|path| belongs(path));
+        // Keep a path that cannot be queried, such as a broken link: its open fails later, so no shard is left out silently.
+        found.retain(|path| std::fs::metadata(path).map_or(true, |found| found.is_file()));
         if found.is_empty() {
             return Err(Error::NoFiles { path: source.to_owned() });
         }
@@ -101,37 +102,20 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Returns `true` for a file, and for a path that cannot be queried, such as a broken link. The open of such a path
-/// fails later, so no shard is left out silently.
-fn belongs(path: &Path) -> bool {
-    std::fs::metadata(path).map_or(true, |found| found.is_file())
-}
-
 /// Compares names part by part: runs of digits as numbers, all other text as it is.
 fn natural(a: &str, b: &str) -> Ordering {
-    /// Splits off the first run of digits, or the text before the first digit.
-    fn part(text: &str) -> (&str, &str) {
-        let digits = text.starts_with(|c: char| c.is_ascii_digit());
-        let end = text.find(|c: char| c.is_ascii_digit() != digits).unwrap_or(text.len());
-        text.split_at(end)
-    }
-    let (mut a, mut b) = (a, b);
-    while !a.is_empty() && !b.is_empty() {
-        let ((x, rest_a), (y, rest_b)) = (part(a), part(b));
-        let order = match (x.as_bytes()[0].is_ascii_digit(), y.as_bytes()[0].is_ascii_digit()) {
-            // Without leading zeros, the number with more digits is the larger one.
-            (true, true) => {
-                let (x, y) = (x.trim_start_matches('0'), y.trim_start_matches('0'));
-                x.len().cmp(&y.len()).then_with(|| x.cmp(y))
+    let [a, b] = [a, b].map(|name| {
+        let parts = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+        parts.map(|part| match part[0] {
+            b'0'..=b'9' => {
+                // Without leading zeros, the number with more digits is the larger one. To other text, a number is a `0`.
+                let zeros = part.iter().take_while(|&&digit| digit == b'0').count();
+                (b'0', part.len() - zeros, &part[zeros..])
             }
-            _ => x.cmp(y),
-        };
-        if order != Ordering::Equal {
-            return order;
-        }
-        (a, b) = (rest_a, rest_b);
-    }
-    a.len().cmp(&b.len())
+            first => (first, 0, part),
+        })
+    });
+    a.cmp(b)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 //! This crate does not:
 //!
 //! - overlap reading with training; the crate `twinbuf` does. This crate starts threads only for direct I/O on
-//!   systems without `io_uring`.
+//!   systems without `io_uring`, and during [`Ranges::fingerprint`] of many files.
 //! - convert records when it reads them: records keep the type and byte order of the file ([`DType`],
 //!   little-endian). [`transform`] converts numbers on request.
 //! - write or decompress files.
@@ -79,6 +79,7 @@ mod plan;
 mod ranges;
 mod reader;
 mod records;
+mod stats;
 mod system;
 pub mod transform;
 
@@ -98,7 +99,7 @@ pub use plan::{
 };
 pub use ranges::{Location, Ranges, Shard};
 pub use reader::cached::HINT_CHUNK;
-pub use reader::stats::{ReadChoice, ReadStats};
 pub use reader::units::Units;
 pub use reader::{ReadMode, Reader};
 pub use records::{Options, Records};
+pub use stats::{ReadChoice, ReadStats};

@@ -98,14 +98,14 @@ struct Span {
 impl Ranges {
     /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. If there is a
     /// list `skipped`, files that are too short are added to it and are no error.
-    pub(crate) fn assemble<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    pub(crate) fn assemble(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         mut skipped: Option<&mut Vec<PathBuf>>,
         mut layout: impl FnMut(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Arc<Self>, Error> {
         let mut common: Option<Kind> = None;
         let (mut bytes, mut longest) = (0_u64, 0);
-        let paths: Vec<P> = paths.into_iter().collect();
+        let paths: Vec<_> = paths.into_iter().collect();
         let mut shards = Shards::new(paths.len());
         let mut too_short = None;
         for path in paths {

@@ -47,25 +47,22 @@ impl Options {
     /// assert_eq!(images.len(), labels.len());
     /// # Ok::<(), twinbuf_mmap::Error>(())
     /// ```
-    pub const fn header(mut self, bytes: u64) -> Self {
-        self.header = bytes;
-        self
+    pub const fn header(self, bytes: u64) -> Self {
+        Self { header: bytes, ..self }
     }
 
     /// Sets whether a file of untyped bytes ([`open`](Self::open)) may end with an incomplete record. The crate
     /// ignores the incomplete record. Default: `false`, [`Error::Ragged`], because the usual causes are a wrong
     /// record size or a truncated file.
-    pub const fn partial(mut self, partial: bool) -> Self {
-        self.partial = partial;
-        self
+    pub const fn partial(self, partial: bool) -> Self {
+        Self { partial, ..self }
     }
 
     /// Sets whether to skip files that contain less than one record, for example a last shard that is shorter than a
     /// window, or an array without rows. [`Records::skipped`] lists the skipped files. Default: `false`,
     /// [`Error::TooShort`]. If every file is too short, opening fails with [`Error::TooShort`].
-    pub const fn skip_short(mut self, skip_short: bool) -> Self {
-        self.skip_short = skip_short;
-        self
+    pub const fn skip_short(self, skip_short: bool) -> Self {
+        Self { skip_short, ..self }
     }
 
     /// Opens files as records of `record_bytes` untyped bytes. The files in this order are the data set.
@@ -88,9 +85,9 @@ impl Options {
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
-    pub fn open<P: AsRef<Path>>(
+    pub fn open(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         record_bytes: usize,
     ) -> Result<Records, Error> {
         if record_bytes == 0 {
@@ -151,10 +148,7 @@ impl Records {
     ///
     /// The errors of [`Options::open`]. A file that is too short or ends with an incomplete record is an error:
     /// [`Error::TooShort`], [`Error::Ragged`].
-    pub fn open<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
-        record_bytes: usize,
-    ) -> Result<Self, Error> {
+    pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>, record_bytes: usize) -> Result<Self, Error> {
         Self::options().open(paths, record_bytes)
     }
 
@@ -164,9 +158,9 @@ impl Records {
     }
 
     /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`].
-    pub(crate) fn assemble<P: AsRef<Path>>(
+    pub(crate) fn assemble(
         options: Options,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         layout: impl Fn(&DataFile) -> Result<Layout, Error>,
     ) -> Result<Self, Error> {
         let mut skipped = Vec::new();

@@ -189,7 +189,7 @@ impl Plan {
             [_] => plan.batch_records().to_string(),
             sizes => format!("[{}]", sizes.join(", ")),
         };
-        let list = match (plan.range(), plan.list().step()) {
+        let list = match (plan.list().range(), plan.list().step()) {
             (range, Some(1)) if range.start == 0 => String::new(),
             (range, Some(1)) => format!(", records=range({}, {})", range.start, range.end),
             (range, Some(step)) => format!(", records=range({}, {}, {step})", range.start, range.end),
@@ -198,7 +198,7 @@ impl Plan {
         let steps = plan.epoch_steps().map_or(String::new(), |steps| format!(", steps={steps}"));
         format!(
             "Plan({}, {batch}{list}{steps}, shuffle={shuffle}, seed={}, rank={rank}, world={world}, drop_last={})",
-            self.of.unwrap_or(plan.range().end),
+            self.of.unwrap_or(plan.list().range().end),
             plan.seed(),
             if self.drop_last() { "True" } else { "False" },
         )

@@ -376,9 +376,9 @@ impl<B: Backend> LoaderBuilder<B> {
         }
         check_fields(datasets)?;
         let records = datasets[0].records();
-        if plan.range().end > records {
+        if plan.list().range().end > records {
             let wanted = format!("a plan for at most the data set's {records} records");
-            return Err(Error::option("plan", wanted, format!("one for {}", plan.range().end)));
+            return Err(Error::option("plan", wanted, format!("one for {}", plan.list().range().end)));
         }
         if let Some(field) = transforms.keys().find(|&&field| field >= datasets.len()) {
             let wanted = format!("a field below {}", datasets.len());

@@ -23,7 +23,7 @@ fn go_on(
     seen: &mut Vec<u64>,
 ) -> (u64, Checkpoint) {
     let left = plan.clone();
-    let builder = Loader::builder(Reads(plan.range().end, 8, numbers), plan);
+    let builder = Loader::builder(Reads(plan.list().range().end, 8, numbers), plan);
     let builder = if workers > 0 { builder.workers(workers) } else { builder.overlap(false) };
     let mut loader = builder.build().unwrap();
     for end in from.epoch()..from.epoch() + 4 {
@@ -66,7 +66,8 @@ fn history(number: u64) -> u32 {
     let epoch = random.below(3);
     // The checkpoint of any loader at the start of that epoch.
     let Ok(one) = plan(&[(1, 1)], 1) else { unreachable!("batches of one record fit") };
-    let mut place = Loader::builder(Reads(one.range().end, 8, numbers), one).overlap(false).build().unwrap();
+    let mut place =
+        Loader::builder(Reads(one.list().range().end, 8, numbers), one).overlap(false).build().unwrap();
     let mut checkpoint = if epoch == 0 {
         start
     } else {

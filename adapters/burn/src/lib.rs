@@ -123,7 +123,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
     /// The errors of [`LoaderBuilder::build`].
     pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
         let Self { data, plan, make, options, first_epoch } = self;
-        let records = plan.range();
+        let records = plan.list().range();
         let common = Arc::new(Common { data, make, options });
         let part = Part { common, records, plan: Ok(Some(plan.clone())), idle: Mutex::new(None) };
         let loader = part.loader(plan)?;

@@ -147,14 +147,13 @@ impl Header<'_> {
         let end = self.end(Some(len))?;
         // `len` fits a usize: callers take a number, or a name whose length was checked.
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let within = |from: u64, at: u64| usize::try_from(at - from).unwrap_or(usize::MAX);
-        if self.at < self.from || end > self.from + self.read.len() as u64 {
+        if end > self.from + self.read.len() as u64 {
             let left = usize::try_from(self.file.len - self.at).unwrap_or(usize::MAX);
             self.read.resize(READ.max(len).min(left), 0);
             self.file.read_exact(&mut self.read, self.at)?;
             self.from = self.at;
         }
-        let start = within(self.from, self.at);
+        let start = usize::try_from(self.at - self.from).unwrap_or(usize::MAX);
         self.at = end;
         Ok(&self.read[start..start + len])
     }

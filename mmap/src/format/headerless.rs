@@ -28,8 +28,8 @@ impl Records {
     /// - The remaining errors of [`Options::open`](crate::Options::open).
     ///
     /// See [`Cut`] for an example.
-    pub fn open_headerless<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    pub fn open_headerless(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         dtype: DType,
         cut: Cut,
     ) -> Result<Self, Error> {
@@ -43,9 +43,9 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_headerless`].
-    pub fn open_headerless<P: AsRef<Path>>(
+    pub fn open_headerless(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         dtype: DType,
         cut: Cut,
     ) -> Result<Records, Error> {

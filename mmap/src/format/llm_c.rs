@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Array, check_length, open};
+use super::{Array, checked, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
@@ -53,7 +53,7 @@ impl Records {
     /// assert_eq!((records.dtype(), records.shape()), (DType::U16, &[1025][..]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn open_llm_c<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+    pub fn open_llm_c(paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Self, Error> {
         Self::options().open_llm_c(paths, cut)
     }
 }
@@ -64,11 +64,7 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_llm_c`].
-    pub fn open_llm_c<P: AsRef<Path>>(
-        self,
-        paths: impl IntoIterator<Item = P>,
-        cut: Cut,
-    ) -> Result<Records, Error> {
+    pub fn open_llm_c(self, paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Records, Error> {
         open(self, paths, cut, parse)
     }
 }
@@ -87,7 +83,5 @@ fn parse(file: &DataFile) -> Result<Array, Error> {
     let Ok(tokens) = u64::try_from(number(2)) else {
         return Err(file.bad_header(8, "a number of tokens", number(2).to_string()));
     };
-    let array = Array { offset: HEADER as u64, dtype, shape: vec![tokens] };
-    check_length(file, file.len, &array)?;
-    Ok(array)
+    checked(file, file.len, Array { offset: HEADER as u64, dtype, shape: vec![tokens] })
 }

@@ -85,9 +85,9 @@ struct Array {
 }
 
 /// Opens files of one format. `parse` reads the header of each.
-fn open<P: AsRef<Path>>(
+fn open(
     options: Options,
-    paths: impl IntoIterator<Item = P>,
+    paths: impl IntoIterator<Item: AsRef<Path>>,
     cut: Cut,
     parse: impl Fn(&DataFile) -> Result<Array, Error>,
 ) -> Result<Records, Error> {
@@ -108,11 +108,11 @@ fn data_bytes(dtype: DType, shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(dtype.size() as u64, |bytes, &axis| bytes.checked_mul(axis))
 }
 
-/// Checks that the array ends at byte `end` of the file.
-fn check_length(file: &DataFile, end: u64, array: &Array) -> Result<(), Error> {
+/// Returns the array if it ends at byte `end` of the file.
+fn checked(file: &DataFile, end: u64, array: Array) -> Result<Array, Error> {
     let found = end.saturating_sub(array.offset);
     match data_bytes(array.dtype, &array.shape) {
-        Some(wanted) if wanted == found => Ok(()),
+        Some(wanted) if wanted == found => Ok(array),
         Some(wanted) => Err(file.bad_length(array.offset, wanted, found)),
         None => Err(file.bad_shape("fewer than 2^64 bytes", &array.shape)),
     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::{Array, check_length, excerpt, little, open};
+use super::{Array, checked, excerpt, little, open};
 use crate::file::DataFile;
 use crate::{Cut, DType, Error, Options, Records};
 
@@ -57,7 +57,7 @@ impl Records {
     /// assert_eq!(numbers, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn open_npy<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>, cut: Cut) -> Result<Self, Error> {
+    pub fn open_npy(paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Self, Error> {
         Self::options().open_npy(paths, cut)
     }
 }
@@ -68,11 +68,7 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_npy`].
-    pub fn open_npy<P: AsRef<Path>>(
-        self,
-        paths: impl IntoIterator<Item = P>,
-        cut: Cut,
-    ) -> Result<Records, Error> {
+    pub fn open_npy(self, paths: impl IntoIterator<Item: AsRef<Path>>, cut: Cut) -> Result<Records, Error> {
         open(self, paths, cut, |file| parse(file, &(0..file.len)))
     }
 }
@@ -100,9 +96,7 @@ pub(super) fn parse(file: &DataFile, part: &Range<u64>) -> Result<Array, Error> 
     let header = header(text, length)?;
     let mut parser = Parser { file, start: part.start + text as u64, text: &header, at: 0 };
     let (dtype, shape) = parser.dictionary()?;
-    let array = Array { offset: part.start + (text + length) as u64, dtype, shape };
-    check_length(file, part.end, &array)?;
-    Ok(array)
+    checked(file, part.end, Array { offset: part.start + (text + length) as u64, dtype, shape })
 }
 
 /// Parses the dictionary from front to back. Every error has the offset in the file.
@@ -255,19 +249,13 @@ impl<'a> Parser<'a> {
     /// Parses the text between two quotes. Escapes are not needed: numpy writes none here, and text with a backslash is
     /// an unknown key or type.
     fn string(&mut self) -> Result<&'a [u8], Error> {
-        let rest = &self.text[self.at..];
-        let found = match rest.split_first() {
-            Some((quote @ (b'\'' | b'"'), rest)) => rest.split(|byte| byte == quote).next(),
-            _ => None,
-        };
-        match found {
-            // If the string and two quotes are longer than the rest of the text, the second quote is missing.
-            Some(string) if string.len() + 2 <= rest.len() => {
-                self.at += string.len() + 2;
-                Ok(string)
-            }
-            _ => Err(self.bad("a string")),
-        }
+        let found = self.text[self.at..].split_first().and_then(|(quote, rest)| {
+            let len = rest.iter().position(|byte| byte == quote)?;
+            matches!(quote, b'\'' | b'"').then(|| &rest[..len])
+        });
+        let string = found.ok_or_else(|| self.bad("a string"))?;
+        self.at += string.len() + 2;
+        Ok(string)
     }
 
     fn space(&mut self) {

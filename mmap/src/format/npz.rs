@@ -1,7 +1,6 @@
 //! Arrays of numpy's `.npz`, a zip archive of `.npy` files. The crate `rawzip` is used only to find them.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -34,8 +33,8 @@ impl Records {
     /// assert_eq!(images.len(), labels.len());
     /// # Ok::<(), twinbuf_mmap::Error>(())
     /// ```
-    pub fn open_npz<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    pub fn open_npz(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         name: &str,
         cut: Cut,
     ) -> Result<Self, Error> {
@@ -64,12 +63,10 @@ impl Records {
         cut: Cut,
     ) -> Result<impl Iterator<Item = (String, Result<Self, Error>)>, Error> {
         let file = DataFile::open(path.as_ref())?;
-        let found: Vec<_> = {
-            let opened = file.file()?;
-            let archive = Archive::read(&file, &opened)?;
-            let arrays = archive.arrays.iter();
-            arrays.map(|(name, member)| (name.clone(), archive.bytes(name, member))).collect()
-        };
+        let archive = Archive::read(&file)?;
+        let arrays = archive.arrays.iter();
+        let found: Vec<_> =
+            arrays.map(|(name, member)| (name.clone(), archive.bytes(name, member))).collect();
         Ok(found.into_iter().map(move |(name, bytes)| {
             let records = bytes.and_then(|bytes| {
                 // Check the bytes again: the file may have become shorter since the archive was read.
@@ -87,9 +84,9 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_npz`].
-    pub fn open_npz<P: AsRef<Path>>(
+    pub fn open_npz(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         name: &str,
         cut: Cut,
     ) -> Result<Records, Error> {
@@ -98,12 +95,10 @@ impl Options {
 }
 
 fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
-    let opened = file.file()?;
-    let archive = Archive::read(file, &opened)?;
+    let archive = Archive::read(file)?;
     let Some(member) = archive.arrays.get(name) else {
-        let (path, wanted, found) =
-            (file.path.clone(), name.to_owned(), archive.arrays.into_keys().collect());
-        return Err(Error::NoTensor { path, wanted, found });
+        let (path, found) = (file.path.clone(), archive.arrays.into_keys().collect());
+        return Err(Error::NoTensor { path, wanted: name.to_owned(), found });
     };
     npy::parse(file, &archive.bytes(name, member)?)
 }
@@ -111,7 +106,7 @@ fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
 /// The directory of an archive, read as a whole.
 struct Archive<'a> {
     file: &'a DataFile,
-    zip: rawzip::ZipArchive<Opened<'a>>,
+    zip: rawzip::ZipArchive<&'a DataFile>,
     /// The arrays by name. If two have the same name, the later one is taken, as in Python.
     arrays: BTreeMap<String, Member>,
 }
@@ -124,12 +119,12 @@ struct Member {
 }
 
 impl<'a> Archive<'a> {
-    fn read(file: &'a DataFile, opened: &'a File) -> Result<Self, Error> {
+    fn read(file: &'a DataFile) -> Result<Self, Error> {
         /// What `numpy.savez` appends to names.
         const END: &str = ".npy";
         let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
         let zip = ZipLocator::new()
-            .locate_in_reader(Opened(opened), &mut buffer, file.len)
+            .locate_in_reader(file, &mut buffer, file.len)
             .map_err(|(_, error)| broken(file, &error))?;
         let mut arrays = BTreeMap::new();
         let mut entries = zip.entries(&mut buffer);
@@ -181,13 +176,11 @@ fn broken(file: &DataFile, error: &rawzip::Error) -> Error {
     }
 }
 
-/// The file, as `rawzip` reads it.
-struct Opened<'a>(&'a File);
-
-impl ReaderAt for Opened<'_> {
+impl ReaderAt for DataFile {
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        let file = self.file().map_err(io::Error::other)?;
         loop {
-            match read_at(self.0, out, offset) {
+            match read_at(&file, out, offset) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => return read,
             }

@@ -91,7 +91,7 @@ impl RaggedRecords {
     ///   the end of the previous sequence; or the size of the index or of the data file does not match the index.
     /// - [`Error::Mixed`]: the files have different token types.
     /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
-    pub fn open_megatron<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+    pub fn open_megatron(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         // Append `.bin` instead of replacing an extension: a prefix may have a dot in it.
         let data = paths.into_iter().map(|path| match path.as_ref() {
             path if path.extension().is_some_and(|end| end == "bin") || path.is_file() => path.to_owned(),
@@ -105,11 +105,11 @@ impl RaggedRecords {
     }
 
     /// Opens data files. `index` reads the offsets of the records in each file.
-    fn assemble<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    fn assemble(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         mut index: impl FnMut(&DataFile) -> Result<(DType, Vec<u64>), Error>,
     ) -> Result<Self, Error> {
-        let ranges = Ranges::assemble(paths, None, |data| {
+        Ranges::assemble(paths, None, |data| {
             let (dtype, offsets) = index(data)?;
             let (start, end) = (offsets[0], offsets[offsets.len() - 1]);
             if end != data.len {
@@ -119,8 +119,8 @@ impl RaggedRecords {
             let (typed, bytes) = (dtype != DType::U8, dtype.size());
             let kind = Kind { dtype, typed, shape: Vec::new(), bytes, stride: bytes as u64 };
             Ok(Layout { kind, records: offsets.len() as u64 - 1, at: Places::Offsets(offsets) })
-        })?;
-        Ok(Self(ranges))
+        })
+        .map(Self)
     }
 
     /// Returns the files and the byte ranges of the records, for a [`Reader`](crate::Reader).

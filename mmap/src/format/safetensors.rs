@@ -48,8 +48,8 @@ impl Records {
     /// assert_eq!((records.dtype(), records.shape()), (DType::F32, &[3][..]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn open_safetensors<P: AsRef<Path>>(
-        paths: impl IntoIterator<Item = P>,
+    pub fn open_safetensors(
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         tensor: &str,
         cut: Cut,
     ) -> Result<Self, Error> {
@@ -103,9 +103,9 @@ impl Options {
     /// # Errors
     ///
     /// The errors of [`Records::open_safetensors`].
-    pub fn open_safetensors<P: AsRef<Path>>(
+    pub fn open_safetensors(
         self,
-        paths: impl IntoIterator<Item = P>,
+        paths: impl IntoIterator<Item: AsRef<Path>>,
         tensor: &str,
         cut: Cut,
     ) -> Result<Records, Error> {

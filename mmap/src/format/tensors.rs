@@ -71,7 +71,7 @@ impl Tensors {
     ///   the size of the file.
     /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
-    pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self, Error> {
+    pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         let mut files: Vec<(PathBuf, Option<HashSet<String>>)> = Vec::new();
         let mut first = None;
         for path in paths {
@@ -163,11 +163,8 @@ impl fmt::Debug for Tensors {
 
 /// Checks that all parts of a model in several files were given.
 fn whole(parts: &[(PathBuf, gguf::Part)]) -> Result<(), Error> {
-    let Some((path, &gguf::Part { number, of })) =
-        parts.iter().map(|(path, part)| (path, part)).find(|(_, part)| part.of > 1)
-    else {
-        return Ok(());
-    };
+    let Some((path, first)) = parts.iter().find(|(_, part)| part.of > 1) else { return Ok(()) };
+    let gguf::Part { number, of } = *first;
     // The end of a part's file name, as llama.cpp writes it (`llama_split_path`).
     let end = |number: u64| format!("-{:05}-of-{of:05}.gguf", number + 1);
     let name = path.to_string_lossy();

@@ -19,14 +19,15 @@ pub struct BatchIndices {
     /// The number of positions in the epoch's order.
     pub(super) records: u64,
     pub(super) seed: u64,
-    pub(super) shuffle: Shuffle,
+    pub(crate) shuffle: Shuffle,
     pub(super) epoch: u64,
     pub(super) step: u64,
     /// The positions of the batch in the epoch's order, `start < end`. Positions past the last record start again at
     /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// The start and the end of the share: the positions of all batches that follow each other at this rank.
+    /// The start and the end of the share: with a windowed shuffle, the positions of all batches that follow each other
+    /// at this rank.
     pub(super) share: (u64, u64),
     /// How the order of a windowed shuffle is divided among the ranks.
     pub(super) shares: Shares,
@@ -96,17 +97,13 @@ impl BatchIndices {
         self.pieces()
     }
 
-    /// Returns the first record in batch order. Cheaper than [`runs`](Self::runs) if nothing is shuffled.
+    /// Returns the first record in batch order.
     #[must_use]
     pub fn first(&self) -> u64 {
-        match (self.shuffle, &self.seams) {
-            (Shuffle::None, None) => {
-                let position = self.start % self.records;
-                self.list.run(position..position + 1).start
-            }
-            // A batch has at least one record.
-            _ => self.pieces().piece().map_or(0, |run| run.start),
-        }
+        let mut pieces = self.pieces();
+        pieces.end = self.start + 1;
+        // A batch has at least one record.
+        pieces.piece().map_or(0, |run| run.start)
     }
 
     /// Returns what [`runs`](Self::runs) returns, as a type that has a name.
@@ -218,16 +215,6 @@ impl BatchIndices {
             }
         }
         ranges
-    }
-
-    /// The number of records in a whole window. 0 with any other shuffle.
-    pub(crate) const fn window_records(&self) -> u64 {
-        match self.shuffle {
-            Shuffle::Window { chunk_records: records, window_chunks: chunks } => {
-                records.saturating_mul(chunks)
-            }
-            _ => 0,
-        }
     }
 }
 
@@ -359,6 +346,16 @@ pub enum Shuffle {
     },
     /// Shuffles all records individually.
     Full,
+}
+
+impl Shuffle {
+    /// The number of records in a window. 0 for other shuffles than [`Window`](Self::Window).
+    pub(crate) const fn window_records(self) -> u64 {
+        match self {
+            Self::Window { chunk_records, window_chunks } => chunk_records.saturating_mul(window_chunks),
+            _ => 0,
+        }
+    }
 }
 
 /// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in file order.

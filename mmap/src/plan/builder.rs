@@ -1,7 +1,5 @@
 //! The builder of a plan.
 
-use std::fmt;
-
 use super::{LastBatch, PartialEpoch, Plan, RecordList, Shuffle};
 
 /// The most batch sizes of a plan.
@@ -16,35 +14,12 @@ pub struct PlanBuilder {
     pub(super) seeded: bool,
     /// The number of batch sizes that were given.
     pub(super) sizes: usize,
-    pub(super) origin: Origin,
-}
-
-/// Where the rank of a builder comes from.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Origin {
-    /// The program set it, or left the default.
-    Program,
-    /// The environment: a launcher and its two variables, or `None` if there was no launcher.
-    Environment(Option<[&'static str; 3]>),
-}
-
-/// Prints the rank, the world size, and their origin: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
-impl fmt::Display for PlanBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}", self.plan.rank, self.plan.world)?;
-        match self.origin {
-            Origin::Program => Ok(()),
-            Origin::Environment(Some([name, rank, world])) => write!(f, ", from {name} ({rank}, {world})"),
-            Origin::Environment(None) => write!(f, ", because no launcher set any variables"),
-        }
-    }
 }
 
 impl PlanBuilder {
     /// Sets the number of records in a batch of one rank, at least 1. Default: 1.
-    pub fn batch(mut self, records: u64) -> Self {
-        (self.plan.batch, self.plan.early, self.sizes) = (records, Vec::new(), 1);
-        self
+    pub fn batch(self, records: u64) -> Self {
+        self.batches([(u64::MAX, records)])
     }
 
     /// Sets batch sizes that change during the training. Each of the 1 to 16 pairs is a number of steps and the number of
@@ -117,7 +92,6 @@ impl PlanBuilder {
     /// Sets the rank, from 0, and the number of ranks (world size). Default: rank 0 of 1.
     pub const fn rank(mut self, rank: u64, world: u64) -> Self {
         (self.plan.rank, self.plan.world) = (rank, world);
-        self.origin = Origin::Program;
         self
     }
 

@@ -1,10 +1,9 @@
 //! Rank and world size of this process, from the environment variables of its launcher.
 
-use super::Plan;
-use super::builder::{Origin, PlanBuilder};
+use super::{Plan, PlanBuilder};
 
-/// A launcher, and the two variables that it sets for every process it starts: rank and world size.
-type Launcher = [&'static str; 3];
+/// The two variables that a launcher sets for every process it starts: rank and world size.
+type Launcher = [&'static str; 2];
 
 /// Launchers that start the processes themselves.
 ///
@@ -13,16 +12,16 @@ type Launcher = [&'static str; 3];
 /// `flux-environment(7)`; IBM's documentation of `jsrun`; `jax.distributed.initialize`.
 const LAUNCHERS: [Launcher; 8] = [
     TORCHRUN,
-    ["Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-    ["PMI", "PMI_RANK", "PMI_SIZE"],
-    ["MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"],
-    ["Horovod", "HOROVOD_RANK", "HOROVOD_SIZE"],
-    ["Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"],
-    ["jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"],
-    ["JAX", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"],
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+    ["PMI_RANK", "PMI_SIZE"],
+    ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"],
+    ["HOROVOD_RANK", "HOROVOD_SIZE"],
+    ["FLUX_TASK_RANK", "FLUX_JOB_SIZE"],
+    ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"],
+    ["JAX_PROCESS_ID", "JAX_NUM_PROCESSES"],
 ];
 
-const TORCHRUN: Launcher = ["torchrun", "RANK", "WORLD_SIZE"];
+const TORCHRUN: Launcher = ["RANK", "WORLD_SIZE"];
 
 /// Slurm starts the processes itself (`srun`), or starts one of the launchers above once per node. In the second case,
 /// Slurm's numbers are those of the launchers, not of the processes.
@@ -31,7 +30,7 @@ const TORCHRUN: Launcher = ["torchrun", "RANK", "WORLD_SIZE"];
 /// variable ("Output environment variables"), and that of `sbatch` does not. Slurm's `src/common/env.c` sets it in
 /// `env_array_for_step`, not in `env_array_for_batch_job`. A batch script also has `SLURM_PROCID`, which is 0, and
 /// `SLURM_NTASKS` if its job was given a number of tasks.
-const SLURM: Launcher = ["Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
+const SLURM: Launcher = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
 
 /// A variable that torchrun sets for its workers. If torchrun's pair is set too, torchrun is the launcher closest to
 /// the process.
@@ -69,9 +68,6 @@ impl Plan {
     /// | JAX | `JAX_PROCESS_ID` | `JAX_NUM_PROCESSES` |
     /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
     ///
-    /// The builder's `Display` prints the result and its origin: `rank 3 of 8, from torchrun (RANK, WORLD_SIZE)`.
-    /// Print it once per process.
-    ///
     /// Another launcher often starts torchrun: if `TORCHELASTIC_RUN_ID` and both variables of torchrun are set,
     /// torchrun has precedence. Slurm's variables are used only if no other pair is set, because under Slurm other
     /// launchers are started once per node. All other pairs must agree. `PMIX_RANK`, `PALS_RANKID` and
@@ -97,17 +93,14 @@ impl Plan {
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
-    /// let builder = Plan::from_env(1000)?;
-    /// println!("{builder}");
-    /// let plan = builder.batch(10).build()?;
+    /// let plan = Plan::from_env(1000)?.batch(10).build()?;
+    /// println!("rank {} of {}", plan.rank(), plan.world());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn from_env(records: u64) -> Result<PlanBuilder, RankError> {
         let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        let found = find(&read)?;
-        let (rank, world) = found.as_ref().map_or((0, 1), |found| (found.rank, found.world));
-        let builder = Plan::builder(records).rank(rank, world);
-        Ok(PlanBuilder { origin: Origin::Environment(found.map(|found| found.launcher)), ..builder })
+        let (rank, world) = find(&read)?.map_or((0, 1), |found| (found.rank, found.world));
+        Ok(Plan::builder(records).rank(rank, world))
     }
 }
 
@@ -124,7 +117,7 @@ type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// Returns the launcher closest to the process, and its numbers. Fails if launchers disagree, or if other variables
 /// show that there is a launcher.
 fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
-    if [ELASTIC, TORCHRUN[1], TORCHRUN[2]].into_iter().all(|name| read(name).is_some()) {
+    if [ELASTIC, TORCHRUN[0], TORCHRUN[1]].into_iter().all(|name| read(name).is_some()) {
         return pair(TORCHRUN, read);
     }
     let mut found: Option<Found> = None;
@@ -132,7 +125,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         let Some(other) = pair(launcher, read)? else { continue };
         match &found {
             Some(first) if (first.rank, first.world) != (other.rank, other.world) => {
-                let [one, two] = [first, &other].map(|Found { launcher: [_, a, b], rank, world }| {
+                let [one, two] = [first, &other].map(|Found { launcher: [a, b], rank, world }| {
                     format!("{a} and {b} are {rank} and {world}")
                 });
                 return Err(RankError(format!("{one}, {two}: unset the pair that does not apply")));
@@ -141,7 +134,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
             None => found = Some(other),
         }
     }
-    if found.is_none() && read(SLURM[2]).is_some() {
+    if found.is_none() && read(SLURM[1]).is_some() {
         found = pair(SLURM, read)?;
     }
     for name in RANKS {
@@ -150,7 +143,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
         match &found {
             None => return Err(no_world(name)),
             Some(found) if found.rank != rank => {
-                let first = format!("{} is {}", found.launcher[1], found.rank);
+                let first = format!("{} is {}", found.launcher[0], found.rank);
                 return Err(RankError(format!(
                     "{first} and {name} is {rank}: unset the one that does not apply"
                 )));
@@ -163,10 +156,10 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
             return Err(no_world(name));
         }
         // Slurm sets both to 0 in a batch script, which is one process alone.
-        for name in [SLURM[1], SLURM_LOCAL] {
+        for name in [SLURM[0], SLURM_LOCAL] {
             let Some(value) = read(name) else { continue };
-            if number(name, &value)? > 0 || read(SLURM[1]).is_none() {
-                return Err(missing(SLURM[2], name));
+            if number(name, &value)? > 0 || read(SLURM[0]).is_none() {
+                return Err(missing(SLURM[1], name));
             }
         }
     }
@@ -175,7 +168,7 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
 
 /// Returns the numbers of one launcher, if both of its variables are set. Fails if only one is set.
 fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
-    let [_, rank, world] = launcher;
+    let [rank, world] = launcher;
     match (read(rank), read(world)) {
         (None, None) => Ok(None),
         (Some(_), None) => Err(missing(world, rank)),
@@ -309,7 +302,7 @@ mod tests {
     fn no_variable_gives_a_silent_rank_0_of_1() {
         let pairs = || LAUNCHERS.into_iter().chain([SLURM]);
         let mut variables: Vec<(&str, &str)> = Vec::new();
-        variables.extend(pairs().flat_map(|[_, rank, world]| [(rank, "1"), (world, "2")]));
+        variables.extend(pairs().flat_map(|[rank, world]| [(rank, "1"), (world, "2")]));
         variables.extend(RANKS.map(|name| (name, "1")));
         variables.extend(MARKS.split_whitespace().map(|name| (name, "1")));
         variables.push((SLURM_LOCAL, "1"));
@@ -324,7 +317,7 @@ mod tests {
                 if names[0] == names[1] && first.1 != second.1 {
                     continue;
                 }
-                let whole = pairs().any(|[_, rank, world]| names.contains(&rank) && names.contains(&world));
+                let whole = pairs().any(|[rank, world]| names.contains(&rank) && names.contains(&world));
                 match of(&[*first, *second]) {
                     Ok(found) => {
                         assert_eq!(found, Some((1, 2)), "{names:?}");
@@ -342,16 +335,6 @@ mod tests {
             }
         }
         assert_eq!(complete, 2 * pairs().count());
-    }
-
-    #[test]
-    fn a_builder_tells_where_its_rank_is_from() {
-        let show =
-            |launcher| PlanBuilder { origin: Origin::Environment(launcher), ..Plan::builder(9).rank(3, 8) };
-        assert_eq!(show(Some(LAUNCHERS[0])).to_string(), "rank 3 of 8, from torchrun (RANK, WORLD_SIZE)");
-        assert_eq!(show(None).to_string(), "rank 3 of 8, because no launcher set any variables");
-        assert_eq!(show(Some(SLURM)).rank(0, 1).to_string(), "rank 0 of 1");
-        assert_eq!(Plan::builder(9).to_string(), "rank 0 of 1");
     }
 
     #[test]

@@ -174,14 +174,3 @@ impl fmt::Debug for RecordList {
         }
     }
 }
-
-#[cfg(feature = "serde")]
-impl RecordList {
-    /// Returns the numbers that a saved plan has: none for a list of equal steps.
-    pub(super) fn numbers(&self) -> &[u64] {
-        match &self.0 {
-            List::Even { .. } => &[],
-            List::Any(numbers, ..) => numbers,
-        }
-    }
-}

@@ -116,7 +116,7 @@ impl Plan {
             world: 1,
             last_batch: LastBatch::Drop,
         };
-        PlanBuilder { plan, seeded: false, sizes: 1, origin: builder::Origin::Program }
+        PlanBuilder { plan, seeded: false, sizes: 1 }
     }
 
     /// Returns this plan for another rank or another number of ranks.
@@ -170,12 +170,6 @@ impl Plan {
     #[must_use]
     pub const fn list(&self) -> &RecordList {
         &self.list
-    }
-
-    /// Returns the smallest range that contains all records of the plan.
-    #[must_use]
-    pub fn range(&self) -> Range<u64> {
-        self.list.range()
     }
 
     /// Returns the number of steps that [`PlanBuilder::steps`] set.
@@ -321,29 +315,13 @@ impl Plan {
         Self { rank: 0, ..self.clone() }.own_steps()
     }
 
-    /// Returns the batch of `positions`. `share` has the positions of all batches that follow each other at this rank.
-    fn batch_of(&self, epoch: u64, step: u64, positions: Range<u64>, share: Range<u64>) -> BatchIndices {
-        BatchIndices {
-            list: self.list.clone(),
-            records: self.records,
-            seed: self.seed,
-            shuffle: self.shuffle,
-            epoch,
-            step,
-            start: positions.start,
-            end: positions.end,
-            share: (share.start, share.end),
-            shares: self.shares(),
-            seams: None,
-        }
-    }
-
-    /// Returns the positions of a step, and those of all batches that follow each other at this rank.
+    /// Returns the positions of a step, and those of all batches that follow each other at this rank in windows.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.own_steps() {
             None
         } else if step < self.full_steps() {
-            Some((self.whole_batch(step), self.share()))
+            let Shares { len, .. } = self.shares();
+            Some((self.whole_batch(step), self.rank * len..(self.rank + 1) * len))
         } else {
             let keeps = self.last_batch == LastBatch::Keep;
             let last = if keeps { self.smaller_batch() } else { self.whole_batch(step) };
@@ -414,16 +392,6 @@ impl Plan {
         start..start + self.batch
     }
 
-    /// The positions of this rank's whole batches. If the ranks alternate, the positions of the whole batches of all
-    /// ranks.
-    fn share(&self) -> Range<u64> {
-        let Shares { len, count } = self.shares();
-        match self.shuffle {
-            Shuffle::Window { .. } => self.rank * len..(self.rank + 1) * len,
-            _ => 0..len * count,
-        }
-    }
-
     /// The positions of this rank's smaller last batch: its part of the records that do not fill a whole step. Empty if
     /// there are too few of them.
     fn smaller_batch(&self) -> Range<u64> {
@@ -485,11 +453,12 @@ struct Saved {
 #[cfg(feature = "serde")]
 impl From<Plan> for Saved {
     fn from(plan: Plan) -> Self {
+        let numbers = || (0..plan.list.len()).filter_map(|position| plan.list.get(position)).collect();
         Self {
             first: plan.list.get(0).unwrap_or_default(),
             records: plan.records,
             step: plan.list.step().filter(|&step| step != 1),
-            list: plan.list.numbers().to_vec(),
+            list: plan.list.step().map_or_else(numbers, |_| Vec::new()),
             batch: plan.batch,
             batches: plan.early,
             steps: plan.steps,

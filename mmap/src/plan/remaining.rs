@@ -1,6 +1,5 @@
 //! The batches of an epoch whose batch size or number of ranks may change in the middle.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::Seam;
@@ -30,9 +29,10 @@ struct Leg {
     /// The number of positions before those that are left. 0 with seams, because positions are then left in several
     /// places.
     front: u64,
-    /// Where the earlier parts ended at each rank, and the shares of the first part. These shares determine the order
-    /// of the epoch.
-    seams: Option<(Arc<[Seam]>, Shares)>,
+    /// The shares of the first part of the epoch. They determine its order.
+    shares: Shares,
+    /// Where the earlier parts of a windowed shuffle ended at each rank.
+    seams: Option<Arc<[Seam]>>,
 }
 
 /// The parts of an epoch that were completed.
@@ -86,12 +86,12 @@ impl Past {
     /// Returns what is left, as a leg with this plan's batches and ranks.
     fn leg(&self, plan: Plan) -> Leg {
         let windows = matches!(plan.shuffle, Shuffle::Window { .. });
-        let seams = self.seams.first().filter(|_| windows).map(|&Seam { share, world, .. }| {
-            (Arc::from(self.seams.as_slice()), Shares { len: share, count: world })
-        });
+        let plan = Plan { steps: self.steps.map(|steps| steps - self.base), ..plan };
+        let first = self.seams.first().filter(|_| windows);
+        let shares = first.map_or(plan.shares(), |seam| Shares { len: seam.share, count: seam.world });
+        let seams = first.map(|_| self.seams.as_slice().into());
         let front = if windows { 0 } else { self.done };
-        let steps = self.steps.map(|steps| steps - self.base);
-        Leg { left: Plan { records: self.left, steps, ..plan }, base: self.base, front, seams }
+        Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, shares, seams }
     }
 }
 
@@ -182,14 +182,20 @@ impl RemainingEpoch {
     /// remaining steps.
     #[must_use]
     pub fn batch(&self, epoch: u64, step: u64) -> Option<BatchIndices> {
-        let Leg { left, base, front, seams } = self.legs().rfind(|leg| leg.base <= step)?;
+        let Leg { left, base, front, shares, seams } = self.legs().rfind(|leg| leg.base <= step)?;
         let (positions, share) = left.positions(step - base)?;
-        let moved = |range: Range<u64>| range.start + front..range.end + front;
-        let whole = Plan { records: self.records, ..left.clone() };
-        let batch = whole.batch_of(epoch, step, moved(positions), moved(share));
-        Some(match seams.clone() {
-            Some((seams, shares)) => BatchIndices { seams: Some(seams), shares, ..batch },
-            None => batch,
+        Some(BatchIndices {
+            list: left.list.clone(),
+            records: self.records,
+            seed: left.seed,
+            shuffle: left.shuffle,
+            epoch,
+            step,
+            start: positions.start + front,
+            end: positions.end + front,
+            share: (share.start + front, share.end + front),
+            shares: *shares,
+            seams: seams.clone(),
         })
     }
 

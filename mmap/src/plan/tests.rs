@@ -103,7 +103,7 @@ fn other_ranks_and_ranges_are_checked_like_new_plans() {
     // The plan of records 40..90 has the order of a plan of 50 records, moved by 40.
     let part = plan.with_records(40..90).unwrap();
     let same = Plan::builder(50).batch(10).shuffle(Shuffle::Full).seed(3).rank(2, 3).build().unwrap();
-    assert_eq!((part.range(), part.records(), part.steps(0)), (40..90, 50, same.steps(0)));
+    assert_eq!((part.list().range(), part.records(), part.steps(0)), (40..90, 50, same.steps(0)));
     let moved = epoch(same, 4).into_iter().map(|record| record + 40).collect::<Vec<_>>();
     assert_eq!(epoch(part, 4), moved);
     let last = Plan::builder(1).build().unwrap().with_records(u64::MAX - 1..u64::MAX).unwrap();
@@ -153,7 +153,7 @@ fn no_order_of_the_largest_sizes_overflows() {
                         batch.runs().take(3).all(|run| run.start < run.end && run.end <= records),
                         "{plan:?}"
                     );
-                    if batch.window_records() < 1000 {
+                    if batch.shuffle.window_records() < 1000 {
                         let _ = (batch.chunks(false), batch.chunks(true));
                     }
                 }

@@ -126,7 +126,16 @@ impl Window {
     /// Returns the records of a chunk, whose number counts from 0: one range; two if the chunk has both the last and
     /// the first record; or none.
     pub(crate) fn records(&self, chunk: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        self.share.chunk(&self.tape, chunk)
+        let Self { tape, share, .. } = self;
+        let (start, len) = match chunk {
+            0 => (share.range.start, share.before),
+            _ if chunk <= share.whole => ((share.first + chunk - 1) * tape.chunk, tape.chunk),
+            _ => (share.range.end - share.after, share.after),
+        };
+        let len = if chunk > share.whole + 1 { 0 } else { len };
+        let record = if len > 0 { tape.at(start) } else { 0 };
+        let front = len.min(tape.records - record);
+        [record..record + front, 0..len - front].into_iter().filter(|range| !range.is_empty())
     }
 
     /// The share, as positions in the epoch's order.
@@ -136,7 +145,20 @@ impl Window {
 
     /// Returns the chunks that are needed at a position of the share.
     pub(crate) fn resident_at(&self, position: u64) -> Range<u64> {
-        self.share.resident(&self.tape, position)
+        let Self { tape, share, .. } = self;
+        let at = position - share.range.start;
+        let end = share.whole + 2;
+        if share.whole <= tape.window {
+            0..end
+        } else if at < share.start {
+            // The start has records of `before` and of `window - 1` chunks, but none of the window's last chunk.
+            0..tape.window
+        } else if at < share.range.end - share.range.start - share.end {
+            let block = (at - share.start) / tape.chunk;
+            block + 1..block + 1 + tape.window
+        } else {
+            end - tape.window..end
+        }
     }
 }
 
@@ -343,36 +365,6 @@ impl Share {
         }
         let (chunk, x) = corner(tape, at - self.after);
         tape.used(self.first + self.whole - 1 - chunk, tape.chunk - 1 - x)
-    }
-
-    /// Returns the chunks that may be needed at a position, as numbered by [`Window`].
-    fn resident(&self, tape: &Tape, position: u64) -> Range<u64> {
-        let at = position - self.range.start;
-        let end = self.whole + 2;
-        if self.whole <= tape.window {
-            0..end
-        } else if at < self.start {
-            // The start has records of `before` and of `window - 1` chunks, but none of the window's last chunk.
-            0..tape.window
-        } else if at < self.range.end - self.range.start - self.end {
-            let block = (at - self.start) / tape.chunk;
-            block + 1..block + 1 + tape.window
-        } else {
-            end - tape.window..end
-        }
-    }
-
-    /// Returns the records of a chunk, as numbered by [`Window`].
-    fn chunk(&self, tape: &Tape, number: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-        let (start, len) = match number {
-            0 => (self.range.start, self.before),
-            _ if number <= self.whole => ((self.first + number - 1) * tape.chunk, tape.chunk),
-            _ => (self.range.end - self.after, self.after),
-        };
-        let len = if number > self.whole + 1 { 0 } else { len };
-        let record = if len > 0 { tape.at(start) } else { 0 };
-        let front = len.min(tape.records - record);
-        [record..record + front, 0..len - front].into_iter().filter(|range| !range.is_empty())
     }
 }
 

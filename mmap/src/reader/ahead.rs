@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::cached::{self, Around, Point};
 use super::source::Source;
-use super::stats::ReadStats;
 use super::stream::AHEAD;
 use super::units::{Units, Use};
+use crate::ReadStats;
 use crate::ranges::{Extent, Shard};
 use crate::system::PIECES;
 

@@ -2,19 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::stats::ReadStats;
-use crate::Error;
 use crate::buffer::{HUGE, around, page_size};
 use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
-use crate::system::{self, Asked, Gathered};
+use crate::system::{self, Gathered};
+use crate::{Error, ReadStats};
 
 /// The longest extent that is copied from the mapping into small pages of a slot, in bytes: if the cache is cold, and
 /// if it is warm. The kernel pins small pages one by one, and a huge page at once (`cargo bench --bench read`).
@@ -34,7 +32,7 @@ const TOGETHER: usize = 4;
 /// returns 0 in any case (`force_page_cache_ra` in the kernel's `mm/readahead.c`). In a test with `read_ahead_kb`
 /// 8192, only 8 MiB of a 64 MiB hint were resident afterwards. Many devices allow 1280 KiB. If both values in
 /// `/sys/block/*/queue/` are below 1024, increase the larger one.
-pub const HINT_CHUNK: NonZeroUsize = NonZeroUsize::new(1 << 20).unwrap();
+pub const HINT_CHUNK: usize = 1 << 20;
 
 /// What earlier reads through the page cache have found out.
 #[derive(Debug, Default)]
@@ -55,16 +53,8 @@ impl Copied {
         self.warm.is_some()
     }
 
-    fn cannot_reach(&self, out: &[u8]) -> bool {
-        let at = out.as_ptr().addr();
-        let known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
-        known.iter().any(|known| known.contains(&at))
-    }
-
-    fn add_unreachable(&self, out: &[u8]) {
-        let start = out.as_ptr().addr();
-        let mut known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
-        known.push(start..start + out.len().max(1));
+    fn unreachable(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.unreachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes read since a read last had to wait for the disk, or 0 if that is not counted. Relaxed: the number only
@@ -73,79 +63,74 @@ impl Copied {
         self.warm.as_ref().map_or(0, |warm| warm.load(Relaxed))
     }
 
-    /// Counts a read of `bytes` bytes. `disk` is how many bytes the disk has read for it; `None` if that is not
-    /// counted.
-    fn add(&self, bytes: u64, disk: Option<u64>) {
-        match (&self.warm, disk) {
-            (Some(warm), Some(0)) => _ = warm.fetch_add(bytes, Relaxed),
-            (Some(warm), _) => warm.store(0, Relaxed),
-            (None, _) => {}
+    /// Reads `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts the bytes that came from
+    /// the disk. `behind` is the number of bytes in the slot after `out`. `changed` is a list whose memory is reused; its
+    /// content has no meaning before and after the call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Truncated`], [`Error::Read`], and those of opening a file again.
+    pub(super) fn fill(
+        &self,
+        shards: &[Shard],
+        extents: &[Extent],
+        (out, behind): (&mut [u8], usize),
+        changed: &mut Vec<usize>,
+        stats: &mut ReadStats,
+    ) -> Result<(), Error> {
+        let before = system::read_from_disk();
+        let filled = self.copy(shards, extents, (out, behind), changed);
+        let disk = system::read_from_disk().saturating_sub(before);
+        stats.disk += disk;
+        match &self.warm {
+            Some(warm) if disk == 0 => _ = warm.fetch_add(extents.iter().map(Extent::len).sum(), Relaxed),
+            Some(warm) => warm.store(0, Relaxed),
+            None => {}
         }
+        filled
     }
-}
 
-/// Reads `extents`, at most [`PIECES`](system::PIECES), to their places in `out`, and counts the bytes that came from
-/// the disk. `behind` is the number of bytes in the slot after `out`. `changed` is a list whose memory is reused; its
-/// content has no meaning before and after the call.
-///
-/// # Errors
-///
-/// [`Error::Truncated`], [`Error::Read`], and those of opening a file again.
-pub(super) fn fill(
-    shards: &[Shard],
-    extents: &[Extent],
-    (out, behind): (&mut [u8], usize),
-    before: &Copied,
-    changed: &mut Vec<usize>,
-    stats: &mut ReadStats,
-) -> Result<(), Error> {
-    let at_first = system::read_from_disk();
-    let filled = copy(shards, extents, (out, behind), before, changed);
-    let disk = read_since(at_first);
-    before.add(extents.iter().map(Extent::len).sum(), disk);
-    stats.disk += disk.unwrap_or(0);
-    filled
-}
-
-/// Copies small extents, and long ones if the cache is warm, from the mappings with one call. If a file was truncated
-/// since it was opened, its bytes may then be zeros. So extents of files that have changed are read with `pread`, which
-/// reports missing bytes. So are all other extents.
-fn copy(
-    shards: &[Shard],
-    extents: &[Extent],
-    (out, behind): (&mut [u8], usize),
-    before: &Copied,
-    changed: &mut Vec<usize>,
-) -> Result<(), Error> {
-    let warm = before.warm_bytes() >= WARM;
-    // A slot has huge pages up to the last address in it that is a multiple of 2 MiB, and small pages after that.
-    let start = out.as_ptr().addr();
-    let end = start + out.len() + behind;
-    let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
-    let most = GATHERED[usize::from(warm)];
-    let together = |extent: &&Extent| {
-        let file = &shards[extent.file].file;
-        (extent.len() <= most || extent.to < huge) && file.kept.is_some() && !file.hints_wait
-    };
-    let gathered = || extents.iter().filter(together);
-    if gathered().take(TOGETHER).count() < TOGETHER || before.cannot_reach(out) {
-        return pread(shards, extents.iter(), out);
+    /// Copies small extents, and long ones if the cache is warm, from the mappings with one call. If a file was truncated
+    /// since it was opened, its bytes may then be zeros. So extents of files that have changed are read with `pread`, which
+    /// reports missing bytes. So are all other extents.
+    fn copy(
+        &self,
+        shards: &[Shard],
+        extents: &[Extent],
+        (out, behind): (&mut [u8], usize),
+        changed: &mut Vec<usize>,
+    ) -> Result<(), Error> {
+        let warm = self.warm_bytes() >= WARM;
+        // A slot has huge pages up to the last address in it that is a multiple of 2 MiB, and small pages after that.
+        let start = out.as_ptr().addr();
+        let end = start + out.len() + behind;
+        let huge = if warm { (end - end % HUGE).saturating_sub(start) } else { 0 };
+        let most = GATHERED[usize::from(warm)];
+        let together = |extent: &&Extent| {
+            let file = &shards[extent.file].file;
+            (extent.len() <= most || extent.to < huge) && file.kept.is_some() && !file.hints_wait
+        };
+        let gathered = || extents.iter().filter(together);
+        let has_slot = |known: &Range<usize>| known.contains(&start);
+        if gathered().take(TOGETHER).count() < TOGETHER || self.unreachable().iter().any(has_slot) {
+            return pread(shards, extents.iter(), out);
+        }
+        let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
+        let copied = system::gather(pieces, out);
+        changed.clear();
+        changed.extend(gathered().map(|extent| extent.file));
+        changed.sort_unstable();
+        changed.dedup();
+        changed.retain(|&file| !shards[file].file.is_unchanged());
+        if copied == Gathered::Fault && changed.is_empty() {
+            // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
+            self.unreachable().push(start..start + out.len().max(1));
+        }
+        let missing = |extent: &&Extent| {
+            copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
+        };
+        pread(shards, extents.iter().filter(missing), out)
     }
-    let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
-    let copied = system::gather(pieces, out);
-    changed.clear();
-    changed.extend(gathered().map(|extent| extent.file));
-    changed.sort_unstable();
-    changed.dedup();
-    changed.retain(|&file| !shards[file].file.is_unchanged());
-    if copied == Gathered::Fault && changed.is_empty() {
-        // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
-        before.add_unreachable(out);
-    }
-    let missing = |extent: &&Extent| {
-        copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
-    };
-    pread(shards, extents.iter().filter(missing), out)
 }
 
 /// Reads each extent with a separate call.
@@ -189,17 +174,13 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
         }
         touch
     });
-    let mut asked = Asked::default();
-    let file = |extent: &Extent| &shards[extent.file].file;
-    let pieces = extents
-        .iter()
-        .flat_map(|extent| cut(&extent.bytes, HINT_CHUNK, page).map(move |bytes| (file(extent), bytes)));
-    system::will_need(pieces, &mut asked);
-    stats.hinted += asked.bytes;
-    stats.hints += asked.calls;
-    stats.failed += asked.failed;
+    let pieces = extents.iter().flat_map(|Extent { file, bytes, .. }| {
+        let piece = |start| start..bytes.end.min(start + HINT_CHUNK as u64);
+        bytes.clone().step_by(HINT_CHUNK).map(move |start| (&shards[*file].file, piece(start)))
+    });
+    system::will_need(pieces, stats);
     stats.hint_time += begun.elapsed();
-    stats.disk += read_since(before).unwrap_or(0);
+    stats.disk += system::read_from_disk().saturating_sub(before);
 }
 
 /// A byte to touch ahead of a sequential read: the index of the file, the offset, and the position in the reader's
@@ -232,25 +213,7 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
         points.pop_front();
     }
     stats.hint_time += begun.elapsed();
-    stats.disk += read_since(before).unwrap_or(0);
-}
-
-/// Returns how many bytes the disk has read for this thread since `before`. `None` if that is not counted.
-fn read_since(before: Option<u64>) -> Option<u64> {
-    let now = system::read_from_disk();
-    now.zip(before).map(|(now, before)| now.saturating_sub(before))
-}
-
-/// Cuts `range`, which starts at a page boundary, into pieces of whole pages. A piece has at most `piece` bytes, but at
-/// least one page.
-fn cut(range: &Range<u64>, piece: NonZeroUsize, page: u64) -> impl Iterator<Item = Range<u64>> {
-    let step = (piece.get() as u64 / page).max(1) * page;
-    let Range { mut start, end } = *range;
-    std::iter::from_fn(move || {
-        let piece = start..start.saturating_add(step).min(end);
-        start = piece.end;
-        (!piece.is_empty()).then_some(piece)
-    })
+    stats.disk += system::read_from_disk().saturating_sub(before);
 }
 
 /// Bytes in a stretch. Small records are requested in whole stretches: Linux itself reads this many bytes around a page
@@ -374,17 +337,5 @@ mod tests {
         assert!(Around::pays(4096, 1) && Around::pays(4096, 16) && !Around::pays(4096, 17));
         assert!(Around::pays(64 << 10, 1) && !Around::pays((64 << 10) + 1, 1));
         assert!(!Around::pays(u64::MAX, 1) && !Around::pays(1, u64::MAX));
-    }
-
-    #[test]
-    fn pieces_are_whole_pages_and_cover_the_range() {
-        let cut = |range: Range<u64>, piece| -> Vec<_> {
-            super::cut(&range, NonZeroUsize::new(piece).unwrap(), 10).collect()
-        };
-        assert_eq!(cut(10..55, 20), [10..30, 30..50, 50..55]);
-        assert_eq!(cut(10..55, 29), [10..30, 30..50, 50..55]);
-        assert_eq!(cut(10..35, 1), [10..20, 20..30, 30..35]);
-        assert_eq!(cut(10..55, usize::MAX), std::slice::from_ref(&(10..55)));
-        assert_eq!(cut(55..55, 20), []);
     }
 }

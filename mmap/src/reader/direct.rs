@@ -84,11 +84,6 @@ impl Direct {
         Ok(Self { file: data.kept.is_some().then(|| Arc::new(file)), block: block.into() })
     }
 
-    /// Returns the file that is opened for direct I/O. Opens it again if it is not kept open.
-    pub(crate) fn opened(&self, data: &DataFile) -> Result<Arc<File>, Error> {
-        self.file.clone().map_or_else(|| system::reopen(data).map(Arc::new), Ok)
-    }
-
     /// Returns the block size: offsets, lengths and addresses must be multiples of it.
     pub(crate) fn block(&self) -> u64 {
         self.block.load(Relaxed) as u64
@@ -106,8 +101,11 @@ impl Direct {
 
     /// Fills `out` with the bytes of a file from `start` on.
     pub(super) fn read_exact(&self, data: &DataFile, out: &mut [u8], start: u64) -> Result<(), Error> {
-        let (file, mut bounce) = (self.opened(data)?, BounceBuffer::default());
-        read_exact(data, out, start, self.block(), |out, at| self.read_at(&file, out, at, &mut bounce))
+        let file = self.file.clone().map_or_else(|| system::reopen(data).map(Arc::new), Ok)?;
+        let mut bounce = BounceBuffer::default();
+        read_exact(data, out, start, self.block(), |out, at| {
+            self.read_at(out, at, &mut bounce, |start, pieces| system::read(&file, start, pieces))
+        })
     }
 
     /// Does one read, like `pread`. Returns the number of bytes, which is 0 only at the end of the file.
@@ -115,19 +113,9 @@ impl Direct {
     /// If the kernel cannot pin the pages of `out` (`EFAULT`), this function reads into the bounce buffer and copies.
     /// Page-locked memory that a device's driver allocated can be of that kind: the driver chooses how it maps such
     /// memory.
-    pub(crate) fn read_at(
-        &self,
-        file: &File,
-        out: &mut [u8],
-        start: u64,
-        bounce: &mut BounceBuffer,
-    ) -> io::Result<usize> {
-        self.read_with(out, start, bounce, |start, pieces| system::read(file, start, pieces))
-    }
-
-    /// Reads as [`read_at`](Self::read_at) does, with `read` as the system call. `read` takes an offset in the file and
-    /// the memory to fill.
-    fn read_with(
+    ///
+    /// `read` is the system call. It takes an offset in the file and the memory to fill.
+    fn read_at(
         &self,
         out: &mut [u8],
         start: u64,
@@ -327,7 +315,8 @@ mod tests {
         let direct = Direct { file: None, block: AtomicUsize::new(128) };
         for _ in 0..2 {
             let mut out = vec![0xEE; 9000];
-            assert_eq!(direct.read_at(&file, &mut out, 130, &mut BounceBuffer::default()).unwrap(), 9000);
+            let read = |start, pieces: [&mut [u8]; 3]| system::read(&file, start, pieces);
+            assert_eq!(direct.read_at(&mut out, 130, &mut BounceBuffer::default(), read).unwrap(), 9000);
             assert!(out == bytes[130..9130]);
         }
     }
@@ -341,7 +330,7 @@ mod tests {
         for (start, len) in [(0, 4096), (130, 9000), (700, (1 << 20) + 5000), ((3 << 20) - 1000, 2000)] {
             let mut out = vec![0xEE; len];
             let mut refused = 0;
-            let read = direct.read_with(&mut out, start, &mut BounceBuffer::default(), |start, pieces| {
+            let read = direct.read_at(&mut out, start, &mut BounceBuffer::default(), |start, pieces| {
                 let [first, theirs, last] = pieces;
                 if !theirs.is_empty() {
                     refused += 1;
@@ -360,7 +349,7 @@ mod tests {
         }
         // If the kernel refuses this crate's own memory too, the read returns an error and does not loop.
         let refuse = |_, _: [&mut [u8]; 3]| Err(io::Error::from_raw_os_error(libc::EFAULT));
-        let error = direct.read_with(&mut [0; 4096], 0, &mut BounceBuffer::default(), refuse).unwrap_err();
+        let error = direct.read_at(&mut [0; 4096], 0, &mut BounceBuffer::default(), refuse).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 

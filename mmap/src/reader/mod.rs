@@ -13,7 +13,6 @@ mod memory;
 pub(crate) mod queue;
 mod ring;
 mod source;
-pub(crate) mod stats;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,12 +26,11 @@ use self::cached::Copied;
 use self::direct::Direct;
 use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
-use self::stats::{ReadChoice, ReadStats};
 use self::stream::Stream;
 use self::units::Units;
 use crate::file::READ_CALLS;
-use crate::ranges::{Extent, Ranges, Shard};
-use crate::{BatchIndices, Error, Plan, Records, Shuffle, limit, system};
+use crate::ranges::{Ranges, Shard};
+use crate::{BatchIndices, Error, Plan, ReadChoice, ReadStats, Records, limit, system};
 
 /// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader requests ahead. A larger
 /// batch is the window. With batches of 4 MiB in shuffled chunks, every page was then in memory when it was read. With a
@@ -162,16 +160,11 @@ impl Reader {
             let start = ranges.shards()[at.shard].before.saturating_add(at.offset);
             Some(start..start.saturating_add(at.len))
         };
-        let range = plan.range();
+        let range = plan.list().range();
         let first = place(range.start).unwrap_or_default();
         let part = first.start..place(range.end.saturating_sub(1)).unwrap_or(first).end;
         let data = part.end - part.start;
-        let window = match plan.shuffle() {
-            Shuffle::Window { chunk_records: chunk, window_chunks: chunks } => {
-                chunk.saturating_mul(chunks).saturating_mul(ranges.stride()).min(data)
-            }
-            _ => 0,
-        };
+        let window = plan.shuffle().window_records().saturating_mul(ranges.stride()).min(data);
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
         let (share, files) = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
@@ -254,9 +247,10 @@ impl Reader<crate::Groups> {
         if file >= shards.len() {
             return Err(Error::NoSuchRecord { wanted: file as u64, found: shards.len() as u64 });
         }
-        let extent = Extent::new(file, start..start.saturating_add(out.len() as u64), 0);
-        let mut stats = ReadStats { bytes: extent.len(), ..ReadStats::default() };
-        let read = self.source.fill(shards, std::iter::once(Ok(extent)), (out, 0), &mut stats);
+        let extent = crate::ranges::Extent::new(file, start..start.saturating_add(out.len() as u64), 0);
+        let bytes = extent.len();
+        let mut stats = ReadStats { bytes, ..ReadStats::default() };
+        let read = self.source.fill(shards, std::iter::once(Ok(extent)), bytes, out, &mut stats).map(drop);
         *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
         read
     }
@@ -311,8 +305,8 @@ impl<D: Units> Reader<D> {
         self.check(unit)?;
         self.ahead.advance(&self.data, &self.source, bytes, true, &mut stats);
         let (data, asked) = (&self.data, stats.disk);
-        let read = read_slot(&self.source, data.shards(), data.extents(unit), bytes, out, &mut stats)
-            .and_then(|out| data.spread(unit, out).map(|()| out.len()));
+        let filled = self.source.fill(data.shards(), data.extents(unit), bytes, out, &mut stats);
+        let read = filled.and_then(|out| data.spread(unit, out).map(|()| out.len()));
         if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
             self.ahead.lock().missed();
         }
@@ -373,12 +367,8 @@ impl<D: Units> Reader<D> {
 
 impl<D: Units> fmt::Debug for Reader<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { data, choice, ahead, .. } = self;
-        f.debug_struct("Reader")
-            .field("data", data)
-            .field("choice", choice)
-            .field("prefetch", &ahead.prefetch)
-            .finish_non_exhaustive()
+        let Self { data, choice, .. } = self;
+        f.debug_struct("Reader").field("data", data).field("choice", choice).finish_non_exhaustive()
     }
 }
 
@@ -403,7 +393,7 @@ impl Ranges {
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
         let (source, extents) = (Source::default(), self.extents(batch.pieces()));
         let (wanted, stats) = (self.size(batch), &mut ReadStats::default());
-        let out = read_slot(&source, self.shards(), extents, wanted, out, stats)?;
+        let out = source.fill(self.shards(), extents, wanted, out, stats)?;
         self.spread(batch, out)?;
         Ok(out.len())
     }
@@ -416,20 +406,4 @@ impl Records {
     pub fn read_calls() -> u64 {
         READ_CALLS.with(std::cell::Cell::get)
     }
-}
-
-/// Reads `extents` to the front of the slot `out`, and returns this front. It has `wanted` bytes.
-fn read_slot<'o>(
-    source: &Source,
-    shards: &[Shard],
-    extents: impl Iterator<Item = Result<Extent, Error>>,
-    wanted: u64,
-    out: &'o mut [u8],
-    stats: &mut ReadStats,
-) -> Result<&'o mut [u8], Error> {
-    let found = out.len() as u64;
-    let cut = usize::try_from(wanted).ok().and_then(|wanted| out.split_at_mut_checked(wanted));
-    let (out, later) = cut.ok_or(Error::BufferTooSmall { wanted, found })?;
-    source.fill(shards, extents, (&mut *out, later.len()), stats)?;
-    Ok(out)
 }

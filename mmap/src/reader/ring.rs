@@ -1,8 +1,5 @@
 //! A ring of memory: pieces of any length are handed out in order and given back in the same order.
 
-use std::ptr::NonNull;
-use std::sync::Arc;
-
 use crate::Buffer;
 
 /// Short pieces start at a multiple of this: the smallest block size of a disk.
@@ -16,8 +13,8 @@ const BLOCK: u64 = super::direct::LARGEST as u64;
 
 /// A ring of bytes. A place is a byte count that only grows; the place modulo `len` is the index in the memory.
 pub(super) struct Ring {
-    /// Allocated when the first piece is taken.
-    memory: Option<Arc<Memory>>,
+    /// Allocated when the first piece is taken. Nothing reads or writes through it.
+    memory: Option<Buffer>,
     /// Bytes in the ring, a multiple of [`BLOCK`].
     len: u64,
     /// The place where the next piece starts.
@@ -25,15 +22,6 @@ pub(super) struct Ring {
     /// The place where the oldest piece starts. The pieces in use are between `tail` and `head`.
     tail: u64,
 }
-
-/// The memory, and its first aligned byte. It is freed when the ring and the last piece are dropped. Nothing reads
-/// through the pointer.
-struct Memory(#[expect(dead_code, reason = "dropped with the last piece")] Buffer, NonNull<u8>);
-
-// SAFETY: the pointer points into the buffer, which is `Send`, and nothing is read through it here.
-unsafe impl Send for Memory {}
-// SAFETY: as for `Send`; a shared reference gives out only the address.
-unsafe impl Sync for Memory {}
 
 impl Ring {
     pub(super) const fn new(len: u64) -> Self {
@@ -55,18 +43,16 @@ impl Ring {
             return None;
         }
         if self.memory.is_none() {
-            let mut buffer = Buffer::for_direct_reads(usize::try_from(self.len + BLOCK).ok()?)?;
-            let start = buffer.as_ptr().align_offset(super::direct::LARGEST);
-            let first = NonNull::from(&mut buffer[start..]).cast();
-            self.memory = Some(Arc::new(Memory(buffer, first)));
+            let whole = Buffer::for_direct_reads(usize::try_from(self.len + BLOCK).ok()?)?;
+            let aligned = whole.as_ptr().align_offset(super::direct::LARGEST);
+            // SAFETY: the memory has a block more than the ring, and `whole` is not used any more.
+            self.memory = Some(unsafe { whole.part(aligned, usize::try_from(self.len).ok()?) });
         }
-        let memory = self.memory.clone()?;
+        let memory = self.memory.as_ref()?;
         let at = usize::try_from(start % self.len).ok()?;
-        // SAFETY: `at` and the `len` bytes behind it are within the memory, as checked above.
-        let first = unsafe { memory.1.add(at) };
-        // SAFETY: `memory` keeps the bytes, and they are initialized. No other piece has the same bytes: those between
+        // SAFETY: the bytes are within the memory, as checked above. No other piece has the same bytes: those between
         // `tail` and `head` are given out once, and `give_back` moves `tail` only past pieces that have been dropped.
-        let piece = unsafe { Buffer::shared(first, usize::try_from(len).ok()?, memory) };
+        let piece = unsafe { memory.part(at, usize::try_from(len).ok()?) };
         self.head = start + len;
         Some((piece, self.head))
     }

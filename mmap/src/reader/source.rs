@@ -2,13 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::cached::{self, Copied};
-use super::stats::ReadStats;
+use super::cached::Copied;
 use super::stream::{Copy, NOW, Stream};
-use crate::Error;
 use crate::buffer::prefetch;
 use crate::ranges::{Extent, Shard};
 use crate::system::PIECES;
+use crate::{Error, ReadStats};
 
 /// An extent of at least this many bytes is read directly into the slot, if the reader allows that. One such read keeps
 /// the disk busy for long enough.
@@ -57,14 +56,18 @@ impl Source {
         if self.stream.is_none() { u64::MAX } else { self.cached.saturating_sub(shard.before) }
     }
 
-    /// Fills `out`, the front of a slot, with `extents`. `behind` is the number of bytes in the slot after `out`.
-    pub(super) fn fill(
+    /// Fills the front of the slot `out` with `extents`, which have `wanted` bytes. Returns this front.
+    pub(super) fn fill<'o>(
         &self,
         shards: &[Shard],
         mut extents: impl Iterator<Item = Result<Extent, Error>>,
-        (out, behind): (&mut [u8], usize),
+        wanted: u64,
+        out: &'o mut [u8],
         stats: &mut ReadStats,
-    ) -> Result<(), Error> {
+    ) -> Result<&'o mut [u8], Error> {
+        let found = out.len() as u64;
+        let cut = usize::try_from(wanted).ok().and_then(|wanted| out.split_at_mut_checked(wanted));
+        let (out, later) = cut.ok_or(Error::BufferTooSmall { wanted, found })?;
         let lock = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scratch = lock().pop().unwrap_or_default();
         let Scratch { groups: [group, next], copies, changed } = &mut scratch;
@@ -76,7 +79,7 @@ impl Source {
                 // Request the next group now, so that the disk reads it while this group is copied.
                 self.group(shards, &mut extents, &mut rest, next)?;
                 if !group.cached.is_empty() {
-                    cached::fill(shards, &group.cached, (&mut *out, behind), &self.copied, changed, stats)?;
+                    self.copied.fill(shards, &group.cached, (&mut *out, later.len()), changed, stats)?;
                 }
                 if let Some(stream) = &self.stream {
                     self.take(stream, shards, &group.streamed, out, copies, stats)?;
@@ -87,7 +90,7 @@ impl Source {
         // Release the memory of the stream from which bytes were copied.
         copies.clear();
         lock().push(scratch);
-        filled
+        filled.map(|()| out)
     }
 
     /// Fills `group` with the next extents, as many as are read together, and requests those that are streamed. `rest`

@@ -58,9 +58,8 @@ struct Lane {
     first: u64,
 }
 
-/// Identifies a request: its lane, and its number in this lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Tag(usize, u64);
+/// Identifies a request: its number in its lane, times two, plus the lane.
+type Tag = u64;
 
 /// The lane of prefetched bytes.
 pub(super) const AHEAD: usize = 0;
@@ -203,7 +202,7 @@ impl Stream {
         let state = &mut *state;
         for (tag, memory) in state.queue.forget_queued() {
             drop(memory);
-            if let Some(request) = request(&mut state.lanes, Tag::of(tag)) {
+            if let Some(request) = request(&mut state.lanes, tag) {
                 request.content = Content::Failed(io::ErrorKind::Interrupted.into());
             }
         }
@@ -271,7 +270,9 @@ impl Stream {
             let parts = (end - start).div_ceil(self.request + 2 * block).max(1);
             let end = end.min(start + (end - start).div_ceil(parts).next_multiple_of(block));
             let left = wanted(&(at..end));
-            if !state.begin(lane, (kept, block), file, start..end, left, until) {
+            let content = Content::Coming;
+            let request = Request { file, bytes: start..end, left, until, content, place: 0 };
+            if !state.begin(lane, (kept, block), request) {
                 return false;
             }
             at = end.min(extent.bytes.end);
@@ -314,45 +315,31 @@ impl Stream {
     }
 }
 
-impl Tag {
-    /// Returns the tag as one number, for the queue.
-    const fn number(self) -> u64 {
-        self.1 * 2 + self.0 as u64
-    }
-
-    const fn of(number: u64) -> Self {
-        Self(if number % 2 == 0 { AHEAD } else { NOW }, number / 2)
-    }
+const fn tag(lane: usize, number: u64) -> Tag {
+    2 * number + lane as u64
 }
 
 /// Finds a request.
-fn request(lanes: &mut [Lane; 2], Tag(lane, number): Tag) -> Option<&mut Request> {
-    let lane = &mut lanes[lane];
-    let index = number.checked_sub(lane.first)?;
+fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
+    let lane = &mut lanes[if tag % 2 == 0 { AHEAD } else { NOW }];
+    let index = (tag / 2).checked_sub(lane.first)?;
     lane.requests.get_mut(usize::try_from(index).ok()?)
 }
 
 impl State {
     /// Starts one request. Returns `false` if there is no memory for it.
-    fn begin(
-        &mut self,
-        lane: usize,
-        (kept, block): (&Arc<File>, u64),
-        file: usize,
-        bytes: Range<u64>,
-        left: u64,
-        until: u64,
-    ) -> bool {
-        let wanted = bytes.end - bytes.start;
+    fn begin(&mut self, lane: usize, (kept, block): (&Arc<File>, u64), mut request: Request) -> bool {
+        let (file, offset) = (request.file, request.bytes.start);
+        let wanted = request.bytes.end - offset;
         let Some((into, place)) = self.memory(lane, wanted, block) else { return false };
+        request.place = place;
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
-        let tag = Tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
-        self.places.insert(file, bytes.start, tag);
+        let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
+        self.places.insert(file, offset, tag);
         self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
-        self.queue.push(Read { file: kept.clone(), offset: bytes.start, into, len, tag: tag.number() });
-        let content = Content::Coming;
-        self.lanes[lane].requests.push_back(Request { file, bytes, left, until, content, place });
+        self.queue.push(Read { file: kept.clone(), offset, into, len, tag });
+        self.lanes[lane].requests.push_back(request);
         true
     }
 
@@ -375,7 +362,7 @@ impl State {
             if !(done && idle) {
                 return None;
             }
-            self.places.remove(request.file, request.bytes.start, Tag(lane, *first));
+            self.places.remove(request.file, request.bytes.start, tag(lane, *first));
             let place = request.place;
             if let Some(Request { content: Content::There(memory, _), .. }) = requests.pop_front() {
                 self.spare.push(memory);
@@ -425,11 +412,8 @@ impl State {
                 Content::There(memory, found) => {
                     let part = place(at - start)..place(until - start);
                     if part.end <= *found {
-                        copies.push(Copy {
-                            from: memory.clone(),
-                            bytes: part,
-                            to: to + place(at - bytes.start),
-                        });
+                        let to = to + place(at - bytes.start);
+                        copies.push(Copy { from: memory.clone(), bytes: part, to });
                     } else {
                         end = Taken::Not;
                     }
@@ -461,7 +445,7 @@ impl State {
 
     fn settle(&mut self, done: Done) {
         let Done { tag, into, read } = done;
-        let Some(request) = request(&mut self.lanes, Tag::of(tag)) else { return };
+        let Some(request) = request(&mut self.lanes, tag) else { return };
         request.content = match read {
             Ok(found) => {
                 let mut memory = self.spare.pop();

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use super::*;
+use crate::ranges::Extent;
 use crate::{BatchIndices, Cut, DType, LastBatch, Plan, RaggedRecords, Records, Shuffle};
 
 /// Creates files of these lengths in bytes. Their bytes depend on the file and the offset.

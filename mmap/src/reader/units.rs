@@ -33,10 +33,14 @@ pub trait Sealed: Debug + Send + Sync {
     }
 
     /// Cuts a unit in two: a front of about `bytes` bytes, or more, and the rest, if there is one.
-    fn split(&self, unit: Self::Unit, bytes: u64) -> (Self::Unit, Option<Self::Unit>);
+    fn split(&self, unit: Self::Unit, _: u64) -> (Self::Unit, Option<Self::Unit>) {
+        (unit, None)
+    }
 
     /// The number of the unit's epoch. `None`: these units have no epochs.
-    fn epoch(unit: &Self::Unit) -> Option<u64>;
+    fn epoch(_: &Self::Unit) -> Option<u64> {
+        None
+    }
 
     /// Calls `ask` for each extent to request before `unit` is read. `last` is the unit that was requested before it.
     /// `windows` has two flags: whether to request whole chunks of a windowed shuffle, and whether that was done for
@@ -101,7 +105,7 @@ impl Sealed for Arc<Ranges> {
         let chunks = if *windows { batch.chunks(follows) } else { None };
         *windowed = chunks.is_some();
         if let Some(chunks) = chunks {
-            let life = batch.window_records().saturating_mul(self.mean_len());
+            let life = batch.shuffle.window_records().saturating_mul(self.mean_len());
             let how = Use::Window(life.saturating_add(life / 4));
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
@@ -132,14 +136,6 @@ impl Sealed for crate::Groups {
 
     fn extents(&self, group: &usize) -> impl Iterator<Item = Result<Extent, Error>> {
         self.extents_of(*group).unwrap_or_default().iter().cloned().map(Ok)
-    }
-
-    fn split(&self, group: usize, _: u64) -> (usize, Option<usize>) {
-        (group, None)
-    }
-
-    fn epoch(_: &usize) -> Option<u64> {
-        None
     }
 
     fn ahead(

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 #[cfg(target_os = "android")]
@@ -15,10 +15,10 @@ use libc::{off_t as Offset, posix_fadvise, preadv};
 #[cfg(target_os = "linux")]
 use libc::{off64_t as Offset, posix_fadvise64 as posix_fadvise, preadv64 as preadv};
 
-use super::{Asked, Gathered, PIECES};
-use crate::Error;
+use super::{Gathered, PIECES};
 use crate::buffer::{around, page_size, prefetch};
 use crate::file::{DataFile, READ_CALLS};
+use crate::{Error, ReadStats};
 
 thread_local! {
     /// Lists of memory ranges for one system call. They are kept, so that a batch allocates nothing.
@@ -27,7 +27,7 @@ thread_local! {
 
 /// Hints pieces of files: with one call for all of them if the kernel permits that, otherwise with one call for each. A
 /// piece starts at a page.
-pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, asked: &mut Asked) {
+pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, stats: &mut ReadStats) {
     /// The most bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
     const BYTES: usize = 1 << 30;
     RANGES.with_borrow_mut(|[ranges, _]| {
@@ -39,26 +39,26 @@ pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u6
             let [start, end] =
                 [piece.start, piece.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX).min(map.len()));
             if ranges.len() == PIECES || bytes + (end - start) > BYTES {
-                hint(ranges, asked);
+                hint(ranges, stats);
                 bytes = 0;
             }
             bytes += end - start;
             let iov_base = map.as_mut_ptr().wrapping_add(start).cast();
             ranges.push(libc::iovec { iov_base, iov_len: end - start });
         }
-        hint(ranges, asked);
+        hint(ranges, stats);
     });
 }
 
 /// Hints `ranges`, and empties the list. The ranges are in mappings that exist.
-fn hint(ranges: &mut Vec<libc::iovec>, asked: &mut Asked) {
-    let done = at_once(ranges, asked);
+fn hint(ranges: &mut Vec<libc::iovec>, stats: &mut ReadStats) {
+    let done = at_once(ranges, stats);
     for range in &ranges[done..] {
-        asked.calls += 1;
+        stats.hints += 1;
         // SAFETY: the range is in a mapping that is alive, and this advice changes the contents of no memory.
         match unsafe { libc::madvise(range.iov_base, range.iov_len, libc::MADV_WILLNEED) } {
-            0 => asked.bytes += range.iov_len as u64,
-            _ => asked.failed += 1,
+            0 => stats.hinted += range.iov_len as u64,
+            _ => stats.failed += 1,
         }
     }
     ranges.clear();
@@ -116,7 +116,7 @@ fn file_system_kind(file: &File) -> Option<u64> {
 }
 
 /// Hints `ranges` with one call, counts it, and returns how many ranges were hinted.
-fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
+fn at_once(ranges: &[libc::iovec], stats: &mut ReadStats) -> usize {
     /// Whether the kernel has refused this call. It is then not made again. Relaxed: no other data depends on it.
     static REFUSED: AtomicBool = AtomicBool::new(false);
     if ranges.len() < 2 || REFUSED.load(Relaxed) {
@@ -140,8 +140,8 @@ fn at_once(ranges: &[libc::iovec], asked: &mut Asked) -> usize {
         left.is_some()
     });
     let whole = whole.count();
-    asked.calls += 1;
-    asked.bytes += (taken - rest) as u64;
+    stats.hints += 1;
+    stats.hinted += (taken - rest) as u64;
     whole
 }
 
@@ -232,31 +232,28 @@ pub(crate) fn gather<'f>(
     })
 }
 
-/// Returns how many bytes the disks have read for this thread so far. `None` if the system does not count them.
-pub(crate) fn read_from_disk() -> Option<u64> {
-    /// Whether the kernel was built to count them (`CONFIG_TASK_IO_ACCOUNTING`).
-    static COUNTED: OnceLock<bool> = OnceLock::new();
+/// Returns how many bytes the disks have read for this thread so far.
+pub(crate) fn read_from_disk() -> u64 {
     /// By number, because `libc` has no name for it on Android: `include/uapi/linux/resource.h`.
     const RUSAGE_THREAD: libc::c_int = 1;
-    if !COUNTED.get_or_init(|| std::path::Path::new("/proc/self/io").exists()) {
-        return None;
-    }
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the kernel writes one `rusage`.
     if unsafe { libc::getrusage(RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
-        return None;
+        return 0;
     }
     // SAFETY: the call succeeded, so the kernel has written `usage`.
     let usage = unsafe { usage.assume_init() };
     // `ru_inblock` counts 512 bytes each (`task_io_get_inblock` in `include/linux/task_io_accounting_ops.h`).
-    u64::try_from(usage.ru_inblock).ok().map(|blocks| blocks * 512)
+    u64::try_from(usage.ru_inblock).map_or(0, |blocks| blocks * 512)
 }
 
 /// Whether [`read_from_disk`] counts reads of this file. File systems on local disks count them; others may not.
 pub(crate) fn counts_reads(file: &File) -> bool {
     /// ext4, XFS, btrfs and tmpfs, in the kernel's `include/uapi/linux/magic.h`.
     const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
-    file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
+    // A kernel that was built without these counts (`CONFIG_TASK_IO_ACCOUNTING`) does not have this file.
+    let counts = Path::new("/proc/self/io").exists();
+    counts && file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))
 }
 
 /// The most pages in one call of `mincore`, which returns one byte for each. The limit keeps memory independent of the

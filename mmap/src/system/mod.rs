@@ -8,7 +8,7 @@
 mod this;
 
 // Hints:
-// - `will_need(pieces, asked)` hints pieces of files, and counts the hints.
+// - `will_need(pieces, stats)` hints pieces of files, and counts the hints.
 // - `hints_wait(file)`: whether a hint for this file can block in its file system.
 // - `touch(file, at)` reads the byte at `at` without waiting, so that the kernel reads ahead from there. Returns
 //   `false`, and reads nothing, if the byte before it was not requested, or if the system has no such call.
@@ -19,7 +19,7 @@ pub(crate) use this::{hints_wait, touch, will_need};
 // - `evict(file)` writes a file out, and drops all of it from the cache.
 // - `gather(pieces, out)` copies pieces of mappings to places in `out`. It raises no signal, whatever happens to the
 //   files.
-// - `read_from_disk()` returns how many bytes the disks have read for this thread, if the system counts them.
+// - `read_from_disk()` returns how many bytes the disks have read for this thread, as far as the system counts them.
 // - `counts_reads(file)`: whether it counts the reads of this file.
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
 // Direct I/O:
@@ -41,14 +41,6 @@ pub(crate) enum Gathered {
     Fault,
     /// Nothing was copied: the system has no such call, or it cannot be used for these files.
     Unavailable,
-}
-
-/// The results of hints: the number of calls, of bytes that were accepted, and of pieces that were refused.
-#[derive(Debug, Default)]
-pub(crate) struct Asked {
-    pub(crate) calls: u64,
-    pub(crate) bytes: u64,
-    pub(crate) failed: u64,
 }
 
 /// The most pieces in one call, which is the limit of Linux (`UIO_MAXIOV` in the kernel's `include/uapi/linux/uio.h`).

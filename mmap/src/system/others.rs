@@ -7,17 +7,17 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use super::{Asked, Gathered};
-use crate::Error;
+use super::Gathered;
 use crate::file::{DataFile, read_at};
+use crate::{Error, ReadStats};
 
 /// Hints each piece with one call.
-pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, asked: &mut Asked) {
+pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, stats: &mut ReadStats) {
     for (file, bytes) in pieces {
-        asked.calls += 1;
+        stats.hints += 1;
         match advise(file, &bytes) {
-            Ok(()) => asked.bytes += bytes.end - bytes.start,
-            Err(_) => asked.failed += 1,
+            Ok(()) => stats.hinted += bytes.end - bytes.start,
+            Err(_) => stats.failed += 1,
         }
     }
 }
@@ -109,9 +109,9 @@ pub(crate) fn gather<'f>(
     Gathered::Unavailable
 }
 
-/// Returns `None`: these systems do not count the disk reads of a thread.
-pub(crate) const fn read_from_disk() -> Option<u64> {
-    None
+/// Returns 0: these systems do not count the disk reads of a thread.
+pub(crate) const fn read_from_disk() -> u64 {
+    0
 }
 
 /// Returns `false`, as [`read_from_disk`] counts nothing.

@@ -128,7 +128,7 @@ fn check(seed: u64) -> bool {
             .map(|rank| Some((options.plan(list.clone(), rank)?, options.plan((0..n).into(), rank)?)))
             .collect();
         let Some(plans) = plans else { return resumption > 0 };
-        assert_eq!(plans[0].0.range(), list.range());
+        assert_eq!(plans[0].0.list().range(), list.range());
         let rests: Vec<_> = plans
             .iter()
             .map(|(listed, plain)| {

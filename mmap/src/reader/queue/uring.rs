@@ -21,7 +21,7 @@ use std::os::fd::AsRawFd;
 use std::thread::sleep;
 use std::time::Duration;
 
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{IoUring, opcode, squeue, types};
 
 use super::{Engine, READS, Read, Reads};
 
@@ -108,10 +108,6 @@ impl Uring {
         Some(held)
     }
 
-    fn completion(&mut self) -> Option<cqueue::Entry> {
-        self.ring.completion().next()
-    }
-
     /// Hands the entries in the ring to the kernel, and waits until `want` reads have ended or a signal has come.
     fn call(&mut self, want: usize) -> io::Result<()> {
         let taken = self.ring.submit_and_wait(want);
@@ -179,29 +175,25 @@ impl Engine for Uring {
     }
 
     fn reap(&mut self, reads: &mut Reads) {
-        while let Some(completion) = self.completion() {
+        loop {
+            let Some(completion) = self.ring.completion().next() else { return };
             let Ok(index) = usize::try_from(completion.user_data()) else { continue };
-            let Some(held) = self.table.get(index) else { continue };
+            let Some(Some(held)) = self.table.get(index) else { continue };
             let result = usize::try_from(completion.result()).map_err(|_| -completion.result());
-            match (result, held) {
-                (Err(errno), Some(InFlight { tries, .. })) if is_worth_a_retry(errno) && *tries < TRIES => {
-                    self.enter(index, reads);
-                    if self.stopped {
-                        self.stop(reads);
-                    }
-                }
-                // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
-                // threads. Stop using the ring.
-                (Err(errno), Some(_)) if is_worth_a_retry(errno) => {
-                    if let Some(held) = self.take(index) {
-                        reads.requeue(held.read);
-                    }
+            let refused = matches!(result, Err(errno) if is_worth_a_retry(errno));
+            if refused && held.tries < TRIES {
+                self.enter(index, reads);
+                if self.stopped {
                     self.stop(reads);
                 }
-                (result, _) => {
-                    if let Some(held) = self.take(index) {
-                        reads.end(held.read, result.map_err(io::Error::from_raw_os_error));
-                    }
+            } else if let Some(InFlight { read, .. }) = self.take(index) {
+                if refused {
+                    // All tries failed: the kernel cannot start a thread for the read, as in a container that limits
+                    // threads. Stop using the ring.
+                    reads.requeue(read);
+                    self.stop(reads);
+                } else {
+                    reads.end(read, result.map_err(io::Error::from_raw_os_error));
                 }
             }
         }
