@@ -1,5 +1,5 @@
-//! What the tests of several crates share: the extent of a test, random numbers, a file of numpy's, and an allocator that
-//! counts.
+//! What the tests of several crates share: the extent of a test, random numbers, files of several formats, and an allocator
+//! that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -84,12 +84,32 @@ pub fn safetensors<N: std::fmt::Display, S: AsRef<[usize]>>(
             format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#);
         entries.push(entry);
     }
-    let header = format!("{{{}}}", entries.join(","));
-    let len = header.len().next_multiple_of(8);
-    let mut file = (len as u64).to_le_bytes().to_vec();
-    file.extend(format!("{header:len$}").bytes());
+    let mut header = format!("{{{}}}", entries.join(",")).into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
     file.extend(data.into_iter().take(end));
     file
+}
+
+/// A zip archive as `numpy.savez` writes it, of names, methods (0 is stored, 8 is Deflate) and bytes: local headers with
+/// their members, the directory, its end.
+pub fn zip(members: &[(&str, u16, &[u8])]) -> Vec<u8> {
+    let number = |number: usize| u32::try_from(number).expect("a short file");
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for (name, method, bytes) in members {
+        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
+        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
+        common.extend([0, number(bytes.len()), number(bytes.len())].map(u32::to_le_bytes).concat());
+        common.extend(number(name.len()).to_le_bytes());
+        // Comment, disk and attributes; then where the local header is.
+        let place = [&[0; 10][..], &number(file.len()).to_le_bytes()].concat();
+        directory.extend([b"PK\x01\x02\x14\x00", &common[..], &place, name.as_bytes()].concat());
+        file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
+    }
+    let [start, len] = [file.len(), directory.len()].map(|at| number(at).to_le_bytes());
+    let count = u16::try_from(members.len()).expect("few members").to_le_bytes();
+    [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &len, &start, &[0; 2]].concat()
 }
 
 /// The system's allocator, with counters. For a test program that sets it as its `global_allocator`.
