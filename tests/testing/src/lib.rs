@@ -52,6 +52,23 @@ pub fn npy(descr: &str, shape: &[usize], data: impl IntoIterator<Item = u8>) -> 
     file
 }
 
+/// Bytes that differ from place to place.
+#[must_use]
+pub fn bytes(count: usize, from: u32) -> Vec<u8> {
+    (from..).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).take(count).collect()
+}
+
+/// The offsets of records of these lengths, as `numpy.save` writes them. The last record ends with the file, at `bytes`.
+pub fn offsets(bytes: u64, lengths: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let ends = lengths.into_iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    let offsets: Vec<u64> =
+        [0].into_iter().chain(ends.take_while(|&end| end < bytes)).chain([bytes]).collect();
+    npy("<u8", &[offsets.len()], offsets.into_iter().flat_map(u64::to_le_bytes))
+}
+
 /// An index of sequences as Megatron-LM's `_IndexWriter` writes it: the code and the size of a token, the lengths.
 pub fn megatron(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
     let mut file = b"MMIDIDX\0\0".to_vec();
