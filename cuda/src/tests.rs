@@ -162,6 +162,22 @@ fn train(
     Ok(seen.to_vec())
 }
 
+/// A driver with these options, and its context, with cudarc's event tracking or without.
+fn start(options: Options, tracking: bool) -> (Sim, Arc<CudaContext>) {
+    let sim = Sim::start(options);
+    static HELD: Once = Once::new();
+    if sim.is_real() {
+        // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
+        HELD.call_once(|| std::mem::forget(context(0).unwrap()));
+    }
+    let ctx = context(0).unwrap();
+    if !tracking {
+        // SAFETY: no test relies on it: one stream uses all memory, or the edges order the streams.
+        unsafe { ctx.disable_event_tracking() };
+    }
+    (sim, ctx)
+}
+
 /// Removes an edge until this is dropped.
 struct Without;
 
@@ -184,17 +200,7 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<St
     // With `overlap(false)`, one thread makes every call. The checker may then treat threads separately: it would
     // report work that is ordered only by a hand-over between threads.
     let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
-    let sim = Sim::start(Options { host_threads_apart: !overlap, ..options });
-    static HELD: Once = Once::new();
-    if sim.is_real() {
-        // Keeps the primary context for the life of the process, because it takes long to create and to destroy.
-        HELD.call_once(|| std::mem::forget(context(0).unwrap()));
-    }
-    let ctx = context(0).unwrap();
-    if !tracking {
-        // SAFETY: nothing in this test relies on event tracking.
-        unsafe { ctx.disable_event_tracking() };
-    }
+    let (sim, ctx) = start(Options { host_threads_apart: !overlap, ..options }, tracking);
     let _back = Without::edge(without);
     // Try every pair of depths from 1 to 8. If an edge is missing, try only (2, 2): with one slot of a kind, other
     // waits replace some edges.

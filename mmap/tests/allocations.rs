@@ -34,17 +34,10 @@ fn a_batch_is_read_without_new_lists() {
     let (path, index) = (folder.path().join("data"), folder.path().join("index.npy"));
     let bytes: Vec<u8> = (0..=250).cycle().take(8 << 20).collect();
     std::fs::write(&path, &bytes).unwrap();
-    let ends = (0_u64..).scan(0, |end, record| {
-        *end += 100 + record * 31 % 1900;
-        Some(*end)
-    });
-    let data = bytes.len() as u64;
-    let ends = ends.take_while(|&end| end < data);
-    let offsets: Vec<u64> = [0].into_iter().chain(ends).chain([data]).collect();
-    let npy = twinbuf_testing::npy("<u8", &[offsets.len()], offsets.into_iter().flat_map(u64::to_le_bytes));
-    std::fs::write(&index, npy).unwrap();
+    let lengths = (0..).map(|record| 100 + record * 31 % 1900);
+    std::fs::write(&index, twinbuf_testing::offsets(8 << 20, lengths)).unwrap();
     let equal = Records::open([&path], 512).unwrap().ranges();
-    assert_eq!(equal.bytes(), data);
+    assert_eq!(equal.bytes(), 8 << 20);
     let window = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     for (shuffle, mode, most) in [
         (Shuffle::None, ReadMode::Pread, 2.0),

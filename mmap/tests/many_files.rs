@@ -140,9 +140,8 @@ fn others_take_the_descriptors(paths: &[PathBuf]) {
     // So it is with the files of a model.
     let model = tempfile::tempdir_in(paths[0].parent().unwrap()).unwrap();
     let parts = (0..100_u8).map(|part| {
-        let header = format!(r#"{{"{part:03}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#);
         let path = model.path().join(format!("{part}.safetensors"));
-        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[part]].concat();
+        let bytes = twinbuf_testing::safetensors([(format!("{part:03}"), "U8", [1], 1)], [part]);
         std::fs::write(&path, bytes).map(|()| path).unwrap()
     });
     let tensors = Tensors::open(parts.collect::<Vec<_>>()).unwrap();

@@ -48,8 +48,7 @@ fn direct_reads_need_no_thread() {
     const RECORD: usize = 4096;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("data");
-    let bytes: Vec<u8> =
-        (0..8_u32 << 18).flat_map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let bytes = twinbuf_testing::bytes(8 << 20, 0);
     fs::write(&path, &bytes).unwrap();
     let records = Arc::new(Records::open([&path], RECORD).unwrap());
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();

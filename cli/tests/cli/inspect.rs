@@ -1,11 +1,12 @@
 //! `twinbuf inspect`: each format, and models of many tensors.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
+use twinbuf_testing::safetensors;
 
-use super::{has, json, samples, text, twinbuf, with_pages};
+use super::{Run, has, json, samples, span, text, twinbuf, with_pages};
 
 #[test]
 fn inspect_tells_each_format() {
@@ -62,26 +63,21 @@ fn inspect_tells_all_tensors_of_a_model() {
     const TENSORS: usize = 5000;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path();
-    let (mut entries, mut lines, mut end) = (Vec::new(), Vec::new(), 0);
-    for i in 0..TENSORS {
-        let (rows, start) = (2 + i % 7, end);
-        end += rows * 12;
-        entries.push(format!(
-            r#""t{i:04}":{{"dtype":"F32","shape":[{rows},3],"data_offsets":[{start},{end}]}}"#
-        ));
-        lines.push(format!(
-            "  tensor      t{i:04}: {rows} records of f32 [3], 12 B, together {} B",
-            rows * 12
-        ));
-    }
-    let header = format!("{{{}}}", entries.join(","));
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; end]].concat();
+    let rows = |i| 2 + i % 7;
+    let tensors = (0..TENSORS).map(|i| (format!("t{i:04}"), "F32", [rows(i), 3], rows(i) * 12));
+    let file = safetensors(tensors, std::iter::repeat(0));
     fs::write(folder.join("model.safetensors"), file).unwrap();
     let found = text(folder, "inspect model.safetensors");
-    let tensors: Vec<&str> = found.lines().filter(|line| line.starts_with("  tensor")).collect();
-    assert_eq!(tensors, lines);
-    let Output { stderr, .. } = twinbuf(folder, "probe model.safetensors --batch 1 --compute-ms 0");
-    let stderr = String::from_utf8(stderr).unwrap();
+    let lines = found.lines().filter(|line| line.starts_with("  tensor"));
+    assert_eq!(lines.clone().count(), TENSORS);
+    for (i, line) in lines.enumerate() {
+        let (rows, bytes) = (rows(i), rows(i) * 12);
+        assert_eq!(
+            line,
+            format!("  tensor      t{i:04}: {rows} records of f32 [3], 12 B, together {bytes} B")
+        );
+    }
+    let Run { stderr, .. } = twinbuf(folder, "probe model.safetensors --batch 1 --compute-ms 0");
     assert!(stderr.ends_with(", t0014, t0015 and 4984 more\n"), "{stderr}");
 }
 
@@ -93,14 +89,13 @@ fn a_path_that_is_no_utf_8_is_written_as_json_as_well_as_it_can_be() {
 
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join(OsStr::from_bytes(b"a\xffb"));
-    let span = r#"{"name":"train","ph":"X","pid":0,"tid":1,"ts":0,"dur":9,"args":{"epoch":0,"step":0}}"#;
-    fs::write(&path, span).unwrap();
+    fs::write(&path, span("train", 1, 9)).unwrap();
     for command in ["inspect", "trace"] {
         let program =
             Command::new(env!("CARGO_BIN_EXE_twinbuf")).args([command, "--json"]).arg(&path).output();
-        let Output { status, stdout, stderr } = program.unwrap();
-        assert!(status.success(), "{command}: {}", String::from_utf8_lossy(&stderr));
-        let found: Value = serde_json::from_slice(&stdout).unwrap();
+        let Run { code, stdout, stderr } = program.unwrap().into();
+        assert_eq!(code, Some(0), "{command}: {stderr}");
+        let found: Value = serde_json::from_str(&stdout).unwrap();
         let named = if command == "inspect" { &found[0]["path"] } else { &found["open_files"][0] };
         assert!(named.as_str().unwrap().ends_with("a\u{fffd}b"), "{found}");
     }

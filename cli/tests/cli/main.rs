@@ -13,19 +13,33 @@ use serde_json::Value;
 use tempfile::TempDir;
 use twinbuf::Records;
 use twinbuf::mmap::Residency;
+use twinbuf_testing::{npy, safetensors, zip};
+
+/// A run that has ended: its exit code, and what it printed.
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl From<Output> for Run {
+    fn from(Output { status, stdout, stderr }: Output) -> Self {
+        let [stdout, stderr] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+        Self { code: status.code(), stdout, stderr }
+    }
+}
 
 /// Runs the program with these arguments, which have no spaces.
-fn twinbuf(folder: &Path, arguments: &str) -> Output {
+fn twinbuf(folder: &Path, arguments: &str) -> Run {
     let arguments = arguments.split(' ').filter(|argument| !argument.is_empty());
-    Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_twinbuf")).args(arguments).current_dir(folder).output().unwrap().into()
 }
 
 /// Runs the program, which must succeed, and returns what it prints.
 fn text(folder: &Path, arguments: &str) -> String {
-    let Output { status, stdout, stderr } = twinbuf(folder, arguments);
-    let stderr = String::from_utf8(stderr).unwrap();
-    assert!(status.success() && stderr.is_empty(), "{arguments:?}: {status}, {stderr}");
-    String::from_utf8(stdout).unwrap()
+    let Run { code, stdout, stderr } = twinbuf(folder, arguments);
+    assert!(code == Some(0) && stderr.is_empty(), "{arguments:?}: {code:?}, {stderr}");
+    stdout
 }
 
 fn json(folder: &Path, arguments: &str) -> Value {
@@ -39,31 +53,18 @@ fn has(text: &str, parts: &[&str]) {
     }
 }
 
-/// A zip archive as `numpy.savez` writes it, of names, methods (0 is stored, 8 is Deflate) and bytes.
-fn zip(members: &[(&str, u16, &[u8])]) -> Vec<u8> {
-    let (mut file, mut directory) = (Vec::new(), Vec::new());
-    for (name, method, bytes) in members {
-        let number = |number: usize| u32::try_from(number).unwrap();
-        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
-        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
-        common.extend([0, number(bytes.len()), number(bytes.len())].map(u32::to_le_bytes).concat());
-        common.extend(number(name.len()).to_le_bytes());
-        // Comment, disk and attributes; then where the local header is.
-        let place = [&[0; 10][..], &number(file.len()).to_le_bytes()].concat();
-        directory.extend([b"PK\x01\x02\x14\x00", &common[..], &place, name.as_bytes()].concat());
-        file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
-    }
-    let [start, len] = [file.len(), directory.len()].map(|at| u32::try_from(at).unwrap().to_le_bytes());
-    let count = u16::try_from(members.len()).unwrap().to_le_bytes();
-    [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &len, &start, &[0; 2]].concat()
+/// A line of a trace: a span of that many microseconds.
+fn span(name: &str, thread: u64, micros: u64) -> String {
+    format!(
+        r#"{{"name":"{name}","ph":"X","pid":0,"tid":{thread},"ts":0,"dur":{micros},"args":{{"epoch":0,"step":0}}}}"#
+    )
 }
 
 /// A file of each format.
 fn samples() -> TempDir {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let put = |name: &str, bytes: Vec<u8>| fs::write(folder.path().join(name), bytes).unwrap();
-    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (6, 3, 2), }";
-    let npy = [b"\x93NUMPY\x01\x00\x76\x00", format!("{header:117}\n").as_bytes(), &[1; 144]].concat();
+    let npy = npy("<f4", &[6, 3, 2], [1; 144]);
     put("images.npy", npy.clone());
     put("cut.npy", npy[..200].to_vec());
     let archive = zip(&[("y.npy", 0, &npy), ("note.txt", 0, b"hello"), ("x.npy", 8, &npy)]);
@@ -71,8 +72,7 @@ fn samples() -> TempDir {
     put("two.npz", archive);
     put("one.npz", zip(&[("x.npy", 0, &npy)]));
     put("model.pt", zip(&[("model/data.pkl", 0, b"pickle")]));
-    let header = r#"{"x":{"dtype":"F32","shape":[5,3],"data_offsets":[0,60]},"s":{"dtype":"F64","shape":[],"data_offsets":[60,68]}}"#;
-    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 68]].concat();
+    let tensors = safetensors([("x", "F32", &[5, 3][..], 60), ("s", "F64", &[], 8)], [0; 68]);
     put("cut.safetensors", tensors[..100].to_vec());
     put("two.safetensors", tensors);
     put("none.safetensors", [&2_u64.to_le_bytes()[..], b"{}"].concat());
@@ -153,9 +153,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("trace noise.json", "no spans"),
         ("trace data.bin", "no spans"),
     ] {
-        let Output { status, stdout, stderr } = twinbuf(folder, arguments);
-        let stderr = String::from_utf8(stderr).unwrap();
-        assert_eq!(status.code(), Some(2), "{arguments:?}: {stderr}");
+        let Run { code, stdout, stderr } = twinbuf(folder, arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
         assert!(stdout.is_empty(), "{arguments:?}");
         assert!(stderr.starts_with("twinbuf: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
         assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
@@ -168,24 +167,22 @@ fn bad_input_is_one_line_and_exit_code_2() {
 fn names_in_files_break_no_line() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path();
-    let header = r#"{"a\n\u001b[31m":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b\n\n":{"dtype":"U8","shape":[],"data_offsets":[3,4]}}"#;
-    let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 4]].concat();
-    fs::write(folder.join("names.safetensors"), tensors).unwrap();
+    let tensors = [(r"a\n\u001b[31m", "U8", &[3][..], 3), (r"b\n\n", "U8", &[], 1)];
+    fs::write(folder.join("names.safetensors"), safetensors(tensors, [0; 4])).unwrap();
     let found = text(folder, "inspect names.safetensors");
     has(
         &found,
         &["  tensor      a\\n\\u{1b}[31m: 3 records of one u8", "  tensor      b\\n\\n: no records: "],
     );
-    let Output { status, stderr, .. } = twinbuf(folder, "probe names.safetensors --batch 1 --compute-ms 0");
-    let stderr = String::from_utf8(stderr).unwrap();
-    assert_eq!((status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    let Run { code, stderr, .. } = twinbuf(folder, "probe names.safetensors --batch 1 --compute-ms 0");
+    assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");
     has(&stderr, &["wanted one of its tensors: a\\n\\u{1b}[31m, b\\n\\n"]);
 
     let lines = [
         r#"{"name":"process_name","ph":"M","pid":0,"tid":1,"args":{"name":"p\n\u001b"}}"#,
         r#"{"name":"thread_name","ph":"M","pid":0,"tid":2,"args":{"name":"read\n\u001b"}}"#,
-        r#"{"name":"load\n\u001b","ph":"X","pid":0,"tid":2,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
-        r#"{"name":"queue_wait","ph":"X","pid":0,"tid":1,"ts":0,"dur":9000,"args":{"epoch":0,"step":0}}"#,
+        &span(r"load\n\u001b", 2, 9000),
+        &span("queue_wait", 1, 9000),
     ];
     fs::write(folder.join("names\n.json"), lines.join(",\n")).unwrap();
     let found = text(folder, "trace names\n.json");
@@ -214,6 +211,6 @@ fn a_broken_pipe_is_no_error() {
         .spawn()
         .unwrap();
     child.stdout.take().unwrap().read_exact(&mut [0; 8]).unwrap();
-    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    assert_eq!((status.code(), String::from_utf8(stderr).unwrap()), (Some(0), String::new()));
+    let Run { code, stderr, .. } = child.wait_with_output().unwrap().into();
+    assert_eq!((code, &*stderr), (Some(0), ""));
 }

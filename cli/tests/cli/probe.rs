@@ -1,12 +1,11 @@
 //! `twinbuf probe`: what it measures, and the lines that it proposes.
 
 use std::fs;
-use std::process::Output;
 
 use serde_json::Value;
 use twinbuf::Records;
 
-use super::{has, json, samples, text, twinbuf, with_pages};
+use super::{Run, has, json, samples, text, twinbuf, with_pages};
 
 /// Returns the first run, of several, whose loads were all short compared with 5 ms of compute. Other programs on the
 /// machine may make them longer.
@@ -97,18 +96,17 @@ fn a_page_replaces_a_page_and_nothing_else() {
     let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1";
     let probe = |page| twinbuf(folder, &format!("{arguments} --html {page}"));
     let before = fs::read(folder.join("data.bin")).unwrap();
-    let refused = String::from_utf8(probe("data.bin").stderr).unwrap();
-    has(&refused, &["data.bin: wanted a page to write over"]);
+    has(&probe("data.bin").stderr, &["data.bin: wanted a page to write over"]);
     assert_eq!(fs::read(folder.join("data.bin")).unwrap(), before);
     let out = folder.join("page.html");
     for there in [None, Some(""), Some("<!DOCTYPE html>\n<p>an older page")] {
         there.into_iter().for_each(|there| fs::write(&out, there).unwrap());
-        assert!(probe("page.html").status.success());
+        assert_eq!(probe("page.html").code, Some(0));
         let page = fs::read_to_string(&out).unwrap();
         assert!(page.ends_with("</html>\n"), "in place of {there:?}");
         assert!(page.matches("<title>train").count() > 10, "{page}");
     }
-    has(&String::from_utf8(probe("no/such/folder.html").stderr).unwrap(), &["no/such/folder.html: "]);
+    has(&probe("no/such/folder.html").stderr, &["no/such/folder.html: "]);
 }
 
 #[test]
@@ -135,10 +133,10 @@ fn probe_reads_past_the_page_cache_if_it_is_told_to() {
     let folder = samples();
     let arguments = "probe data.bin --record-bytes 100 --batch 10 --compute-ms 0 --direct";
     // Not every file system has direct I/O. `probe` then prints an error.
-    let Output { status, stdout, stderr } = twinbuf(folder.path(), arguments);
-    if status.success() {
-        has(&String::from_utf8(stdout).unwrap(), &["past the page cache\n", "\nlater  "]);
+    let Run { code, stdout, stderr } = twinbuf(folder.path(), arguments);
+    if code == Some(0) {
+        has(&stdout, &["past the page cache\n", "\nlater  "]);
     } else {
-        has(&String::from_utf8(stderr).unwrap(), &["data.bin", "open(O_DIRECT)"]);
+        has(&stderr, &["data.bin", "open(O_DIRECT)"]);
     }
 }

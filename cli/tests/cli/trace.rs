@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use serde_json::Value;
 use twinbuf::observe::Trace;
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan};
 
-use super::{has, json, text, twinbuf};
+use super::{Run, has, json, span, text, twinbuf};
 
 /// A file of data given for a trace may have no end of a line at all, and be larger than the memory.
 #[test]
@@ -16,24 +16,24 @@ use super::{has, json, text, twinbuf};
 fn a_trace_need_not_fit_the_memory_line_by_line() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path();
-    let span = r#"{"name":"train","ph":"X","pid":0,"tid":1,"ts":0,"dur":9,"args":{"epoch":0,"step":0}}"#;
-    for (start, expected) in [("", Err("holes: no spans")), (span, Ok("4 lines could not be read"))] {
+    let span = span("train", 1, 9);
+    for (start, expected) in [("", Err("holes: no spans")), (&span, Ok("4 lines could not be read"))] {
         let path = folder.join("holes");
         fs::write(&path, format!("{start}\n")).unwrap();
         // The last of a file may be holes where the system has crashed.
         let long = if start.is_empty() { 1 << 32 } else { 4 << 20 };
         fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(long).unwrap();
-        let Output { status, stdout, stderr } = Command::new("sh")
+        let Run { code, stdout, stderr } = Command::new("sh")
             .args(["-c", "ulimit -v 1000000 && exec \"$0\" trace holes", env!("CARGO_BIN_EXE_twinbuf")])
             .current_dir(folder)
             .output()
-            .unwrap();
-        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+            .unwrap()
+            .into();
         match expected {
             Ok(line) => has(&stdout, &[line]),
             Err(line) => has(&stderr, &[line]),
         }
-        assert_eq!(status.code(), Some(if expected.is_ok() { 0 } else { 2 }), "{stderr}");
+        assert_eq!(code, Some(if expected.is_ok() { 0 } else { 2 }), "{stderr}");
     }
 }
 
@@ -127,12 +127,7 @@ fn nothing_is_no_negative_number() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path();
     // A track with one batch has no gap between two; one with waits alone does no work.
-    let span = |name: &str, tid: u64| {
-        format!(
-            r#"{{"name":"{name}","ph":"X","pid":0,"tid":{tid},"ts":0,"dur":9,"args":{{"epoch":0,"step":0}}}}"#
-        )
-    };
-    fs::write(folder.join("t.json"), [span("disk_load", 2), span("queue_wait", 1)].join("\n")).unwrap();
+    fs::write(folder.join("t.json"), [span("disk_load", 2, 9), span("queue_wait", 1, 9)].join("\n")).unwrap();
     for arguments in ["trace t.json", "trace t.json --json"] {
         let found = text(folder, arguments);
         assert!(!found.contains("-0."), "{found}");
@@ -166,13 +161,12 @@ fn a_trace_that_was_cut_off_is_read_as_far_as_it_goes() {
         if end % 97 != 0 && !(last - 10..last + 10).contains(&end) {
             continue;
         }
-        let Output { status, stdout, stderr } = twinbuf(folder, "trace cut.json");
-        let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
-        if status.success() {
+        let Run { code, stdout, stderr } = twinbuf(folder, "trace cut.json");
+        if code == Some(0) {
             has(&stdout, &["cut.json: has no end"]);
             read += 1;
         } else {
-            assert_eq!(status.code(), Some(2));
+            assert_eq!(code, Some(2));
             assert!(stderr.contains("no spans"), "{stderr}");
             assert_eq!(read, 0, "once there is a span it is read: {end}");
         }

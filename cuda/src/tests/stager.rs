@@ -3,22 +3,18 @@
 
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
-use twinbuf_cuda_sim::{Control, Options, Sim};
+use twinbuf_cuda_sim::{Control, Options};
 
-use super::{Without, seeds, seeds_without};
+use super::{Without, seeds, seeds_without, start};
 use crate::edge::Edge;
-use crate::{Error, Stager, context};
+use crate::{Error, Stager};
 
 const SLOT: usize = 64;
 
 /// Uploads and offloads twice the slots' bytes, without a wait on the host. Returns what the checker found.
 fn run(seed: u64, without: Option<Edge>, offload: bool, tracking: bool) -> Vec<String> {
-    let sim = Sim::start(Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) });
-    let ctx = context(0).unwrap();
-    if !tracking {
-        // SAFETY: one stream uses all memory, so its order replaces the tracking.
-        unsafe { ctx.disable_event_tracking() };
-    }
+    let options = Options { delay_us: 20, pools: seed % 5 != 4, ..Options::seeded(seed) };
+    let (sim, ctx) = start(options, tracking);
     let stream = ctx.new_stream().unwrap();
     let (depth, threads) =
         if without.is_some() { (1, 1) } else { (seed as usize % 8 + 1, seed as usize / 8 % 4 + 1) };
@@ -106,8 +102,7 @@ fn a_missing_edge_is_found_for_every_seed() {
 /// The stream waits for the copies of a stager that is forgotten, and its slots stay allocated.
 #[test]
 fn a_stager_may_be_forgotten() -> Result<(), Error> {
-    let sim = Sim::start(Options { delay_us: 50, ..Options::default() });
-    let ctx = context(0)?;
+    let (sim, ctx) = start(Options { delay_us: 50, ..Options::default() }, true);
     let stream = ctx.new_stream().unwrap();
     let mut memory = stream.alloc_zeros::<u8>(4 * SLOT).unwrap();
     let mut stager = Stager::new(&ctx).slot_bytes(SLOT).fill_threads(1).build()?;

@@ -5,8 +5,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
-use crate::common::{BYTES, bytes, commit, copy_threads, lent_slots, must_end, start, start_with, uploader};
-use cudarc::driver::{result, sys};
+use crate::common::{
+    BYTES, bytes, commit, copy_threads, lent_slots, make_current, must_end, start, start_with, upload,
+    uploader,
+};
+use cudarc::driver::sys;
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
 use twinbuf_cuda_sim::Options;
 
@@ -33,8 +36,7 @@ fn the_next_copy_is_queued_while_one_runs() {
         let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).times(true).build().unwrap();
         let held = sim.hold(0); // the device is stopped: no copy completes
         commit(&mut slots, BYTES, 1).unwrap();
-        commit(&mut slots, BYTES, 2).unwrap();
-        let (first, second) = (batches.recv().unwrap().unwrap(), batches.recv().unwrap().unwrap());
+        let (first, second) = (upload(&mut slots, &mut batches, 2), batches.recv().unwrap().unwrap());
         if !sim.is_real() {
             assert_eq!((first.copied(), second.copied()), (Ok(None), Ok(None)));
         }
@@ -137,8 +139,7 @@ fn receiving_without_waiting_and_by_a_task() {
         let mut cx = Context::from_waker(Waker::noop());
         assert_eq!(batches.try_recv().unwrap_err(), Error::Empty);
         assert!(batches.poll_recv(&mut cx).is_pending());
-        commit(&mut slots, BYTES, 1).unwrap();
-        let first = batches.recv().unwrap().unwrap();
+        let first = upload(&mut slots, &mut batches, 1);
         let time = first.wait_copied().unwrap().unwrap();
         assert_eq!(first.copied().unwrap(), Some(time), "the copy is done");
         commit(&mut slots, 0, 2).unwrap();
@@ -203,8 +204,7 @@ fn a_waker_may_drop_the_last_side_on_the_copy_thread() {
         let before = sim.live().leaked();
         let (mut slots, mut batches) = uploader(&ctx, true);
         let held = sim.hold(0); // the copy thread waits for the copy and has not noticed the drop
-        commit(&mut slots, BYTES, 1).unwrap();
-        drop(batches.recv().unwrap().unwrap());
+        drop(upload(&mut slots, &mut batches, 1));
         slots.finish();
         let (end, panicked) = mpsc::channel();
         let task = Arc::new(Task { batches: Mutex::new(None), _end: TaskEnd(end) });
@@ -282,7 +282,6 @@ fn a_panic_in_on_copied_by_hand_ends_both_sides() {
     });
 }
 
-/// The next batch records a device slot's events again, so its times are read before that.
 /// The call that an uploader without a thread makes of the caller's code: it may use the uploader.
 #[test]
 fn on_copied_by_hand_may_commit_and_drop_slots() {
@@ -298,8 +297,7 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
                 }
             });
             let (mut slots, mut batches) = build.build().unwrap();
-            commit(&mut slots, BYTES, 1).unwrap();
-            assert_eq!(batches.recv().unwrap().unwrap().wait_copied().unwrap().map(drop), Some(()));
+            assert_eq!(upload(&mut slots, &mut batches, 1).wait_copied().unwrap().map(drop), Some(()));
             *slot.lock().unwrap() = Some(slots.acquire().unwrap().reserve());
             // Sees that the first copy has ended: then its host slot is free, and `on_copied` is called.
             let next = slots.acquire();
@@ -320,6 +318,7 @@ fn on_copied_by_hand_may_commit_and_drop_slots() {
     });
 }
 
+/// The next batch records a device slot's events again, so its times are read before that.
 #[test]
 fn each_copy_has_its_own_time_though_there_are_more_host_slots_than_device_slots() {
     must_end(|| {
@@ -363,14 +362,11 @@ fn on_copied_may_make_another_context_current() {
     must_end(|| {
         for overlap in [true, false] {
             let (_sim, ctx) = start(1, false);
-            // SAFETY: a null context is allowed.
-            let copied = |_| unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
-            let (mut slots, mut batches) =
-                Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(copied).build::<u64>().unwrap();
+            let build = Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(|_| make_current(None));
+            let (mut slots, mut batches) = build.build::<u64>().unwrap();
             let stream = ctx.new_stream().unwrap();
             for value in 1..10 {
-                commit(&mut slots, BYTES, value).unwrap();
-                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES]);
+                assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &stream), [value; BYTES]);
             }
             slots.finish();
             assert!(batches.recv().unwrap().is_none());

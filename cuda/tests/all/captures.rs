@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{BYTES, MODES, bytes, commit, must_end, start, start_software, start_with};
+use crate::common::{BYTES, MODES, bytes, commit, must_end, start, start_software, start_with, upload};
 use cudarc::driver::sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
 };
@@ -186,8 +186,7 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
             for round in 0..5 {
                 let value = 3 * round + 1;
-                commit(&mut slots, BYTES, value).unwrap();
-                let lease = batches.recv().unwrap().unwrap();
+                let lease = upload(&mut slots, &mut batches, value);
                 if raw {
                     // SAFETY: the stream outlives the uploader.
                     unsafe { lease.on_raw(stream.cu_stream()) }.unwrap();
@@ -201,8 +200,7 @@ fn a_lease_dropped_while_its_stream_is_captured_holds_its_slot_until_the_end() {
                     "cudarc's copies would be part of the graph"
                 );
                 drop(lease);
-                commit(&mut slots, BYTES, value + 1).unwrap();
-                assert_eq!(*batches.recv().unwrap().unwrap().meta(), u64::from(value) + 1);
+                assert_eq!(*upload(&mut slots, &mut batches, value + 1).meta(), u64::from(value) + 1);
                 // The turn of the held slot.
                 if overlap {
                     commit(&mut slots, BYTES, value + 2).unwrap();
@@ -235,13 +233,11 @@ fn a_deadline_waits_for_the_end_of_a_capture_and_a_task_is_told() {
                 drop(slots.acquire().unwrap().reserve());
                 assert_eq!(batches.recv().unwrap_err(), Error::Cancelled);
             }
-            commit(&mut slots, BYTES, 1).unwrap();
-            let lease = batches.recv().unwrap().unwrap();
+            let lease = upload(&mut slots, &mut batches, 1);
             lease.on::<u8>(&captured).unwrap();
             captured.begin_capture(RELAXED).unwrap();
             drop(lease);
-            commit(&mut slots, BYTES, 2).unwrap();
-            assert_eq!(*batches.recv().unwrap().unwrap().meta(), 2);
+            assert_eq!(*upload(&mut slots, &mut batches, 2).meta(), 2);
             assert!(batches.is_held());
             let mut cx = Context::from_waker(Waker::noop());
             let soon = Instant::now() + Duration::from_millis(5);
@@ -299,8 +295,7 @@ fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
             let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
             let [first, second] = [0, 1].map(|at| {
-                commit(&mut slots, BYTES, at as u8).unwrap();
-                let lease = batches.recv().unwrap().unwrap();
+                let lease = upload(&mut slots, &mut batches, at as u8);
                 lease.on::<u8>(&streams[at]).unwrap();
                 streams[at].begin_capture(RELAXED).unwrap();
                 lease
@@ -320,8 +315,7 @@ fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
             assert!(task.1.load(Ordering::Relaxed), "the task was not woken");
             end(streams[1].cu_stream());
             for value in 2..10 {
-                commit(&mut slots, BYTES, value).unwrap();
-                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &streams[1]), [value; BYTES]);
+                assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &streams[1]), [value; BYTES]);
             }
         }
     });
@@ -338,8 +332,7 @@ fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_ca
         // SAFETY: the pointer is valid for the call.
         unsafe { sys::cuStreamCreate(&raw mut blocking, 0) }.result().unwrap();
         let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).build().unwrap();
-        commit(&mut slots, BYTES, 1).unwrap();
-        let lease = batches.recv().unwrap().unwrap();
+        let lease = upload(&mut slots, &mut batches, 1);
         lease.on::<u8>(&legacy).unwrap();
         // SAFETY: the stream exists.
         unsafe { sys::cuStreamBeginCapture_v2(blocking, GLOBAL) }.result().unwrap();
@@ -347,8 +340,7 @@ fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_ca
         drop(lease);
         end(blocking);
         for value in 2..10 {
-            commit(&mut slots, BYTES, value).unwrap();
-            assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &other), [value; BYTES]);
+            assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &other), [value; BYTES]);
         }
         // SAFETY: created above.
         unsafe { sys::cuStreamDestroy_v2(blocking) }.result().unwrap();
@@ -363,8 +355,7 @@ fn memory_that_a_captured_stream_may_still_use_is_leaked_and_the_rest_is_freed()
             let stream = ctx.new_stream().unwrap();
             let before = sim.live().leaked();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(overlap).build().unwrap();
-            commit(&mut slots, BYTES, 1).unwrap();
-            let lease = batches.recv().unwrap().unwrap();
+            let lease = upload(&mut slots, &mut batches, 1);
             lease.on::<u8>(&stream).unwrap();
             stream.begin_capture(GLOBAL).unwrap();
             drop((slots, batches, lease));
@@ -389,8 +380,7 @@ fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
             let Some((sim, ctx)) = start_software() else { return };
             let stream = ctx.new_stream().unwrap();
             let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).overlap(false).build().unwrap();
-            commit(&mut slots, BYTES, 1).unwrap();
-            let lease = batches.recv().unwrap().unwrap();
+            let lease = upload(&mut slots, &mut batches, 1);
             lease.on::<u8>(&stream).unwrap();
             stream.begin_capture(GLOBAL).unwrap();
             sim.inject(Failure::api(call, 1, 719));
@@ -399,8 +389,11 @@ fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
             assert_eq!(sim.injected(), [call]);
             end(stream.cu_stream());
             for value in 2..6 {
-                commit(&mut slots, BYTES, value).unwrap();
-                assert_eq!(bytes(&batches.recv().unwrap().unwrap(), &stream), [value; BYTES], "{call}");
+                assert_eq!(
+                    bytes(&upload(&mut slots, &mut batches, value), &stream),
+                    [value; BYTES],
+                    "{call}"
+                );
             }
         }
     });

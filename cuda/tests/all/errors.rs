@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{copy_threads, lent_slots, must_end, start, start_software, threads};
+use crate::common::{LAUNCH_FAILED, copy_threads, lent_slots, must_end, start, start_software, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Stager, Uploader};
 use twinbuf_cuda_sim::{Failure, Live, Sim};
@@ -12,7 +12,6 @@ const BATCHES: u64 = 5;
 const BYTES: usize = 64;
 /// Bytes of what a stager fills.
 const MEMORY: usize = 1200;
-const LAUNCH_FAILED: u32 = 719;
 
 /// Fills and commits a batch.
 fn fill_one(slots: &mut HostSlots<u64>, seq: u64) -> Result<(), Error> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{MODES, copy_threads, lent_slots, must_end, start_with, threads};
+use crate::common::{LAUNCH_FAILED, MODES, copy_threads, lent_slots, must_end, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, result, sys};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -23,7 +23,6 @@ use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, ReservedSlot, Stager,
 use twinbuf_cuda_sim::{Control, Failure, Kernel, Options, checksum_of};
 
 const BYTES: usize = 448;
-const LAUNCH_FAILED: u32 = 719;
 /// A deadline that is not reached, and one that is.
 const LATER: Duration = Duration::from_secs(600);
 const SOON: Duration = Duration::from_micros(100);

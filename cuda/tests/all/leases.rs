@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::{
-    BYTES, bytes, commit, copy_threads, must_end, start, start_software, start_with, uploader,
+    BYTES, bytes, commit, copy_threads, must_end, start, start_software, start_with, upload, uploader,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{Error, Uploader};
@@ -18,8 +18,7 @@ fn one_lease_on_several_streams_and_again_on_the_same() {
     let (mut slots, mut batches) = uploader(&ctx, false);
     let mut copies = Vec::new();
     for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
+        let batch = upload(&mut slots, &mut batches, value);
         let waits = sim.calls_of("cuStreamWaitEvent");
         for stream in streams.iter().chain(&streams) {
             assert_eq!(batch.on::<u32>(stream).unwrap().len(), BYTES / 4);
@@ -79,8 +78,7 @@ fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
             let before = sim.live().leaked();
             let stream = ctx.new_stream().unwrap();
             let (mut slots, mut batches) = uploader(&ctx, overlap);
-            commit(&mut slots, BYTES, 1).unwrap();
-            let leaked = batches.recv().unwrap().unwrap();
+            let leaked = upload(&mut slots, &mut batches, 1);
             let other = ctx.new_stream().unwrap();
             // SAFETY: the stream outlives everything here.
             let address = unsafe { leaked.on_raw(other.cu_stream()) }.unwrap();
@@ -88,8 +86,7 @@ fn a_leaked_lease_costs_its_slot_and_is_never_aliased() {
             // Not waited for here: freeing the slot must wait for it.
             other.memcpy_dtod(&leaked.on::<u8>(&other).unwrap(), &mut copy).unwrap();
             std::mem::forget(leaked);
-            commit(&mut slots, BYTES, 2).unwrap();
-            let second = batches.recv().unwrap().unwrap();
+            let second = upload(&mut slots, &mut batches, 2);
             assert_eq!(bytes(&second, &stream), [2; BYTES]);
             drop(second);
             // The leaked slot's turn: nothing more arrives, and the slot still has its contents.
@@ -128,8 +125,7 @@ fn without_memory_pools_the_last_use_is_waited_for_whatever_failed_elsewhere() {
     let stream = ctx.new_stream().unwrap();
     let (mut slots, mut batches) = uploader(&ctx, false);
     let mut copy = stream.alloc_zeros::<u8>(BYTES).unwrap();
-    commit(&mut slots, BYTES, 1).unwrap();
-    let batch = batches.recv().unwrap().unwrap();
+    let batch = upload(&mut slots, &mut batches, 1);
     stream.memcpy_dtod(&batch.on::<u8>(&stream).unwrap(), &mut copy).unwrap();
     drop(batch);
     // Simulates an error left by a drop elsewhere: cudarc's drops then wait for nothing.
@@ -169,8 +165,7 @@ fn the_per_thread_stream_is_refused_but_for_a_copy_whose_use_ends_in_the_call() 
     let stream = ctx.per_thread_stream();
     let (mut slots, mut batches) = uploader(&ctx, false);
     for value in 1..20 {
-        commit(&mut slots, BYTES, value).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
+        let batch = upload(&mut slots, &mut batches, value);
         assert_eq!(batch.on::<u8>(&stream).unwrap_err(), Error::PerThreadStream);
         // SAFETY: the call is refused.
         assert_eq!(unsafe { batch.on_raw(stream.cu_stream()) }, Err(Error::PerThreadStream));
@@ -227,8 +222,7 @@ fn a_use_is_waited_for_once() {
     let (mut slots, mut batches) = Uploader::new(&ctx, BYTES).device_depth(1).overlap(false).build().unwrap();
     let mut waits = || {
         let before = sim.calls_of("cuStreamWaitEvent");
-        commit(&mut slots, BYTES, 1).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
+        let batch = upload(&mut slots, &mut batches, 1);
         (batch, sim.calls_of("cuStreamWaitEvent") - before)
     };
     let (first, waited) = waits();

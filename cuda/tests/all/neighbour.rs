@@ -6,7 +6,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::{BYTES, commit, must_end, start, start_software, start_with, uploader};
+use crate::common::{
+    BYTES, commit, make_current, must_end, start, start_software, start_with, upload, uploader,
+};
 use cudarc::driver::{CudaContext, DeviceSlice, result};
 use twinbuf_cuda::{Error, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
@@ -64,8 +66,7 @@ fn the_callers_own_copies_make_the_same_calls_with_an_uploader_alive() {
             assert!(!ctx.is_in_multi_stream_mode(), "another mode, for every call in this context");
             assert!(!built.iter().any(|(name, _)| *name == "cuCtxSynchronize"), "{built:?}");
             let idle = copy();
-            commit(&mut slots, BYTES, 1).unwrap();
-            let batch = batches.recv().unwrap().unwrap();
+            let batch = upload(&mut slots, &mut batches, 1);
             batch.wait_copied().unwrap();
             let leased = copy();
             println!("overlap {overlap}: without {without:?}, with {idle:?}, with a lease {leased:?}");
@@ -142,10 +143,7 @@ fn the_callers_current_context_stays_what_it_was() {
             let other = elsewhere.then(|| twinbuf_cuda::context(1).unwrap());
             let theirs = other.as_ref().map(|other| other.new_stream().unwrap());
             let wanted = other.as_ref().map(|other| other.cu_ctx());
-            let enter = || {
-                // SAFETY: the context is alive, or none.
-                unsafe { result::ctx::set_current(wanted.unwrap_or(std::ptr::null_mut())) }.unwrap();
-            };
+            let enter = || make_current(wanted);
             let is_current = |after: &str| {
                 assert_eq!(result::ctx::get_current().unwrap(), wanted, "after {after}");
             };
@@ -208,8 +206,7 @@ fn copies_do_not_wait_for_the_default_stream() {
             result::stream::launch_host_function(stream.cu_stream(), wait_there, (&raw mut channel).cast())
         }
         .unwrap();
-        commit(&mut slots, BYTES, 1).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
+        let batch = upload(&mut slots, &mut batches, 1);
         let looked = Instant::now();
         while batch.copied().unwrap().is_none() && looked.elapsed() < MANY_TIMES {
             thread::yield_now();
@@ -231,8 +228,7 @@ fn the_calls_of_a_batch() {
             let (mut slots, mut batches) =
                 Uploader::new(&ctx, BYTES).host_depth(4).device_depth(4).overlap(overlap).build().unwrap();
             let mut round = || {
-                commit(&mut slots, BYTES, 1).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
+                let batch = upload(&mut slots, &mut batches, 1);
                 assert_eq!(batch.on::<u8>(&stream).unwrap().len(), BYTES);
                 drop(batch);
                 sim.drain(); // the training step on this batch is over when the next batch arrives
@@ -266,8 +262,7 @@ fn a_view_is_read_on_each_stream_that_the_lease_is_on_and_on_no_other() {
             let (mut slots, mut batches) = uploader(&ctx, seed % 4 < 2);
             let mut copies = Vec::new();
             for value in 0..6 {
-                commit(&mut slots, BYTES, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
+                let batch = upload(&mut slots, &mut batches, value);
                 let view = batch.on::<u8>(&own).unwrap();
                 for (stream, shared) in
                     [(&other, true), (&ctx.default_stream(), true), (&ctx.per_thread_stream(), false)]
@@ -324,8 +319,7 @@ fn into_owned_costs_one_copy_on_the_device_and_no_wait() {
         let (sim, ctx) = start(1, true);
         let stream = ctx.per_thread_stream(); // candle's
         let (mut slots, mut batches) = uploader(&ctx, false);
-        commit(&mut slots, BYTES, 7).unwrap();
-        let batch = batches.recv().unwrap().unwrap();
+        let batch = upload(&mut slots, &mut batches, 7);
         let copies = sim.calls_of("cuMemcpyDtoDAsync_v2");
         let before = calls(sim.control());
         let owned = batch.into_owned::<f32>(&stream).unwrap();
@@ -347,8 +341,7 @@ fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
         let owners: [(&str, Owner); 6] = [
             ("lease", |ctx| {
                 let (mut slots, mut batches) = uploader(&ctx, false);
-                commit(&mut slots, BYTES, 1).unwrap();
-                Box::new(batches.recv().unwrap().unwrap())
+                Box::new(upload(&mut slots, &mut batches, 1))
             }),
             ("batches", |ctx| Box::new(uploader(&ctx, true).1)),
             ("slots", |ctx| Box::new(uploader(&ctx, true).0)),
@@ -362,8 +355,7 @@ fn the_last_owner_of_a_context_leaves_the_callers_context_current() {
             let (name, owner) = owners[round % owners.len()];
             let owner = owner(twinbuf_cuda::context(0).unwrap());
             let wanted = (round / owners.len()).is_multiple_of(2).then(|| other.cu_ctx());
-            // SAFETY: the context is alive, or none.
-            unsafe { result::ctx::set_current(wanted.unwrap_or(std::ptr::null_mut())) }.unwrap();
+            make_current(wanted);
             drop(owner);
             assert_eq!(result::ctx::get_current(), Ok(wanted), "{name}, round {round}");
         }
@@ -382,8 +374,7 @@ fn waits_for_copies_sleep() {
             let build = Uploader::new(&ctx, BYTES).overlap(overlap).times(times).host_depth(1);
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             for value in 0..20 {
-                commit(&mut slots, BYTES, value).unwrap();
-                batches.recv().unwrap().unwrap().wait_copied().unwrap();
+                upload(&mut slots, &mut batches, value).wait_copied().unwrap();
             }
             // With one slot, the second batch waits for the first on the host.
             commit(&mut slots, BYTES, 1).unwrap();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::{BYTES, commit, must_end, uploader};
+use crate::common::{BYTES, must_end, upload, uploader};
 use cudarc::driver::{CudaContext, DevicePtr, DriverError, result, sys};
 use twinbuf_cuda::Stager;
 use twinbuf_cuda_sim::{Options, Sim};
@@ -25,8 +25,7 @@ fn a_read_on_another_stream_ends_before_the_slot_is_refilled() {
             let (own, other) = (ctx.new_stream().unwrap(), ctx.new_stream().unwrap());
             let (mut slots, mut batches) = uploader(&ctx, overlap);
             for value in 0..8 {
-                commit(&mut slots, BYTES, value).unwrap();
-                let batch = batches.recv().unwrap().unwrap();
+                let batch = upload(&mut slots, &mut batches, value);
                 let view = batch.on::<u8>(&own).unwrap();
                 if known {
                     batch.on::<u8>(&other).unwrap();
@@ -92,8 +91,7 @@ fn life(sim: &Sim, seed: u64) {
         match random(5) {
             // Slots come in turn: an older lease would hold the next one.
             0 | 1 if leases.iter().all(|&(_, value)| value + 1 == sent) => {
-                commit(&mut slots, BYTES, sent).unwrap();
-                let lease = batches.recv().unwrap().unwrap();
+                let lease = upload(&mut slots, &mut batches, sent);
                 let address = lease.on::<u8>(on).unwrap().address();
                 sim.kernel_read(on.cu_stream(), address, BYTES, 300).unwrap();
                 assert_eq!(lease.seq(), u64::from(sent));

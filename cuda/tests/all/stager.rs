@@ -9,12 +9,10 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::common::{must_end, start, start_software, start_with, threads};
+use crate::common::{LAUNCH_FAILED, make_current, must_end, start, start_software, start_with, threads};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use twinbuf_cuda::{Error, Stager, StagerBuilder};
 use twinbuf_cuda_sim::{Failure, Live, Options, Sim};
-
-const LAUNCH_FAILED: u32 = 719;
 
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (seed * 37 + i * 11 + i / 256) as u8).collect()
@@ -328,11 +326,7 @@ fn contexts_are_left_as_they_were() {
         let (sim, ctx) = start(1, true);
         let stream = ctx.new_stream().unwrap();
         let mut memory = device(&stream, 1000);
-        let leave = || {
-            // SAFETY: a null context is allowed.
-            unsafe { result::ctx::set_current(std::ptr::null_mut()) }.unwrap();
-        };
-        leave();
+        make_current(None);
         let mut stager = small(&ctx).build().unwrap();
         let none = || assert_eq!(result::ctx::get_current().unwrap(), None);
         none();
@@ -341,7 +335,7 @@ fn contexts_are_left_as_they_were() {
                 none();
                 to.upload_with(
                     move |_, out| {
-                        leave();
+                        make_current(None);
                         out.fill(7);
                         Ok(())
                     },

@@ -4,12 +4,12 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::io::Write;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Once, mpsc};
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaStream, result};
 use twinbuf_cuda::{DeviceBatches, Error, HostSlots, Lease, Uploader, context, lent};
 use twinbuf_cuda_sim::{Options, Sim};
 
@@ -67,6 +67,12 @@ pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Makes this context current to the thread, or none.
+pub(crate) fn make_current(ctx: Option<CUcontext>) {
+    // SAFETY: the context is alive, or none.
+    unsafe { result::ctx::set_current(ctx.unwrap_or(null_mut())) }.unwrap();
+}
+
 /// The number of copy threads of this process.
 pub(crate) fn copy_threads() -> usize {
     threads("twinbuf-copy")
@@ -92,6 +98,8 @@ pub(crate) fn threads(wanted: &str) -> usize {
 }
 
 pub(crate) const BYTES: usize = 1024;
+/// The code of the errors that are injected.
+pub(crate) const LAUNCH_FAILED: u32 = 719;
 
 /// The batch's contents on the device, read on `stream`.
 pub(crate) fn bytes<M>(batch: &Lease<M>, stream: &Arc<CudaStream>) -> Vec<u8> {
@@ -108,6 +116,12 @@ pub(crate) fn commit(slots: &mut HostSlots<u64>, len: usize, value: u8) -> Resul
     let mut slot = slots.acquire()?;
     slot[..len].fill(value);
     slot.commit(len, u64::from(value))
+}
+
+/// Commits a batch of this byte, and receives it.
+pub(crate) fn upload(slots: &mut HostSlots<u64>, batches: &mut DeviceBatches<u64>, value: u8) -> Lease<u64> {
+    commit(slots, BYTES, value).unwrap();
+    batches.recv().unwrap().unwrap()
 }
 
 pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {

@@ -20,6 +20,10 @@ impl BatchIndices {
     }
 }
 
+fn window(chunk_records: u64, window_chunks: u64) -> Shuffle {
+    Shuffle::Window { chunk_records, window_chunks }
+}
+
 /// Returns the only run of a plan's first batch.
 fn only_run(plan: Plan) -> Range<u64> {
     let mut runs = plan.batch(0, 0).unwrap().runs();
@@ -43,16 +47,8 @@ fn every_refusal() {
             PlanError::ZeroChunk,
             "a chunk needs at least one record, found 0",
         ),
-        (
-            of(1).shuffle(Shuffle::Window { chunk_records: 0, window_chunks: 1 }),
-            PlanError::ZeroChunk,
-            "a chunk needs at least one record, found 0",
-        ),
-        (
-            of(1).shuffle(Shuffle::Window { chunk_records: 1, window_chunks: 0 }),
-            PlanError::ZeroWindow,
-            "a window needs at least one chunk, found 0",
-        ),
+        (of(1).shuffle(window(0, 1)), PlanError::ZeroChunk, "a chunk needs at least one record, found 0"),
+        (of(1).shuffle(window(1, 0)), PlanError::ZeroWindow, "a window needs at least one chunk, found 0"),
         (
             of(1).seed(0),
             PlanError::SeedWithoutShuffle { seed: 0 },
@@ -138,9 +134,9 @@ fn the_largest_numbers() {
 fn no_order_of_the_largest_sizes_overflows() {
     let sizes = [1, 3, u64::MAX - 1, u64::MAX];
     for records in [u64::MAX - 3, u64::MAX - 2, u64::MAX - 1, u64::MAX] {
-        let windows = sizes.iter().flat_map(|&chunk_records| {
-            sizes.map(|window_chunks| Shuffle::Window { chunk_records, window_chunks })
-        });
+        let windows = sizes
+            .iter()
+            .flat_map(|&chunk_records| sizes.map(|window_chunks| window(chunk_records, window_chunks)));
         let chunks = sizes.map(|records| Shuffle::Chunks { records });
         for shuffle in windows.chain(chunks).chain([Shuffle::None, Shuffle::Full]) {
             for (batch, last_batch) in [(1, LastBatch::Drop), (1 << 40, LastBatch::Wrap)] {
@@ -181,7 +177,7 @@ fn a_short_chunk_in_the_middle_shifts_what_follows() {
 #[test]
 fn golden_windows() {
     let order = |n, records, chunks, seed, e| {
-        let window = Shuffle::Window { chunk_records: records, window_chunks: chunks };
+        let window = window(records, chunks);
         epoch(Plan::builder(n).shuffle(window).seed(seed).build().unwrap(), e)
     };
     assert_eq!(order(20, 3, 2, 0, 0), [7, 8, 3, 9, 2, 4, 0, 19, 1, 17, 18, 16, 14, 11, 13, 15, 12, 6, 10, 5]);
@@ -191,8 +187,7 @@ fn golden_windows() {
         order(24, 4, 3, 5, 0),
         [15, 14, 13, 9, 10, 6, 11, 16, 7, 5, 1, 12, 22, 4, 2, 8, 0, 21, 3, 18, 20, 17, 23, 19]
     );
-    let ranks =
-        Plan::builder(30).batch(2).shuffle(Shuffle::Window { chunk_records: 3, window_chunks: 2 }).seed(7);
+    let ranks = Plan::builder(30).batch(2).shuffle(window(3, 2)).seed(7);
     let ranks = [0, 1].map(|rank| epoch(ranks.clone().rank(rank, 2).build().unwrap(), 2));
     assert_eq!(ranks[0], [25, 27, 26, 17, 16, 18, 8, 9, 28, 7, 20, 29, 0, 19]);
     assert_eq!(ranks[1], [21, 10, 11, 12, 2, 1, 3, 23, 24, 22, 14, 4, 15, 13]);
@@ -222,7 +217,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
         [(10_000, 100, 10, 30, 1), (10_007, 64, 8, 64, 3), (9999, 50, 7, 1000, 2), (500, 100, 64, 10, 1)]
     {
         for rank in 0..world {
-            let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: chunks };
+            let shuffle = window(chunk, chunks);
             let plan =
                 Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
             let batches: Vec<_> = (0..plan.steps(0)).map(|step| plan.batch(5, step).unwrap()).collect();
@@ -247,11 +242,7 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
             }
         }
     }
-    let sole = Plan::builder(100)
-        .batch(100)
-        .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 4 })
-        .build()
-        .unwrap();
+    let sole = Plan::builder(100).batch(100).shuffle(window(5, 4)).build().unwrap();
     assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
@@ -265,7 +256,7 @@ fn ranks_read_their_shares_and_nothing_else() {
         for world in [1, 4, 16, 64] {
             let mut read = vec![false; n as usize];
             for rank in 0..world {
-                let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: chunks };
+                let shuffle = window(chunk, chunks);
                 let plan =
                     Plan::builder(n).batch(batch).shuffle(shuffle).seed(9).rank(rank, world).build().unwrap();
                 let (mut own, mut before) = (0, 0..0);
@@ -330,7 +321,6 @@ fn mixing(n: u64, shuffle: Shuffle) -> (f64, f64, u64) {
 
 #[test]
 fn sorted_classes_are_mixed() {
-    let window = |records, chunks| Shuffle::Window { chunk_records: records, window_chunks: chunks };
     // A window of 64 of the 128 chunks has half of the classes at a time.
     let (in_one, in_many, _) = mixing(1 << 16, window(512, 64));
     assert!(in_one > 205.0 && in_many > 600.0, "{in_one}, {in_many}");
@@ -348,8 +338,7 @@ fn sorted_classes_are_mixed() {
 fn a_larger_window_never_mixes_worse() {
     let mut last = (0.0, 0.0);
     for chunks in [8, 16, 32, 63, 64, 65, 80, 100, 127, 128, 129] {
-        let (in_one, in_many, _) =
-            mixing(1 << 16, Shuffle::Window { chunk_records: 512, window_chunks: chunks });
+        let (in_one, in_many, _) = mixing(1 << 16, window(512, chunks));
         assert!(
             in_one > 0.98 * last.0 && in_many > 0.97 * last.1,
             "{chunks}: {in_one}, {in_many} after {last:?}"
@@ -357,7 +346,7 @@ fn a_larger_window_never_mixes_worse() {
         last = (in_one, in_many);
     }
     let plan = |chunks| {
-        let shuffle = Shuffle::Window { chunk_records: 512, window_chunks: chunks };
+        let shuffle = window(512, chunks);
         epoch(Plan::builder(1 << 16).batch(256).shuffle(shuffle).seed(1).build().unwrap(), 0)
     };
     assert_ne!(plan(64), plan(65));
@@ -366,7 +355,7 @@ fn a_larger_window_never_mixes_worse() {
 
 #[test]
 fn no_batch_comes_again_in_another_epoch() {
-    let shuffle = Shuffle::Window { chunk_records: 512, window_chunks: 64 };
+    let shuffle = window(512, 64);
     let plan = Plan::builder(1 << 16).batch(64).shuffle(shuffle).seed(1).build().unwrap();
     let batches = |e| -> std::collections::BTreeSet<Vec<u64>> {
         let sorted = |step| {
@@ -386,7 +375,7 @@ fn golden_hash_of_a_million_records() {
     for (order, golden) in [
         (Shuffle::Full, 0x18f2_2bbc_1acd_6c1b_u64),
         (Shuffle::Chunks { records: 999 }, 0xf132_b571_2d48_5d97),
-        (Shuffle::Window { chunk_records: 999, window_chunks: 64 }, 0x045e_2140_29c4_98dd),
+        (window(999, 64), 0x045e_2140_29c4_98dd),
     ] {
         let plan = Plan::builder(1_000_000).batch(1000).shuffle(order).seed(42).build().unwrap();
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;

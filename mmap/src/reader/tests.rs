@@ -43,6 +43,13 @@ fn open(paths: &[PathBuf], record: usize) -> Arc<Ranges> {
     Records::open(paths, record).unwrap().ranges()
 }
 
+/// Opens new files of these lengths as records of `record` bytes. They vanish with the folder.
+fn records(lens: &[usize], record: usize) -> (tempfile::TempDir, Arc<Ranges>) {
+    let folder = folder();
+    let paths = files(&folder, lens);
+    (folder, open(&paths, record))
+}
+
 fn epoch(plan: Plan, epoch: u64) -> impl Iterator<Item = BatchIndices> + Send + 'static {
     (0..).map_while(move |step| plan.batch(epoch, step))
 }
@@ -66,23 +73,15 @@ fn plain(records: &Ranges, batch: &BatchIndices) -> Vec<u8> {
 /// Opens the files as records of varying length. Some are empty, and some are longer than a direct read.
 fn ragged(folder: &tempfile::TempDir, paths: &[PathBuf]) -> Arc<Ranges> {
     let lens = |(number, path): (u64, &PathBuf)| {
-        let len = std::fs::metadata(path).unwrap().len();
         let lens = (0_u64..).map(move |record| match (record * 31 + number) % 19 {
             0..3 => 0,
             18 => 150_000,
             short => short * 137,
         });
-        let ends = lens.scan(0, |end, len| {
-            *end += len;
-            Some(*end)
-        });
-        let offsets =
-            [0].into_iter().chain(ends.take_while(|&end| end < len)).chain([len]).collect::<Vec<u64>>();
-        let bytes = offsets.iter().flat_map(|offset| offset.to_le_bytes());
-        let index = twinbuf_testing::npy("<u8", &[offsets.len()], bytes);
-        let index_path = folder.path().join(format!("{number}.idx.npy"));
-        std::fs::write(&index_path, index).unwrap();
-        index_path
+        let index = folder.path().join(format!("{number}.idx.npy"));
+        let bytes = std::fs::metadata(path).unwrap().len();
+        std::fs::write(&index, twinbuf_testing::offsets(bytes, lens)).unwrap();
+        index
     };
     let indexes: Vec<_> = (0..).zip(paths).map(lens).collect();
     RaggedRecords::open_indexed(paths.iter().zip(indexes)).unwrap().ranges()
@@ -210,8 +209,7 @@ fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
 /// The reader requests more than there is room for. Requested bytes are not given up before their batch is read.
 #[test]
 fn what_is_asked_for_far_ahead_is_read_once() {
-    let folder = folder();
-    let records = open(&files(&folder, &[96 << 20]), 64 << 10);
+    let (_folder, records) = records(&[96 << 20], 64 << 10);
     let plan = Plan::builder(records.len()).batch(128).shuffle(Shuffle::Full).seed(5).build().unwrap();
     let Some(mut reader) = direct(&records, &plan) else { return };
     reader.ahead.prefetch = 40 << 20;
@@ -222,8 +220,7 @@ fn what_is_asked_for_far_ahead_is_read_once() {
 /// An epoch that is not finished keeps no memory that later epochs need.
 #[test]
 fn epochs_that_are_left_make_room() {
-    let folder = folder();
-    let records = open(&files(&folder, &[40 << 20]), 4096);
+    let (_folder, records) = records(&[40 << 20], 4096);
     for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 8 }] {
         let plan = Plan::builder(records.len()).batch(256).shuffle(shuffle).build().unwrap();
         let Some(reader) = direct(&records, &plan) else { return };
@@ -243,8 +240,7 @@ fn epochs_that_are_left_make_room() {
 /// The chunks at the border of two ranks belong to both: each rank reads only a part of their records.
 #[test]
 fn chunks_that_are_not_read_whole_make_room() {
-    let folder = folder();
-    let records = open(&files(&folder, &[40 << 20]), 4096);
+    let (_folder, records) = records(&[40 << 20], 4096);
     let shuffle = Shuffle::Window { chunk_records: 64, window_chunks: 16 };
     let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).rank(1, 7).build().unwrap();
     let Some(reader) = direct(&records, &plan) else { return };
@@ -257,8 +253,7 @@ fn chunks_that_are_not_read_whole_make_room() {
 /// Several threads read the batches of one plan.
 #[test]
 fn threads_share_what_is_ahead() {
-    let folder = folder();
-    let records = open(&files(&folder, &[8 << 20, 3 << 20]), 512);
+    let (_folder, records) = records(&[8 << 20, 3 << 20], 512);
     for shuffle in [Shuffle::Full, Shuffle::Window { chunk_records: 100, window_chunks: 20 }] {
         let plan = Plan::builder(records.len()).batch(300).shuffle(shuffle).build().unwrap();
         let Some(direct) = direct(&records, &plan) else { return };
@@ -285,8 +280,7 @@ fn threads_share_what_is_ahead() {
 /// A request has bytes of many records. If it fails, those are read alone.
 #[test]
 fn a_failed_request_fails_no_record_that_can_be_read() {
-    let folder = folder();
-    let records = open(&files(&folder, &[24 << 20]), 4096);
+    let (_folder, records) = records(&[24 << 20], 4096);
     let orders = [Shuffle::None, Shuffle::Full, Shuffle::Window { chunk_records: 256, window_chunks: 3 }];
     for shuffle in orders {
         let plan = Plan::builder(records.len()).batch(64).shuffle(shuffle).build().unwrap();
@@ -513,8 +507,7 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_forks_child_reads_alone() {
-    let folder = folder();
-    let records = open(&files(&folder, &[8 << 20]), 4096);
+    let (_folder, records) = records(&[8 << 20], 4096);
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let batch = |step| plan.batch(0, step).unwrap();
     let Some(reader) = direct(&records, &plan) else { return };
@@ -660,8 +653,7 @@ fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
 /// Data that fits in memory is hinted once in an epoch, and not any more once it is in memory.
 #[test]
 fn hints_end_when_everything_is_in_memory() {
-    let folder = folder();
-    let records = open(&files(&folder, &[64 << 20]), 4096);
+    let (_folder, records) = records(&[64 << 20], 4096);
     records.evict().unwrap();
     let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
     let reader = limited(&records, &plan, 1 << 40);
@@ -680,8 +672,7 @@ fn hints_end_when_everything_is_in_memory() {
 #[test]
 #[cfg(target_os = "linux")]
 fn what_is_read_in_order_is_asked_for_ahead() {
-    let folder = folder();
-    let records = open(&files(&folder, &[40 << 20, 24 << 20]), 4096);
+    let (_folder, records) = records(&[40 << 20, 24 << 20], 4096);
     let plan = Plan::builder(records.len()).batch(16).build().unwrap();
     let reader = limited(&records, &plan, 1 << 40);
     records.evict().unwrap();
@@ -703,8 +694,7 @@ fn what_is_read_in_order_is_asked_for_ahead() {
 #[cfg(target_os = "linux")]
 fn a_windowed_epoch_is_asked_for_in_chunks() {
     const RECORD: usize = 4096;
-    let folder = folder();
-    let records = open(&files(&folder, &[1024 * RECORD]), RECORD);
+    let (_folder, records) = records(&[1024 * RECORD], RECORD);
     let shuffle = Shuffle::Window { chunk_records: 16, window_chunks: 8 };
     let plan = Plan::builder(records.len()).batch(8).shuffle(shuffle).build().unwrap();
     // From the middle on, as after resuming, and as a whole.
@@ -728,8 +718,7 @@ fn a_windowed_epoch_is_asked_for_in_chunks() {
 #[cfg(target_os = "linux")]
 fn a_long_hint_brings_all_of_its_bytes() {
     const PIECE: usize = 1 << 20;
-    let folder = folder();
-    let records = open(&files(&folder, &[32 * PIECE + 2048]), 2048);
+    let (_folder, records) = records(&[32 * PIECE + 2048], 2048);
     let (shard, page) = (&records.shards()[0], crate::buffer::page_size() as u64);
     let file = File::open(&shard.file.path).unwrap();
     let pages = |bytes: std::ops::Range<u64>| crate::system::cached(&file, bytes).unwrap_or(0);
@@ -754,8 +743,7 @@ fn a_long_hint_brings_all_of_its_bytes() {
 /// The first batch alone is requested before it is read.
 #[test]
 fn the_window_keeps_its_length() {
-    let folder = folder();
-    let records = open(&files(&folder, &[2300]), 100);
+    let (_folder, records) = records(&[2300], 100);
     for tail in [LastBatch::Drop, LastBatch::Keep, LastBatch::Wrap] {
         for (start, window) in [(0, 0), (0, 100), (0, 300), (0, 1200), (2, 700), (0, u64::MAX)] {
             let plan = Plan::builder(23).batch(5).shuffle(Shuffle::Full).last_batch(tail).build().unwrap();
@@ -784,8 +772,7 @@ fn the_window_keeps_its_length() {
 
 #[test]
 fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
-    let folder = folder();
-    let records = open(&files(&folder, &[23 * 4096]), 4096);
+    let (_folder, records) = records(&[23 * 4096], 4096);
     let hinted = |order, (rank, world)| {
         let plan = Plan::builder(23).batch(3).shuffle(order).rank(rank, world).build().unwrap();
         let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();

@@ -7,23 +7,27 @@ use std::sync::Arc;
 use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
 
 /// All openers refuse `path` in the same way: `check` sees each error.
-fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
-    type Opener = fn(&Path) -> Result<Records, Error>;
-    let openers: [Opener; 5] = [
-        |path| Records::open([path], 1),
-        |path| Records::open_headerless([path], DType::U8, Cut::Rows),
-        |path| Records::open_llm_c([path], Cut::Rows),
-        |path| Records::open_npy([path], Cut::Rows),
+pub(crate) fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
+    type Opener = fn(&Path) -> Result<(), Error>;
+    let openers: &[Opener] = &[
+        |path| Records::open([path], 1).map(drop),
+        |path| Records::open_headerless([path], DType::U8, Cut::Rows).map(drop),
+        |path| Records::open_llm_c([path], Cut::Rows).map(drop),
+        |path| Records::open_npy([path], Cut::Rows).map(drop),
         #[cfg(feature = "safetensors")]
-        |path| Records::open_safetensors([path], "x", Cut::Rows),
-        #[cfg(not(feature = "safetensors"))]
-        |path| Records::open([path], 2),
+        |path| Records::open_safetensors([path], "x", Cut::Rows).map(drop),
+        #[cfg(feature = "safetensors")]
+        |path| Records::open_safetensors_each(path, Cut::Rows).map(drop),
+        #[cfg(feature = "safetensors")]
+        |path| twinbuf_mmap::Tensors::open([path]).map(drop),
+        #[cfg(feature = "npz")]
+        |path| Records::open_npz([path], "x", Cut::Rows).map(drop),
     ];
-    for open in openers {
+    for &open in openers {
         // In a second thread: opening a FIFO without a writer can wait for ever.
         let (sender, receiver) = std::sync::mpsc::channel();
         let opened = path.to_owned();
-        std::thread::spawn(move || sender.send(open(&opened).map(|_| ())));
+        std::thread::spawn(move || sender.send(open(&opened)));
         let result = receiver.recv_timeout(std::time::Duration::from_secs(300)).expect("open must not wait");
         check(&result.expect_err("should be refused"));
     }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use twinbuf_mmap::{Cut, DType, Error, Records};
+use twinbuf_mmap::{Cut, DType, Error, RaggedRecords, Records};
 
 type Open = fn(&[&Path]) -> Result<Records, Error>;
 
@@ -519,25 +519,13 @@ fn a_pointer_of_git_lfs_is_named() {
     let data = folder.path().join("data.bin");
     std::fs::write(&data, [7; 400]).unwrap();
     std::fs::write(data.with_extension("idx"), &pointer).unwrap();
-    for result in [
-        Records::open([&path], 1).map(drop),
-        Records::open_headerless([&path], DType::U8, Cut::Rows).map(drop),
-        Records::open_npy([&path], Cut::Rows).map(drop),
-        Records::open_llm_c([&path], Cut::Rows).map(drop),
-        #[cfg(feature = "safetensors")]
-        Records::open_safetensors([&path], "x", Cut::Rows).map(drop),
-        #[cfg(feature = "safetensors")]
-        Records::open_safetensors_each(&path, Cut::Rows).map(drop),
-        #[cfg(feature = "safetensors")]
-        twinbuf_mmap::Tensors::open([&path]).map(drop),
-        #[cfg(feature = "npz")]
-        Records::open_npz([&path], "x", Cut::Rows).map(drop),
-        twinbuf_mmap::RaggedRecords::open_indexed([(&path, &path)]).map(drop),
-        twinbuf_mmap::RaggedRecords::open_megatron([&data]).map(drop),
-    ] {
-        let message = result.expect_err("a pointer").to_string();
+    let named = |error: &Error| {
+        let message = error.to_string();
         assert!(message.contains("Git LFS") && message.contains("`git lfs pull`"), "{message}");
-    }
+    };
+    crate::bad_files::refused_by_all(&path, named);
+    named(&RaggedRecords::open_indexed([(&path, &path)]).expect_err("a pointer"));
+    named(&RaggedRecords::open_megatron([&data]).expect_err("a pointer"));
 }
 
 /// A pattern and a folder in place of files: the message names the function that expands them.

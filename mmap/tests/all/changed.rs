@@ -71,12 +71,8 @@ fn read(path: &Path, thread: u64, done: &AtomicBool) -> [u64; 2] {
         let shuffle = if epoch % 4 == 3 { Shuffle::Chunks { records: 9 } } else { Shuffle::Full };
         let plan = Plan::builder(RECORDS).batch(60).shuffle(shuffle).seed(thread).build().unwrap();
         let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
-        let batches = || {
-            let plan = plan.clone();
-            (0..).map_while(move |step| plan.batch(epoch, step))
-        };
-        reader.begin(batches());
-        for batch in batches() {
+        reader.begin(crate::asked::epoch(&plan, epoch));
+        for batch in crate::asked::epoch(&plan, epoch) {
             if done.load(Ordering::Relaxed) {
                 return counts;
             }

@@ -121,8 +121,7 @@ fn only_what_is_damaged_fails() {
         let all = [ReadMode::Pread, ReadMode::Direct].map(|mode| {
             records.evict().unwrap();
             let reader = Reader::new(records.ranges(), &plan, mode).unwrap();
-            let batches = plan.clone();
-            reader.begin((0..).map_while(move |step| batches.batch(0, step)));
+            reader.begin(crate::asked::epoch(&plan, 0));
             let read = |step, out: &mut [u8]| reader.read(&plan.batch(0, step as u64).unwrap(), out);
             outcomes(read, usize::try_from(plan.steps(0)).unwrap())
         });

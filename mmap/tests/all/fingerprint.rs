@@ -151,13 +151,8 @@ fn every_length_of_a_record_counts() {
     let folder = tempfile::tempdir().unwrap();
     let [data, index] = ["data", "index.npy"].map(|name| folder.path().join(name));
     fs::write(&data, vec![1; 50_000]).unwrap();
-    let print = |lens: &[i64]| {
-        let offsets = std::iter::once(0).chain(lens.iter().scan(0, |end, len| {
-            *end += len;
-            Some(*end)
-        }));
-        let npy = twinbuf_testing::npy("<i8", &[lens.len() + 1], offsets.flat_map(i64::to_le_bytes));
-        fs::write(&index, npy).unwrap();
+    let print = |lens: &[u64]| {
+        fs::write(&index, twinbuf_testing::offsets(50_000, lens.iter().copied())).unwrap();
         RaggedRecords::open_indexed([(&data, &index)]).unwrap().fingerprint().unwrap()
     };
     let mut lens = vec![10; 5000];

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
-use twinbuf_mmap::{Cut, DType, Error, Plan, Records, Shuffle};
+use twinbuf_mmap::{Cut, DType, Error, LastBatch, Plan, Records, Shuffle};
+use twinbuf_testing::bytes as data;
 
 fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -28,11 +29,6 @@ fn npy(descr: &str, shape: &[usize], pad: usize, data: &[u8]) -> Vec<u8> {
     file.extend(header.into_bytes());
     file.extend(data);
     file
-}
-
-/// Bytes that differ from place to place.
-fn data(len: usize, from: u32) -> Vec<u8> {
-    (from..).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).take(len).collect()
 }
 
 /// The windows of all shards, one after the other: the reference.
@@ -58,28 +54,10 @@ fn order(kind: u64) -> Shuffle {
 }
 
 /// Reads an epoch in batches and compares it record by record.
-fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Shuffle) -> Result<(), TestCaseError> {
-    prop_assert_eq!(records.len(), expected.len() as u64);
-    let plan = Plan::builder(records.len())
-        .batch(batch)
-        .shuffle(order)
-        .last_batch(twinbuf_mmap::LastBatch::Keep)
-        .build()
-        .unwrap();
-    let size = records.record_bytes();
-    for step in 0..plan.steps(0) {
-        let batch = plan.batch(0, step).unwrap();
-        // Poisoned and longer than needed: a byte not written, or written past the end, shows.
-        let mut out = vec![0xEE; usize::try_from(batch.len()).unwrap() * size + 3];
-        let len = records.read(&batch, &mut out).unwrap();
-        prop_assert_eq!(len + 3, out.len());
-        prop_assert!(out[len..].iter().all(|&byte| byte == 0xEE));
-        for (record, found) in batch.runs().flatten().zip(out[..len].chunks_exact(size)) {
-            let expected = &expected[usize::try_from(record).unwrap()];
-            prop_assert_eq!(found, &expected[..], "record {}", record);
-        }
-    }
-    Ok(())
+fn compare(records: &Records, expected: &[Vec<u8>], batch: u64, order: Shuffle) {
+    assert_eq!(records.len(), expected.len() as u64);
+    let plan = Plan::builder(records.len()).batch(batch).shuffle(order).last_batch(LastBatch::Keep);
+    crate::asked::compare(records, &plan.build().unwrap(), &format!("{order:?}"), |record| &expected[record]);
 }
 
 proptest! {
@@ -107,9 +85,9 @@ proptest! {
         }
         let records = Records::open_npy(&paths, Cut::Windows { rows, stride }).unwrap();
         prop_assert_eq!(records.record_bytes(), rows * row);
-        compare(&records, &windows(&all, row, rows, stride), batch, order(kind))?;
+        compare(&records, &windows(&all, row, rows, stride), batch, order(kind));
         let records = Records::open_npy(&paths, Cut::Rows).unwrap();
-        compare(&records, &windows(&all, row, 1, 1), batch, order(kind))?;
+        compare(&records, &windows(&all, row, 1, 1), batch, order(kind));
     }
 }
 
@@ -126,7 +104,7 @@ fn windows_do_not_cross_files_and_leave_the_rest_unread() {
     assert_eq!(shard_records, [0..2, 2..4, 4..5]);
     let offsets: Vec<_> = (0..5).map(|record| records.locate(record).unwrap().offset).collect();
     assert_eq!(offsets, [0, 8, 0, 8, 0]);
-    compare(&records, &windows(&shards, 2, 5, 4), 5, Shuffle::None).unwrap();
+    compare(&records, &windows(&shards, 2, 5, 4), 5, Shuffle::None);
     assert_eq!(records.bytes(), 5 * 10);
 }
 
@@ -139,9 +117,9 @@ fn the_largest_strides_and_windows() {
     let open = |rows, stride| Records::open_headerless([&path], DType::U32, Cut::Windows { rows, stride });
     for stride in [10, usize::MAX / 1000, usize::MAX / 4, usize::MAX] {
         let records = open(10, stride).unwrap();
-        compare(&records, &[data(40, 1)], 1, Shuffle::None).unwrap();
+        compare(&records, &[data(40, 1)], 1, Shuffle::None);
         let records = open(3, stride).unwrap();
-        compare(&records, &[data(12, 1)], 1, Shuffle::Full).unwrap();
+        compare(&records, &[data(12, 1)], 1, Shuffle::Full);
     }
     for rows in [11, 1 << (usize::BITS - 2), usize::MAX] {
         let error = open(rows, 1).unwrap_err();

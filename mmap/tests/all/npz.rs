@@ -3,44 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
-
-/// One member of an archive as Python's `zipfile` writes it.
-struct Member<'a> {
-    name: &'a str,
-    /// 0 is stored, 8 is Deflate.
-    method: u16,
-    bytes: &'a [u8],
-}
-
-/// A zip archive: local headers with their members, the directory, its end.
-fn zip(members: &[Member<'_>]) -> Vec<u8> {
-    let (mut file, mut directory) = (Vec::new(), Vec::new());
-    for Member { name, method, bytes } in members {
-        let offset = u32::try_from(file.len()).unwrap();
-        let len = u32::try_from(bytes.len()).unwrap();
-        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
-        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
-        common.extend([0, len, len].map(u32::to_le_bytes).concat());
-        common.extend([u16::try_from(name.len()).unwrap(), 0].map(u16::to_le_bytes).concat());
-        file.extend(b"PK\x03\x04");
-        file.extend(&common);
-        file.extend(name.bytes());
-        file.extend(*bytes);
-        directory.extend(b"PK\x01\x02\x14\x00");
-        directory.extend(&common);
-        directory.extend([0; 10]); // comment, disk, attributes
-        directory.extend(offset.to_le_bytes());
-        directory.extend(name.bytes());
-    }
-    let start = u32::try_from(file.len()).unwrap();
-    let count = u16::try_from(members.len()).unwrap();
-    file.extend(&directory);
-    file.extend(b"PK\x05\x06\0\0\0\0");
-    file.extend([count, count].map(u16::to_le_bytes).concat());
-    file.extend([u32::try_from(directory.len()).unwrap(), start].map(u32::to_le_bytes).concat());
-    file.extend([0; 2]);
-    file
-}
+use twinbuf_testing::zip;
 
 /// As `numpy.save` writes rows of two float32.
 fn npy(rows: u8) -> Vec<u8> {
@@ -52,16 +15,11 @@ fn write(folder: &Path, bytes: &[u8]) -> PathBuf {
     crate::asked::write(folder, "data.npz", bytes)
 }
 
-fn member<'a>(name: &'a str, bytes: &'a [u8]) -> Member<'a> {
-    Member { name, method: 0, bytes }
-}
-
 #[test]
 fn arrays_are_found_by_name_and_read_in_place() {
     let folder = tempfile::tempdir().unwrap();
     let (x, y) = (npy(3), npy(5));
-    let path =
-        write(folder.path(), &zip(&[member("x.npy", &x), member("note.txt", b"hello"), member("y.npy", &y)]));
+    let path = write(folder.path(), &zip(&[("x.npy", 0, &x), ("note.txt", 0, b"hello"), ("y.npy", 0, &y)]));
     for (name, rows) in [("x", 3_u8), ("y", 5)] {
         let records = Records::open_npz([&path], name, Cut::Rows).unwrap();
         assert_eq!((records.len(), records.dtype(), records.shape()), (rows.into(), DType::F32, &[2][..]));
@@ -79,8 +37,7 @@ fn arrays_are_found_by_name_and_read_in_place() {
 fn what_cannot_be_read_in_place_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let x = npy(3);
-    let packed = Member { name: "x.npy", method: 8, bytes: &x };
-    let path = write(folder.path(), &zip(&[packed, member("y.npy", &x)]));
+    let path = write(folder.path(), &zip(&[("x.npy", 8, &x), ("y.npy", 0, &x)]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     let compressed = format!(
         "{path:?}: the array is compressed: wanted \"x\" stored, found DEFLATE: save it with `numpy.savez("
@@ -106,7 +63,7 @@ fn an_array_ends_with_its_member() {
     let folder = tempfile::tempdir().unwrap();
     let long = npy(4);
     let short = &long[..long.len() - 8];
-    let path = write(folder.path(), &zip(&[member("x.npy", short), member("y.npy", &long)]));
+    let path = write(folder.path(), &zip(&[("x.npy", 0, short), ("y.npy", 0, &long)]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     // 30 bytes of the local header and 5 of the name, 128 of the array's own header.
     let wanted = format!(
@@ -114,7 +71,7 @@ fn an_array_ends_with_its_member() {
     );
     assert_eq!(error.to_string(), wanted);
     let header = npy(0);
-    let path = write(folder.path(), &zip(&[member("x.npy", &header[..100])]));
+    let path = write(folder.path(), &zip(&[("x.npy", 0, &header[..100])]));
     let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     let message = error.to_string();
     assert!(message.ends_with("ends inside its header: wanted at least 163 bytes, found 135"), "{message}");
@@ -124,7 +81,7 @@ fn an_array_ends_with_its_member() {
 #[test]
 fn an_archive_that_is_cut_off_after_its_directory_was_read() {
     let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), &zip(&[member("x.npy", &npy(3)), member("y.npy", &npy(5))]));
+    let path = write(folder.path(), &zip(&[("x.npy", 0, &npy(3)), ("y.npy", 0, &npy(5))]));
     let mut each = Records::open_npz_each(&path, Cut::Rows).unwrap();
     assert_eq!(each.next().unwrap().1.unwrap().len(), 3);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(200).unwrap();
@@ -142,7 +99,7 @@ fn an_archive_that_is_cut_off_after_its_directory_was_read() {
 fn broken_archives_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let x = npy(3);
-    let good = zip(&[member("x.npy", &x)]);
+    let good = zip(&[("x.npy", 0, &x)]);
     for end in 0..good.len() {
         let path = write(folder.path(), &good[..end]);
         let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();

@@ -12,10 +12,7 @@ const RECORD: usize = 24;
 /// Writes shards with these numbers of records; every byte depends on its place in the data set.
 fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let bytes: Vec<u8> = (0_u32..)
-        .flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes())
-        .take(shards.iter().sum::<usize>() * RECORD)
-        .collect();
+    let bytes = twinbuf_testing::bytes(shards.iter().sum::<usize>() * RECORD, 0);
     let (mut paths, mut rest) = (Vec::new(), &bytes[..]);
     for (index, records) in shards.iter().enumerate() {
         let part;
@@ -26,24 +23,11 @@ fn data_set(shards: &[usize]) -> (TempDir, Vec<PathBuf>, Vec<u8>) {
     (folder, paths, bytes)
 }
 
-/// The bytes of one epoch as `read` gives them, and as cut from `all` record by record.
-fn epoch(records: &Records, plan: &Plan, epoch: u64, all: &[u8]) -> (Vec<u8>, Vec<u8>) {
-    let (mut read, mut expected) = (Vec::new(), Vec::new());
-    let most = usize::try_from(plan.batch_records()).unwrap() * RECORD;
-    for step in 0..plan.steps(0) {
-        let batch = plan.batch(epoch, step).unwrap();
-        // Poisoned and longer than needed: a byte not written, or written past the end, shows.
-        let mut out = vec![0xEE; most + 3];
-        let len = records.read(&batch, &mut out).unwrap();
-        assert_eq!(len as u64, batch.len() * RECORD as u64);
-        assert!(out[len..].iter().all(|&byte| byte == 0xEE));
-        read.extend_from_slice(&out[..len]);
-        for record in batch.runs().flatten() {
-            let start = usize::try_from(record).unwrap() * RECORD;
-            expected.extend_from_slice(&all[start..start + RECORD]);
-        }
-    }
-    (read, expected)
+/// Reads all records as one batch, which must be `all`.
+fn reads(records: &Records, all: &[u8]) {
+    assert_eq!(records.len(), (all.len() / RECORD) as u64);
+    let plan = Plan::builder(records.len()).batch(records.len()).build().unwrap();
+    crate::asked::compare(records, &plan, "all", |record| &all[record * RECORD..][..RECORD]);
 }
 
 #[test]
@@ -71,9 +55,7 @@ fn the_rest_of_each_file_is_left_out_when_ignored() {
         File::options().write(true).open(path).unwrap().set_len(len + 5).unwrap();
     }
     let records = Records::options().partial(true).open(&paths, RECORD).unwrap();
-    let plan = Plan::builder(records.len()).batch(5).build().unwrap();
-    let (read, _) = epoch(&records, &plan, 0, &all);
-    assert_eq!(read, all);
+    reads(&records, &all);
 }
 
 #[test]
@@ -123,10 +105,7 @@ fn a_leased_file_is_opened_when_it_is_given_up() {
         opened.store(true, Relaxed);
         records
     });
-    let records = records.unwrap();
-    let plan = Plan::builder(records.len()).batch(100).build().unwrap();
-    let (read, expected) = epoch(&records, &plan, 0, &bytes);
-    assert_eq!(read, expected);
+    reads(&records.unwrap(), &bytes);
 }
 
 /// Empty files and files shorter than a record are left out where that is asked for, and listed.

@@ -7,11 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use twinbuf_mmap::{Error, Plan, ReadMode, Reader, Records};
-
-/// `number * 4` bytes that depend on their place.
-fn bytes(numbers: usize) -> Vec<u8> {
-    (0_u32..).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).take(numbers * 4).collect()
-}
+use twinbuf_testing::bytes;
 
 /// A file in memory; gone when it is closed.
 fn memfd(bytes: &[u8]) -> (File, PathBuf) {
@@ -69,14 +65,14 @@ fn direct_reads_see_the_file_that_was_opened_as_it_is() {
 /// File systems without a disk refuse, or read all the same.
 #[test]
 fn direct_reads_of_what_is_not_on_a_disk_are_refused_by_name() {
-    let (_file, path) = memfd(&bytes(100));
+    let (_file, path) = memfd(&bytes(400, 0));
     let records = Arc::new(Records::open([&path], 400).unwrap());
     let plan = Plan::builder(1).build().unwrap();
     match Reader::new(records.ranges(), &plan, ReadMode::Direct) {
         Ok(reader) => {
             let mut out = vec![0; 400];
             reader.read(&plan.batch(0, 0).unwrap(), &mut out).unwrap();
-            assert_eq!(out, bytes(100));
+            assert_eq!(out, bytes(400, 0)[..]);
         }
         Err(Error::System { path: found, call, source }) => {
             assert_eq!((found, call), (path, "open(O_DIRECT)"));
@@ -109,8 +105,7 @@ fn a_truncated_file_is_the_same_error_in_every_mode() {
                         }
                     }
                     File::options().write(true).open(&paths[1]).unwrap().set_len(left).unwrap();
-                    let steps = plan.clone();
-                    reader.begin((0..).map_while(move |step| steps.batch(0, step)));
+                    reader.begin(crate::asked::epoch(&plan, 0));
                     let results: Vec<String> = (0..plan.steps(0))
                         .map(|step| match reader.read(&plan.batch(0, step).unwrap(), &mut out) {
                             Ok(len) => {

@@ -1,5 +1,5 @@
-//! What the tests of several crates share: the extent of a test, random numbers, a file of numpy's, and an allocator that
-//! counts.
+//! What the tests of several crates share: the extent of a test, random numbers, files of several formats, and an allocator
+//! that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -52,6 +52,23 @@ pub fn npy(descr: &str, shape: &[usize], data: impl IntoIterator<Item = u8>) -> 
     file
 }
 
+/// Bytes that differ from place to place.
+#[must_use]
+pub fn bytes(count: usize, from: u32) -> Vec<u8> {
+    (from..).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).take(count).collect()
+}
+
+/// The offsets of records of these lengths, as `numpy.save` writes them. The last record ends with the file, at `bytes`.
+pub fn offsets(bytes: u64, lengths: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    let ends = lengths.into_iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    let offsets: Vec<u64> =
+        [0].into_iter().chain(ends.take_while(|&end| end < bytes)).chain([bytes]).collect();
+    npy("<u8", &[offsets.len()], offsets.into_iter().flat_map(u64::to_le_bytes))
+}
+
 /// An index of sequences as Megatron-LM's `_IndexWriter` writes it: the code and the size of a token, the lengths.
 pub fn megatron(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
     let mut file = b"MMIDIDX\0\0".to_vec();
@@ -84,12 +101,32 @@ pub fn safetensors<N: std::fmt::Display, S: AsRef<[usize]>>(
             format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#);
         entries.push(entry);
     }
-    let header = format!("{{{}}}", entries.join(","));
-    let len = header.len().next_multiple_of(8);
-    let mut file = (len as u64).to_le_bytes().to_vec();
-    file.extend(format!("{header:len$}").bytes());
+    let mut header = format!("{{{}}}", entries.join(",")).into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
     file.extend(data.into_iter().take(end));
     file
+}
+
+/// A zip archive as `numpy.savez` writes it, of names, methods (0 is stored, 8 is Deflate) and bytes: local headers with
+/// their members, the directory, its end.
+pub fn zip(members: &[(&str, u16, &[u8])]) -> Vec<u8> {
+    let number = |number: usize| u32::try_from(number).expect("a short file");
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for (name, method, bytes) in members {
+        // Version, flags, method, time, date; then checksum, both lengths, those of the name and of the extra field.
+        let mut common = [20, 0, *method, 0, 33].map(u16::to_le_bytes).concat();
+        common.extend([0, number(bytes.len()), number(bytes.len())].map(u32::to_le_bytes).concat());
+        common.extend(number(name.len()).to_le_bytes());
+        // Comment, disk and attributes; then where the local header is.
+        let place = [&[0; 10][..], &number(file.len()).to_le_bytes()].concat();
+        directory.extend([b"PK\x01\x02\x14\x00", &common[..], &place, name.as_bytes()].concat());
+        file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
+    }
+    let [start, len] = [file.len(), directory.len()].map(|at| number(at).to_le_bytes());
+    let count = u16::try_from(members.len()).expect("few members").to_le_bytes();
+    [&file[..], &directory, b"PK\x05\x06\0\0\0\0", &count, &count, &len, &start, &[0; 2]].concat()
 }
 
 /// The system's allocator, with counters. For a test program that sets it as its `global_allocator`.

@@ -1,6 +1,5 @@
 //! The pipeline that the tests run through cudarc: two page-locked slots, two device slots, a copy stream, a
 //! compute stream, and the three edges between them.
-#![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::ffi::c_void;
 use std::sync::Arc;

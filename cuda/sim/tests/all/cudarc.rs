@@ -8,23 +8,14 @@
 //! - `CudaContext::new` and `new_stream` leave the context retained, or in multi-stream mode, if their last call fails.
 //! - With pools, a `CudaSlice` that is dropped on a thread where its context is not current loses memory of a default stream.
 //! - A missing symbol or library panics at the first call, in drops too; ask `is_culib_present()`, or load the library first.
-#![cfg(target_os = "linux")]
-
-mod support;
 
 use std::sync::Arc;
 
+use crate::support::{BYTES, context, device, start};
 use cudarc::driver::{CudaContext, CudaSlice};
-use support::{BYTES, context, device};
-use twinbuf_cuda_sim::{Failure, Options, Sim};
+use twinbuf_cuda_sim::Failure;
 
 const LAUNCH_FAILED: u32 = 719;
-
-/// Starts a run, unless the real driver is used.
-fn start() -> Option<Sim> {
-    let sim = Sim::start(Options::default());
-    (!sim.is_real()).then_some(sim)
-}
 
 #[test]
 fn a_failing_attribute_query_keeps_the_context() {

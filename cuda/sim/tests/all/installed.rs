@@ -1,5 +1,4 @@
 //! A program without a usable driver: a stub, no device, no memory pools.
-#![cfg(target_os = "linux")]
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, DriverError};
@@ -7,10 +6,9 @@ use twinbuf_cuda_sim::{Failure, Installed, Live, Options, Sim};
 
 #[test]
 fn a_stub_says_so_in_every_call() {
-    let sim = Sim::start(Options { installed: Installed::Stub, ..Options::default() });
-    if sim.is_real() {
+    let Some(sim) = Sim::start_software(Options { installed: Installed::Stub, ..Options::default() }) else {
         return;
-    }
+    };
     let stub = DriverError(CUresult::CUDA_ERROR_STUB_LIBRARY);
     assert_eq!(CudaContext::new(0).map(drop), Err(stub));
     assert_eq!(CudaContext::device_count(), Err(stub));
@@ -21,10 +19,10 @@ fn a_stub_says_so_in_every_call() {
 
 #[test]
 fn no_device_fails_at_init() {
-    let sim = Sim::start(Options { installed: Installed::NoDevice, ..Options::default() });
-    if sim.is_real() {
+    let Some(_sim) = Sim::start_software(Options { installed: Installed::NoDevice, ..Options::default() })
+    else {
         return;
-    }
+    };
     let none = DriverError(CUresult::CUDA_ERROR_NO_DEVICE);
     assert_eq!(CudaContext::new(0).map(drop), Err(none));
     assert_eq!(cudarc::driver::result::device::get_count(), Ok(0));
@@ -34,10 +32,7 @@ fn no_device_fails_at_init() {
 #[test]
 fn without_pools_memory_is_allocated_synchronously() {
     for pools in [false, true] {
-        let sim = Sim::start(Options { pools, ..Options::default() });
-        if sim.is_real() {
-            return;
-        }
+        let Some(sim) = Sim::start_software(Options { pools, ..Options::default() }) else { return };
         let context = CudaContext::new(0).unwrap();
         assert_eq!(context.has_async_alloc(), pools);
         let stream = context.new_stream().unwrap();
@@ -54,10 +49,7 @@ fn without_pools_memory_is_allocated_synchronously() {
 
 #[test]
 fn one_run_knows_nothing_of_the_one_before() {
-    let before = Sim::start(Options::default());
-    if before.is_real() {
-        return;
-    }
+    let Some(before) = Sim::start_software(Options::default()) else { return };
     before.inject(Failure::api("cuInit", 2, 999).times(u64::MAX));
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();

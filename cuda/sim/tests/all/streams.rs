@@ -1,12 +1,9 @@
 //! Streams: late copies in pieces, events, host functions, and the counts of live resources.
-#![cfg(target_os = "linux")]
 
-mod support;
-
-use cudarc::driver::{DriverError, result, sys};
-use support::{
+use crate::support::{
     BYTES, Edges, Pinned, address, context, device, filled, pipeline, slot, start, stream, streams,
 };
+use cudarc::driver::{DriverError, sys};
 use twinbuf_cuda_sim::{Live, Options, Sim, checksum_of};
 
 #[test]
@@ -240,62 +237,4 @@ fn a_violation_that_was_not_read_panics() {
         panic!("the checker found nothing: the real driver has none");
     }
     pipeline(sim.control(), Edges { copied: false, ..Edges::ALL }, 2).unwrap();
-}
-
-#[test]
-fn a_capture_forbids_waits_to_its_thread_and_a_global_one_to_every_thread_that_does_not_opt_out() {
-    use sys::CUstreamCaptureMode::{
-        CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
-        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
-    };
-    const UNSUPPORTED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    const INVALIDATED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    let _sim = Sim::start(Options::default());
-    let context = context().unwrap();
-    let (captured, event) = (context.new_stream().unwrap(), context.new_event(None).unwrap());
-    // Waits for the event on a new thread with this mode.
-    let elsewhere = |mode| {
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                context.bind_to_thread().unwrap();
-                let mut mode = mode;
-                // SAFETY: the pointer is valid for the call.
-                unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().unwrap();
-                assert_eq!(mode, GLOBAL, "what a thread begins with");
-                event.synchronize()
-            });
-            thread.join().unwrap()
-        })
-    };
-    let here = |_| event.synchronize();
-    // The capture's mode; the waiting thread's mode and whether it is another thread; whether both are valid.
-    let table = [
-        (GLOBAL, GLOBAL, true, false),
-        (GLOBAL, THREAD_LOCAL, true, true),
-        (GLOBAL, RELAXED, true, true),
-        (GLOBAL, GLOBAL, false, false),
-        (THREAD_LOCAL, GLOBAL, true, true),
-        (THREAD_LOCAL, GLOBAL, false, false),
-        (RELAXED, GLOBAL, true, true),
-        (RELAXED, GLOBAL, false, true),
-    ];
-    for (capture, thread, other, well) in table {
-        captured.begin_capture(capture).unwrap();
-        let waited = if other { elsewhere(thread) } else { here(thread) };
-        // SAFETY: the stream exists, and is being captured.
-        let ended = unsafe { result::stream::end_capture(captured.cu_stream()) };
-        let row = format!("{capture:?}, {thread:?}, another thread: {other}");
-        if well {
-            waited.unwrap();
-            let graph = ended.unwrap();
-            if !graph.is_null() {
-                // SAFETY: it exists, and this is its end.
-                unsafe { result::graph::destroy(graph) }.unwrap();
-            }
-        } else {
-            assert_eq!(waited, Err(DriverError(UNSUPPORTED)), "{row}");
-            assert_eq!(ended.map(|_| ()), Err(DriverError(INVALIDATED)), "{row}");
-        }
-    }
-    captured.synchronize().unwrap();
 }

@@ -1,18 +1,17 @@
 //! Captures of streams, as the CUDA driver API documents them: the result of each call, and its effect on the capture.
-#![cfg(target_os = "linux")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "handles that live as long as their test")]
-
-mod support;
 
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use crate::support::{BYTES, Pinned, address};
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
-use support::{BYTES, Pinned};
+use sys::CUstreamCaptureMode::{
+    CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as THREAD_LOCAL,
+};
 use twinbuf_cuda_sim::{Options, Sim};
-
-const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 fn begin(stream: &CudaStream) {
     stream.begin_capture(RELAXED).unwrap();
@@ -56,7 +55,7 @@ fn each_call_on_a_captured_stream_returns_its_code() {
     let (raw, host) = (captured.cu_stream(), Pinned::new(BYTES).unwrap());
     let device = captured.alloc_zeros::<u8>(BYTES).unwrap();
     captured.synchronize().unwrap();
-    let address = cudarc::driver::DevicePtr::device_ptr(&device, &captured).0;
+    let address = address(&device);
     let (event, elsewhere) = (ctx.new_event(None).unwrap(), ctx.new_event(None).unwrap());
     let never = ctx.new_event(None).unwrap();
     let other = ctx.new_stream().unwrap();
@@ -157,49 +156,33 @@ fn unsafe_calls_end_a_capture_that_is_not_relaxed() {
         ("query a captured event", Box::new(|| ask(sys::cuEventQuery)), 907),
         ("wait for a captured event", Box::new(|| ask(sys::cuEventSynchronize)), 907),
     ];
-    for (mode, relaxed) in [
-        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, false),
-        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, false),
-        (RELAXED, true),
-    ] {
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
         for (name, call, refused) in &calls {
             captured.begin_capture(mode).unwrap();
-            let wanted = if relaxed && *refused == 900 { (0, 0) } else { (*refused, 901) };
+            let wanted = if mode == RELAXED && *refused == 900 { (0, 0) } else { (*refused, 901) };
             assert_eq!((call() as u32, end(&captured)), wanted, "{name}, {mode:?}");
             ctx.synchronize().unwrap();
         }
     }
 }
 
+/// Captured work does not run until its graph is launched. The accesses are those of the stream that it is launched on, at
+/// each launch.
 #[test]
-fn captured_work_does_not_run() {
-    let (_sim, ctx) = start();
-    let stream = ctx.new_stream().unwrap();
-    let host = Pinned::new(BYTES).unwrap();
-    host.fill(7);
-    let mut device = stream.alloc_zeros::<u8>(BYTES).unwrap();
-    let address = cudarc::driver::DevicePtr::device_ptr(&device, &stream).0;
-    begin(&stream);
-    host.upload(address, &stream).unwrap();
-    assert_eq!(end(&stream), 0);
-    stream.synchronize().unwrap();
-    assert_eq!(stream.clone_dtoh(&device).unwrap(), [0; BYTES]);
-    stream.memset_zeros(&mut device).unwrap();
-}
-
-/// A graph's accesses are those of the stream that it is launched on, at each launch.
-#[test]
-fn a_graph_runs_what_was_captured_each_time_that_it_is_launched() {
+fn a_graph_runs_what_was_captured_each_time_that_it_is_launched_and_not_before() {
     let (sim, ctx) = start();
     let stream = ctx.new_stream().unwrap();
     let host = Pinned::new(BYTES).unwrap();
+    host.fill(7);
     let device = stream.alloc_zeros::<u8>(BYTES).unwrap();
     stream.synchronize().unwrap();
-    let address = cudarc::driver::DevicePtr::device_ptr(&device, &stream).0;
+    let address = address(&device);
     begin(&stream);
     host.upload(address, &stream).unwrap();
     unsafe { result::memset_d8_async(address, 9, 1, stream.cu_stream()) }.unwrap();
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(stream.clone_dtoh(&device).unwrap(), [0; BYTES]);
     for value in [3, 4] {
         host.fill(value);
         graph.launch().unwrap();
@@ -223,7 +206,7 @@ fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end
     let host = Pinned::new(BYTES).unwrap();
     let device = origin.alloc_zeros::<u8>(BYTES).unwrap();
     origin.synchronize().unwrap();
-    let address = cudarc::driver::DevicePtr::device_ptr(&device, &origin).0;
+    let address = address(&device);
     let forked = || {
         begin(&origin);
         fork.record(&origin).unwrap();
@@ -258,11 +241,7 @@ fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end
 fn a_capture_is_ended_by_its_thread_unless_it_is_relaxed() {
     let (_sim, ctx) = start();
     let stream = ctx.new_stream().unwrap();
-    for (mode, elsewhere) in [
-        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL, 908),
-        (sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 908),
-        (RELAXED, 0),
-    ] {
+    for (mode, elsewhere) in [(GLOBAL, 908), (THREAD_LOCAL, 908), (RELAXED, 0)] {
         stream.begin_capture(mode).unwrap();
         let other = std::thread::scope(|scope| {
             let end = || {
@@ -302,4 +281,42 @@ fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {
     }
     assert_eq!(is_capturing(null_mut()), Ok(0));
     unsafe { sys::cuStreamDestroy_v2(raw) }.result().unwrap();
+}
+
+#[test]
+fn a_capture_forbids_waits_to_its_thread_and_a_global_one_to_every_thread_that_does_not_opt_out() {
+    let (_sim, ctx) = start();
+    let (captured, event) = (ctx.new_stream().unwrap(), ctx.new_event(None).unwrap());
+    // Waits for the event on a new thread with this mode.
+    let elsewhere = |mode| {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                ctx.bind_to_thread().unwrap();
+                let mut mode = mode;
+                unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().unwrap();
+                assert_eq!(mode, GLOBAL, "what a thread begins with");
+                event.synchronize()
+            });
+            thread.join().unwrap()
+        })
+    };
+    // The capture's mode; the waiting thread's mode and whether it is another thread; whether both are valid.
+    let table = [
+        (GLOBAL, GLOBAL, true, false),
+        (GLOBAL, THREAD_LOCAL, true, true),
+        (GLOBAL, RELAXED, true, true),
+        (GLOBAL, GLOBAL, false, false),
+        (THREAD_LOCAL, GLOBAL, true, true),
+        (THREAD_LOCAL, GLOBAL, false, false),
+        (RELAXED, GLOBAL, true, true),
+        (RELAXED, GLOBAL, false, true),
+    ];
+    for (capture, thread, other, well) in table {
+        captured.begin_capture(capture).unwrap();
+        let waited = if other { elsewhere(thread) } else { event.synchronize() };
+        let wanted = if well { (0, 0) } else { (900, 901) };
+        let row = format!("{capture:?}, {thread:?}, another thread: {other}");
+        assert_eq!((code(waited), end(&captured)), wanted, "{row}");
+    }
+    captured.synchronize().unwrap();
 }
