@@ -902,6 +902,18 @@ mod tests {
         }
     }
 
+    /// Or the report counts what the caller did between two calls as a wait of the workers.
+    #[test]
+    fn a_call_waits_from_its_begin_on() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
+        let before = Instant::now();
+        let order = Box::new(std::iter::once((Place::default(), 7)));
+        shared.begin(Posted { order, length: 0 }, u64::MAX);
+        let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("every slot is free") };
+        assert!(Numbered::parts(&mut taken).1.load.since >= before);
+    }
+
     /// Tells of each wake.
     struct Told(mpsc::Sender<()>);
 
