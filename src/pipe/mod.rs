@@ -942,6 +942,35 @@ mod tests {
         assert!(wakes.try_recv().is_err(), "woken after the close");
     }
 
+    /// Panics when it is woken.
+    struct Cursed;
+
+    impl std::task::Wake for Cursed {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("cursed")); // without the panic hook, which would print it
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_is_named_and_the_next_task_gets_a_clock() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
+        let clocks = || Arc::strong_count(&shared) - 1; // each clock's thread has a share
+        shared.wake_at(Instant::now(), &Arc::new(Cursed).into());
+        while clocks() > 0 {
+            std::thread::yield_now();
+        }
+        let fault = shared.fault(&shared.naming.at(Ticket::default()));
+        let Some(Error::Panicked { who: "waker", message, .. }) = &fault else { panic!("{fault:?}") };
+        assert_eq!(message, "cursed");
+        shared.wake_at(Instant::now() + FOREVER, std::task::Waker::noop());
+        assert_eq!(clocks(), 1);
+        shared.close();
+        while clocks() > 0 {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
         let (producer, _consumer) = Numbered::ring(vec![0; 2]);
