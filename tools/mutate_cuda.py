@@ -182,7 +182,7 @@ EXCUSES = {
 }
 
 
-def run(tree, env, tests, package):
+def run(tree, env, tests, package, timeout_s):
     """What killed the library in `tree`, or `None`. A test is a program and a filter, behind another package and `:`."""
     viable = False
     for test in tests:
@@ -198,7 +198,7 @@ def run(tree, env, tests, package):
                 return "UNVIABLE"
         done = subprocess.Popen(command, cwd=tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
-            stdout, stderr = done.communicate(timeout=TIMEOUT_S)
+            stdout, stderr = done.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(done.pid, signal.SIGKILL)
             done.communicate()
@@ -209,8 +209,9 @@ def run(tree, env, tests, package):
     return None
 
 
-def main(description, package, folder, mutants, excuses, tests_of):
-    """Tries the changes of files in `folder`. `tests_of` gives the tests for a file, and first those for a change."""
+def main(description, package, folder, mutants, excuses, tests_of, timeout_s=TIMEOUT_S):
+    """Tries the changes of files in `folder`. `tests_of` gives the tests for a file, and first those for a change. A test
+    that takes longer than `timeout_s` does not end."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
@@ -240,7 +241,7 @@ def main(description, package, folder, mutants, excuses, tests_of):
     start = time.time()
     # A run that continues another has tried the tests already.
     tests = dict.fromkeys(test for file, what, *_ in mutants for test in tests_of(file, what))
-    if not known and (killer := run(tree, env, tests, package)) is not None:
+    if not known and (killer := run(tree, env, tests, package, timeout_s)) is not None:
         print(f"the tests fail without any mutant: {killer}")
         return 2
     print(f"{len(mutants)} mutants; the tests without one took {time.time() - start:.0f} s", flush=True)
@@ -249,7 +250,7 @@ def main(description, package, folder, mutants, excuses, tests_of):
         path = tree / folder / file
         path.write_text(sources[file].replace(old, new))
         began = time.time()
-        killer = run(tree, env, tests_of(file, what), package)
+        killer = run(tree, env, tests_of(file, what), package, timeout_s)
         path.write_text(sources[file])
         os.utime(path)
         if killer == "UNVIABLE" or killer is None and what not in excuses:

@@ -902,6 +902,18 @@ mod tests {
         }
     }
 
+    /// Or the report counts what the caller did between two calls as a wait of the workers.
+    #[test]
+    fn a_call_waits_from_its_begin_on() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
+        let before = Instant::now();
+        let order = Box::new(std::iter::once((Place::default(), 7)));
+        shared.begin(Posted { order, length: 0 }, u64::MAX);
+        let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("every slot is free") };
+        assert!(Numbered::parts(&mut taken).1.load.since >= before);
+    }
+
     /// Tells of each wake.
     struct Told(mpsc::Sender<()>);
 
@@ -928,6 +940,35 @@ mod tests {
             std::thread::yield_now(); // the clock's thread has the other
         }
         assert!(wakes.try_recv().is_err(), "woken after the close");
+    }
+
+    /// Panics when it is woken.
+    struct Cursed;
+
+    impl std::task::Wake for Cursed {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("cursed")); // without the panic hook, which would print it
+        }
+    }
+
+    #[test]
+    fn a_waker_that_panics_is_named_and_the_next_task_gets_a_clock() {
+        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
+        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
+        let clocks = || Arc::strong_count(&shared) - 1; // each clock's thread has a share
+        shared.wake_at(Instant::now(), &Arc::new(Cursed).into());
+        while clocks() > 0 {
+            std::thread::yield_now();
+        }
+        let fault = shared.fault(&shared.naming.at(Ticket::default()));
+        let Some(Error::Panicked { who: "waker", message, .. }) = &fault else { panic!("{fault:?}") };
+        assert_eq!(message, "cursed");
+        shared.wake_at(Instant::now() + FOREVER, std::task::Waker::noop());
+        assert_eq!(clocks(), 1);
+        shared.close();
+        while clocks() > 0 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -621,6 +621,35 @@ fn a_call_out_of_turn_is_an_error_or_the_end() {
 }
 
 #[test]
+fn a_panic_of_a_drop_is_told_once_in_the_place_of_the_next_unit() {
+    for mode in PLAIN {
+        let bad = Bad {
+            what: What::OrderDrop,
+            at: 0,
+            always: false,
+            calls: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+        };
+        let mark = Mark(Arc::new(bad), What::OrderDrop);
+        let cursed = (0..3).inspect(move |_| {
+            let _ = &mark;
+        });
+        let mut pipe = numbers(99, mode);
+        pipe.begin(0, cursed, 0);
+        // No unit is granted yet: whoever drops the earlier order has done so before the first unit starts.
+        pipe.begin(1, 0..3, 0);
+        let mut items = Items::lent(&mut pipe);
+        items.resume(u64::MAX);
+        let error = items.next().unwrap().unwrap_err();
+        let Error::Panicked { at, who: "order", message } = &error else { panic!("{error}") };
+        assert_eq!((at.epoch, at.step, message.as_str()), (1, Some(0), "OrderDrop"), "{mode:?}");
+        items.resume(u64::MAX);
+        assert!(items.map(|item| *item.unwrap()).eq([1, 2]), "{mode:?}");
+        pipe.close().unwrap();
+    }
+}
+
+#[test]
 fn numbers_at_their_ends_are_saturated() {
     for (workers, overlap) in PLAIN {
         let builder = pipe::builder(vec![0; 3]).overlap(overlap).rounds().held_timeout(Duration::MAX);

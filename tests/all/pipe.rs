@@ -230,6 +230,25 @@ fn a_fill_that_hangs_is_named_and_left_behind() {
     }
 }
 
+/// The slot of the earlier call is the next of the ring, so nothing is received before it is filled.
+#[test]
+fn of_two_calls_the_fill_of_the_earlier_one_is_named() {
+    let mut pipe = pipe::builder(vec![0_u64; 3]).driven().driven().build().unwrap();
+    let [mut one, mut two] = <[_; 2]>::try_from(pipe.driven()).unwrap();
+    let mut items = pipe.items(0..2_u64);
+    one.next().unwrap().commit(8);
+    assert_eq!(*items.next().unwrap().unwrap().unit(), 0);
+    one.next().unwrap().suspend();
+    drop(items);
+    pipe.begin(7, 0..2, u64::MAX);
+    two.next().unwrap().suspend();
+    assert_eq!(pipe.reading().unwrap().at.to_string(), "epoch 0, step 1");
+    one.next().unwrap().commit(8);
+    assert_eq!(pipe.reading().unwrap().at.to_string(), "epoch 7, step 0");
+    two.next().unwrap().commit(8);
+    pipe.close().unwrap();
+}
+
 #[test]
 fn units_are_started_as_they_are_granted() {
     for overlap in [false, true] {
@@ -319,6 +338,34 @@ fn units_of_an_iteration_that_was_left_are_not_started() {
     pipe.close().unwrap();
     assert!(matches!(worker.try_next(), Poll::Ready(None)), "the pipe is closed");
     assert!(worker.next().is_none());
+}
+
+/// Yields three units, as its `size_hint` says, then `None` once, then more units.
+struct Unfused(u64);
+
+impl Iterator for Unfused {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        self.0 += 1;
+        (self.0 != 4).then_some(self.0 - 1)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (3, Some(3))
+    }
+}
+
+#[test]
+fn an_order_is_not_asked_again_behind_its_end() {
+    let mut pipe = pipe::builder(vec![0_u64; 4]).driven().build().unwrap();
+    let mut worker = pipe.driven().remove(0);
+    let items = pipe.items(Unfused(0));
+    (0..3).for_each(|_| worker.next().unwrap().commit(8));
+    assert!(worker.try_next().is_pending(), "a slot is free, but no unit is left");
+    assert!(items.map(|item| *item.unwrap().unit()).eq(0..3));
+    assert_eq!(pipe.report().loads, 3);
+    pipe.close().unwrap();
 }
 
 #[test]
