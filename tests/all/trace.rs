@@ -3,7 +3,6 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
@@ -19,16 +18,14 @@ fn events(path: &Path) -> Vec<Value> {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Held while a process is started. Until that process runs its program, it has copies of this one's pipes, so an end
-/// that a test closes would stay open.
-fn starting() -> MutexGuard<'static, ()> {
-    static STARTING: Mutex<()> = Mutex::new(());
-    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn spawn(command: &mut Command) -> Child {
-    let _starting = starting();
-    command.spawn().unwrap()
+/// Makes a FIFO and a process that reads its first line. With `holds`, the process then keeps it open until the end of its
+/// standard input. A thread of this process would not do: processes that other tests fork would have copies of its end.
+#[cfg(unix)]
+fn reader(fifo: &Path, holds: bool) -> Child {
+    assert!(Command::new("mkfifo").arg(fifo).status().unwrap().success());
+    let holds = if holds { "read -r _" } else { "true" };
+    let program = format!(r#"exec 3<"$0"; read -r _ <&3; {holds}; true"#);
+    Command::new("sh").args(["-c", &program]).arg(fifo).stdin(Stdio::piped()).spawn().unwrap()
 }
 
 fn named<'e>(events: &'e [Value], name: &str) -> Vec<&'e Value> {
@@ -166,7 +163,7 @@ fn a_killed_program_leaves_whole_events() {
     let path = dir.path().join("trace.json");
     let mut victim = Command::new(std::env::current_exe().unwrap());
     victim.args(["--exact", "trace::a_killed_program_leaves_whole_events", "--nocapture"]).env(VICTIM, &path);
-    let mut victim = spawn(victim.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let mut victim = victim.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     let said = lines.map_while(Result::ok).any(|line| line == "in the second epoch");
     victim.kill().unwrap();
@@ -227,18 +224,14 @@ fn a_write_that_fails_later_is_told_by_close() {
     let (dir, paths) = files(&[4000]);
     for overlap in [false, true] {
         let fifo = dir.path().join(format!("{overlap}.fifo"));
-        assert!(spawn(Command::new("mkfifo").arg(&fifo)).wait().unwrap().success());
-        // Reads the first line and closes: every later write fails with EPIPE.
-        let reader = std::thread::spawn({
-            let fifo = fifo.clone();
-            move || BufReader::new(std::fs::File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap()
-        });
+        let mut reader = reader(&fifo, false);
         let mut loader = Loader::builder(open(&paths), plan(4000, 8))
             .overlap(overlap)
             .trace(Trace::new(&fifo))
             .build()
             .unwrap();
-        assert_eq!(reader.join().unwrap(), 2);
+        // Every write fails with EPIPE from now on.
+        assert!(reader.wait().unwrap().success());
         for epoch in 0..2 {
             assert!(loader.epoch(epoch).all(|batch| batch.is_ok()), "the training goes on");
         }
@@ -252,18 +245,13 @@ fn a_write_that_fails_later_is_told_by_close() {
 fn a_write_that_only_close_does_is_told_too() {
     let (dir, paths) = files(&[160]);
     let fifo = dir.path().join("trace.fifo");
-    assert!(spawn(Command::new("mkfifo").arg(&fifo)).wait().unwrap().success());
-    let _no_process = starting();
-    let reader = std::thread::spawn({
-        let fifo = fifo.clone();
-        move || std::fs::File::open(fifo).unwrap()
-    });
+    let mut reader = reader(&fifo, true);
     // Without overlap, no idle thread writes the events of the trace's row `read`: they stay in memory until `close`.
     let mut loader =
         Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
-    let reader = reader.join().unwrap();
     assert!(loader.epoch(0).all(|batch| batch.is_ok()));
-    drop(reader);
+    // `wait` also closes its standard input.
+    assert!(reader.wait().unwrap().success());
     fails(&loader.close(), &fifo, io::ErrorKind::BrokenPipe);
 }
 
@@ -290,7 +278,7 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     let mut limited = Command::new(std::env::current_exe().unwrap());
     limited.args(["--exact", "trace::a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"]);
     limited.env(LIMITED, &path).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let limited = spawn(&mut limited).wait_with_output().unwrap();
+    let limited = limited.spawn().unwrap().wait_with_output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(!text.trim_end().ends_with(']'), "ended before it could close the list");
