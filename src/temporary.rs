@@ -41,10 +41,17 @@ impl Temporary {
             let mut name = prefix.clone();
             name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", std::process::id()));
             let path = target.with_file_name(name);
+            let mut options = File::options();
+            options.write(true).create_new(true);
+            // An older file may be private.
+            #[cfg(unix)]
+            if target.is_file() {
+                std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            }
             // Windows opens no folders: no lock.
             let made = match folder {
                 true => fs::create_dir(&path).map(|()| File::open(&path).ok()),
-                false => File::options().write(true).create_new(true).open(&path).map(Some),
+                false => options.open(&path).map(Some),
             };
             let made = match made {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
@@ -83,7 +90,7 @@ impl Temporary {
     }
 
     /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
-    /// under the new name. It gets the permissions of an older file.
+    /// under the new name. The new file gets the permissions of the file that it replaces.
     pub(crate) fn publish(&self) -> io::Result<()> {
         // Sync the folders so that the names survive a crash of the system. Some file systems cannot: ignore the error.
         let sync = |path: PathBuf| File::open(path).and_then(|folder| folder.sync_all()).unwrap_or_default();

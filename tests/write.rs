@@ -548,7 +548,12 @@ mod unix {
         for mode in [0o600, 0o440, 0o664] {
             fs::write(&path, b"old").unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            Writer::raw(&path, 1).build().unwrap().finish().unwrap();
+            let out = Writer::raw(&path, 1).build().unwrap();
+            for name in names(folder.path()).into_iter().filter(|name| name != "x") {
+                let meanwhile = fs::metadata(folder.path().join(name)).unwrap();
+                assert_eq!(meanwhile.permissions().mode() & 0o7777, 0o600);
+            }
+            out.finish().unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
             fs::remove_file(&path).unwrap();
         }

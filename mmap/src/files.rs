@@ -108,7 +108,7 @@ fn natural(a: &str, b: &str) -> Ordering {
         let parts = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
         parts.map(|part| match part[0] {
             b'0'..=b'9' => {
-                // Without leading zeros, the number with more digits is the larger one. To other text, a number is a `0`.
+                // Without leading zeros, the number with more digits is the larger one. Beside text it counts as `0`.
                 let zeros = part.iter().take_while(|&&digit| digit == b'0').count();
                 (b'0', part.len() - zeros, &part[zeros..])
             }

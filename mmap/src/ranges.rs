@@ -203,8 +203,8 @@ impl Ranges {
         Some(Location { shard: extent.file, offset: extent.bytes.start, len })
     }
 
-    /// Returns an upper bound of the size in bytes of `records` records at positions of `list` that follow each other, from
-    /// the end to the start too. A record counts as often as it is in the list.
+    /// Returns an upper bound for the bytes of a batch of `records` positions of `list`, in any order. A batch that is longer
+    /// than the list starts it again. A record counts as often as the list has it.
     #[must_use]
     pub fn most_bytes(&self, records: u64, list: &RecordList) -> u64 {
         let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
@@ -224,7 +224,7 @@ impl Ranges {
         if count < lengths.len() {
             lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
         }
-        let once: u64 = lengths.iter().take(count).sum();
+        let once = lengths.iter().take(count).fold(0_u64, |sum, &len| sum.saturating_add(len));
         once.saturating_mul(records.div_ceil(list.len().max(1)).max(1))
     }
 

@@ -138,7 +138,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Takes the fill that is wanted now, also one that `next` began. Returns whether there is one.
+    /// Passes the present fill to `take`: a new one, or the one that `next` suspended. Returns `false` if none is wanted.
     fn fill(&self, take: impl FnOnce(pipe::Fill<'_, Slots<(), ()>>)) -> bool {
         match lock(&self.driven).as_mut().map(Driven::try_next) {
             Some(Poll::Ready(Some(fill))) => take(fill),
@@ -202,11 +202,14 @@ impl Worker {
         });
     }
 
-    /// The thread is out of the iterable for good, and leaves the pipe. It does not wait for the drop of this: a frame of
-    /// an exception that the iterable raised may refer to it for as long as the exception is kept.
+    /// Leaves the pipe, and lets `Thread::join` return. The thread calls it when it no longer uses the iterable. The drop of
+    /// the worker may come much later: the frames of a kept exception refer to it.
     fn leave(&self) {
-        drop(lock(&self.driven).take());
-        drop(lock(&self.running).take());
+        // Without the lock, because a drop may run Python code.
+        let driven = lock(&self.driven).take();
+        drop(driven);
+        let running = lock(&self.running).take();
+        drop(running);
     }
 
     /// The iterable, if the loop has left it early, and drop what was made.

@@ -143,7 +143,7 @@ pub(crate) struct State<F: Front> {
     pub(crate) run: Run<F::Run>,
     /// The number of the newest iteration. Older ones get no more items.
     pub(crate) iteration: u64,
-    /// The program closes the loader: no iteration begins any more.
+    /// Set when the program closes the loader: from then on no iteration can begin.
     closes: bool,
     /// An item that `next` received and did not return, because it raised an exception such as that of Ctrl-C. The
     /// following `next` returns it.

@@ -284,6 +284,9 @@ impl Loader {
         }
         let checkpoint: Checkpoint = serde_json::from_value(fields).map_err(wrong)?;
         let checked = self.shared.state.with(py, |state| {
+            if state.is_closed() {
+                return Ok(false);
+            }
             state.rest();
             let Run::Idle(loader) = &mut state.run else { return Ok(false) };
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{self, Failure};
 
-/// The data stays valid if a thread panics with the lock: each holder changes it by whole assignments.
+/// Locks a mutex, also after a thread panicked with it. No mutex of this package guards data that a panic leaves invalid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

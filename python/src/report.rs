@@ -58,7 +58,7 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     figures.set_item("verdict", found.verdict().to_string())?;
     figures.set_item("advice", told(&found.advice()))?;
     let class = CLASS.import(py, "twinbuf._report", "Report")?;
-    // That of `object`: the class itself refuses a call.
+    // `Report.__new__` raises.
     let report = py.get_type::<PyAny>().call_method1("__new__", (class,))?;
     for (name, figure) in &figures {
         report.setattr(name.cast::<PyString>()?, figure)?;

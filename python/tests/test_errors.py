@@ -477,7 +477,7 @@ def test_an_empty_path_names_its_option(npy: Case, tmp_path: Path) -> None:
     traces: list[Callable[[Any], object]] = [
         lambda trace: tb.Loader(npy.data, tb.Plan(npy.data, 2), trace=trace),
         lambda trace: tb.stream(model, len, trace=trace),
-        lambda trace: tb.prefetch([], trace=trace),
+        lambda trace: iter(tb.prefetch([], trace=trace)),
         lambda trace: tb.generate(len, trace=trace),
         lambda trace: tb.watch([], trace=trace),
     ]

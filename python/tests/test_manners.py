@@ -91,23 +91,25 @@ class Filled:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("kind", ["files", "map", "read_into", "device", "stream"])
+@pytest.mark.parametrize("kind", ["files", "map", "read_into", "device", "watch", "stream", "sent"])
 def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers, tmp_path: Path) -> None:
     def loader() -> Any:
-        if kind == "stream":
+        if kind in ("stream", "sent"):
             save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
-            return tb.stream(tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name)
+            return tb.stream(tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name, **sent)
         if kind == "read_into":
             return tb.Loader(Filled(), tb.Plan(16, 4), overlap=overlap)
         options = {"device": Now()} if kind == "device" else {"map": tb.Batch.numpy} if kind == "map" else {}
         return numbers(overlap=overlap, **options)
 
+    sent: dict[str, Any] = {"device": Now()} if kind == "sent" else {}
     for received in range(3):
-        with contextlib.closing(iter(loader())) as items:
+        with contextlib.closing(iter(tb.watch(loader()) if kind == "watch" else loader())) as items:
             for _ in range(received):
                 next(items)
-        # One that has not begun has nothing to end.
-        assert len(list(items)) == (0 if received else len(loader()))
+        # An iteration of a loader that has not begun has nothing to end.
+        begun = received or kind in ("watch", "sent")
+        assert len(list(items)) == (0 if begun else len(loader()))
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

@@ -66,7 +66,7 @@ def wait_in(line: dict[Turn, None], mine: Turn, called: str = "the next item was
         if turns[0].of[1] != mine.of[1]:
             line.pop(turns[0], None)
         elif Turn.ended:
-            raise LoaderError("the program is ending: the iteration is cut off")
+            raise LoaderError("the program is ending: the call is cut off")
         elif any(turn.of == mine.of for turn in turns if turn is not mine):
             raise NestedError(
                 f"{called} while this thread is in such a call already, as by a signal's handler: "
@@ -135,7 +135,9 @@ def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
 
     try:
         # An exception of a signal's handler within `Thread.start` would break its locks.
-        _beside(begin).acquire()
+        # So would a handler that starts a loop within `threading` wait for ever for its lock.
+        if not _beside(begin).acquire(timeout=60):
+            raise LoaderError("no thread can be started while a signal's handler interrupts `threading`")
         if failed:
             raise failed.pop()
     except RuntimeError as error:
@@ -145,7 +147,7 @@ def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
 
 
 def _beside(function: Callable[..., None], *arguments: object) -> Any:
-    """Call a function in a thread, where no signal is handled. It releases the lock at its end."""
+    """Call a function in a new thread, where no signal's handler runs. Return a lock that it frees then."""
     done = _thread.allocate_lock()
     done.acquire()
 

@@ -111,6 +111,9 @@ class Loop(Generic[T]):
 
     def close(self) -> None:
         self._items.close()
+        batches, self._batches = self._batches, iter(())
+        if batches is not None:
+            batches.close()
 
     def replace(self) -> None:
         self._items.replace()
@@ -150,7 +153,7 @@ class Epochs(Loop[T]):
 
     def close(self) -> None:
         if self._items is not None:
-            self._items.close()
+            super().close()
         self._epochs.close()
 
 

@@ -16,7 +16,7 @@ from ._drive import start
 from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
-from ._twinbuf import _Items, _Recorder, _Thread
+from ._twinbuf import _Items, _Thread
 from ._values import path_or_none, seconds_or_none, text_of, warn, whole
 from .errors import LoaderTimeoutError, OptionError
 
@@ -71,7 +71,7 @@ def prefetch(
     Raises
     ------
     OptionError
-        If ``depth`` is not from 1 to 65 536.
+        If ``depth`` is not from 1 to 65 536, if torch does not know ``device``, or if ``trace`` is empty.
     RuntimeError
         If there is no such device.
 
@@ -142,7 +142,6 @@ class Prefetcher(Around[T]):
         # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
         self._name, self._trace = text_of("name", name), path_or_none("trace", trace)
-        _Recorder(trace=self._trace)  # refuses a file that cannot be written
         self._epochs = 0
         # The state, if any, after the last item that the loop received. Empty: that is the iterable's present
         # state, because the loop came to the end.

@@ -77,7 +77,7 @@ def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
 
 
 def flag_of(name: str, found: Any) -> bool:
-    """Return whether an option is on: a boolean, also of numpy, or 0 or 1."""
+    """Return a boolean option. Accepts bool, numpy's bool, 0 and 1."""
     if not isinstance(found, (int, numpy.integer, numpy.bool_)) or found not in (0, 1):
         raise TypeError(f"{name}: wanted True or False, found {found!r}")
     return bool(found)

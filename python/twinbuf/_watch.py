@@ -140,6 +140,10 @@ class _Epoch(Generic[T]):
         self._came, self._step = [], self._step + 1
         return item
 
+    def close(self) -> None:
+        self._items, self._came = map(next, ()), []
+        self._end()
+
     def _end(self) -> None:
         if not self._ended:
             self._ended = True

@@ -80,7 +80,7 @@ class LoaderError(Error, RuntimeError):
 
 
 class NestedError(LoaderError):
-    """A loader is used while this thread makes a batch for it. The next call makes that batch again."""
+    """A loader or a writer is called while this thread is in a call of it, which can be repeated."""
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):

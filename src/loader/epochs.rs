@@ -109,7 +109,7 @@ impl<B: Backend> Loader<B> {
         }
     }
 
-    /// Counts the epoch of `next`, which begins.
+    /// Counts the start of the epoch of `next`.
     fn began(&mut self) {
         self.steps = self.epoch.0.end();
         self.epochs_begun += 1;

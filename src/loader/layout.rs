@@ -158,7 +158,7 @@ pub(super) fn count(records: u64) -> usize {
     usize::try_from(records).unwrap_or(usize::MAX)
 }
 
-/// Returns the bytes of `records` records, or `usize::MAX` if they are more. A batch that is built fits a slot.
+/// Returns the size of `records` records in bytes, or `usize::MAX` on overflow. A batch of a built loader fits a slot.
 pub(super) fn bytes(records: u64, record_bytes: usize) -> usize {
     count(records).saturating_mul(record_bytes)
 }

@@ -289,7 +289,7 @@ impl Table {
     /// Returns the times of all phases as a table.
     fn summary(&self) -> String {
         let Times { count, sum, .. } = self.total;
-        let mut text = format!("training: {count} steps, {:.3} s", sum.as_secs_f64());
+        let mut text = format!("{count} steps, {:.3} s", sum.as_secs_f64());
         text += "\nphase               mean ms  median ms   share";
         // A phase may run several times in a step, for example once per micro-step of a gradient accumulation.
         let micro = self.phases.iter().any(|phase| phase.runs > phase.times.count);
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(
             text,
             "\
-training: 4 steps, 0.400 s
+4 steps, 0.400 s
 phase               mean ms  median ms   share
 load                 25.000     25.000  25.0 %
 forward              50.000     50.000  25.0 %
@@ -423,7 +423,7 @@ total               100.000    100.000 100.0 %"
         assert_eq!(
             text,
             "\
-training: 2 steps, 0.120 s
+2 steps, 0.120 s
 phase               mean ms  median ms   share  runs a step    each ms
 load                  4.000      4.000   6.7 %          4.0      1.000
 forward              46.000     46.000  76.7 %          4.0     11.500

@@ -902,7 +902,7 @@ mod tests {
         }
     }
 
-    /// Or the report counts what the caller did between two calls as a wait of the workers.
+    /// Otherwise the report would count the caller's time between two calls as a wait of the workers.
     #[test]
     fn a_call_waits_from_its_begin_on() {
         let (producer, _consumer) = Numbered::ring(vec![0; 2]);

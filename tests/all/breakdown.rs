@@ -44,7 +44,7 @@ fn the_first_ten_steps_and_every_kth_are_logged() {
         let steps: Vec<&str> = lines.iter().map(|line| parse(line).0).collect();
         let expected: Vec<String> = expected.iter().map(|step| format!("step {step}")).collect();
         assert_eq!(steps, expected, "every {every}");
-        assert!(breakdown.to_string().starts_with("training: 100 steps, "), "all of them are counted");
+        assert!(breakdown.to_string().starts_with("100 steps, "), "all of them are counted");
     }
 }
 
@@ -149,7 +149,7 @@ fn times_without_end_are_counted_as_far_as_a_duration_goes() {
         breakdown.end_step();
     }
     assert_eq!(lines.lock().unwrap().len(), 2);
-    assert!(breakdown.to_string().starts_with("training: 2 steps, "), "{breakdown}");
+    assert!(breakdown.to_string().starts_with("2 steps, "), "{breakdown}");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_sink_may_use_the_breakdown_itself() {
         breakdown.end_step();
     }
     assert_eq!(*lines.lock().unwrap(), 3);
-    assert!(breakdown.to_string().starts_with("training: 6 steps, "));
+    assert!(breakdown.to_string().starts_with("6 steps, "));
 }
 
 #[test]
@@ -279,6 +279,6 @@ fn lines_name_their_loader() {
         assert!(line.starts_with(start.as_str()), "{line}");
     }
     assert!(lines.last().unwrap().starts_with("train, valid: step 0: "), "{lines:?}");
-    assert!(breakdown.to_string().starts_with("train, valid: training: 1 steps"), "{breakdown}");
+    assert!(breakdown.to_string().starts_with("train, valid: 1 steps"), "{breakdown}");
     drop(loaders);
 }

@@ -122,6 +122,8 @@ impl<'a> Archive<'a> {
     fn read(file: &'a DataFile) -> Result<Self, Error> {
         /// What `numpy.savez` appends to names.
         const END: &str = ".npy";
+        // If the file has to be opened again, return that error as it is: rawzip keeps its text alone.
+        file.file()?;
         let mut buffer = vec![0; rawzip::RECOMMENDED_BUFFER_SIZE];
         let zip = ZipLocator::new()
             .locate_in_reader(file, &mut buffer, file.len)

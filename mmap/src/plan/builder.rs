@@ -114,7 +114,7 @@ impl PlanBuilder {
     ///   the steps of an epoch.
     /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], a step plus the data set exceeds 2^64 - 1 records.
     pub fn build(self) -> Result<Plan, PlanError> {
-        let Self { plan, seeded, sizes, .. } = self;
+        let Self { plan, seeded, sizes } = self;
         if !(1..=MAX_SIZES).contains(&sizes) {
             return Err(PlanError::BatchSizes);
         }

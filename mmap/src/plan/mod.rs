@@ -315,7 +315,7 @@ impl Plan {
         Self { rank: 0, ..self.clone() }.own_steps()
     }
 
-    /// Returns the positions of a step, and those of all batches that follow each other at this rank in windows.
+    /// Returns the positions of a step, and the share of this rank: with a windowed shuffle, those of all its batches.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.own_steps() {
             None

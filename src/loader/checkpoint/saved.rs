@@ -81,12 +81,12 @@ impl Checkpoint {
     /// An existing file is replaced atomically: after a crash of the program or the system, the file holds the old
     /// checkpoint or the new one. Several threads and processes may save to the same path at the same time. Each
     /// call writes a temporary file `.NAME.*.twinbuf-tmp` in the same folder. On Unix, a call also removes the
-    /// temporary files of killed processes.
+    /// temporary files of killed processes. The new file gets the permissions of the file that it replaces.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointFile`] if the file or the temporary file cannot be written. The file at `path` is then
-    /// unchanged.
+    /// [`Error::CheckpointFile`] if the file or the temporary file cannot be written, or if `path` is a folder, device or
+    /// pipe. What is at `path` is then unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {
