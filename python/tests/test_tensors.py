@@ -159,6 +159,25 @@ def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(tmp_path: Path, dep
         assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
 
 
+def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
+    model(tmp_path)
+    opened, found = tb.Tensors.open(tmp_path / "model.safetensors.index.json"), set()
+    for room in range(0, 2048, 16):
+        try:
+            layers = tb.stream(opened, layer_of, memory_limit=(10 << 20) + room)
+        except tb.OptionError:
+            continue  # no room for the slots alone
+        if layers.kept:
+            found.add(layers.kept)
+            numbers = []
+            for _ in range(3):
+                for layer in layers:
+                    numbers.append(layer.number)
+                    break
+            assert numbers == [0, 0, 0]
+    assert found > {1}
+
+
 def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
     model(tmp_path)
     layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of)

@@ -61,10 +61,12 @@ class Turn:
 
 def wait_in(line: dict[Turn, None], mine: Turn, called: str = "the next item was asked for") -> None:
     """Wait in line. The caller takes ``mine`` out of it, whatever this raises."""
-    line[mine], since = None, monotonic()
+    line[mine], first, since = None, mine, monotonic()
     while (turns := list(line))[0] is not mine:
-        if turns[0].of[1] != mine.of[1]:
-            line.pop(turns[0], None)
+        if turns[0] is not first:
+            first, since = turns[0], monotonic()
+        if first.of[1] != mine.of[1]:
+            line.pop(first, None)
         elif Turn.ended:
             raise LoaderError("the program is ending: the call is cut off")
         elif any(turn.of == mine.of for turn in turns if turn is not mine):
@@ -73,7 +75,8 @@ def wait_in(line: dict[Turn, None], mine: Turn, called: str = "the next item was
                 "that would wait for itself"
             )
         else:
-            sleep(min(max(5e-5, (monotonic() - since) / 16), _SLICE))
+            # The longer the first one takes, and the more are before this thread, the less often it looks.
+            sleep(min(max(5e-5, (monotonic() - since) / 16) * turns.index(mine), _SLICE))
 
 
 class InTurn:

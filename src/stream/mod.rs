@@ -127,7 +127,8 @@ impl<B: Backend> StreamBuilder<B> {
     /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep),
     /// and 10 MiB of buffers for direct I/O, with every read mode. The page cache does not count. Default: no limit.
     ///
-    /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. `build`
+    /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. It spares that
+    /// of one slot, for a group that [leaves its slot](Group::leave_slot), unless all groups can be kept. `build`
     /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.own.memory_limit = Some(limit.into());

@@ -50,7 +50,9 @@ impl Schedule {
         for (group, kept) in self.kept.iter_mut().enumerate() {
             *kept = ((group + 1) * count / all > group * count / all).then(OnceLock::new);
         }
-        self.memory().is_some_and(|memory| memory <= left)
+        // For a group that the caller still has when it begins the next pass: that leaves its slot, which gets new memory.
+        let spare = if count > 0 && self.depths.1 == 0 { self.slot() as u64 } else { 0 };
+        self.memory().is_some_and(|memory| memory.saturating_add(spare) <= left)
     }
 
     pub(super) fn groups(&self) -> &Groups {
