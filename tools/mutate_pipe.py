@@ -176,6 +176,7 @@ FIRST = {
     **dict.fromkeys((what for _, what, *_ in MUTANTS[-36:]), "all author::"),
     "a task is remembered by a pipe that ended": "all pipe::",
     "the end of a source stops no later unit": "all pipe::",
+    "a task is woken too late": "--lib pipe::turn",
     "a call waits since the one before": "--lib pipe::tests",
     "a clock that could not end runs no more": "--lib pipe::tests",
     "behind the last unit the order is asked again": "all pipe::",
