@@ -572,3 +572,30 @@ impl Progress {
         *lock(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Context;
+
+    use super::*;
+    use crate::pipe::{Items, builder};
+
+    /// Otherwise a task that is polled often, beside a timer for example, would put off the end of its wait for ever.
+    #[test]
+    fn a_task_that_is_polled_again_is_woken_at_the_same_time() {
+        let mut pipe = builder(vec![0_u64; 1]).driven().held_timeout(FOREVER).build().unwrap();
+        let mut worker = pipe.driven().remove(0);
+        pipe.begin(0, 0..2_u64, 2);
+        worker.next().unwrap().commit(8);
+        let shared = pipe.running.shared.clone();
+        let mut items = Items::lent(&mut pipe);
+        let _held = items.next().unwrap().unwrap();
+        let [first, second] = [(); 2].map(|()| {
+            let before = Instant::now();
+            while Instant::now() == before {} // or a coarse clock would show the same time to both polls
+            assert!(items.poll_next(&mut Context::from_waker(Waker::noop())).is_pending());
+            lock(&shared.mail).held.as_ref().map(|(until, _)| *until).expect("the slot is held")
+        });
+        assert_eq!(first, second);
+    }
+}

@@ -539,6 +539,20 @@ impl Source<u64> for Numbers {
     }
 }
 
+/// Panics once.
+fn once(what: What) -> Arc<Bad> {
+    let (calls, panics) = (AtomicU64::new(0), AtomicU64::new(0));
+    Arc::new(Bad { what, at: 0, always: false, calls, panics })
+}
+
+/// An order of three units. Its drop panics.
+fn cursed() -> impl Iterator<Item = u64> + Send {
+    let mark = Mark(once(What::OrderDrop), What::OrderDrop);
+    (0..3).inspect(move |_| {
+        let _ = &mark;
+    })
+}
+
 /// Modes of a pipe: workers and overlap.
 const PLAIN: [(usize, bool); 3] = [(1, false), (1, true), (2, true)];
 
@@ -623,19 +637,8 @@ fn a_call_out_of_turn_is_an_error_or_the_end() {
 #[test]
 fn a_panic_of_a_drop_is_told_once_in_the_place_of_the_next_unit() {
     for mode in PLAIN {
-        let bad = Bad {
-            what: What::OrderDrop,
-            at: 0,
-            always: false,
-            calls: AtomicU64::new(0),
-            panics: AtomicU64::new(0),
-        };
-        let mark = Mark(Arc::new(bad), What::OrderDrop);
-        let cursed = (0..3).inspect(move |_| {
-            let _ = &mark;
-        });
         let mut pipe = numbers(99, mode);
-        pipe.begin(0, cursed, 0);
+        pipe.begin(0, cursed(), 0);
         // No unit is granted yet: whoever drops the earlier order has done so before the first unit starts.
         pipe.begin(1, 0..3, 0);
         let mut items = Items::lent(&mut pipe);
@@ -647,6 +650,58 @@ fn a_panic_of_a_drop_is_told_once_in_the_place_of_the_next_unit() {
         assert!(items.map(|item| *item.unwrap()).eq([1, 2]), "{mode:?}");
         pipe.close().unwrap();
     }
+}
+
+/// Otherwise a driver that outlives its pipe would keep the order, and without one the panic would leave `close`.
+#[test]
+fn an_order_that_no_worker_has_fetched_is_dropped_with_its_pipe() {
+    for driven in [true, false] {
+        let builder = pipe::builder(vec![0_u64; 2]).overlap(false);
+        let builder = if driven { builder.driven() } else { builder.worker(Numbers { fails: 99, bytes: 8 }) };
+        let mut pipe = builder.build().unwrap();
+        let workers = pipe.driven();
+        pipe.begin(0, cursed(), 0);
+        let error = pipe.close().unwrap_err();
+        assert!(matches!(&error, Error::Panicked { who: "order", .. }), "driven {driven}: {error}");
+        drop(workers);
+    }
+}
+
+/// Otherwise nothing would tell why the workers are gone.
+#[test]
+fn a_caller_that_finds_no_worker_is_told_of_a_panic_once() {
+    let mut pipe = pipe::builder(vec![0_u64; 2]).driven().build().unwrap();
+    let workers = pipe.driven();
+    pipe.begin(0, cursed(), u64::MAX);
+    drop(workers); // and the order with the last worker
+    let mut items = Items::lent(&mut pipe);
+    let error = items.next().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::Panicked { at, who: "order", .. } if at.step == Some(0)), "{error}");
+    items.resume(u64::MAX);
+    let error = items.next().unwrap().unwrap_err();
+    assert!(matches!(&error, Error::ThreadGone { .. }), "{error}");
+    drop(items);
+    pipe.close().unwrap();
+}
+
+/// Otherwise the worker that takes the slot next would drop it, and its panic would end that worker.
+#[test]
+fn an_error_of_a_call_that_was_left_is_dropped_by_the_caller() {
+    let bad = once(What::ErrorDrop);
+    let mut pipe = pipe::builder(vec![0_u64; 2]).driven().build().unwrap();
+    let mut worker = pipe.driven().remove(0);
+    pipe.begin(0, 0..1, 1);
+    let mut fill = worker.next().unwrap();
+    let error = fill.parts().2.failed(Broken(Mark(bad.clone(), What::ErrorDrop)));
+    fill.fail(error);
+    pipe.begin(1, 0..1, 1);
+    worker.next().unwrap().commit(8);
+    let mut items = Items::lent(&mut pipe);
+    assert_eq!(*items.next().unwrap().unwrap().unit(), 0);
+    assert_eq!(Arc::strong_count(&bad), 1, "the slot of the earlier call has the error no more");
+    drop(items);
+    let error = pipe.close().unwrap_err();
+    assert!(matches!(&error, Error::Panicked { who: "unit or an error", .. }), "{error}");
 }
 
 #[test]
