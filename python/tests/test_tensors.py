@@ -160,9 +160,9 @@ def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(tmp_path: Path, dep
 
 
 def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
-    model(tmp_path)
-    opened, found = tb.Tensors.open(tmp_path / "model.safetensors.index.json"), set()
-    for room in range(0, 2048, 16):
+    save_file({f"layers.{n}.up": torch.zeros(50_000) for n in range(8)}, tmp_path / "m.safetensors")
+    opened, found = tb.Tensors.open(tmp_path / "m.safetensors"), set()
+    for room in range(0, 2_000_000, 50_000):
         try:
             layers = tb.stream(opened, layer_of, memory_limit=(10 << 20) + room)
         except tb.OptionError:
@@ -175,7 +175,7 @@ def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
                     numbers.append(layer.number)
                     break
             assert numbers == [0, 0, 0]
-    assert found > {1}
+    assert {1, 2, 3, 8} <= found
 
 
 def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:

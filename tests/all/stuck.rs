@@ -89,7 +89,9 @@ fn a_caller_that_waits_is_told_what_is_read() {
         let before = loop {
             // The thread of the batch may have been behind another one.
             assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending());
-            if let Some(reading) = epoch.reading().filter(|reading| reading.record.is_some()) {
+            if let Some(reading) =
+                epoch.reading().filter(|now| now.at.step == Some(6) && now.record.is_some())
+            {
                 break reading;
             }
         };
