@@ -140,11 +140,12 @@ impl WriterBuilder {
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
         let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
         let fits = if shard.is_some() { !path.exists() } else { !path.is_dir() };
+        let least = format!("at least {whole} bytes: whole rows in whole blocks of 4096 bytes");
         let checks = [
             ("path", path.file_name().is_some() && fits, "a file, or for shards a new folder"),
             ("row", row > 0 && named, "at least one byte, and a type and a shape that numpy has"),
             ("depth", depth > 0, "at least 1"),
-            ("shard_bytes", self.shard_bytes != Some(0), "at least whole rows in whole blocks of 4096 bytes"),
+            ("shard_bytes", self.shard_bytes != Some(0), least.as_str()),
         ];
         if let Some((option, _, wanted)) = checks.into_iter().find(|(_, is_valid, _)| !is_valid) {
             let (row, most) = (&self.shape, shard.unwrap_or(0));

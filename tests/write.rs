@@ -248,6 +248,8 @@ fn invalid_options_are_errors() {
     // Before anything is allocated: 2^40 slots of 4 MiB.
     let text = raw(1).depth(1 << 40).build().err().unwrap().to_string();
     assert!(text.contains(&format!("{} bytes", 1_u64 << 62)), "{text}");
+    let error = Writer::raw(folder.path().join("y"), 5).shard_bytes(4096).build().unwrap_err();
+    assert!(error.to_string().contains("at least 20480 bytes"), "{error}");
     let missing = Writer::raw(folder.path().join("no/x"), 1).build();
     match missing {
         Err(Error::Write(why)) => assert_eq!(why.source.kind(), io::ErrorKind::NotFound),

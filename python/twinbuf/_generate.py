@@ -59,7 +59,8 @@ def generate(
         The rounds, in order. What ``make``, ``before`` or ``after`` raises arrives in place of the next one,
         and ends them. Threads may share the iterator: one at a time calls ``before`` and ``after`` and takes
         the next round. ``break`` waits for nothing: a round that is being made is finished in the thread, and
-        dropped. ``report()`` tells where the time went, and ``close()`` ends them.
+        dropped. ``report()`` tells where the time went, with ``before`` and ``after`` as compute, and
+        ``close()`` ends them.
 
     Raises
     ------

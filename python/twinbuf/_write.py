@@ -26,8 +26,8 @@ class Writer:
     is full or fails, the next call raises `FileError`, with ``path``, ``offset`` and ``errno``; nothing more
     is written then.
 
-    With ``shard_bytes``, ``path`` is a new folder, for files of at most that size. `Records.open_npy` opens
-    it.
+    With ``shard_bytes``, ``path`` is a new folder, for files with at most so many bytes of rows each, rounded
+    down to whole rows that fill whole blocks of 4096 bytes. `Records.open_npy` opens it.
 
     With ``dtype=None`` the file has no header, and the arrays are bytes of shape ``(n, *row)``.
 
