@@ -137,8 +137,8 @@ def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
             failed.append(error)
 
     try:
-        # An exception of a signal's handler within `Thread.start` would break its locks.
-        # So would a handler that starts a loop within `threading` wait for ever for its lock.
+        # An exception of a signal's handler within `Thread.start` would break its locks. The limit is for a
+        # handler that interrupts `threading` while that holds the lock which `Thread.start` needs.
         if not _beside(begin).acquire(timeout=60):
             raise LoaderError("no thread can be started while a signal's handler interrupts `threading`")
         if failed:
@@ -150,7 +150,10 @@ def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
 
 
 def _beside(function: Callable[..., None], *arguments: object) -> Any:
-    """Call a function in a new thread, where no signal's handler runs. Return a lock that it frees then."""
+    """Call a function in a new thread, where no signal's handler runs. Return a lock.
+
+    The thread releases the lock when the function has returned.
+    """
     done = _thread.allocate_lock()
     done.acquire()
 
