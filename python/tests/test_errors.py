@@ -570,7 +570,7 @@ def test_a_writer_names_what_is_wrong(tmp_path: Path) -> None:
         ),
         (
             lambda: tb.Writer(tmp_path / "x", "int64", shard_bytes=100),
-            "option `shard_bytes`: wanted at least whole rows .*, shard_bytes 100$",
+            "option `shard_bytes`: wanted at least 4096 bytes: whole rows .*, shard_bytes 100$",
         ),
     ]
     for call, message in bad:
