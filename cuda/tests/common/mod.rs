@@ -5,7 +5,7 @@
 
 use std::io::Write;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Once, mpsc};
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::Duration;
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
@@ -46,21 +46,30 @@ fn hung() -> Duration {
     Duration::from_secs(seconds.unwrap_or(1200))
 }
 
-/// Ends the process if `test` hangs: a hang must be a failure.
+/// Ends the process if `test` hangs: a hang must be a failure. The watchdog's thread allocates nothing while the test runs.
 #[track_caller]
 pub(crate) fn must_end(test: impl FnOnce() + Send + 'static) {
     let test_at = std::panic::Location::caller();
-    let (done, is_done) = mpsc::channel::<()>();
+    // Whether the test runs: not before the watchdog does.
+    let runs = Arc::new((Mutex::new(false), Condvar::new()));
+    let watched = runs.clone();
     let watchdog = std::thread::spawn(move || {
+        let (runs, changed) = &*watched;
+        let mut running = runs.lock().unwrap();
+        *running = true;
+        changed.notify_one();
         let hung = hung();
-        if is_done.recv_timeout(hung) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if changed.wait_timeout_while(running, hung, |runs| *runs).unwrap().1.timed_out() {
             // Not a print macro: the test harness captures its output until the test ends.
             let _ = writeln!(std::io::stderr(), "hung: the test at {test_at} has not ended in {hung:?}");
             std::process::abort();
         }
     });
+    let (runs, changed) = &*runs;
+    drop(changed.wait_while(runs.lock().unwrap(), |runs| !*runs).unwrap());
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test));
-    drop(done);
+    *runs.lock().unwrap() = false;
+    changed.notify_one();
     watchdog.join().unwrap();
     if let Err(panic) = result {
         std::panic::resume_unwind(panic);
