@@ -61,7 +61,7 @@ struct Args {
     /// Spend this long on each batch instead of training the model
     #[arg(long, value_name = "X")]
     compute_ms: Option<f64>,
-    /// The Chrome trace of the last run
+    /// Write a Chrome trace of the last run to this file
     #[arg(long, value_name = "PATH", default_value = "target/twinbuf/trace.json")]
     trace: PathBuf,
     /// Write the figures here as JSON

@@ -45,7 +45,7 @@ struct Args {
     /// How long the device is to compute on each batch
     #[arg(long, value_name = "X", default_value_t = 4.0)]
     compute_ms: f64,
-    /// The Chrome trace of the last run
+    /// Write a Chrome trace of the last run to this file
     #[arg(long, value_name = "PATH")]
     trace: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `twinbuf`: inspects files of records, measures what overlap would gain on them, reads traces back.
+//! `twinbuf`: inspects files of records, measures what training on them waits for, and reads traces back.
 
 mod data;
 mod inspect;
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use twinbuf::BoxError;
 
-/// Files of records for training: their contents, the gain of overlap on them, where the time of a run went.
+/// Shows what files of training records contain, what training on them waits for, and where the time of a traced run went.
 #[derive(Parser)]
 #[command(name = "twinbuf", version, max_term_width = 100)]
 #[command(subcommand_required = true, arg_required_else_help = false)]

@@ -48,7 +48,7 @@ impl Span {
     }
 }
 
-/// One side of a loader.
+/// A row of the trace: the caller, one loading thread, or the copies to a device.
 #[derive(Debug)]
 pub(crate) struct Track {
     /// The index of its process.

@@ -112,7 +112,8 @@ impl<M: 'static> DeviceBatches<M> {
     /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends.
     /// - [`Error::Empty`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        // Without a copy thread a batch comes by a call of this thread, but another thread may drop the lease.
+        // Do not wait for a slot that a capture holds: nothing wakes the task. Without a copy thread, do not wait for a batch:
+        // the caller itself commits it. But wait for a lease, because another thread may drop it.
         if self.held_by_a_capture() || self.hand.is_some() && !self.ring.is_held() {
             return Poll::Ready(self.try_recv());
         }

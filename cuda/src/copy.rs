@@ -164,15 +164,15 @@ impl Wake for Unpark {
     }
 }
 
-/// What the next copy needs.
+/// What the engine needs before it can issue the next copy, or why there is no next copy.
 enum Needs {
     /// The end of the oldest copy.
     Room,
     Batch,
     DeviceSlot,
-    /// Nothing follows. `false` if the data may be incomplete.
+    /// No batch follows. `false` if the data may be incomplete.
     End(bool),
-    /// Nothing: no one receives batches.
+    /// The receiving side was dropped.
     Closed,
 }
 

@@ -33,8 +33,9 @@ pub(crate) struct Progress {
     pub(crate) resume: Option<Checkpoint>,
     /// The epoch of the next `iter(loader)`.
     pub(crate) next_epoch: u64,
-    /// The position before a batch that was put back, or before one on which `map` failed. It stays when that iteration
-    /// ends.
+    /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
+    /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration
+    /// does not clear it.
     pub(crate) before: Option<Checkpoint>,
     /// The iteration ends before this epoch.
     end: u64,

@@ -384,7 +384,7 @@ fn run_with(case: Case, bad: &Arc<Bad>, heard: &Heard) -> Result<(), String> {
     })
 }
 
-/// One call of a pipe. Returns what is wrong.
+/// Begins a call of the pipe, takes items as `case` says, and ends it. Returns an error if an item is wrong.
 fn call(
     case: Case,
     pipe: &mut Pipe<Authors>,

@@ -220,13 +220,14 @@ impl<D, O> Part<D, O> {
         drop(other);
     }
 
-    /// Records of an epoch.
+    /// Records of the first epoch.
     fn items(&self) -> usize {
         let Ok(Some(plan)) = &self.plan else { return 0 };
         let Some(last) = plan.steps(0).checked_sub(1) else { return 0 };
-        // All but the last batch are whole.
+        // All batches before the last one are full. A schedule changes their size.
+        let full: u64 = plan.epoch_after(0).parts(last).iter().map(|part| part.steps * part.batch).sum();
         let last_len = plan.batch(0, last).map_or(0, |batch| batch.len());
-        usize::try_from(last * plan.batch_records() + last_len).unwrap_or(usize::MAX)
+        usize::try_from(full + last_len).unwrap_or(usize::MAX)
     }
 }
 

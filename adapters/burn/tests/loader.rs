@@ -110,6 +110,10 @@ fn items_are_counted() {
         assert!(iterator.progress().is_completed(), "{tail:?}");
         assert!(iterator.next().is_none());
     }
+    // The size of a batch grows after ten steps.
+    let plan = Plan::builder(100).batches([(10, 4), (u64::MAX, 8)]).build().unwrap();
+    let grows = loader(source(100), plan);
+    assert_eq!((grows.num_items(), epoch(&grows).concat().len()), (96, 96));
     // With more ranks than records, the last has none.
     let plan = Plan::builder(2).rank(2, 3).last_batch(LastBatch::Keep).build().unwrap();
     let loader = loader(source(2), plan.clone());
@@ -318,7 +322,7 @@ fn threads_share_it() {
 #[test]
 fn another_device_goes_on_from_the_same_epoch() {
     let plan = shuffled(10, 4, LastBatch::Keep);
-    // Devices with and without autodiff are equal.
+    // The `==` of devices ignores autodiff: compare `is_autodiff`.
     let on = |batch: Batch, device: &Device| Ok((numbers(batch, device)?, device.is_autodiff()));
     let loader = BurnLoader::builder(source(10), plan.clone(), on).build(&Device::flex()).unwrap();
     loader.iter().for_each(drop);

@@ -80,7 +80,7 @@ impl<const WORDS: usize> Payload for Block<WORDS> {
 
     #[inline]
     fn fill(&mut self, seq: u64) {
-        // SAFETY: one type is a transparent wrapper of the other, and only initialized words are written.
+        // SAFETY: `MaybeUninit<Self>` has the layout of `Self`, and `init` writes only initialized words: `self` stays valid.
         Self::init(unsafe { &mut *std::ptr::from_mut(self).cast() }, seq);
     }
 

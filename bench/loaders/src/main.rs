@@ -45,8 +45,8 @@ enum Way {
     Python(&'static str, u32),
 }
 
-/// Each library with a setting for two processors. If it supports them, also with more workers, which keep more
-/// requests of a cold file in flight.
+/// Each library, with settings that suit two processors. burn, dataloader-rs, SPDL and Grain also run with 8 or 16 workers,
+/// which keep more requests in flight for a cold file.
 const SUBJECTS: [(&str, Way); 20] = [
     ("twinbuf", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 1))),
     ("twinbuf 2", Way::Rust(|work, meter| ours::run(work, meter, ReadMode::Auto, 2))),
@@ -75,7 +75,7 @@ const SUBJECTS: [(&str, Way); 20] = [
 struct Options {
     #[arg(required = true)]
     sections: Vec<Section>,
-    /// Small files, one round: does it work?
+    /// A short test run: small files, one round
     #[arg(long)]
     quick: bool,
     /// The size of the file of images; that of tokens has half

@@ -61,8 +61,8 @@ fn pools_that_finish() {
     }
 }
 
-/// Hands over at least `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets
-/// the most that it may do and returns how many it did.
+/// Hands over `handoffs` slots, or the number set in the environment, in rounds of random length. `round` gets the maximum
+/// number of hand-offs that it may do, and returns the number that it did.
 fn stress(name: &str, handoffs: u64, round: impl Fn(&mut Random, u64) -> u64) {
     // Runs one test at a time: a round needs its two processors.
     static ALONE: Mutex<()> = Mutex::new(());

@@ -48,7 +48,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     })
 }
 
-/// How a slot ends.
+/// What the test does with a slot that it acquired.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
     Commit,

@@ -16,7 +16,8 @@ use twinbuf_cuda_sim::{Control, Options, Sim};
 /// Something that does not happen within this time, a thousand times its normal duration, does not happen.
 const MANY_TIMES: Duration = Duration::from_secs(60);
 
-/// The calls that order work, and those that query a context.
+/// The driver calls that these tests count: copies from the host, calls on events, waits for a stream or the context, and the
+/// query of the current context.
 const CALLS: [&str; 9] = [
     "cuMemcpyHtoDAsync_v2",
     "cuEventRecord",

@@ -44,7 +44,8 @@ pub(super) struct State {
     /// The `Arc`s of requests that were removed. Later requests put their memory into them, so that a request allocates
     /// nothing.
     spare: Vec<Arc<Buffer>>,
-    /// The position of the reader, in bytes of units.
+    /// The position of the reader: the bytes of the batches or groups that it has read since `Reader::begin`, and of the one
+    /// that it is reading.
     used: u64,
     /// Bytes that were requested since the stream was created.
     bytes: u64,

@@ -253,7 +253,7 @@ fn indexes_of_megatron_that_are_wrong() {
     );
 }
 
-/// Megatron's own programs take the path without an ending; a dot in it is a part of the name.
+/// Megatron's own programs take the path without the extension. A dot in that prefix does not start an extension.
 #[test]
 fn a_prefix_of_megatron() {
     let folder = tempfile::tempdir().unwrap();

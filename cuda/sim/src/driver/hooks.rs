@@ -53,7 +53,8 @@ unsafe extern "C" fn twinbuf_sim_inject(name: *const c_char, failure: *const Raw
     lock().failures.arm(name, failure);
 }
 
-/// `Control::injected`: names, with a NUL between.
+/// Implements `Control::injected`: writes the names of the calls and operations that were made to fail, separated by NUL
+/// bytes.
 ///
 /// # Safety
 ///

@@ -150,7 +150,8 @@ impl Queue {
         let running =
             running.get_or_insert_with(|| Running { engine: engine(), process: std::process::id() });
         reads.queued.push_back(read);
-        // Hand reads over in groups of `TOGETHER`. Otherwise the disk would be idle while a long list is prepared.
+        // If `push` only queued reads, the disk would be idle while the caller pushes a long list. Starting reads may take a
+        // system call, so do it once per `TOGETHER` reads.
         if reads.queued.len() % TOGETHER == 0 {
             running.engine.reap(reads);
             if reads.is_low() {

@@ -109,7 +109,8 @@ fn read_guard_is_last<P: Parker>() {
 }
 
 check! {
-    /// Guards of both kinds on two threads, one of them the last: the ring is freed while the other uses it.
+    /// Hazard: after both handles are dropped, one thread drops a read guard while another commits a reserved slot, and the
+    /// ring is freed while one of them still uses it.
     two_guards_are_last, 2, deep 3
 }
 fn two_guards_are_last<P: Parker>() {

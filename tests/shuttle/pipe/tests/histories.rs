@@ -121,7 +121,7 @@ struct Keeper<I> {
 }
 
 impl<I> Keeper<I> {
-    /// Drops what has to go before item `index` is received from `depth` slots.
+    /// Drops the kept items that would block item `index`: it needs the slot of item `index - depth`.
     fn before(&mut self, index: usize, depth: usize) {
         self.kept.retain(|&(kept, _)| kept + depth > index);
     }
@@ -504,7 +504,7 @@ fn what_is_written_behind_is_whole_or_an_error() {
         return;
     }
     let limit = libc::rlimit { rlim_cur: MOST, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the struct is a live local. The other tests write no file that is as large.
+    // SAFETY: the pointer is to a live local. The limit is for the whole process, which runs only this test.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
     let folder = tempfile::tempdir_in(if cfg!(target_os = "linux") { "/dev/shm" } else { "." }).unwrap();
     let path = folder.path().to_path_buf();
