@@ -243,9 +243,9 @@ extern "C" {
 
 // Opens files, and stores a handle in `*out`.
 //
-// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `format`, `record_bytes` or `sequence` TWINBUF_ERROR_OPTION. No file
-// at all, or one that is missing, not a regular file, too short or of another format, or that ends with a part of a record,
-// is TWINBUF_ERROR_FILE. Any thread may call it.
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `size` TWINBUF_ERROR_SIZE, a wrong `format`, `record_bytes` or
+// `sequence` TWINBUF_ERROR_OPTION. No file at all, or one that is missing, not a regular file, too short or of another
+// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
 int32_t twinbuf_open(const twinbuf_files *files,
                      twinbuf_records **out);
 

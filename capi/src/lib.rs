@@ -376,9 +376,9 @@ unsafe fn write(text: serde_json::Result<String>, out: *mut twinbuf_text) -> Res
 
 /// Opens files, and stores a handle in `*out`.
 ///
-/// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `format`, `record_bytes` or `sequence` TWINBUF_ERROR_OPTION. No file
-/// at all, or one that is missing, not a regular file, too short or of another format, or that ends with a part of a record,
-/// is TWINBUF_ERROR_FILE. Any thread may call it.
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a wrong `size` TWINBUF_ERROR_SIZE, a wrong `format`, `record_bytes` or
+/// `sequence` TWINBUF_ERROR_OPTION. No file at all, or one that is missing, not a regular file, too short or of another
+/// format, or that ends with a part of a record, is TWINBUF_ERROR_FILE. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinbuf_records) -> i32 {
     door(|| {

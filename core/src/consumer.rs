@@ -230,7 +230,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
 
     /// Returns `true` if an earlier [`KeptSlot`] still holds the next slot and the producer exists. A receive call
     /// would then wait until that guard is dropped. Returns `false` once the producer is dropped: a receive call then
-    /// does not wait, because no data follows in this slot.
+    /// does not wait for that guard, because no data follows in this slot.
     ///
     /// ```
     /// let mut ring = twinbuf_core::Ring::new([0; 1]);

@@ -75,7 +75,7 @@ fn candle_dtype(dtype: DType) -> Option<candle_core::DType> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// candle has no such numbers: no bool, i8, u16, u64 or complex ones.
+    /// No tensor is made of such numbers: bool, i8, u16, u64, floats of 8 bits or complex ones.
     DType {
         /// The type of the batch.
         found: DType,
@@ -103,7 +103,7 @@ impl fmt::Display for TensorError {
             Self::DType { found } => {
                 write!(
                     f,
-                    "wanted a type that candle has (u8, i16, u32, i32, i64, f16, bf16, f32, f64), found {found}"
+                    "wanted one of the types (u8, i16, u32, i32, i64, f16, bf16, f32, f64), found {found}"
                 )?;
                 match found {
                     DType::U16 => {

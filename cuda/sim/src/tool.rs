@@ -19,7 +19,7 @@ pub(crate) fn library() -> io::Result<&'static [u8]> {
     if LIBRARY.is_empty() { Err(Error::new(ErrorKind::Unsupported, none)) } else { Ok(LIBRARY) }
 }
 
-/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else gives it these names, so it takes a real
+/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else puts files of these names anywhere, so it takes a real
 /// driver's place only for a program that is told to look there. What the folder has under these names is replaced.
 ///
 /// # Errors

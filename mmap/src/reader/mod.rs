@@ -48,7 +48,7 @@ pub enum ReadMode {
     /// The rule is the same for every order. The reader takes the memory available when it is created (of the
     /// machine, or of the control group if that is less; the page cache counts as available) and leaves one
     /// sixteenth of it free. If the files of the plan fit in the rest, the reader uses the page cache for all data.
-    /// If they do not fit, it reserves buffers for direct I/O (32 MiB, plus two and a quarter windows with
+    /// If they do not fit, it reserves buffers for direct I/O (32 MiB, plus one and an eighth windows with
     /// [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the data set, as large as the
     /// remaining memory, through the page cache. This part stays in the page cache, and an epoch reads only the
     /// other part from disk. Ranks on one machine share these pages. So do the readers of a process: each counts on what
