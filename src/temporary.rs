@@ -48,7 +48,7 @@ impl Temporary {
             if target.is_file() {
                 std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             }
-            // Windows opens no folders: no lock.
+            // On Windows, `File::open` fails for a folder, so the file is `None`. Only Unix needs it, for the lock.
             let made = match folder {
                 true => fs::create_dir(&path).map(|()| File::open(&path).ok()),
                 false => options.open(&path).map(Some),

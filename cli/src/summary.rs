@@ -11,7 +11,7 @@ use crate::timeline::{Stall, Timeline, Track};
 /// The maximum number of stalls listed individually.
 const MOST: usize = 10;
 
-/// Totals of a timeline; times in seconds.
+/// Totals of a timeline. The name of each time ends with its unit.
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) wall_s: f64,

@@ -148,7 +148,8 @@ impl State {
     /// that both handles are gone, although new handles exist, and the slot counts as leaked.
     pub const DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE);
 
-    /// Returns the bits that a dropped producer sets in a slot's word. `next`: the lap of its next visit to the slot.
+    /// Returns the bits that a dropped producer sets in a slot's word. `next`: the lap of the producer's next visit to
+    /// the slot.
     #[must_use]
     pub const fn abandon(next: Lap) -> State {
         State(Self::TX_GONE | if next.0 == 0 { 0 } else { Self::TX_ODD })
@@ -160,7 +161,8 @@ impl State {
         State(Self::abandon(next).0 | Self::TX_DONE)
     }
 
-    /// Returns the bits that a dropped consumer sets in a slot's word. `next`: the lap of its next visit to the slot.
+    /// Returns the bits that a dropped consumer sets in a slot's word. `next`: the lap of the consumer's next visit to
+    /// the slot.
     #[must_use]
     pub const fn close(next: Lap) -> State {
         State(Self::RX_GONE | if next.0 == 0 { 0 } else { Self::RX_ODD })

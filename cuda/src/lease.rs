@@ -160,7 +160,8 @@ impl<M: 'static> Lease<M> {
         let _current = Current::enter(&self.shared.ctx)?;
         // Where the device has no memory pools, the allocation is not stream-ordered, and could break a capture.
         let _beside = BesideCaptures::enter();
-        // SAFETY: the copy below fills the memory before it is returned.
+        // SAFETY: the copy below is enqueued on the same stream before the memory is returned. Later work on the stream
+        // finds it filled.
         let mut owned = check("cuMemAllocAsync", unsafe { stream.alloc::<T>(view.len()) })?;
         check("cuMemcpyDtoDAsync", stream.memcpy_dtod(&view, &mut owned))?;
         Ok(owned)

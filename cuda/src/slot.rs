@@ -114,7 +114,7 @@ impl<M> DeviceBuf<M> {
         if uses.streams.iter().any(|used| used.stream == stream) {
             return Ok(());
         }
-        // Create the event now, not when the lease is dropped: only here can an error be returned.
+        // Create the event now, not when the lease is dropped: a drop cannot return an error.
         if uses.consumed.len() == uses.streams.len() {
             uses.consumed
                 .push(Event::new(self.stream.context(), CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)?);

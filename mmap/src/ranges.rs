@@ -140,8 +140,8 @@ impl Ranges {
                     (start, end, Some(end - start))
                 }
             };
-            // It suffices to check the sum of bytes. It overflows before the number of records does, because files have
-            // no more records than bytes or offsets.
+            // Check only the sum of the bytes. The number of records cannot overflow first, because each record has at
+            // least one byte or an offset in memory.
             bytes = match more.and_then(|more| bytes.checked_add(more)) {
                 Some(sum) if usize::try_from(longest).is_ok() => sum,
                 _ => return Err(Error::TooLarge { path: file.path }),

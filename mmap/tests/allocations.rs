@@ -6,7 +6,8 @@ use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, Reader, Records, Shuff
 #[global_allocator]
 static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 
-/// Allocations for a batch in the third epoch, the mean. `None` where the system has no such reads.
+/// Returns the mean number of allocations per batch in the third epoch, without its first batch. `None` if the system
+/// does not support this read mode.
 fn for_a_batch(ranges: &std::sync::Arc<Ranges>, shuffle: Shuffle, mode: ReadMode) -> Option<f64> {
     let plan = Plan::builder(ranges.len()).batch(64).shuffle(shuffle).build().unwrap();
     let reader = Reader::new(ranges.clone(), &plan, mode)

@@ -146,7 +146,7 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Refuses a forked process, and calls for which the thread would wait for itself.
+    /// Returns an error in a forked process, and for a call in which the thread would wait for itself.
     fn may_ask(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.front.is_not_forked(py, &self.shared.state)?;
         self.shared.front.may_ask(py)

@@ -17,7 +17,8 @@ pub(crate) enum Left {
     Gone,
 }
 
-/// An item that was taken for the loop, and goes back if `_loop.py` does not hand it out: it was interrupted.
+/// An item that was taken for the loop. If `_loop.py` does not hand it out, for example after Ctrl-C, the next call
+/// returns it again, unless a function of the program failed for it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Taken")]
 pub(crate) struct Taken {
     #[pyo3(get)]

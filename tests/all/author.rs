@@ -639,7 +639,8 @@ fn a_panic_of_a_drop_is_told_once_in_the_place_of_the_next_unit() {
     for mode in PLAIN {
         let mut pipe = numbers(99, mode);
         pipe.begin(0, cursed(), 0);
-        // No unit is granted yet: whoever drops the earlier order has done so before the first unit starts.
+        // Grant no unit yet: `begin` or a worker drops the earlier order, and this drop must panic before the first
+        // unit starts.
         pipe.begin(1, 0..3, 0);
         let mut items = Items::lent(&mut pipe);
         items.resume(u64::MAX);

@@ -233,7 +233,8 @@ fn a_fill_that_hangs_is_named_and_left_behind() {
     }
 }
 
-/// The slot of the earlier call is the next of the ring, so nothing is received before it is filled.
+/// A worker still fills the slot of the earlier call, and this slot is the next one in the ring. The caller waits for
+/// this fill, so `reading` reports it.
 #[test]
 fn of_two_calls_the_fill_of_the_earlier_one_is_named() {
     let mut pipe = pipe::builder(vec![0_u64; 3]).driven().driven().build().unwrap();

@@ -48,7 +48,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         // loader itself waits for each copy.
         let mut held = overlap.then(|| sim.hold(0));
         let began = Instant::now();
-        // The time that is certainly within the validations.
+        // A lower bound of the time in the validations: the use of their batches, without the waits for them.
         let mut validated = Duration::ZERO;
         let mut epochs = train.epochs(0..2);
         while let Some(batch) = epochs.next() {

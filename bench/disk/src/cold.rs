@@ -24,7 +24,7 @@ use twinbuf_bench_harness::sys;
 /// tenths of a second, because disks have a burst budget.
 const RANDOM: [(usize, u64, u64); 4] =
     [(4 << 10, 1024, 64), (64 << 10, 128, 256), (256 << 10, 32, 512), (1 << 20, 16, 512)];
-/// The same in order: batches of 4 and 8 MiB.
+/// The same for sequential reads, with batches of 4 and 8 MiB.
 const SEQUENTIAL: [(usize, u64, u64); 2] = [(RECORD, 1024, 512), (RECORD, 2048, 512)];
 /// fio's engine, requests in flight, and whether it reads past the page cache.
 const RANDOM_FIO: [(&str, u64, bool); 4] =

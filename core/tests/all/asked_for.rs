@@ -82,10 +82,10 @@ fn the_memory_of_a_leaked_guard_is_never_handed_out_again() {
         assert_eq!(drops.get(), 0);
     }
 
-    // A ring on the heap is not taken apart, and never freed.
+    // While a guard is leaked, `reunite` does not take a ring on the heap apart, and the ring is never freed.
     let drops = Arc::new(());
     let (mut tx, rx) = HeapRing::from_fn(2, |_| drops.clone()).into_handles();
-    // Never dropped, and stored where a leak checker finds it.
+    // The guard is never dropped. A leak checker reaches its memory through the static, and so reports no leak.
     static LEAKED: Mutex<Vec<ReservedSlot<'static, Arc<()>>>> = Mutex::new(Vec::new());
     LEAKED.lock().unwrap().push(tx.acquire().unwrap().reserve());
     let (tx, rx) = tx.reunite(rx).unwrap_err();

@@ -106,7 +106,8 @@ fn stamp(seq: usize) -> [u8; STAMP] {
     (seq as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()
 }
 
-/// Load, copy and train, each by itself: the requested times are only approximate.
+/// Returns the median seconds of a load, a copy and a training step, each run alone: they only approximate the
+/// requested times.
 fn alone(
     ctx: &Arc<CudaContext>,
     size: usize,

@@ -286,7 +286,8 @@ impl Wake for DropsALease {
     }
 }
 
-/// The release of a slot after a capture wakes a task, whose waker is the caller's code.
+/// A receive call that releases a slot after a capture wakes a task. The waker may drop another lease, which locks the
+/// list of captured slots: the call must not hold that lock.
 #[test]
 fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
     must_end(|| {

@@ -35,7 +35,7 @@ fn lent_slots_are_filled_in_place_and_returned() {
             let host =
                 (0..3).map(|_| unsafe { ctx.alloc_pinned::<u8>(BYTES + 1) }.unwrap()).map(|mut pinned| {
                     let at = NonNull::new(pinned.as_mut_ptr().unwrap()).unwrap();
-                    // SAFETY: as many bytes.
+                    // SAFETY: `alloc_pinned` allocated BYTES + 1 bytes.
                     unsafe { at.write_bytes(0, BYTES + 1) };
                     // SAFETY: the lender owns it.
                     unsafe { lent::Host::new(at, BYTES + 1, Lender(pinned, lent.clone())) }

@@ -444,8 +444,8 @@ fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     ]
 }
 
-/// Files that begin as those of other formats do are refused as bare numbers, with the opener to use; bytes that come
-/// near are not.
+/// `open_headerless` refuses a file that starts like one of another format, with advice in the error. It accepts text
+/// and JSON as `DType::U8`, and files whose first bytes are only similar.
 #[test]
 fn known_formats_are_no_bare_numbers() {
     fn front(bytes: &[u8]) -> Vec<u8> {

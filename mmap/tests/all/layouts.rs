@@ -237,7 +237,8 @@ fn files_of_one_data_set_have_records_of_one_kind() {
     }
 }
 
-/// Sparse, so it takes no room: tokens of 32 bits, the last ones near 8 GiB, behind a header.
+/// Reads the last tokens of an 8 GiB file of 32-bit tokens with a header. The file is sparse, so it takes almost no
+/// disk space.
 #[cfg(unix)]
 #[test]
 fn tokens_past_four_gib() {

@@ -108,7 +108,8 @@ fn check(seed: u64) -> bool {
         world: 1 + random.below(4),
     };
     let (epoch, trained) = (random.below(5), random.below(30));
-    // The order of the positions, and where in it a place past its end is.
+    // The positions in the order in which a single rank with batches of one record visits them. Places past the end
+    // continue at the start (`at % n` below).
     let alone = Options {
         last_batch: LastBatch::Drop,
         steps: None,

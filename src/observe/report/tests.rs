@@ -112,7 +112,7 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
 
 #[test]
 fn workers_that_load_all_the_time_decide() {
-    // Three workers, which take the time of three.
+    // Three workers: together they load for 2910 ms, each for 97 % of the 1000 ms.
     let mut three = report(120, 880, 2910);
     three.settings.workers = 3;
     let one_more = "Try: `workers(4)`, one more loading thread (`TWINBUF_WORKERS=4` if the builder calls `from_env`). It saves at most 28 % of";

@@ -16,7 +16,7 @@ const RECORD: usize = 40_000;
 const RECORDS: u64 = 24;
 const FILES: usize = 2;
 const BATCH: u64 = 3;
-/// Inside a record of each file.
+/// The length to which [`Fault::Truncate`] cuts a file: inside a record.
 const CUT: usize = 7 * RECORD + 100;
 /// A test that takes longer hangs, and fails.
 const HANGS: Duration = Duration::from_secs(120);

@@ -42,7 +42,8 @@ fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &Onc
         unsafe { sys::sigaction(signal, before, null_mut()) };
         return;
     }
-    // SAFETY: a handler that was installed for this signal; those without SA_SIGINFO ignore the rest.
+    // SAFETY: sigaction returned this handler for this signal. A handler without SA_SIGINFO takes only the signal
+    // number, and ignores the other arguments.
     let handler = unsafe { std::mem::transmute::<usize, Handler>(before.handler) };
     handler(signal, info, context);
 }

@@ -46,7 +46,7 @@ impl Report {
         Self(path.map(|path| open(path).unwrap_or_else(|error| panic!("{path}: {error}"))))
     }
 
-    /// One write, so that the lines of several processes do not mix.
+    /// Writes `text` with one call, so that the lines of several processes do not mix.
     fn write(&self, text: &str) {
         // An error is ignored: there is no place to report it.
         let _ = match &self.0 {

@@ -111,7 +111,7 @@ impl Reads {
         self.ended.push_back(Done { tag: read.tag, into: read.into, read: result });
     }
 
-    /// Moves a read in flight back to the front of the queue, because the system has not started it.
+    /// Moves a read in flight back to the front of the queue, because the system has not taken it or could not run it.
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     fn requeue(&mut self, read: Read) {
         self.leave(&read);
