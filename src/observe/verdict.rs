@@ -123,18 +123,15 @@ impl Report {
         let sums = Sums::of(self);
         let (verdict, why, option) = sums.judge();
         let (all, judged) = (sums.wall + sums.start, verdict != Verdict::Unmeasured);
-        let starts = judged && sums.start > 0.0;
-        // A first step that takes as long as two others is worth a word.
-        let long = judged && sums.first * self.batches as f64 > 2.0 * (all + sums.first);
-        let first = if long {
-            let (part, took) =
-                (percent(sums.first / (all + sums.first)), time(self.first.busy + self.first.waiting));
-            format!("without the first step ({part} of all time, {took}), ")
-        } else {
-            String::new()
-        };
-        let mut text =
-            format!("{verdict}: {first}{}{why}", if starts { "without later starts, " } else { "" });
+        let (first, starts) = (sums.first / (all + sums.first), judged && sums.start > 0.0);
+        let mut text = format!("{verdict}: ");
+        // Tell of a first step that takes as long as two others.
+        if judged && first * self.batches as f64 > 2.0 {
+            let (part, took) = (percent(first), time(self.first.busy + self.first.waiting));
+            text += &format!("without the first step ({part} of all time, {took}), ");
+        }
+        text += if starts { "without later starts, " } else { "" };
+        text += &why;
         if starts {
             let iterations = count(self.parts.starts, "iteration", "iterations");
             let (part, took) = (percent(sums.start / all), time(self.parts.start_waits));
