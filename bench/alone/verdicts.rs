@@ -32,6 +32,8 @@ enum Caller {
     Keeps(usize),
     /// Hands them to a thread that takes 12 ms for each.
     Lends,
+    /// Waits, for two seconds in its first step, as a program that compiles.
+    Compiles,
     /// Waits, and asks for one epoch of one batch after the other.
     OneBatchEpochs,
     /// Enqueues work on a device that takes this many microseconds.
@@ -79,7 +81,7 @@ const fn on(workers: usize, depth: usize) -> Settings {
 const OFF: Settings = Settings { overlap: false, depth: 3, workers: 1 };
 
 /// Loops with data sets; those of `BOTH` also run with files.
-const LOADS: [Load; 24] = [
+const LOADS: [Load; 25] = [
     Load { caller: Caller::Computes, ..Load::new("use", |_| 1000, 4, COMPUTE) },
     Load { settings: OFF, ..Load::new("off", |_| 6000, 2, LOAD) },
     Load::new("loads", |_| 8000, 1, LOAD),
@@ -88,6 +90,7 @@ const LOADS: [Load; 24] = [
     Load { caller: Caller::Lends, ..Load::new("held", |_| 1000, 0, HELD) },
     Load::new("late", |step| if step % 8 == 7 { 30_000 } else { 1000 }, 6, LATE),
     Load::new("start", |step| if step == 0 { 200_000 } else { 1000 }, 5, COMPUTE),
+    Load { caller: Caller::Compiles, ..Load::new("first", |_| 8000, 1, LOAD) },
     Load { steps: 4000, ..Load::new("tiny", |_| 5, 0, LOAD) },
     Load::new("balanced", |_| 3000, 3, EVEN),
     Load::new("ragged", |step| 1000 + step * 7919 % 41 * 200, 4, EVEN),
@@ -253,10 +256,13 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError
                 }
             }
         }
-        Caller::Waits | Caller::Enqueues(_) => {
-            for batch in loader.epoch(0) {
+        Caller::Waits | Caller::Compiles | Caller::Enqueues(_) => {
+            for (step, batch) in loader.epoch(0).enumerate() {
                 let _batch = batch?;
                 train();
+                if step == 0 && load.caller == Caller::Compiles {
+                    sleep(Duration::from_secs(2));
+                }
             }
         }
     }

@@ -208,19 +208,19 @@ impl Ranges {
     #[must_use]
     pub fn most_bytes(&self, records: u64, list: &RecordList) -> u64 {
         let count = usize::try_from(records.min(list.len())).unwrap_or(usize::MAX);
-        let offsets = self.shards.iter().filter_map(|shard| match &shard.at {
-            Places::Offsets(offsets) => Some(offsets.windows(2).map(|pair| pair[1] - pair[0])),
-            Places::Strided(_) => None,
-        });
-        let mut lengths: Vec<u64> = offsets.flatten().collect();
-        if lengths.is_empty() {
+        if !self.is_ragged() {
             return records.saturating_mul(self.longest as u64);
         }
-        // Only a list of unequal steps repeats records.
-        if list.step().is_none() {
-            let listed = (0..list.len()).filter_map(|at| self.locate(list.get(at)?));
-            lengths = listed.map(|record| record.len).collect();
-        }
+        let mut lengths: Vec<u64> = if list.step().is_none() {
+            // Only a list of unequal steps repeats records.
+            (0..list.len()).filter_map(|at| Some(self.locate(list.get(at)?)?.len)).collect()
+        } else {
+            let offsets = self.shards.iter().filter_map(|shard| match &shard.at {
+                Places::Offsets(offsets) => Some(offsets.windows(2).map(|pair| pair[1] - pair[0])),
+                Places::Strided(_) => None,
+            });
+            offsets.flatten().collect()
+        };
         if count < lengths.len() {
             lengths.select_nth_unstable_by(count, |a, b| b.cmp(a));
         }

@@ -135,11 +135,16 @@ impl Recorder {
         self.report.received(bytes, load.io_calls);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(What::Wait, ticket, (asked, now), bytes);
+        // The first step is no part of the verdict: what happens in it is outside of the loop.
+        let again = self.report.batches > 1;
+        if !again {
+            self.away.1 = now;
+        }
         let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
         let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
         let parts = &mut self.report.parts;
         parts.outside += away(load.start, load.end);
-        if first {
+        if first && again {
             parts.starts += 1;
             parts.start_waits += waited;
             parts.start_loads += load.took().min(waited);
@@ -158,7 +163,9 @@ impl Recorder {
 
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
-        self.report.parts.helped += load.took();
+        if self.report.batches > 0 {
+            self.report.parts.helped += load.took();
+        }
         if let Some(track) = &mut self.track {
             load.events(ticket, |event| track.add(event));
         }
@@ -168,7 +175,7 @@ impl Recorder {
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(mut seen) = self.in_use.take() else { return };
         let Seen { ticket, asked, received, .. } = seen;
-        let mut from = received;
+        let (mut from, left) = (received, self.away.0);
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
@@ -195,7 +202,7 @@ impl Recorder {
             self.append(What::Step, ticket, (asked, now), 0);
         }
         if self.report.batches == 1 {
-            self.report.first = self.report.train;
+            (self.report.first, self.away) = (self.report.train, (left, now));
         }
     }
 
@@ -437,8 +444,9 @@ mod tests {
         assert_eq!((both.epochs, both.batches), (4, 10));
         assert_eq!(both.wall, first.wall + second.wall);
         assert_eq!(both.first, first.first);
-        assert_eq!((both.parts.starts, both.recent.len()), (4, 10));
-        assert_eq!(both.parts.start_waits, first.parts.start_waits + second.parts.start_waits);
+        assert_eq!((first.parts.starts, both.parts.starts, both.recent.len()), (1, 3, 10));
+        // All but the first step of all.
+        assert_eq!(both.parts.start_waits, Duration::from_millis(40 + 20 + 20));
         assert_eq!(Report::default().then(first.clone()), first);
     }
 }

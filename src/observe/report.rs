@@ -157,16 +157,17 @@ pub struct Report {
 /// Parts of the sums, for the verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// How often the caller began to iterate.
+    /// How often the caller began to iterate again, after the first step.
     pub(super) starts: u64,
-    /// The waits for the first batch of each iteration, and the loads of these batches as far as they fell into the wait.
+    /// The waits for the first batch of these iterations, and the loads of these batches as far as they fell into the wait.
     pub(super) start_waits: Duration,
     pub(super) start_loads: Duration,
     /// The part of the waits, without those, in which a slot was kept that a load waited for.
     pub(super) held: Duration,
-    /// The time of the loads that the caller did while it waited.
+    /// The time of the loads that the caller did while it waited, after the first step.
     pub(super) helped: Duration,
-    /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
+    /// The time of loads while the caller was not in the loop: before the end of the first step, between iterations, or in a
+    /// pause.
     pub(super) outside: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
     pub(super) full: Duration,
@@ -266,6 +267,9 @@ impl Report {
         }
         later.combine(self, u64::saturating_add, Duration::saturating_add);
         if self.batches > 0 {
+            // The first step of the later one is no first step any more.
+            later.parts.start_waits += later.first.waiting;
+            later.parts.starts += u64::from(later.batches > 0);
             later.first = self.first;
         }
         let rows = [&self.by_epoch[..], &later.by_epoch].concat();

@@ -18,11 +18,13 @@ const FULL: f64 = 0.9;
 /// Of two stages that run in turn, the longer one decides if it takes at least this many times as long as the other.
 const LONGER: f64 = 1.25;
 
-/// The sums of a report, in seconds.
+/// The sums of a report without its first step, in seconds.
 struct Sums<'r> {
     report: &'r Report,
-    /// The waits for the first batch of each iteration, if they are most of all waits; 0 otherwise. The other sums are
-    /// without them, and without the loads in them.
+    /// The time of the first step.
+    first: f64,
+    /// The waits for the first batch of each later iteration, if they are most of all waits; 0 otherwise. The other sums
+    /// are without them, and without the loads in them.
     start: f64,
     /// The time of the loop: `used` and `waits`.
     wall: f64,
@@ -39,9 +41,11 @@ struct Sums<'r> {
 
 impl<'r> Sums<'r> {
     fn of(report: &'r Report) -> Self {
-        let Report { parts, train, transfer, settings, .. } = report;
-        let [used, waits] = [train.busy, train.waiting].map(|time| time.as_secs_f64());
-        let most = parts.start_waits > train.waiting / 2;
+        let Report { parts, train, first, transfer, settings, .. } = report;
+        let [used, waits] =
+            [train.busy.saturating_sub(first.busy), train.waiting.saturating_sub(first.waiting)]
+                .map(|time| time.as_secs_f64());
+        let most = parts.start_waits.as_secs_f64() > waits / 2.0;
         let [start, start_loads] =
             [parts.start_waits, parts.start_loads].map(|time| if most { time.as_secs_f64() } else { 0.0 });
         let loads = report.loads().saturating_sub(parts.helped + parts.outside).as_secs_f64();
@@ -49,6 +53,7 @@ impl<'r> Sums<'r> {
         let wall = (used + waits).max(1e-12);
         Self {
             report,
+            first: (first.busy + first.waiting).as_secs_f64(),
             start,
             wall,
             used,
@@ -98,8 +103,8 @@ impl Report {
     /// | loads take more time than the use | the largest part of loads |
     /// | none of these | `Balanced`: loads come late now and then |
     ///
-    /// If the waits for the first batch of each iteration are more than half of all waits, the verdict is that of the
-    /// time without them.
+    /// All of it is without the first step, in which programs compile, import and allocate. If the waits for the first batch
+    /// of each later iteration are more than half of all other waits, the verdict is that of the time without them too.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         Sums::of(self).judge().0
@@ -117,13 +122,21 @@ impl Report {
         }
         let sums = Sums::of(self);
         let (verdict, why, option) = sums.judge();
-        let (all, starts) = (sums.wall + sums.start, sums.start > 0.0 && verdict != Verdict::Unmeasured);
-        let mut text = format!("{verdict}: {}{why}", if starts { "without the start, " } else { "" });
+        let (all, judged) = (sums.wall + sums.start, verdict != Verdict::Unmeasured);
+        let (first, starts) = (sums.first / (all + sums.first), judged && sums.start > 0.0);
+        let mut text = format!("{verdict}: ");
+        // Tell of a first step that takes as long as two others.
+        if judged && first * self.batches as f64 > 2.0 {
+            let (part, took) = (percent(first), time(self.first.busy + self.first.waiting));
+            text += &format!("without the first step ({part} of all time, {took}), ");
+        }
+        text += if starts { "without later starts, " } else { "" };
+        text += &why;
         if starts {
             let iterations = count(self.parts.starts, "iteration", "iterations");
             let (part, took) = (percent(sums.start / all), time(self.parts.start_waits));
             text += &format!(
-                "\nThe start took {part} of all time ({took}): the wait for the first batch of {iterations}."
+                "\nLater starts took {part} of the time ({took}): the waits for the first batch of {iterations}."
             );
         }
         match option {
@@ -174,7 +187,7 @@ impl Report {
 impl Sums<'_> {
     /// Decides, by the table of [`Report::verdict`].
     fn judge(&self) -> Judged {
-        let Self { report, start, wall, used, waits, loads, copies, held, full } = *self;
+        let Self { report, start, wall, used, waits, loads, copies, held, full, .. } = *self;
         let [wait_part, use_part, load_part, copy_part] =
             [waits, used, loads, copies].map(|seconds| self.part(seconds));
         let units = match report.kind {
@@ -267,8 +280,8 @@ impl Sums<'_> {
             () => self.by_loads(&waiting),
         };
         // Slots that are full at the start of an epoch shorten later waits too.
-        let again = start + waits - report.first.waiting.as_secs_f64();
-        let restarts = report.kind == Kind::Batches && report.settings.overlap && report.parts.starts > 1;
+        let again = start + waits;
+        let restarts = report.kind == Kind::Batches && report.settings.overlap && report.parts.starts > 0;
         if restarts && start > 0.0 && again > SMALL * (wall + start) {
             let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
             return (verdict, why, Some(Try { change, settings: None, saves: again }));

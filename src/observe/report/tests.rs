@@ -224,22 +224,69 @@ fn loads_that_come_late_now_and_then_need_slots() {
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
 }
 
-/// The wait for the first batch of an iteration is not that for a late load.
+/// The wait for the first batch of a later iteration is not that for a late load.
 #[test]
-fn the_verdict_is_without_the_start_if_that_is_most_of_the_waits() {
+fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     let start = |starts, waits: u64| {
         let mut found = report(500, 340, 430);
         (found.parts.starts, found.parts.start_waits) = (starts, ms(waits));
-        (found.parts.start_loads, found.first.waiting) = (ms(waits), ms(waits / starts));
+        found.parts.start_loads = ms(waits);
         found
     };
     let words = [
-        "without the start, the loop waits for batches for 2.0 % of",
-        "The start took 39 % of all time (330.0 ms): the wait for the first batch of 1 iteration.",
+        "without later starts, the loop waits for batches for 2.0 % of",
+        "Later starts took 39 % of the time (330.0 ms): the waits for the first batch of 1 iteration.",
+        "Try: one call of `epochs(..)` for all epochs, in place of one for each. It saves at most 41 %",
     ];
     says(&start(1, 330), Verdict::ComputeBound, &words);
-    assert!(!start(1, 330).advice().contains("Try"));
+    let rounds = Report { kind: Kind::Rounds, ..start(1, 330) };
+    assert!(!rounds.advice().contains("Try"));
     says(&start(3, 160), Verdict::Balanced, &["Try: `depth(5)`"]);
+}
+
+/// The first step often compiles, imports and allocates: it tells nothing about the others.
+#[test]
+fn the_verdict_is_without_the_first_step() {
+    let first = StageTimes { busy: ms(2000), waiting: ms(500) };
+    for waits in [900, 40] {
+        let later = report(1000 - waits, waits, 970);
+        let train =
+            StageTimes { busy: later.train.busy + first.busy, waiting: later.train.waiting + first.waiting };
+        let found = Report { train, first, wall: ms(3500), ..later.clone() };
+        let words = "without the first step (71 % of all time, 2.500 s), the loop waits for batches for";
+        says(&found, later.verdict(), &[words]);
+        let left = found.advice().replace("without the first step (71 % of all time, 2.500 s), ", "");
+        assert_eq!((left, found.to_try()), (later.advice(), later.to_try()));
+    }
+    // One that takes as long as the others is not mentioned, and neither are its loads.
+    let empty = Report::new(Kind::Batches, Settings { overlap: true, depth: 2, workers: 1 });
+    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
+    let created = Instant::now();
+    let at = |ms: u64| created + Duration::from_millis(ms);
+    for step in 0..11 {
+        let ticket = Ticket { seq: step, step, ..Ticket::default() };
+        recorder.asked(ticket, at(100 * step), None);
+        // The loads of the first two batches end in the first step. Each of the others waits for a slot before.
+        let (since, load) = match step {
+            0 => (0, (0, 20)),
+            1 => (0, (20, 90)),
+            _ => (100 * step - 110, (100 * step - 50, 100 * step + 20)),
+        };
+        let freed = (step > 1).then(|| Freed { number: 99, at: at(load.0) });
+        let load = LoadTimes { since: at(since), freed, end: at(load.1), ..LoadTimes::new(at(load.0)) };
+        recorder.received(ticket, 0, &load, at(100 * step + 20), None);
+    }
+    recorder.ended(at(1100), None);
+    let found = recorder.report();
+    assert_eq!((found.first.busy, found.first.waiting), (ms(80), ms(20)));
+    assert_eq!((found.parts.starts, found.parts.start_waits, found.parts.outside), (0, ms(0), ms(90)));
+    // That of the third batch waits from 90 ms on: for 50 ms after the first step.
+    assert_eq!(found.parts.full, ms(50 + 8 * 60));
+    says(
+        &found,
+        Verdict::Balanced,
+        &["Balanced: the loop waits for batches for 20 % of the time. Loads take 63 %"],
+    );
 }
 
 /// A load is held up by a slot that is kept after the caller has asked for another batch. A slot that the batch in use
@@ -278,7 +325,10 @@ fn a_worker_waits_for_a_slot_until_that_is_freed() {
     let mut recorder = Recorder::new(None, Breakdown::off(), empty);
     let created = Instant::now();
     let at = |ms: u64| created + Duration::from_millis(ms);
-    recorder.asked(Ticket::default(), at(0), None);
+    let first = LoadTimes { end: created, ..LoadTimes::new(created) };
+    recorder.asked(Ticket::default(), created, None);
+    recorder.received(Ticket::default(), 0, &first, created, None);
+    recorder.asked(Ticket { seq: 1, ..Ticket::default() }, created, None);
     for (since, freed, full) in [(10, Some(30), 20), (10, Some(5), 20), (40, None, 20), (45, Some(46), 21)] {
         let freed = freed.map(|freed| Freed { number: 0, at: at(freed) });
         let load = LoadTimes { since: at(since), freed, ..LoadTimes::new(at(50)) };
@@ -303,6 +353,9 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
     ] {
         assert!(one > 0 && sum == one + other, "what the readers count too");
     }
+    // The first step of the second one is an iteration that begins again.
+    assert_eq!(both.parts.starts, first.parts.starts + second.parts.starts + 1);
+    both.parts.starts -= 1;
     for (sum, number) in both.counts().zip(0..) {
         assert_eq!(*sum, 101 + 2 * number);
     }
@@ -348,8 +401,12 @@ fn the_guide_has_a_report_for_each_verdict() {
         report
     };
     let starts = |report: &mut Report| {
-        (report.epochs, report.parts.starts, report.parts.start_waits) = (3, 3, ms(330));
-        (report.parts.start_loads, report.first.waiting) = (ms(330), ms(110));
+        (report.epochs, report.parts.starts, report.parts.start_waits) = (3, 2, ms(330));
+        report.parts.start_loads = ms(330);
+    };
+    let first = |report: &mut Report| {
+        report.first = StageTimes { busy: ms(1900), waiting: ms(100) };
+        (report.train, report.wall) = (StageTimes { busy: ms(2020), waiting: ms(980) }, ms(3000));
     };
     let disk = |report: &mut Report| (report.reading.bytes, report.reading.disk) = (100, 60);
     let reports = [
@@ -366,6 +423,7 @@ fn the_guide_has_a_report_for_each_verdict() {
         parts(|report| report.parts.held = ms(600), report(200, 800, 400)),
         report(800, 200, 680),
         report(950, 60, 950),
+        parts(first, report(120, 880, 970)),
         parts(starts, report(500, 340, 430)),
         enqueued(300),
         enqueued(700),
