@@ -66,7 +66,7 @@
 //! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`], once per stream.
 //! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams.
 //!
-//! cudarc's event tracking is not involved: the edges are the same with it on or off.
+//! In these edges, cudarc's event tracking is not involved: they are the same with it on or off.
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

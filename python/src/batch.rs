@@ -157,7 +157,7 @@ impl Batch {
 
     /// Release the slot now. Arrays made from the batch keep it until they are gone too.
     ///
-    /// ``torch.frombuffer(batch)`` and other users of the batch's own buffer do not report when they are done with it.
+    /// ``torch.frombuffer(batch)`` and other users of the batch's own buffer may not report when they are done with it.
     /// If there was one, the slot stays until the batch object is gone too.
     fn release(&self) {
         let mut content = self.content();
