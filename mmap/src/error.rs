@@ -287,18 +287,9 @@ fn too_many(error: &io::Error) -> bool {
     }
 }
 
-/// Returns the name of the error's variant. The list has all variants.
-macro_rules! name {
-    ($error:expr, $($variant:ident)*) => {
-        match $error { $(Self::$variant { .. } => stringify!($variant),)* }
-    };
-}
-
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = name!(self, NoPaths ZeroRecord ZeroStride NoFiles NotFound PermissionDenied NotAFile Replaced Open
-            TooShort Ragged TooLarge Format MissingParts NoTensor Mixed NoSuchRecord BufferTooSmall Truncated Read System Unsupported);
-        write!(f, "{name}: {self}")?;
+        write!(f, "{self}")?;
         match std::error::Error::source(self) {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),
