@@ -57,10 +57,6 @@ pub struct EpochTimes {
     pub epoch: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
-    /// The size of these batches in the slots, in bytes.
-    pub bytes: u64,
-    /// The number of system calls that read these batches.
-    pub io_calls: u64,
     /// The time from the first request for a batch to the end of the epoch. In the current epoch, the time up to the
     /// batch in use.
     pub wall: Duration,
@@ -225,8 +221,6 @@ impl Report {
         self.io_calls += io_calls;
         if let Some(row) = self.by_epoch.last_mut() {
             row.batches += 1;
-            row.bytes = row.bytes.saturating_add(bytes as u64);
-            row.io_calls += io_calls;
         }
     }
 
@@ -336,7 +330,7 @@ impl Report {
         for row in &mut by_epoch {
             // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.
             if let Some(read) = sender.by_epoch.iter().find(|read| read.epoch == row.epoch) {
-                (row.bytes, row.io_calls, row.load) = (read.bytes, read.io_calls, read.load);
+                row.load = read.load;
             }
         }
         let Parts { starts, start_waits, .. } = self.parts;
