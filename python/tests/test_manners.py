@@ -389,6 +389,36 @@ def test_a_batch_from_a_worker_process_is_an_error(npy: Case) -> None:
         pickle.dumps(next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5)))))
 
 
+POOLS = """
+import concurrent.futures, multiprocessing, sys, twinbuf as tb
+def batch(path):
+    data = tb.Records.open_npy(path)
+    return next(iter(tb.Loader(data, tb.Plan(data, 5))))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool, concurrent.futures.ProcessPoolExecutor(1, context) as executor:
+        for argument, code in (sys.argv[1], batch), (batch(sys.argv[1]), len):
+            for call in (
+                lambda: pool.apply_async(code, (argument,)).get(20),
+                lambda: executor.submit(code, argument).result(20),
+            ):
+                try:
+                    call()
+                except Exception as error:
+                    print("a Batch cannot be pickled" in str(error), flush=True)
+        print(executor.submit(len, "as before").result(20))
+"""
+
+
+def test_a_batch_to_or_from_a_pool_is_an_error_there(npy: Case, tmp_path: Path) -> None:
+    (tmp_path / "pools.py").write_text(POOLS)
+    command = [sys.executable, str(tmp_path / "pools.py"), str(npy.data.paths[0])]
+    # Not `capture_output`: a worker that is left behind would hold the pipe.
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run(command, stdout=out, timeout=100, check=False)
+    assert (tmp_path / "out").read_text() == "True\nTrue\nTrue\nTrue\n9\n"
+
+
 def test_what_has_a_thread_is_not_copied(npy: Case, tmp_path: Path) -> None:
     loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
     for made in (loader, tb.prefetch([1]), tb.watch([1]), tb.Writer(tmp_path / "x.npy", "float32", (3,))):

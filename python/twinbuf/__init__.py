@@ -18,7 +18,9 @@ overlaps code that makes data with the code that uses it, and `stream` reads the
 
 import os as _os
 from functools import wraps as _wraps
+from multiprocessing import parent_process as _parent_process
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
+from threading import current_thread as _current_thread
 from typing import Any as _Any
 
 from ._generate import generate
@@ -79,7 +81,10 @@ def _refuse(message: str) -> None:
     raise TypeError(message)
 
 
-def _reduce(batch: Batch) -> tuple[_Any, tuple[str]]:
+def _reduce(batch: Batch) -> _Any:
+    if _parent_process() is None or _current_thread().name != "QueueFeederThread":
+        # It raises. A pool hands that on, and never ends if the other side raises.
+        return batch.__reduce__()
     return _refuse, (
         "a worker process sent a Batch, which is a slot of a loader in that process: yield a copy of its "
         "data, `batch.numpy().copy()`, or iterate over the loader without the `DataLoader`",
@@ -100,5 +105,5 @@ def _after_import(method: _Any) -> _Any:
 for _kind in (Batch, Group):
     _kind.torch = _after_import(_kind.torch)  # type: ignore[method-assign]
 
-# A worker process prints what pickle raises and sends nothing: the other process would wait for ever.
+# A worker's thread prints what pickle raises and sends nothing: the other process would wait for ever.
 _ForkingPickler.register(Batch, _reduce)

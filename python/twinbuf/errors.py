@@ -13,16 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CheckpointError",
-    "Error",
-    "FileError",
-    "ForkedError",
-    "LoaderError",
-    "LoaderTimeoutError",
-    "OptionError",
-]
-
 
 class Error(Exception):
     """Base of all exceptions of this package.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["TensorInfo"]
-
 
 class TensorInfo(NamedTuple):
     """The type, shape and size of a tensor; ``Tensors[name]`` returns it."""
