@@ -166,6 +166,29 @@ def test_accelerate_takes_a_loader(drop_last: bool) -> None:
     assert found == list(range(900 if drop_last else 1000))
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loader_of_accelerate_is_prefetched(stateful: bool) -> None:
+    """Its class has ``state_dict``, which raises around a `DataLoader` without a state."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    if stateful:
+        pytest.importorskip("torchdata")
+    batches = tb.prefetch(
+        accelerate.DataLoaderShard(range(10), batch_size=2, use_stateful_dataloader=stateful)
+    )
+    items = iter(batches)
+    found = [next(items).tolist(), next(items).tolist()]
+    if stateful:
+        state = batches.state_dict()
+        batches.load_state_dict(state)
+        items = iter(batches)
+    else:
+        with pytest.raises(AttributeError, match="state_dict"):
+            batches.state_dict()
+    assert found + [item.tolist() for item in items] == [[at, at + 1] for at in range(0, 10, 2)]
+    if not stateful:
+        assert len(list(batches)) == 5
+
+
 @pytest.mark.parametrize("batch", [7, [(3, 7), (10, 20)]])
 def test_the_data_set_has_the_length_of_the_records(batch: Any) -> None:
     data = np.arange(1000)

@@ -40,8 +40,7 @@ class Sender:
     def __init__(
         self, streams: Accelerator, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
     ) -> None:
-        self.device = device
-        self.depth = depth
+        self.device, self.depth = device, depth
         self.recorder = _Recorder(name=name, trace=trace, device=True)
         self._streams = streams
         # Shared by all iterations, so that they reuse its slots.

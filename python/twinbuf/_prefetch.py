@@ -146,6 +146,8 @@ class Prefetcher(Around[T]):
         # The state, if any, after the last item that the loop received. Empty: that is the iterable's present
         # state, because the loop came to the end.
         self._place: list[Any] = []
+        # Whether the iterable has no state in this iteration.
+        self._stateless = False
         self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None
         # The thread of the last iteration.
         self._thread = _Thread()
@@ -182,8 +184,8 @@ class Prefetcher(Around[T]):
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
-        states = _copies(self._iterable)
-        self._place = [None if states is None else states()]
+        states, state = _copies(self._iterable)
+        self._place, self._stateless = [state], states is None
         self._thread = _Thread(self._thread)
         self._pid = os.getpid()
         items: _Items[T] = _Items(
@@ -211,8 +213,7 @@ class Prefetcher(Around[T]):
 
     def report(self) -> Report:
         """Return where the time went up to now, in all epochs."""
-        report: Report = self._thread.report(self._name)
-        return report
+        return self._thread.report(self._name)  # type: ignore[no-any-return]
 
     def close(self, *, timeout: float | None = 1.0) -> None:
         """Stop fetching, and wait for the thread. Items that were fetched ahead are dropped.
@@ -244,7 +245,9 @@ class _Stateful(Prefetcher[T]):
 
         Items that were fetched ahead are not counted: they are fetched again after `load_state_dict`.
         """
-        return copy.deepcopy(self._place[0]) if self._place else self._iterable.state_dict()  # type: ignore[attr-defined]
+        if not self._place or self._stateless:
+            return self._iterable.state_dict()  # type: ignore[attr-defined]
+        return copy.deepcopy(self._place[0])
 
     def load_state_dict(self, state: Any) -> None:
         """Set the state of the iterable; it takes effect at the next ``iter()``."""
@@ -264,18 +267,20 @@ def _goes_on(iterator: Any) -> bool:
         iterator = iterator._iterable
     method = type(iterator).__iter__
     if isinstance(method, FunctionType):
-        return method.__code__.co_code == _goes_on_as_it_is.__code__.co_code
+        return method.__code__.co_code == Loop.__iter__.__code__.co_code
     return isinstance(method, WrapperDescriptorType)
 
 
-def _goes_on_as_it_is(iterator: T) -> T:
-    return iterator
+def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any]:
+    """Return a function that copies the iterable's state, which it may change later in place, and a copy.
 
-
-def _copies(iterable: object) -> Callable[[], Any] | None:
-    """Return a function that copies the iterable's state, which it may change later in place."""
-    states: Callable[[], Any] | None = getattr(iterable, "state_dict", None)
-    return None if states is None else lambda: copy.deepcopy(states())
+    None if there is no state: a loader of accelerate has the method also around a loader that has it not.
+    """
+    try:
+        states = iterable.state_dict
+        return lambda: copy.deepcopy(states()), copy.deepcopy(states())
+    except AttributeError:
+        return None, None
 
 
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
@@ -306,7 +311,5 @@ def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]
     if torch.cuda.is_initialized():
         device = torch.cuda.current_device()
         modes.append(lambda: torch.cuda.device(device))
-    if torch.is_inference_mode_enabled():
-        return [*modes, lambda: torch.inference_mode()]
-    enabled = torch.is_grad_enabled()
-    return [*modes, lambda: torch.set_grad_enabled(enabled)]
+    inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    return [*modes, lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled)]

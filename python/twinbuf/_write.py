@@ -111,8 +111,7 @@ class Writer:
         """Write the rest, sync it, and name the file. Return a line that tells where the time went."""
         if self._download is not None:
             self._turn(partial(self._drain, 0))
-        written: str = self._writer.finish()
-        return written
+        return self._writer.finish()  # type: ignore[no-any-return]
 
     def discard(self) -> None:
         """Stop, and remove what was written, unless the file has its name already."""
