@@ -419,6 +419,13 @@ def test_a_batch_to_or_from_a_pool_is_an_error_there(npy: Case, tmp_path: Path) 
     assert (tmp_path / "out").read_text() == "True\nTrue\nTrue\nTrue\n9\n"
 
 
+@pytest.mark.parametrize("kind", [tb.Prefetcher, tb.Watched])
+def test_what_a_function_makes_is_not_called(kind: Any) -> None:
+    for given in ((), ([1],)):
+        with pytest.raises(TypeError, match=f"{kind.__name__}: wanted `prefetch.*`, found a call"):
+            kind(*given)
+
+
 def test_what_has_a_thread_is_not_copied(npy: Case, tmp_path: Path) -> None:
     loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
     for made in (loader, tb.prefetch([1]), tb.watch([1]), tb.Writer(tmp_path / "x.npy", "float32", (3,))):

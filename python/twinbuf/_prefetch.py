@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 from ._drive import start
 from ._loop import Loop
@@ -107,6 +107,11 @@ class Around(Generic[T]):
     _iterable: Iterable[T]
     # Whether all loops share one iterator, as where the iterable is one itself.
     _shared = False
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        if len(given) + len(options) < 4:  # those that the functions give
+            raise TypeError(f"{cls.__name__}: wanted `prefetch(iterable)` or `watch(iterable)`, found a call")
+        return super().__new__(cls)
 
     def _begin(self) -> Iterator[T]:
         inner = self._iterable
