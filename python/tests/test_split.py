@@ -99,7 +99,7 @@ def test_records_that_cannot_be(npy: Case, records: Any, message: str) -> None:
 def test_records_by_a_list(npy: Case) -> None:
     doubled = npy.data.map(lambda record, _: 2 * record, npy.data.dtype, npy.data.shape)
     back = [-1, 0, -203], np.int8([-5]), range(-3, 0), range(9, -2, -1)
-    for numbers in ([1, 2], np.array([200, 3, 3]), range(5, 9), range(9, 1, -3), range(0), (), *back):
+    for numbers in ([1, 2], np.array([200, 3, 3]), range(5, 9), range(9, 1, -3), range(0), [], *back):
         assert np.array_equal(npy.data[numbers], npy.records[np.asarray(numbers, dtype=int)])
         assert np.array_equal(doubled[numbers], 2 * npy.data[numbers])
     for numbers, found in (([0, 203], 203), (range(2**70), 2**70 - 1), (range(9, -205, -1), -204)):

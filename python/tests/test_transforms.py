@@ -273,8 +273,11 @@ def test_records_one_by_one(case: Case, tmp_path: Path) -> None:
     for index in (len(records), -len(records) - 1):
         with pytest.raises(IndexError):
             data[index]
-    with pytest.raises(TypeError):
-        data["x"]
+    for number in (np.array(3), np.array(-3, "int8")):
+        assert np.array_equal(data[number], records[int(number)])
+    for wanted in ("x", (0, 1), (), np.array(0.5), np.array(True), np.array([True] * len(records))):
+        with pytest.raises(TypeError, match=r"index: wanted .* whole numbers, found"):
+            data[wanted]
     data[0][:] = 0  # a copy
     assert np.array_equal(data[0], records[0])
 

@@ -222,7 +222,7 @@ class Records(_Records):
 
         if isinstance(wanted, slice):
             wanted = range(count)[wanted]
-        elif isinstance(wanted, int) or not hasattr(wanted, "__len__"):
+        elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
                 number = index(wanted)
             except TypeError:
