@@ -270,7 +270,12 @@ impl Loader {
         let wrong = |error: serde_json::Error| {
             let text =
                 IN_PYTHON.iter().fold(error.to_string(), |text, (rust, python)| text.replace(rust, python));
-            errors::raise(py, Failure::new("CheckpointError", format!("state: {text}")))
+            // The field before the place where the text is no state. The other errors name theirs.
+            let place = serde_json::from_str::<Checkpoint>(state).map_or_else(|error| error.column(), |_| 0);
+            let before = state.get(..place).filter(|_| text.starts_with("invalid"));
+            let field = before.and_then(|before| before.rsplit("\":").nth(1)?.rsplit('"').next());
+            let field = field.map_or(String::new(), |field| format!("field `{field}`: "));
+            errors::raise(py, Failure::new("CheckpointError", format!("state: {field}{text}")))
         };
         let mut fields: serde_json::Value = serde_json::from_str(state).map_err(wrong)?;
         let own = self.plan.get().inner.last_batch();

@@ -131,9 +131,14 @@ def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
     loader = build(npy, "full")
     state = loader.state_dict()
     for wrong, message in (
-        ({"step": None}, "state: invalid type: None, expected a whole number"),
-        ({"version": -1}, "state: invalid value: integer `-1`, expected a whole number"),
-        ({"plan": 3}, "state: invalid type: integer `3`, expected a dict"),
+        ({"step": None}, "state: field `step`: invalid type: None, expected a whole number"),
+        ({"version": -1}, "state: field `version`: invalid value: integer `-1`, expected a whole number"),
+        ({"plan": 3}, "state: field `plan`: invalid type: integer `3`, expected a dict"),
+        ({"epoch": 'x" at line '}, r"field `epoch`: invalid type: string \".* at line \", expected .*"),
+        ({"plan": state["plan"] | {"batch": []}}, "field `batch`: invalid type: sequence, expected .*"),
+        ({"plan": state["plan"] | {"shuffle": None}}, "field `shuffle`: invalid type: None, expected .*"),
+        ({"plan": state["plan"] | {"shuffle": "some"}}, "state: unknown variant `some`, .*"),
+        ({"more": 1}, "state: unknown field `more`, .*"),
         ({"before": None}, "state: field `before`: wanted one in version 4, found none"),
         ({"plan": None}, "wanted `plan`, `record_bytes` and `fingerprint`, found some of them None"),
     ):
