@@ -161,14 +161,9 @@ impl Stream {
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = options.trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let builder = options.keep.into_iter().fold(builder, |builder, groups| builder.keep(groups));
-        let builder = match options.order {
-            Some(order) if order.is_empty() || order.iter().any(|pass| pass.len() != all) => {
-                let line = format!("order: wanted lists of {all} groups, found {order:?}");
-                return Err(errors::option(py, line));
-            }
-            Some(order) => builder.order(move |pass, step| order[(pass % order.len() as u64) as usize][step]),
-            None => builder,
-        };
+        let builder = options.order.into_iter().fold(builder, |builder, order| {
+            builder.order(move |pass, step| order[(pass % order.len() as u64) as usize][step])
+        });
         let limit = options.memory_limit;
         if let Some(bytes) = limit.filter(|&bytes| bytes < staging) {
             let wanted = format!("{staging} bytes for page-locked memory, and slots");
@@ -271,7 +266,8 @@ enum Content {
 impl Group {
     /// The tensors as numpy arrays for reading, without a copy: a dict by name.
     ///
-    /// Raises TypeError for types that only torch has. Types that both lack are arrays of bytes.
+    /// Raises TypeError for bfloat16, `F8_E4M3` and `F8_E5M2`, which only torch has. Quantized types, and the other floats
+    /// of 8 bits and less, are arrays of bytes with one axis; `view` those of torch, as `torch.float8_e8m0fnu`.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.content {
             Content::Host(lease) => lease.arrays(py),

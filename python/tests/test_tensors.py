@@ -256,6 +256,18 @@ def test_the_trace_is_whole_after_the_loop(tmp_path: Path) -> None:
     assert [event["args"]["step"] for event in events if event["name"] == "disk_load"] == list(range(LAYERS))
 
 
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fnuz"])
+def test_floats_that_only_torch_has_are_bytes(tmp_path: Path, name: str) -> None:
+    saved = torch.arange(8, dtype=torch.uint8).view(getattr(torch, name)).reshape(2, 4)
+    save_file({"x": saved}, tmp_path / "x.safetensors")
+    (group,) = tb.stream(tb.Tensors.open(tmp_path / "x.safetensors"), lambda _: 0)
+    (found,) = group.torch().values()
+    assert (found.dtype, found.shape) == (torch.uint8, (8,)) and np.array_equal(group.numpy()["x"], range(8))
+    assert torch.equal(found.view(saved.dtype).reshape(2, 4).view(torch.uint8), saved.view(torch.uint8))
+    with pytest.raises(tb.FileError, match=r"found F8_E.*: records cannot have this type, but a stream"):
+        tb.Records.open_safetensors(tmp_path / "x.safetensors", "x")
+
+
 def test_groups_in_another_order(tmp_path: Path) -> None:
     tensors = model(tmp_path)
     opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
@@ -268,11 +280,9 @@ def test_groups_in_another_order(tmp_path: Path) -> None:
             numbers.append(layer.number)
             assert all(torch.equal(found, tensors[name]) for name, found in layer.torch().items())
         assert numbers == list(forward[::-1] if turn % 2 else forward)
-    for order in ([], [[0, 1]]):
-        with pytest.raises(tb.OptionError, match="order: wanted lists of 5 groups"):
+    for order in ([], [[0, 1]], [forward, [0] * LAYERS], [range(1, LAYERS + 1)]):
+        with pytest.raises(tb.OptionError, match="order: wanted lists of 5 groups, each once, found"):
             tb.stream(opened, layer_of, order=order)
-    with pytest.raises(tb.OptionError, match=r"each of 5 groups once in pass 0.*0 again at step 1"):
-        next(iter(tb.stream(opened, layer_of, order=[[0] * LAYERS])))
 
 
 def test_page_locked_memory_counts(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def stream(
         The most groups that stay in host memory when they have been read once, spread over the pass. Default:
         as many as ``memory_limit`` has room for, or none without a limit.
     order
-        The order of the groups: lists of their numbers. Passes use them in turn: ``[range(n),
+        The order of the groups: lists of their numbers, each once. Passes use them in turn: ``[range(n),
         range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.
     memory_limit
         The most bytes of host memory: slots, groups that are kept, 10 MiB for reads past the page cache, and
@@ -172,14 +172,15 @@ def stream(
     instance_of("model", _Tensors, model, "`Tensors`")
     name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
     to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
+    lists = _by_key(model, groups) if callable(groups) else _lists(groups)
     options = {
-        "groups": _by_key(model, groups) if callable(groups) else _lists(groups),
+        "groups": lists,
         "name": name,
         "sends": to_device is not None,
         "cycle": flag_of("cycle", cycle),
         "depth": whole("depth", depth),
         "keep": whole_or_none("keep", keep),
-        "order": None if order is None else _order(order),
+        "order": None if order is None else _order(order, len(lists)),
         "memory_limit": whole_or_none("memory_limit", memory_limit),
         "read_mode": text_of("read_mode", read_mode),
         "trace": trace,
@@ -189,9 +190,12 @@ def stream(
     return made
 
 
-def _order(order: Any) -> list[list[int]]:
+def _order(order: Any, count: int) -> list[list[int]]:
     with suppress(TypeError):
-        return [[whole("order", at) for at in each] for each in order]
+        passes = [[whole("order", at) for at in each] for each in order]
+        if not passes or any(sorted(each) != list(range(count)) for each in passes):
+            raise OptionError(f"order: wanted lists of {count} groups, each once, found {passes}")
+        return passes
     raise TypeError(f"order: wanted lists of numbers of groups, found {order!r}")
 
 

@@ -160,7 +160,7 @@ impl Header {
             return Err(Error::NoTensor { path, wanted, found });
         };
         let Some(dtype) = dtype(info.dtype) else {
-            let advice = "elements of less than 8 bits and scales cannot be read as records";
+            let advice = "records cannot have this type, but a stream of tensors reads its bytes";
             return Err(file.unsupported(PREFIX as u64, info.dtype.to_string(), advice));
         };
         let shape = info.shape.iter().map(|&axis| axis as u64).collect();
