@@ -107,13 +107,16 @@ impl FromStr for Settings {
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| format!("{part}: wanted NAME=VALUE"))?;
             let number = || value.parse::<u64>().map_err(|_| format!("{part}: wanted a number"));
-            let small = || value.parse::<u32>().map_err(|_| format!("{part}: wanted a number"));
+            let small = |least, most| {
+                let number = value.parse().ok().filter(|number: &u32| (least..=most).contains(number));
+                number.ok_or_else(|| format!("{part}: wanted a number from {least} to {most}"))
+            };
             match name {
                 "seed" => options.seed = number()?,
-                "delay" => options.delay_us = small()?,
-                "pieces" => options.pieces = small()?,
-                "pools" => options.pools = small()? != 0,
-                "devices" => options.devices = small()?,
+                "delay" => options.delay_us = small(0, u32::MAX)?,
+                "pieces" => options.pieces = small(1, u32::MAX)?,
+                "pools" => options.pools = small(0, 1)? != 0,
+                "devices" => options.devices = small(1, 2)?,
                 "device-bytes" => options.device_bytes = number()?,
                 "host-bytes" => options.host_bytes = number()?,
                 "fail" => settings.failures.push(Failure::parse(value).ok_or_else(|| {

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs, io, process};
 
-use crate::abi::{END, VIOLATION};
+use crate::abi::{END, TARGET_API, VIOLATION};
 use crate::driver::NAME;
-use crate::options::Settings;
+use crate::options::{Failure, Settings};
 
 /// The driver: the file of `build.rs`, which is empty where there is none.
 pub(crate) fn library() -> io::Result<&'static [u8]> {
@@ -93,7 +93,15 @@ pub struct Outcome {
 ///
 /// Whatever the file system says; `InvalidInput` if a setting is wrong.
 pub fn run(folder: &Path, settings: &str, program: &mut Command) -> io::Result<Outcome> {
-    settings.parse::<Settings>().map_err(|error| Error::new(ErrorKind::InvalidInput, error))?;
+    let wrong = |error| Error::new(ErrorKind::InvalidInput, error);
+    let parsed = settings.parse::<Settings>().map_err(wrong)?;
+    for Failure { raw, name } in &parsed.failures {
+        // A call that this driver lacks never fails, and the program would pass untested. The library has a table of names.
+        let entry = [b"\0", name.as_bytes(), b"\0"].concat();
+        if raw.target == TARGET_API && !library()?.windows(entry.len()).any(|name| name == entry) {
+            return Err(wrong(format!("fail={name}:{}:{}: no function of this driver", raw.nth, raw.code)));
+        }
+    }
     let report = folder.join("report");
     fs::write(&report, "")?;
     let mut path = folder.as_os_str().to_owned();

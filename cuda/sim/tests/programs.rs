@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -215,18 +216,40 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     // The second record fails: the program ends with its own code.
     let (code, said) = run(&["--set", "seed=7", "--set", "fail=cuEventRecord:2:719"], "");
     assert!(code == Some(3) && said.contains("error 719") && said.contains("seed 7: exit code 3"), "{said}");
-    for wrong in [
-        &["run"][..],
-        &["run", "--seeds", "x", "--", "true"],
-        &["run", "--set", "speed=1", "--", "true"],
-        &[],
+    for (wrong, says) in [
+        (&["run"][..], "no program"),
+        (&["run", "--seeds", "x", "--", "true"], "--seeds: wanted a number from 1 on, found \"x\""),
+        (&["run", "--seeds", "0", "--", "true"], "--seeds: wanted a number from 1 on, found \"0\""),
+        (&["run", "--set", "seed=", "--", "true"], "--set seed: wanted a number from 0 on, found \"\""),
+        (&["run", "--set", "speed=1", "--", "true"], "--set speed=1: no such setting"),
+        (&["run", "--set", "devices=3", "--", "true"], "--set devices=3: wanted a number from 1 to 2"),
+        (&["run", "--set", "fail=cuNo:1:2", "--", "true"], "--set fail=cuNo:1:2: no function of this driver"),
+        (&["run", "--", "./nowhere"], "./nowhere: No such file"),
+        (&["library", "a", "b"], "usage: "),
+        (&[], "usage: "),
     ] {
-        assert_eq!(ends(wrong).0, Some(2), "{wrong:?}");
+        let (code, said) = ends(wrong);
+        assert!(code == Some(2) && said.starts_with(says), "{wrong:?}: {code:?} {said}");
     }
     assert_eq!(ends(&["run", "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
+    // The last seed that there is.
+    let (code, said) = run(&["--seeds", "2", "--set", &format!("seed={}", u64::MAX)], "");
+    assert!(code == Some(0) && said.matches("exit code 0").count() == 1, "{said}");
     // The program was linked with `libcuda.so`, but loads `libcuda.so.1`, as with a real driver.
     fs::remove_file(workshop.0.join("libcuda.so")).unwrap();
     assert_eq!(workshop.run(1, &program, "").code, 0);
+}
+
+/// Arguments of the program need not be UTF-8, and a full disk below standard error changes no exit code.
+#[test]
+fn the_command_takes_any_bytes_and_needs_no_standard_error() {
+    let workshop = Workshop::new("bytes");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+    command.args(["run", "--", "sh", "-c", "test \"$0\" = \"$(printf 'a\\377')\" && exit 7"]);
+    command.arg(std::ffi::OsStr::from_bytes(b"a\xff")).env("TMPDIR", &workshop.0).stderr(full);
+    assert_eq!(command.status().unwrap().code(), Some(7));
+    assert_eq!(fs::read_dir(&workshop.0).unwrap().count(), 2); // the driver's names, and nothing of the run
 }
 
 /// A program that starts meanwhile finds the old driver or the new one, never a part.

@@ -3,8 +3,9 @@
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::BTreeMap;
-    use std::ffi::c_int;
+    use std::ffi::{OsStr, OsString, c_int};
     use std::fs::DirBuilder;
+    use std::io::{ErrorKind, Write};
     use std::os::unix::fs::DirBuilderExt;
     use std::path::Path;
     use std::process::{Command, ExitCode};
@@ -43,25 +44,46 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
 
     /// What the command line asks for.
     struct Asked {
+        /// At least 1.
         seeds: u64,
         first: u64,
         settings: String,
-        program: Vec<String>,
+        program: Vec<OsString>,
     }
 
-    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
+    /// Writes a line to standard error. One that is closed or full changes neither the exit code nor what is removed.
+    fn say(line: &str) {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    }
+
+    fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Asked, String> {
         let mut asked = Asked { seeds: 1, first: 1, settings: String::new(), program: Vec::new() };
-        let number = |text: &str| text.parse().map_err(|_| format!("{text}: wanted a number"));
+        let number = |name: &str, text: &str, least| {
+            let number = text.parse().ok().filter(|number| *number >= least);
+            number.ok_or_else(|| format!("{name}: wanted a number from {least} on, found {text:?}"))
+        };
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or(format!("{argument}: wanted a value"));
-            match argument.as_str() {
-                "--seeds" => asked.seeds = number(&value()?)?,
-                "--set" => match value()? {
-                    seed if seed.starts_with("seed=") => asked.first = number(&seed["seed=".len()..])?,
+            let mut value = || {
+                let value = arguments
+                    .next()
+                    .ok_or_else(|| format!("{}: wanted a value", argument.to_string_lossy()))?;
+                value.into_string().map_err(|value| format!("{}: wanted UTF-8", value.to_string_lossy()))
+            };
+            match argument.to_str() {
+                Some("--seeds") => asked.seeds = number("--seeds", &value()?, 1)?,
+                Some("--set") => match value()? {
+                    seed if seed.starts_with("seed=") => {
+                        asked.first = number("--set seed", &seed["seed=".len()..], 0)?;
+                    }
                     setting => asked.settings += &format!("{setting},"),
                 },
-                "--" => asked.program = arguments.by_ref().collect(),
-                other => return Err(format!("{other}: not known; a program comes after --")),
+                Some("--") => asked.program = arguments.by_ref().collect(),
+                _ => {
+                    return Err(format!(
+                        "{}: not known; a program comes after --",
+                        argument.to_string_lossy()
+                    ));
+                }
             }
         }
         if asked.program.is_empty() { Err("no program".to_owned()) } else { Ok(asked) }
@@ -72,11 +94,16 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
         // What was found, and with which seeds: the same race often shows with every one.
         let mut found = BTreeMap::<String, Vec<u64>>::new();
         let mut code = 0;
-        for seed in asked.first..asked.first.saturating_add(asked.seeds) {
+        for seed in asked.first..=asked.first.saturating_add(asked.seeds - 1) {
             let mut program = Command::new(&asked.program[0]);
             program.args(&asked.program[1..]);
-            let outcome = run(folder, &format!("{}seed={seed}", asked.settings), &mut program)
-                .map_err(|error| format!("{}: {error}", asked.program[0]))?;
+            let outcome =
+                run(folder, &format!("{}seed={seed}", asked.settings), &mut program).map_err(|error| {
+                    match error.kind() {
+                        ErrorKind::InvalidInput => format!("--set {error}"),
+                        _ => format!("{}: {error}", asked.program[0].to_string_lossy()),
+                    }
+                })?;
             if code == 0 {
                 code = outcome.code;
             }
@@ -86,26 +113,27 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
                 .for_each(|violation| found.entry(violation).or_default().push(seed));
             let end =
                 outcome.end.as_deref().unwrap_or("no driver was loaded, or the program did not end itself");
-            eprintln!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code);
+            say(&format!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code));
             if INTERRUPTED.load(Ordering::Relaxed) {
                 break;
             }
         }
         for (violation, seeds) in &found {
-            eprintln!(
+            say(&format!(
                 "cuda-sim: {} of {} seeds, the first {}: {violation}",
                 seeds.len(),
                 asked.seeds,
                 seeds[0]
-            );
+            ));
         }
         Ok(if found.is_empty() { u8::try_from(code).unwrap_or(1) } else { 1 })
     }
 
     pub(crate) fn main() -> ExitCode {
-        let mut arguments = std::env::args().skip(1);
-        let result = match (arguments.next().as_deref(), arguments.next()) {
-            (Some("library"), Some(folder)) => {
+        let mut arguments = std::env::args_os().skip(1);
+        let command = arguments.next();
+        let result = match (command.as_deref().and_then(OsStr::to_str), arguments.next()) {
+            (Some("library"), Some(folder)) if arguments.len() == 0 => {
                 install(Path::new(&folder)).map(|()| 0).map_err(|error| error.to_string())
             }
             (Some("run"), first) => parse(first.into_iter().chain(arguments)).and_then(|asked| {
@@ -123,7 +151,7 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
         };
         result.map_or_else(
             |error| {
-                eprintln!("{error}");
+                say(&error);
                 ExitCode::from(2)
             },
             ExitCode::from,
