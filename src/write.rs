@@ -129,7 +129,7 @@ impl WriterBuilder {
     /// # Errors
     ///
     /// - [`Error::Option`]: an option has an invalid value, numpy has no name for the type, rows have no bytes, the slots
-    ///   do not fit the memory, or the path is that of a folder.
+    ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/`.
     /// - [`Error::Write`]: the temporary file cannot be created, another writer of the path has not finished, or the path is
     ///   that of a device or pipe.
     /// - [`Error::Spawn`]: the thread could not be started.
@@ -139,7 +139,8 @@ impl WriterBuilder {
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
         let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
-        let fits = if shard.is_some() { !path.exists() } else { !path.is_dir() };
+        // The name of a file that ends in `/` would fail when the file gets it, after all was written.
+        let fits = !path.is_dir() && !shard.map_or(path.to_string_lossy().ends_with('/'), |_| path.exists());
         let least = format!("at least {whole} bytes: whole rows in whole blocks of 4096 bytes");
         let checks = [
             ("path", path.file_name().is_some() && fits, "a file, or for shards a new folder"),
@@ -401,6 +402,7 @@ impl Disk {
                 if self.file.is_some() || self.files == 0 {
                     self.close()?;
                 }
+                self.to.shard_bytes = None; // An error names the folder, and none of its shards.
                 self.temporary.publish().map_err(|error| self.failed("rename", 0, error))?;
                 return Ok((self.files, busy + start.elapsed()));
             };
@@ -416,8 +418,7 @@ impl Disk {
             let room = self.to.shard_bytes.map_or(u64::MAX, |most| most - self.bytes);
             let len = usize::try_from(room).unwrap_or(usize::MAX).min(*end - at);
             self.put(&buffer[at..at + len], self.end())?;
-            self.bytes += len as u64;
-            at += len;
+            (self.bytes, at) = (self.bytes + len as u64, at + len);
             if len as u64 == room {
                 self.close()?;
             }

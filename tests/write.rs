@@ -303,6 +303,24 @@ fn a_target_is_replaced_as_a_whole_or_not_at_all() {
     assert!(text.starts_with("100 rows, 97.7 KiB, 1 files in ") && text.contains("train waiting "), "{text}");
 }
 
+/// Something takes the target's name while a writer writes: the error names the target, also if there are shards.
+#[test]
+fn a_target_that_appears_meanwhile_is_named() {
+    let folder = folder();
+    for shards in [false, true] {
+        let path = folder.path().join(format!("x{shards}"));
+        let builder = Writer::raw(&path, 1);
+        let out = if shards { builder.shard_bytes(4096) } else { builder }.build().unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("in the way"), b"").unwrap();
+        match out.finish() {
+            Err(Error::Write(why)) => assert_eq!((why.path, why.call), (path, "rename")),
+            found => panic!("{found:?}"),
+        }
+    }
+    assert_eq!(names(folder.path()), ["xfalse", "xtrue"]);
+}
+
 #[cfg(unix)]
 mod unix {
     use super::*;
@@ -562,6 +580,17 @@ mod unix {
     }
 
     /// Relative paths have an empty folder, or none.
+    /// Before anything is written: the rename at the end would fail. A new folder of shards may be written so.
+    #[test]
+    fn a_path_that_ends_in_a_slash_is_that_of_a_folder() {
+        let folder = folder();
+        let path = folder.path().join("x/");
+        let error = Writer::raw(&path, 1).build().unwrap_err();
+        assert!(matches!(error, Error::Option { option: "path", .. }), "{error}");
+        Writer::raw(&path, 1).shard_bytes(4096).build().unwrap().finish().unwrap();
+        assert_eq!(names(&path), ["00000.bin"]);
+    }
+
     #[test]
     fn a_path_may_be_relative() {
         let folder = folder();
