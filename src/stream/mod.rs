@@ -27,6 +27,7 @@ use crate::observe::report::{Kind, Report};
 use crate::pipe::items::{Course, Ended, Next};
 use crate::pipe::memory::{Backend, Host, Item, LEAST, Memory, MemoryLimit, Taken, check_memory, too_large};
 use crate::pipe::options::{Options, calls_of_pipe, common};
+use crate::pipe::ring::Sides;
 use crate::pipe::{Content, Filling, Front, Items, Pipe, Place, Setup, Source};
 
 /// Returns a builder for a stream of tensor groups, for example the layers of a model in the order of use. Requires
@@ -108,7 +109,7 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. The
     /// caller's thread and the reading thread both call `order`; it must return the same result for the same
-    /// arguments. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
+    /// arguments, or a pass may have a group twice and another one not. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
     /// forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
@@ -303,12 +304,11 @@ impl<B: Backend> TensorStream<B> {
         self.pipe.post(Box::new(iter::once_with(begin).flatten()), 0, u64::MAX);
     }
 
-    /// Returns the next group of the order, whose bytes are at `place`.
-    fn group(&mut self, place: GroupPlace<B>) -> Group<B> {
-        let (groups, taken) = (self.schedule.groups().clone(), self.taken.clone());
-        let (group, at) = (self.order[self.at], self.pipe.at(self.place()));
+    /// Returns the group of the next step, whose bytes are at `place`.
+    fn group(&mut self, group: usize, place: GroupPlace<B>) -> Group<B> {
+        let (groups, at) = (self.schedule.groups().clone(), self.pipe.at(self.place()));
         self.at += 1;
-        Group { place, groups, group, at, taken, more: None }
+        Group { place, groups, group, at, taken: self.taken.clone(), more: None }
     }
 
     /// Returns the memory of a group, if the group is kept, has been read, and comes through no slot any more.
@@ -392,14 +392,15 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
         let Some(&group) = self.order.get(self.at) else { return Next::End };
         // Once all kept groups have been read, they are returned from memory and take no slot.
         match self.kept_group(group).filter(|_| !self.whole) {
-            Some(kept) => Next::Item(self.group(GroupPlace::Kept(kept))),
+            Some(kept) => Next::Item(self.group(group, GroupPlace::Kept(kept))),
             None => Next::Slot,
         }
     }
 
     fn item(&mut self, slot: Item<B, usize>) -> Group<B> {
-        let kept = self.kept_group(self.order[self.at]);
-        self.group(kept.map_or(GroupPlace::Slot(slot), GroupPlace::Kept))
+        // The group that was read: after an order that returns another result at each call, not the one of this side.
+        let group = B::Ring::<usize>::header(&slot).unit.unwrap_or(self.order[self.at]);
+        self.group(group, self.kept_group(group).map_or(GroupPlace::Slot(slot), GroupPlace::Kept))
     }
 
     fn ended(&mut self, why: Ended<'_>) {

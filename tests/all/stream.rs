@@ -1,6 +1,7 @@
 //! Streams of tensors: every byte, in every order, with groups that are kept and groups that are read each pass; and what
 //! happens when groups are held, passes given up and files cut.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::common::model::{Model, SIZES};
@@ -84,6 +85,20 @@ fn an_order_that_is_none_is_refused() {
         let error = pass.next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Option { option: "order", .. }), "{error}");
         assert!(pass.next().is_none());
+    }
+}
+
+/// An order that returns another result at each call: a group has its own number and bytes all the same.
+#[test]
+fn an_order_that_changes_gives_no_group_another_name() {
+    let model = Model::new(&SIZES);
+    for keep in [0, 2, SIZES.len()] {
+        let calls = AtomicUsize::new(0);
+        let order = move |_, step| (step + calls.fetch_add(1, Relaxed) / SIZES.len()) % SIZES.len();
+        let mut layers = stream(model.groups()).keep(keep).order(order).build().unwrap();
+        for _ in 0..4 {
+            layers.pass().map(Result::unwrap).for_each(|group| model.check(&group, group.number()));
+        }
     }
 }
 
