@@ -85,11 +85,11 @@ pub(crate) struct Shape {
     /// Bytes of a record: reads the files as plain bytes, whatever their format
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "dtype")]
     pub(crate) record_bytes: Option<u64>,
-    /// Type of the elements, e.g. u16; one element is a record. Reads the files as plain bytes too
+    /// Type of the elements, e.g. u16; one element is a record. For files without a header
     #[arg(long, value_parser = dtype)]
     pub(crate) dtype: Option<DType>,
     /// Tokens of a sequence: a record has T inputs and the target of the last one; one record starts every T tokens.
-    /// For llm.c's files, or with --dtype
+    /// For llm.c's files and .npy, or with --dtype
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "record_bytes")]
     pub(crate) sequence: Option<u64>,
 }
@@ -139,6 +139,10 @@ impl Shape {
             (Format::Npz, ..) => options.open_npz(paths, tensor, cut)?,
             (Format::Safetensors, ..) => options.open_safetensors(paths, tensor, cut)?,
             (Format::Raw, _, Some(dtype)) => options.open_headerless(paths, dtype, cut)?,
+            (Format::Raw, _, None) if self.sequence.is_some() => {
+                let path = paths.first().map(|path| path.display().to_string()).unwrap_or_default();
+                return Err(format!("{path}: --sequence: wanted --dtype too, as it has no header").into());
+            }
             (Format::Raw, bytes, None) => {
                 let bytes = bytes.unwrap_or(1);
                 let bytes =

@@ -155,7 +155,7 @@ impl Layout {
         };
         let _ = write!(line, ", together {}", text::bytes(*bytes));
         if *bytes_left > 0 {
-            let _ = write!(line, "; {} are left over", text::count(*bytes_left, "byte"));
+            let _ = write!(line, "; left over: {}", text::count(*bytes_left, "byte"));
         }
         line
     }

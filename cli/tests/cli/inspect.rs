@@ -38,7 +38,7 @@ fn inspect_tells_each_format() {
         ("model.pt", &["  array       none\n"]),
         ("tokens.bin", &["tokens with llm.c's header", "100 records of one u16, 2 B, together 200 B"]),
         ("data.bin", &["raw, 9.8 KiB", "10000 records of 1 B"]),
-        ("data.bin --record-bytes 300", &["33 records of 300 B, together 9.7 KiB; 100 bytes are left over"]),
+        ("data.bin --record-bytes 300", &["33 records of 300 B, together 9.7 KiB; left over: 100 bytes"]),
         ("data.bin --dtype f64", &["1250 records of one f64, 8 B"]),
         ("tokens.bin --record-bytes 1224", &["raw", "1 record of 1224 B"]),
         ("data.bin tokens.bin", &["data.bin\n", "tokens.bin\n", "2 files, 11.0 KiB"]),

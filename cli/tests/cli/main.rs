@@ -121,6 +121,8 @@ fn bad_input_is_one_line_and_exit_code_2() {
         ("inspect data.bin --dtype c128 --record-bytes 3", "cannot be used with"),
         ("inspect data.bin --record-bytes 0", "0 is not in"),
         ("inspect data.bin --record-bytes 10001", "wanted at least 10001 bytes"),
+        ("inspect data.bin --sequence 9", "data.bin: --sequence: wanted --dtype too"),
+        ("inspect tokens.bin --dtype u16", "open it with `Records::open_llm_c`"),
         ("probe data.bin", "--batch <B>"),
         ("probe data.bin --batch 4 --compute-ms 0", "give --record-bytes or --dtype"),
         ("probe tokens.bin --batch 4 --compute-ms 0", "--sequence: wanted the tokens of a sequence"),
