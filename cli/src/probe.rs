@@ -145,6 +145,9 @@ const COLD: f64 = 1.0;
 const FIRST: f64 = 1.02;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
+    let page = options.html.as_deref();
+    let page_failed = |error| format!("{}: {error}", page.unwrap_or(Path::new("")).display());
+    page.map_or(Ok(()), writable).map_err(page_failed)?;
     let (records, call) = open(options)?;
     let records = Arc::new(records);
     let plan = Plan::builder(records.len()).batch(options.batch).shuffle(options.order.0).build()?;
@@ -186,23 +189,28 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         format!("let plan = Plan::builder(data.len()).batch({}){order}.build()?;", options.batch),
         format!("let mut loader = Loader::builder(data, plan){read_mode}{calls}.build()?;"),
     ];
-    if let (Some(path), Some(run)) = (&options.html, runs.last()) {
-        put(path, &run.both.html()).map_err(|error| format!("{}: {error}", path.display()))?;
+    if let (Some(path), Some(run)) = (page, runs.last()) {
+        writable(path).and_then(|()| fs::write(path, run.both.html())).map_err(page_failed)?;
     }
     Ok(if options.json { serde_json::to_string_pretty(&found)? + "\n" } else { sentences(options, &found)? })
 }
 
-/// Writes the page, but over no other file than a page: with `--html *.bin` the shell names a file of data here.
-fn put(path: &Path, page: &str) -> io::Result<()> {
+/// Whether the page may be written, which is also asked before anything is measured: in a folder that exists, and over no
+/// other file than a page. With `--html *.bin` the shell names a file of data here.
+fn writable(path: &Path) -> io::Result<()> {
     const START: &[u8] = b"<!DOCTYPE html>";
-    if fs::metadata(path).is_ok_and(|found| found.is_file()) {
-        let mut start = Vec::new();
-        fs::File::open(path)?.take(START.len() as u64).read_to_end(&mut start)?;
-        if !start.is_empty() && start != START {
-            return Err(io::Error::other("wanted a page to write over, or no file, found something else"));
-        }
+    match fs::metadata(path) {
+        Err(_) => return fs::metadata(path.with_file_name(".")).map(drop),
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if !found.is_file() => return Ok(()),
+        Ok(_) => {}
     }
-    fs::write(path, page)
+    let mut start = Vec::new();
+    fs::File::open(path)?.take(START.len() as u64).read_to_end(&mut start)?;
+    if start.is_empty() || start == START {
+        return Ok(());
+    }
+    Err(io::Error::other("wanted a page to write over, or no file, found something else"))
 }
 
 /// The files, and the call that opens them in a program.

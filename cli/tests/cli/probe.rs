@@ -107,6 +107,13 @@ fn a_page_replaces_a_page_and_nothing_else() {
         assert!(page.matches("<title>train").count() > 10, "{page}");
     }
     has(&probe("no/such/folder.html").stderr, &["no/such/folder.html: "]);
+    // Before anything is measured: records of 1 TiB would be an error then.
+    fs::File::create(folder.join("large.bin")).unwrap().set_len(1 << 40).unwrap();
+    let large = "probe large.bin --record-bytes 1099511627776 --batch 1 --compute-ms 0 --html";
+    has(&twinbuf(folder, &format!("{large} page.html")).stderr, &["option `depth`"]);
+    for page in ["data.bin", "no/page.html", "."] {
+        has(&twinbuf(folder, &format!("{large} {page}")).stderr, &[&format!("twinbuf: {page}: ")]);
+    }
 }
 
 #[test]
