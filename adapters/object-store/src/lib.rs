@@ -116,7 +116,7 @@ impl Objects {
     /// Starts all requests, several at a time. Each task returns the index and the bytes of its request. They end early if
     /// the set is dropped. Keeps at most `most` bytes for other batches.
     fn fetch(&self, requests: &[Request], most: u64) -> JoinSet<Result<(usize, Bytes), Error>> {
-        let limit = Arc::new(Semaphore::new(self.client.options.requests.max(1)));
+        let limit = Arc::new(Semaphore::new(self.client.options.requests.clamp(1, Semaphore::MAX_PERMITS)));
         let mut tasks = JoinSet::new();
         for (index, Request { shard, range, kept, .. }) in requests.iter().enumerate() {
             let (client, limit) = (self.client.clone(), limit.clone());

@@ -117,6 +117,7 @@ fn requests_are_merged() -> Result<(), BoxError> {
     wanted((40..60).rev().collect(), 0, 8192, 16, (2, 2000))?;
     wanted((0..125).collect(), 0, 1000, 16, (13, 12500))?;
     wanted((0..125).collect(), 0, 10, 1, (125, 12500))?;
+    wanted((0..125).collect(), 0, 10, usize::MAX, (125, 12500))?;
     wanted(vec![0, 2, 3, 9], 99, 8192, 16, (3, 400))?;
     wanted(vec![0, 2, 3, 9], 100, 8192, 16, (2, 500))?;
     wanted(vec![9, 3, 2, 0], 1000, 8192, 0, (1, 1000))?;
