@@ -590,7 +590,7 @@ impl<R: Ring> Pipe<R> {
     /// # Errors
     ///
     /// [`Error::Timeout`] with what is being read if a thread was left behind. Otherwise, the errors of
-    /// [`close`](Self::close).
+    /// [`close`](Self::close). A thread that fills nothing is waited for up to 1 s more.
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.close_within(Some(timeout))
     }
@@ -601,9 +601,13 @@ impl<R: Ring> Pipe<R> {
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();
         let unheard = running.unheard(call, until);
-        if !running.end(until) {
-            let Shared { naming, .. } = &*running.shared;
-            let reading = running.shared.first_fill().map(|doing| doing.reading(naming, &locate));
+        // A thread that fills nothing leaves soon, but it has to be woken: no limit is too short for that. Drivers may never
+        // come.
+        let leaves = !running.threads.is_empty() && running.shared.first_fill().is_none();
+        let soon = leaves.then(|| Instant::now() + Duration::from_secs(1));
+        if !running.end(until.map(|until| soon.unwrap_or(until).max(until))) {
+            let shared = &running.shared;
+            let reading = shared.first_fill().map(|doing| doing.reading(&shared.naming, &locate));
             return Err(Error::Timeout { waited: limit.unwrap_or_default(), reading });
         }
         let fault = running.shared.fault(&running.shared.naming.at(Ticket::default()));
@@ -622,8 +626,7 @@ impl<R: Ring> Running<R> {
         const PIECE: Duration = Duration::from_millis(5);
         let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
         loop {
-            let piece = Instant::now() + PIECE;
-            let piece = until.map_or(piece, |until| until.min(piece));
+            let piece = until.into_iter().fold(Instant::now() + PIECE, Instant::min);
             // Ask this before the slot: once no worker is left, every unit that will come has been committed.
             let idle = self.shared.is_idle();
             let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {

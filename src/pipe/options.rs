@@ -130,7 +130,7 @@ macro_rules! calls_of_pipe {
         /// # Errors
         ///
         /// [`Error::Timeout`] with what is being read if a thread was detached. Otherwise, the errors of
-        /// [`close`](Self::close).
+        /// [`close`](Self::close). A thread that reads and makes nothing is waited for up to 1 s more.
         pub fn close_timeout(self, timeout: std::time::Duration) -> Result<(), Error> {
             self.pipe.close_timeout(timeout)
         }

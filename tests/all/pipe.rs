@@ -233,6 +233,14 @@ fn a_fill_that_hangs_is_named_and_left_behind() {
     }
 }
 
+/// It takes a moment to wake them.
+#[test]
+fn a_close_without_time_waits_for_threads_that_fill_nothing() {
+    for _ in 0..100 {
+        build(&Numbers::default(), 2, 3, true).close_timeout(Duration::ZERO).unwrap();
+    }
+}
+
 /// A worker still fills the slot of the earlier call, and this slot is the next one in the ring. The caller waits for
 /// this fill, so `reading` reports it.
 #[test]
