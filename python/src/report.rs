@@ -66,6 +66,7 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     let before = if of.name.is_empty() { String::new() } else { format!("{}: ", of.name) };
     let kept = match of.kept {
         0 => String::new(),
+        1 => "\n1 batch was kept while its slot was needed: the slot got new memory.".to_owned(),
         kept => {
             format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
         }
