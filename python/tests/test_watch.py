@@ -200,6 +200,15 @@ def test_workers_that_decide() -> None:
     assert "The workers of the iterable make them: start more, or make loading cheaper: " in report.advice
 
 
+def test_a_report_of_the_programs_own_is_something_else() -> None:
+    class Own(Loads):
+        def report(self, path: str) -> None:
+            raise AssertionError("called")
+
+    items = tb.watch(Own(2))
+    assert list(items) == [0, 1] and items.report().batches == 2
+
+
 def test_what_has_a_report_is_asked_for_it(tmp_path: Any) -> None:
     np = pytest.importorskip("numpy")
     np.save(tmp_path / "x.npy", np.zeros((64, 4), "float32"))

@@ -77,9 +77,9 @@ class Watched(Around[T]):
     ) -> None:
         self._iterable = iterable
         self._name, self._line = text_of("name", name), line
-        self._own: Callable[[], Any] | None = getattr(iterable, "report", None)
-        if not callable(self._own) or not isinstance(self._own(), Report):
-            self._own = None
+        # That of a loop of this package. An iterable of the program may have a `report` for something else.
+        ours = any(kind.__module__.startswith("twinbuf.") for kind in type(iterable).__mro__)
+        self._own: Callable[[], Any] | None = getattr(iterable, "report", None) if ours else None
         workers = getattr(iterable, "num_workers", 0)
         ahead = isinstance(workers, int) and workers > 0 and not isinstance(iterable, Prefetcher)
         self._recorder = _Recorder(name=name, trace=path_or_none("trace", trace), workers=ahead)
