@@ -484,6 +484,13 @@ def test_a_state_is_there_if_the_iterable_has_one(around: Any) -> None:
     assert list(stateful) == [7, 8, 9]
 
 
+def test_a_state_that_is_switched_off_is_none() -> None:
+    class Off(Source):
+        state_dict = None
+
+    assert len(list(tb.prefetch(Off(3)))) == 3
+
+
 class Stateful:
     """Counts as StatefulDataLoader does, and hands out its own dictionary."""
 

@@ -281,11 +281,11 @@ def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any]:
 
     None if there is no state: a loader of accelerate has the method also around a loader that has it not.
     """
-    try:
-        states = iterable.state_dict
-        return lambda: copy.deepcopy(states()), copy.deepcopy(states())
-    except AttributeError:
-        return None, None
+    states = getattr(iterable, "state_dict", None)
+    with contextlib.suppress(AttributeError):
+        if states is not None:
+            return lambda: copy.deepcopy(states()), copy.deepcopy(states())
+    return None, None
 
 
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
