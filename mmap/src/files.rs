@@ -12,7 +12,8 @@ const WILD: [char; 3] = ['*', '?', '['];
 ///
 /// - a path of a file. It is returned unchanged, without a check that the file exists.
 /// - a folder. It expands to the files in the folder, without subfolders and without names that start with a dot.
-/// - a pattern with `*`, `?`, `[...]`, or `**` for folders at any depth.
+/// - a pattern with `*`, `?`, `[...]`, or `**` for folders at any depth, also those that links lead to, but not through a
+///   link back to a folder that the path came through.
 ///
 /// The files of one source are sorted in natural order: `shard-10` comes after `shard-9`. The sources stay in the
 /// given order. The order of the result is the order of the data set: print it once to check it.
@@ -59,14 +60,9 @@ pub fn files(sources: impl IntoIterator<Item: AsRef<Path>>) -> Result<Vec<PathBu
 fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
     let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let failed = |source| Error::opening(read, source);
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(read).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        if wanted(&name.to_string_lossy()) {
-            found.push(folder.join(name));
-        }
-    }
-    Ok(found)
+    let names = std::fs::read_dir(read).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.file_name()));
+    let wanted = names.filter(|name| name.as_ref().map_or(true, |name| wanted(&name.to_string_lossy())));
+    wanted.map(|name| Ok(folder.join(name?))).collect()
 }
 
 /// Returns what a pattern matches, part by part of its path.
@@ -87,7 +83,12 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
         let mut next = Vec::new();
         while let Some(path) = found.pop() {
             if name == "**" {
-                found.extend(children(&path, |name| !name.starts_with('.'))?.into_iter().filter(is_folder));
+                let whole = |path: &Path| Path::new(".").join(path).canonicalize().ok();
+                let goes_back =
+                    |path: &Path, link: &Path| path.ancestors().any(|above| whole(above) == whole(link));
+                let mut below = children(&path, |name| !name.starts_with('.'))?;
+                below.retain(|below| is_folder(below) && !(below.is_symlink() && goes_back(&path, below)));
+                found.append(&mut below);
                 next.push(path);
             } else {
                 next.extend(children(&path, |name| matcher.matches_with(name, options))?);
@@ -209,5 +210,20 @@ mod tests {
             let error = crate::Records::open(&found, 8).unwrap_err();
             assert!(matches!(&error, Error::NotFound { path } if *path == gone), "{error:?}");
         }
+    }
+
+    /// Links between folders, also back to those above: each file once by each way, and no way twice through a folder.
+    #[cfg(unix)]
+    #[test]
+    fn a_link_back_leads_nowhere() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for (name, link, to) in [("a", "a/up", ".."), ("b", "b/a", "../a"), ("c", "c/b", "../b")] {
+            std::fs::create_dir(at(name)).unwrap();
+            std::fs::write(at(name).join("x"), []).unwrap();
+            std::os::unix::fs::symlink(to, at(link)).unwrap();
+        }
+        assert_eq!(files([at("**/x")]).unwrap(), ["a/x", "b/a/x", "b/x", "c/b/a/x", "c/b/x", "c/x"].map(at));
+        assert_eq!(files([at("a/**/x")]).unwrap(), [at("a/x")]);
     }
 }
