@@ -461,8 +461,8 @@ impl<F: Front> Loop<F> {
         match asked {
             Asked::Item(item) => return Ok(Poll::Ready(Some(item))),
             Asked::NotYet => return Ok(Poll::Pending),
-            // What the end of the program cut off has not come to its end.
-            _ => check_end(py)?,
+            // What the end of the program, or another iteration, cut off has not come to its end.
+            _ => check_end(py).and_then(|()| self.shared.check(py))?,
         }
         match asked {
             Asked::Failed(error) => Err(front.raise(py, error)),

@@ -263,12 +263,12 @@ class Loader(_Loader, Generic[Made]):
     def _stop_sending(self, timeout: float | None = None, closes: bool = False) -> None:
         """End the thread that sends batches to a device.
 
-        The iteration ends before the join, because the thread may be waiting for a batch.
+        The iteration ends first: a loop whose items end asks it why. The thread may be waiting for its batch.
         """
         self._check()
         if self._sender is not None:
-            self._sender.stop()
             self._end_iteration(closes)
+            self._sender.stop()
             if not self._sender.join(timeout):
                 raise LoaderTimeoutError(f"wanted the end of a load within {timeout or 0:.3f} s")
 

@@ -56,7 +56,7 @@ class Loop(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        taken: _Taken | None
+        taken: _Taken | None = None
         line, mine, waits = self._line, None, False
         try:
             if line is not None:
@@ -67,9 +67,14 @@ class Loop(Generic[T]):
                 while (taken := self._items.take(waits)) is None:
                     waits = self._make is None or not self._make()
             except Exception as raised:
+                over = isinstance(raised, StopIteration)
+                cut = over and self._sender is not None and self._items.is_closed
                 if self._sender is not None:
-                    self._sender.ended(whole=isinstance(raised, StopIteration))
-                raise
+                    self._sender.ended(whole=over and not cut)
+                if not cut:
+                    raise
+            if taken is None:  # another thread has closed or replaced it meanwhile
+                return next(self._batches)  # type: ignore[no-any-return]  # raises why
             try:
                 found = taken.item if self._receive is None else self._receive(taken.item)
                 if self._map is not None:
@@ -110,10 +115,10 @@ class Loop(Generic[T]):
         return self._items.report()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        self._items.close()
         batches, self._batches = self._batches, iter(())
         if batches is not None:
             batches.close()
+        self._items.close()
 
     def replace(self) -> None:
         self._items.replace()

@@ -111,8 +111,8 @@ class _Sending(Stream):
     def __iter__(self) -> Iterator[Group]:
         groups, sender = super().__iter__(), self._sender
         assert sender is not None
+        self._end_pass()  # first: a loop whose groups end asks the pass why
         sender.stop()
-        self._end_pass()
         sender.join()
         return Loop.sending(sender, groups)
 
