@@ -23,6 +23,8 @@ pub(crate) struct Recorder {
     since: Option<Instant>,
     /// The last time that the caller was not in the loop: between two iterations, or in a pause.
     away: Interval,
+    /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
+    first: Option<Interval>,
     in_use: Option<Seen>,
     /// The last batches that the caller has used: those of the page's timeline, and one for each slot.
     used: VecDeque<Seen>,
@@ -47,8 +49,8 @@ impl Recorder {
     pub(crate) fn new(track: Option<Track>, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let (now, in_use, used) = (Instant::now(), None, VecDeque::new());
-        let (epoch, asked, since, away) = (None, None, None, (now, now));
-        Self { report, breakdown, track, epoch, asked, since, away, in_use, used }
+        let (epoch, asked, since, away, first) = (None, None, None, (now, now), None);
+        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, used }
     }
 
     /// Passes an event of the caller to the report, the breakdown and the trace.
@@ -135,22 +137,28 @@ impl Recorder {
         self.report.received(bytes, load.io_calls);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(What::Wait, ticket, (asked, now), bytes);
-        // The first step is no part of the verdict: what happens in it is outside of the loop.
-        let again = self.report.batches > 1;
-        if !again {
-            self.away.1 = now;
-        }
         let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
         let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
-        let parts = &mut self.report.parts;
+        let (began, ended) = *self.first.get_or_insert((asked, now));
+        let in_first = |from: Instant, to: Instant| {
+            let (from, to) = (from.max(began), to.min(ended));
+            to.saturating_duration_since(from).saturating_sub(away(from, to))
+        };
+        let (parts, step) = (&mut self.report.parts, &mut self.report.first_step);
         parts.outside += away(load.start, load.end);
-        if first && again {
+        step.loads += in_first(load.start, load.end);
+        step.slot_waits += in_first(load.since, load.start);
+        if first {
             parts.starts += 1;
             parts.start_waits += waited;
             parts.start_loads += load.took().min(waited);
         }
+        if self.report.batches == 1 {
+            step.start_loads = parts.start_loads;
+        }
         if let Some(Freed { number, at }) = load.freed.filter(|freed| freed.at > load.since) {
             parts.full += (at - load.since).saturating_sub(away(load.since, at));
+            step.full += in_first(load.since, at);
             // The batch before in this slot kept it from a loading thread, after the caller had asked for another batch.
             let before = self.used.iter().rev().find(|seen| seen.ticket.seq == number);
             let kept = |seen: &Seen| at.saturating_duration_since(seen.released.max(load.since));
@@ -163,8 +171,9 @@ impl Recorder {
 
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
-        if self.report.batches > 0 {
-            self.report.parts.helped += load.took();
+        self.report.parts.helped += load.took();
+        if self.report.batches == 0 {
+            self.report.first_step.helped += load.took();
         }
         if let Some(track) = &mut self.track {
             load.events(ticket, |event| track.add(event));
@@ -175,7 +184,7 @@ impl Recorder {
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(mut seen) = self.in_use.take() else { return };
         let Seen { ticket, asked, received, .. } = seen;
-        let (mut from, left) = (received, self.away.0);
+        let mut from = received;
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);
@@ -202,7 +211,8 @@ impl Recorder {
             self.append(What::Step, ticket, (asked, now), 0);
         }
         if self.report.batches == 1 {
-            (self.report.first, self.away) = (self.report.train, (left, now));
+            self.report.first = self.report.train;
+            self.first.iter_mut().for_each(|first| first.1 = now);
         }
     }
 
@@ -444,9 +454,8 @@ mod tests {
         assert_eq!((both.epochs, both.batches), (4, 10));
         assert_eq!(both.wall, first.wall + second.wall);
         assert_eq!(both.first, first.first);
-        assert_eq!((first.parts.starts, both.parts.starts, both.recent.len()), (1, 3, 10));
-        // All but the first step of all.
-        assert_eq!(both.parts.start_waits, Duration::from_millis(40 + 20 + 20));
+        assert_eq!((both.parts.starts, both.recent.len()), (4, 10));
+        assert_eq!(both.parts.start_waits, first.parts.start_waits + second.parts.start_waits);
         assert_eq!(Report::default().then(first.clone()), first);
     }
 }

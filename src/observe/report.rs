@@ -125,8 +125,8 @@ pub struct Report {
     /// The caller's times: `busy` from the receipt of a batch (copied, if on a device) to the next request;
     /// `waiting` from the request to the receipt.
     pub train: StageTimes,
-    /// The caller's times of the first step. It differs from other steps because the caller waits for the first
-    /// batch.
+    /// The caller's times of the first step, which the verdict and [`au`](Self::au) leave out: the caller waits for the first
+    /// batch, and programs compile, import and allocate.
     pub first: StageTimes,
     /// Statistics of file reads and prefetch, summed over all fields. They include batches that the caller has not
     /// received.
@@ -145,6 +145,8 @@ pub struct Report {
     pub(crate) workers_with_overlap: usize,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) parts: Parts,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) first_step: FirstStep,
     /// The last batches.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) recent: Arc<[Seen]>,
@@ -153,19 +155,30 @@ pub struct Report {
 /// Parts of the sums, for the verdict.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// How often the caller began to iterate again, after the first step.
+    /// How often the caller began to iterate.
     pub(super) starts: u64,
-    /// The waits for the first batch of these iterations, and the loads of these batches as far as they fell into the wait.
+    /// The waits for the first batch of each iteration, and the loads of these batches as far as they fell into the wait.
     pub(super) start_waits: Duration,
     pub(super) start_loads: Duration,
     /// The part of the waits, without those, in which a slot was kept that a load waited for.
     pub(super) held: Duration,
-    /// The time of the loads that the caller did while it waited, after the first step.
+    /// The time of the loads that the caller did while it waited.
     pub(super) helped: Duration,
-    /// The time of loads while the caller was not in the loop: before the end of the first step, between iterations, or in a
-    /// pause.
+    /// The time of loads while the caller was not in the loop: before it asked for a first batch, or in a pause.
     pub(super) outside: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
+    pub(super) full: Duration,
+}
+
+/// What fell into the first step, [`Report::first`], for a verdict without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct FirstStep {
+    /// The time of loads and of waits for slots, without those that count as outside of the loop.
+    pub(super) loads: Duration,
+    pub(super) slot_waits: Duration,
+    /// The parts of these names.
+    pub(super) start_loads: Duration,
+    pub(super) helped: Duration,
     pub(super) full: Duration,
 }
 
@@ -261,10 +274,7 @@ impl Report {
         }
         later.combine(self, u64::saturating_add, Duration::saturating_add);
         if self.batches > 0 {
-            // The first step of the later one is no first step any more.
-            later.parts.start_waits += later.first.waiting;
-            later.parts.starts += u64::from(later.batches > 0);
-            later.first = self.first;
+            (later.first, later.first_step) = (self.first, self.first_step);
         }
         let rows = [&self.by_epoch[..], &later.by_epoch].concat();
         later.by_epoch = rows[rows.len().saturating_sub(EPOCHS)..].to_vec();
@@ -279,7 +289,9 @@ impl Report {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
         since.combine(earlier, u64::saturating_sub, Duration::saturating_sub);
-        since.first = StageTimes::default();
+        if earlier.batches > 0 {
+            (since.first, since.first_step) = Default::default();
+        }
         let rows =
             usize::try_from(since.epochs).map_or(0, |epochs| since.by_epoch.len().saturating_sub(epochs));
         since.by_epoch.drain(..rows);
@@ -337,7 +349,10 @@ impl Report {
         let Parts { start_loads, outside, .. } = sender.parts;
         let start_loads = start_loads.min(start_waits);
         let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
-        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
+        // The sender's first step: it ends with its first copy.
+        let FirstStep { loads, slot_waits, start_loads, .. } = sender.first_step;
+        let first_step = FirstStep { loads, slot_waits, start_loads, ..FirstStep::default() };
+        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, first_step, ..sender };
         Self { transfer, transfer_bytes, ..all }
     }
 
@@ -360,11 +375,12 @@ impl Report {
     /// Whether the caller waits for work on a device: it waits longer than loads or copies take, and the loading threads
     /// wait for slots meanwhile.
     pub(super) fn waits_for_device(&self) -> bool {
-        let before = self.each(self.loads()).max(self.transfer);
-        let unexplained = self.train.waiting.saturating_sub(before);
+        let before = self.each(self.loads().saturating_sub(self.first_step.loads)).max(self.transfer);
+        let waiting = self.train.waiting.saturating_sub(self.first.waiting);
+        let slot_waits = self.read.waiting.saturating_sub(self.first_step.slot_waits);
         self.transfer_bytes > 0
-            && self.each(self.read.waiting) >= unexplained / 2
-            && self.train.waiting > before.mul_f64(1.25)
+            && self.each(slot_waits) >= waiting.saturating_sub(before) / 2
+            && waiting > before.mul_f64(1.25)
     }
 }
 

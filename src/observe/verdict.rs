@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::display::{at_most, count, percent, time};
+use super::log::StageTimes;
 use super::report::{Kind, Report, Settings, Verdict};
 
 /// The least number of batches that allow a verdict.
@@ -26,6 +27,8 @@ struct Sums<'r> {
     /// The waits for the first batch of each later iteration, if they are most of all waits; 0 otherwise. The other sums
     /// are without them, and without the loads in them.
     start: f64,
+    /// The number of these iterations.
+    starts: u64,
     /// The time of the loop: `used` and `waits`.
     wall: f64,
     used: f64,
@@ -41,20 +44,22 @@ struct Sums<'r> {
 
 impl<'r> Sums<'r> {
     fn of(report: &'r Report) -> Self {
-        let Report { parts, train, first, transfer, settings, .. } = report;
-        let [used, waits] =
-            [train.busy.saturating_sub(first.busy), train.waiting.saturating_sub(first.waiting)]
-                .map(|time| time.as_secs_f64());
-        let most = parts.start_waits.as_secs_f64() > waits / 2.0;
-        let [start, start_loads] =
-            [parts.start_waits, parts.start_loads].map(|time| if most { time.as_secs_f64() } else { 0.0 });
-        let loads = report.loads().saturating_sub(parts.helped + parts.outside).as_secs_f64();
+        let Report { parts, train, first, first_step, transfer, settings, .. } = report;
+        let without = |all: Duration, first: Duration| all.saturating_sub(first).as_secs_f64();
+        let (used, waits) = (without(train.busy, first.busy), without(train.waiting, first.waiting));
+        let start_waits = without(parts.start_waits, first.waiting);
+        let most = start_waits > waits / 2.0;
+        let [start, start_loads] = [start_waits, without(parts.start_loads, first_step.start_loads)]
+            .map(|time| if most { time } else { 0.0 });
+        let others = parts.helped.saturating_sub(first_step.helped) + parts.outside + first_step.loads;
+        let loads = without(report.loads(), others);
         let waits = (waits - start).max(0.0);
         let wall = (used + waits).max(1e-12);
         Self {
             report,
             first: (first.busy + first.waiting).as_secs_f64(),
             start,
+            starts: parts.starts.saturating_sub(u64::from(*first != StageTimes::default())),
             wall,
             used,
             waits,
@@ -62,7 +67,7 @@ impl<'r> Sums<'r> {
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
             copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),
-            full: parts.full.as_secs_f64() / settings.workers.max(1) as f64,
+            full: without(parts.full, first_step.full) / settings.workers.max(1) as f64,
         }
     }
 
@@ -125,7 +130,7 @@ impl Report {
         let (all, judged) = (sums.wall + sums.start, verdict != Verdict::Unmeasured);
         let (first, starts) = (sums.first / (all + sums.first), judged && sums.start > 0.0);
         let mut text = format!("{verdict}: ");
-        // Tell of a first step that takes as long as two others.
+        // Tell of a first step that takes more than twice the mean of all steps.
         if judged && first * self.batches as f64 > 2.0 {
             let (part, took) = (percent(first), time(self.first.busy + self.first.waiting));
             text += &format!("without the first step ({part} of all time, {took}), ");
@@ -133,8 +138,8 @@ impl Report {
         text += if starts { "without later starts, " } else { "" };
         text += &why;
         if starts {
-            let iterations = count(self.parts.starts, "iteration", "iterations");
-            let (part, took) = (percent(sums.start / all), time(self.parts.start_waits));
+            let iterations = count(sums.starts, "iteration", "iterations");
+            let (part, took) = (percent(sums.start / all), time(Duration::from_secs_f64(sums.start)));
             text += &format!(
                 "\nLater starts took {part} of the time ({took}): the waits for the first batch of {iterations}."
             );
@@ -160,7 +165,7 @@ impl Report {
     }
 
     /// Returns the settings that the [advice](Self::advice) says to try, and the part of the time that they save at most,
-    /// from 0 to 1. `None` if it names no option, or one that is no setting.
+    /// from 0 to 1, of the time without the first step. `None` if it names no option, or one that is no setting.
     #[must_use]
     pub fn to_try(&self) -> Option<(Settings, f64)> {
         let sums = Sums::of(self);
@@ -269,8 +274,10 @@ impl Sums<'_> {
             }
             // When slots of a device are freed is not known.
             () if full > SMALL * wall || report.transfer_bytes > 0 => {
-                let each = |seconds: f64| time(Duration::from_secs_f64(seconds / report.batches as f64));
-                let (load, one_use) = (each(report.loads().as_secs_f64()), each(used));
+                let batches = report.batches - u64::from(report.first != StageTimes::default());
+                let each = |seconds: f64, many| time(Duration::from_secs_f64(seconds / many as f64));
+                let (load, one_use) =
+                    (each(report.loads().as_secs_f64(), report.batches), each(used, batches));
                 let why = format!(
                     "{waiting}. On average a load takes {load} and a use {one_use}, but loads also wait \
                      for free slots."
@@ -281,7 +288,7 @@ impl Sums<'_> {
         };
         // Slots that are full at the start of an epoch shorten later waits too.
         let again = start + waits;
-        let restarts = report.kind == Kind::Batches && report.settings.overlap && report.parts.starts > 0;
+        let restarts = report.kind == Kind::Batches && report.settings.overlap && self.starts > 0;
         if restarts && start > 0.0 && again > SMALL * (wall + start) {
             let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
             return (verdict, why, Some(Try { change, settings: None, saves: again }));
@@ -359,11 +366,11 @@ impl Sums<'_> {
     /// that helps, go on beside copies and the use, and nothing waits.
     fn saves(&self, workers: usize) -> f64 {
         let Self { report, wall, used, loads, copies, .. } = *self;
-        let Report { settings, parts, choices, .. } = report;
+        let Report { settings, parts, first_step, choices, .. } = report;
         // With files, a caller that waits loads too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
         let all = loads * settings.workers.max(1) as f64
-            + parts.helped.as_secs_f64()
+            + parts.helped.saturating_sub(first_step.helped).as_secs_f64()
             + if helps { used } else { 0.0 };
         let each = all / (workers.max(1) + usize::from(helps)) as f64;
         (wall - each.max(copies).max(used)).max(0.0)
