@@ -42,6 +42,7 @@
 //! One thread writes one file at a time. All rows have the same size. Numbers are written as they are in memory; `.npy`
 //! headers say little-endian. On Linux, bytes go past the page cache (`O_DIRECT`) where the file system allows it.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -129,7 +130,7 @@ impl WriterBuilder {
     /// # Errors
     ///
     /// - [`Error::Option`]: an option has an invalid value, numpy has no name for the type, rows have no bytes, the slots
-    ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/`.
+    ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/` or `/.`.
     /// - [`Error::Write`]: the temporary file cannot be created, another writer of the path has not finished, or the path is
     ///   that of a device or pipe.
     /// - [`Error::Spawn`]: the thread could not be started.
@@ -139,8 +140,12 @@ impl WriterBuilder {
         let whole = (row as u64).wrapping_mul(BLOCK as u64 >> row.trailing_zeros().min(12));
         self.shard_bytes = shard.map(|bytes| bytes - bytes.checked_rem(whole).unwrap_or(bytes));
         let named = self.dtype.is_none() || self.header(u64::MAX).is_some();
-        // The name of a file that ends in `/` would fail when the file gets it, after all was written.
-        let fits = !path.is_dir() && !shard.map_or(path.to_string_lossy().ends_with('/'), |_| path.exists());
+        // A path with more behind the name, such as `/`, would fail when the file gets it, after all was written.
+        let is_last = |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+        let fits = match shard {
+            Some(_) => !path.exists(),
+            None => !path.is_dir() && path.file_name().is_some_and(is_last),
+        };
         let least = format!("at least {whole} bytes: whole rows in whole blocks of 4096 bytes");
         let checks = [
             ("path", path.file_name().is_some() && fits, "a file, or for shards a new folder"),

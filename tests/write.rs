@@ -579,18 +579,20 @@ mod unix {
         }
     }
 
-    /// Relative paths have an empty folder, or none.
     /// Before anything is written: the rename at the end would fail. A new folder of shards may be written so.
     #[test]
     fn a_path_that_ends_in_a_slash_is_that_of_a_folder() {
         let folder = folder();
         let path = folder.path().join("x/");
-        let error = Writer::raw(&path, 1).build().unwrap_err();
-        assert!(matches!(error, Error::Option { option: "path", .. }), "{error}");
+        for path in [path.clone(), path.join(".")] {
+            let error = Writer::raw(&path, 1).build().unwrap_err();
+            assert!(matches!(error, Error::Option { option: "path", .. }), "{error}");
+        }
         Writer::raw(&path, 1).shard_bytes(4096).build().unwrap().finish().unwrap();
         assert_eq!(names(&path), ["00000.bin"]);
     }
 
+    /// Relative paths have an empty folder, or none.
     #[test]
     fn a_path_may_be_relative() {
         let folder = folder();

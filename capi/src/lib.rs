@@ -688,7 +688,8 @@ pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text:
 }
 
 /// Ends the threads of a loader. Waits at most `wait_ms` milliseconds for a read in progress, or as long as it takes
-/// with UINT64_MAX. The handle stays valid until twinbuf_free; batches stay valid until they are released.
+/// with UINT64_MAX; up to 1 s more for a thread that reads nothing, which only has to be woken. The handle stays valid
+/// until twinbuf_free; batches stay valid until they are released.
 ///
 /// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
 /// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A

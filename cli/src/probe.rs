@@ -1,6 +1,7 @@
 //! `twinbuf probe`: what training on these files waits for, with steps of a given length, and which options of the loader
 //! make it faster.
 
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Read};
@@ -200,7 +201,14 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
 fn writable(path: &Path) -> io::Result<()> {
     const START: &[u8] = b"<!DOCTYPE html>";
     match fs::metadata(path) {
-        Err(_) => return fs::metadata(path.with_file_name(".")).map(drop),
+        Err(_) => {
+            // More behind the name, such as `/`, makes it that of a folder.
+            let is_last = |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+            if !path.file_name().is_some_and(is_last) {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            return fs::metadata(path.with_file_name(".")).map(drop);
+        }
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         Ok(found) if !found.is_file() => return Ok(()),
         Ok(_) => {}

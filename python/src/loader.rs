@@ -268,8 +268,7 @@ impl Loader {
     /// Continue from a state, which is JSON, with the next iteration.
     fn _load(&self, py: Python<'_>, state: &str) -> PyResult<()> {
         let wrong = |error: serde_json::Error| {
-            let text =
-                IN_PYTHON.iter().fold(error.to_string(), |text, (rust, python)| text.replace(rust, python));
+            let text = IN_PYTHON.iter().fold(error.to_string(), |text, (from, to)| text.replace(from, to));
             // The field before the place where the text is no state. The other errors name theirs.
             let place = serde_json::from_str::<Checkpoint>(state).map_or_else(|error| error.column(), |_| 0);
             let before = state.get(..place).filter(|_| text.starts_with("invalid"));

@@ -491,6 +491,23 @@ def test_a_state_that_is_switched_off_is_none() -> None:
     assert len(list(tb.prefetch(Off(3)))) == 3
 
 
+def test_a_state_that_begins_with_the_iteration_is_none() -> None:
+    class Late:
+        def __iter__(self) -> Iterator[int]:
+            for self.at in range(9):
+                yield self.at
+
+        def state_dict(self) -> int:
+            return self.at
+
+    batches = tb.prefetch(Late(), depth=4)
+    items = iter(batches)
+    assert next(items) == 0
+    with pytest.raises(AttributeError, match="'at'"):
+        batches.state_dict()  # its own counts what was fetched ahead
+    assert list(items) == list(range(1, 9)) and batches.state_dict() == 8
+
+
 class Stateful:
     """Counts as StatefulDataLoader does, and hands out its own dictionary."""
 

@@ -152,7 +152,8 @@ class Prefetcher(Around[T]):
         # state, because the loop came to the end.
         self._place: list[Any] = []
         # Whether the iterable has no state in this iteration.
-        self._stateless = False
+        # Why the iterable has no state, though its class has the method.
+        self._stateless = ""
         self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None
         # The thread of the last iteration.
         self._thread = _Thread()
@@ -189,8 +190,8 @@ class Prefetcher(Around[T]):
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
-        states, state = _copies(self._iterable)
-        self._place, self._stateless = [state], states is None
+        states, state, self._stateless = _copies(self._iterable)
+        self._place = [state]
         self._thread = _Thread(self._thread)
         self._pid = os.getpid()
         items: _Items[T] = _Items(
@@ -250,8 +251,10 @@ class _Stateful(Prefetcher[T]):
 
         Items that were fetched ahead are not counted: they are fetched again after `load_state_dict`.
         """
-        if not self._place or self._stateless:
+        if not self._place:
             return self._iterable.state_dict()  # type: ignore[attr-defined]
+        if self._stateless:
+            raise AttributeError(self._stateless)
         return copy.deepcopy(self._place[0])
 
     def load_state_dict(self, state: Any) -> None:
@@ -276,16 +279,19 @@ def _goes_on(iterator: Any) -> bool:
     return isinstance(method, WrapperDescriptorType)
 
 
-def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any]:
+def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
     """Return a function that copies the iterable's state, which it may change later in place, and a copy.
 
-    None if there is no state: a loader of accelerate has the method also around a loader that has it not.
+    None, None and why if there is no state: a loader of accelerate has the method also around a loader that
+    has it not.
     """
     states = getattr(iterable, "state_dict", None)
-    with contextlib.suppress(AttributeError):
-        if states is not None:
-            return lambda: copy.deepcopy(states()), copy.deepcopy(states())
-    return None, None
+    if states is None:
+        return None, None, "the iterable has no `state_dict`"
+    try:
+        return lambda: copy.deepcopy(states()), copy.deepcopy(states()), ""
+    except AttributeError as error:
+        return None, None, str(error) or "`state_dict` of the iterable raised AttributeError"
 
 
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:

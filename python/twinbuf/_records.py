@@ -224,7 +224,7 @@ class Records(_Records):
             wanted = range(count)[wanted]
         elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
-                number = index(wanted)
+                number = index(numpy.asarray(wanted)[()] if isinstance(wanted, bool) else wanted)
             except TypeError:
                 kinds = "a whole number, a slice or a list of whole numbers"
                 raise TypeError(f"index: wanted {kinds}, found {wanted!r}") from None

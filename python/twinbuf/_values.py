@@ -1,8 +1,8 @@
 """The arguments of a program as plain values, for the Rust part.
 
 Lengths, attributes and conversions of the program's objects are its own code, which may take any time: it is
-called from here, and not from Rust. Only ``__array__`` and ``__dlpack__`` of a batch, which libraries call with
-plain values, convert theirs in Rust.
+called from here, and not from Rust. Only ``__array__`` and ``__dlpack__`` of a batch, which libraries call
+with plain values, convert theirs in Rust.
 """
 
 from __future__ import annotations

@@ -585,12 +585,13 @@ impl<R: Ring> Pipe<R> {
     /// Closes the pipe as [`close`](Self::close) does, but waits at most `timeout` for running fills.
     ///
     /// A blocked read cannot be cancelled, for example if a file server does not answer. After the timeout, its thread is
-    /// left behind. It keeps its slot and its source until the fill returns or the process exits.
+    /// left behind. It keeps its slot and its source until the fill returns or the process exits. A thread that fills nothing
+    /// only has to be woken: it is waited for up to 1 s more.
     ///
     /// # Errors
     ///
     /// [`Error::Timeout`] with what is being read if a thread was left behind. Otherwise, the errors of
-    /// [`close`](Self::close). A thread that fills nothing is waited for up to 1 s more.
+    /// [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.close_within(Some(timeout))
     }
@@ -601,8 +602,8 @@ impl<R: Ring> Pipe<R> {
         let Some(mut running) = running.into_inner() else { return Ok(()) };
         running.shared.close();
         let unheard = running.unheard(call, until);
-        // A thread that fills nothing leaves soon, but it has to be woken: no limit is too short for that. Drivers may never
-        // come.
+        // A thread that fills nothing leaves soon, but it has to be woken: no limit is too short for that. Where only drivers
+        // fill slots, it may be long until one calls.
         let leaves = !running.threads.is_empty() && running.shared.first_fill().is_none();
         let soon = leaves.then(|| Instant::now() + Duration::from_secs(1));
         if !running.end(until.map(|until| soon.unwrap_or(until).max(until))) {

@@ -125,12 +125,13 @@ macro_rules! calls_of_pipe {
         /// Closes as [`close`](Self::close) does, but waits at most `timeout` for what is being read or made.
         ///
         /// A blocked read cannot be cancelled, for example if a file server does not answer. After the timeout, its thread
-        /// is detached. The thread keeps its slot and its source until the read returns or the process exits.
+        /// is detached. The thread keeps its slot and its source until the read returns or the process exits. A thread that
+        /// reads and makes nothing only has to be woken: it is waited for up to 1 s more.
         ///
         /// # Errors
         ///
         /// [`Error::Timeout`] with what is being read if a thread was detached. Otherwise, the errors of
-        /// [`close`](Self::close). A thread that reads and makes nothing is waited for up to 1 s more.
+        /// [`close`](Self::close).
         pub fn close_timeout(self, timeout: std::time::Duration) -> Result<(), Error> {
             self.pipe.close_timeout(timeout)
         }

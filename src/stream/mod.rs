@@ -109,8 +109,8 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. The
     /// caller's thread and the reading thread both call `order`; it must return the same result for the same
-    /// arguments, or a pass may have a group twice and another one not. Example: `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between
-    /// forward and backward order.
+    /// arguments, or a pass may have a group twice and another one not. Example:
+    /// `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
         self

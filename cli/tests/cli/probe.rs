@@ -111,7 +111,7 @@ fn a_page_replaces_a_page_and_nothing_else() {
     fs::File::create(folder.join("large.bin")).unwrap().set_len(1 << 40).unwrap();
     let large = "probe large.bin --record-bytes 1099511627776 --batch 1 --compute-ms 0 --html";
     has(&twinbuf(folder, &format!("{large} page.html")).stderr, &["option `depth`"]);
-    for page in ["data.bin", "no/page.html", "."] {
+    for page in ["data.bin", "no/page.html", ".", "page/", "page/."] {
         has(&twinbuf(folder, &format!("{large} {page}")).stderr, &[&format!("twinbuf: {page}: ")]);
     }
 }

@@ -224,6 +224,11 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
         (&["run", "--set", "speed=1", "--", "true"], "--set speed=1: no such setting"),
         (&["run", "--set", "devices=3", "--", "true"], "--set devices=3: wanted a number from 1 to 2"),
         (&["run", "--set", "fail=cuNo:1:2", "--", "true"], "--set fail=cuNo:1:2: no function of this driver"),
+        (
+            &["run", "--set", "fail=memcpy:1:2", "--", "true"],
+            "--set fail=memcpy:1:2: no function of this driver",
+        ),
+        (&["run", "--set", "fail=cuGetErrorName:1:2", "--", "true"], "fail=cuGetErrorName:1:2: no function"),
         (&["run", "--", "./nowhere"], "./nowhere: No such file"),
         (&["library", "a", "b"], "usage: "),
         (&[], "usage: "),
