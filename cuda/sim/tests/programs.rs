@@ -228,7 +228,10 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
             &["run", "--set", "fail=memcpy:1:2", "--", "true"],
             "--set fail=memcpy:1:2: no function of this driver",
         ),
-        (&["run", "--set", "fail=cuGetErrorName:1:2", "--", "true"], "fail=cuGetErrorName:1:2: no function"),
+        (
+            &["run", "--set", "fail=cuGetErrorName:1:2", "--", "true"],
+            "--set fail=cuGetErrorName:1:2: no function",
+        ),
         (&["run", "--", "./nowhere"], "./nowhere: No such file"),
         (&["library", "a", "b"], "usage: "),
         (&[], "usage: "),
