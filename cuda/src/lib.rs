@@ -10,8 +10,9 @@
 //! * A [`Stager`] copies between the host and memory of the caller's, in pieces of any size, within a scope that borrows
 //!   both.
 //! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
-//!   synchronized as a whole. Exceptions: dropping the second side joins the copy thread; dropping a lease waits for a
-//!   stream on which no event can be recorded.
+//!   synchronized as a whole. Exceptions: [`Lease::wait_copied`]; with `overlap(false)`, which has no copy thread, the
+//!   calls that issue copies; dropping the second side joins the copy thread; dropping a lease waits for a stream on
+//!   which no event can be recorded.
 //! * The caller's context is not changed: event tracking, the count of streams, the calling thread's current context,
 //!   and captures on other threads stay as they are.
 //! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], never a

@@ -110,8 +110,8 @@ impl PlanBuilder {
     /// - [`PlanError::SeedWithoutShuffle`]: a seed was set with [`Shuffle::None`].
     /// - [`PlanError::Rank`]: the rank is not less than the world size.
     /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`], the records do not fill one step of all ranks.
-    /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], or with several batch sizes, the records do not fill
-    ///   the steps of an epoch.
+    /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], the records do not fill the steps of an epoch with each
+    ///   batch size.
     /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], a step plus the data set exceeds 2^64 - 1 records.
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { plan, seeded, sizes } = self;
