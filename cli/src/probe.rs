@@ -203,7 +203,8 @@ fn writable(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Err(_) => {
             // More behind the name, such as `/`, makes it that of a folder.
-            let is_last = |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+            let is_last =
+                |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
             if !path.file_name().is_some_and(is_last) {
                 return Err(io::ErrorKind::IsADirectory.into());
             }

@@ -144,7 +144,9 @@ fn bench(options: &Options) -> Result<(), BoxError> {
         write("loaders-same.csv", report::same(&peers::same(&subjects, &kinds)?, &head))?;
     }
     if wanted(Section::Peers) {
-        peers::speed(&subjects, &kinds, effort, |rows| Ok(write("loaders.csv", report::speed(rows, &head))?))?;
+        peers::speed(&subjects, &kinds, effort, |rows| {
+            Ok(write("loaders.csv", report::speed(rows, &head))?)
+        })?;
     }
     println!("took {:.0?}; written to {}", begun.elapsed(), out.display());
     Ok(())

@@ -5,7 +5,6 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::FileExt as _;
 
-
 use crate::work::{Batch, Kind, WINDOW, Work};
 
 /// Numbers that start at a multiple of 64 bytes.
@@ -77,11 +76,7 @@ impl Source {
             Kind::Tokens => work.batch * work.kind.record_bytes(),
             Kind::Images => 0,
         };
-        Ok(Self {
-            file: File::open(&work.data)?,
-            kind: work.kind,
-            narrow: Aligned::new(narrow),
-        })
+        Ok(Self { file: File::open(&work.data)?, kind: work.kind, narrow: Aligned::new(narrow) })
     }
 
     /// Reads `records`. `out` has room for exactly that many.
