@@ -349,10 +349,8 @@ impl Report {
         let Parts { start_loads, outside, .. } = sender.parts;
         let start_loads = start_loads.min(start_waits);
         let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
-        // The sender's first step: it ends with its first copy.
-        let FirstStep { loads, slot_waits, start_loads, .. } = sender.first_step;
-        let first_step = FirstStep { loads, slot_waits, start_loads, ..FirstStep::default() };
-        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, first_step, ..sender };
+        // The first step of the loads is the sender's: it ends with its first copy.
+        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
         Self { transfer, transfer_bytes, ..all }
     }
 

@@ -27,8 +27,9 @@ struct Sums<'r> {
     /// The waits for the first batch of each later iteration, if they are most of all waits; 0 otherwise. The other sums
     /// are without them, and without the loads in them.
     start: f64,
-    /// The number of these iterations.
+    /// The number of these iterations, and of all batches but that of the first step.
     starts: u64,
+    batches: u64,
     /// The time of the loop: `used` and `waits`.
     wall: f64,
     used: f64,
@@ -47,6 +48,7 @@ impl<'r> Sums<'r> {
         let Report { parts, train, first, first_step, transfer, settings, .. } = report;
         let without = |all: Duration, first: Duration| all.saturating_sub(first).as_secs_f64();
         let (used, waits) = (without(train.busy, first.busy), without(train.waiting, first.waiting));
+        let first_steps = u64::from(*first != StageTimes::default());
         let start_waits = without(parts.start_waits, first.waiting);
         let most = start_waits > waits / 2.0;
         let [start, start_loads] = [start_waits, without(parts.start_loads, first_step.start_loads)]
@@ -59,7 +61,8 @@ impl<'r> Sums<'r> {
             report,
             first: (first.busy + first.waiting).as_secs_f64(),
             start,
-            starts: parts.starts.saturating_sub(u64::from(*first != StageTimes::default())),
+            starts: parts.starts.saturating_sub(first_steps),
+            batches: report.batches.saturating_sub(first_steps),
             wall,
             used,
             waits,
@@ -274,10 +277,9 @@ impl Sums<'_> {
             }
             // When slots of a device are freed is not known.
             () if full > SMALL * wall || report.transfer_bytes > 0 => {
-                let batches = report.batches - u64::from(report.first != StageTimes::default());
                 let each = |seconds: f64, many| time(Duration::from_secs_f64(seconds / many as f64));
                 let (load, one_use) =
-                    (each(report.loads().as_secs_f64(), report.batches), each(used, batches));
+                    (each(report.loads().as_secs_f64(), report.batches), each(used, self.batches));
                 let why = format!(
                     "{waiting}. On average a load takes {load} and a use {one_use}, but loads also wait \
                      for free slots."

@@ -126,13 +126,12 @@ impl Control {
     ///
     /// If this driver lacks the call or the kind of work.
     pub fn inject(self, failure: Failure) {
+        let cannot_fail = failure.cannot_fail();
         let Failure { raw, name } = failure;
         if let Some(sim) = self.symbols {
             let symbol = CString::new(name.as_str()).unwrap_or_default();
             let exists = match raw.target {
-                // These two never fail: see `Failure::call`.
-                TARGET_API if ["cuGetErrorName", "cuGetErrorString"].contains(&name.as_str()) => false,
-                TARGET_API => sim.library.find(&symbol).is_some(),
+                TARGET_API => !cannot_fail && sim.library.find(&symbol).is_some(),
                 TARGET_WORK => KINDS.contains(&name.as_str()),
                 _ => true,
             };

@@ -160,6 +160,11 @@ impl Failure {
         })
     }
 
+    /// Whether it names a function that cannot be made to fail: see [`call`](Self::call).
+    pub(crate) fn cannot_fail(&self) -> bool {
+        self.raw.target == TARGET_API && ["cuGetErrorName", "cuGetErrorString"].contains(&self.name.as_str())
+    }
+
     /// Fails the `nth` call (from 1) of this exported name, such as `cuMemcpyHtoDAsync_v2`. The launch of a simulated
     /// kernel is `cuLaunchKernel`.
     ///
