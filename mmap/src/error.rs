@@ -9,7 +9,8 @@ use crate::DType;
 /// The error type of this crate: why files could not be opened, read or queried.
 ///
 /// `Display` prints one line without the [`source`](std::error::Error::source), because error reporters print the
-/// source separately. `Debug` prints the message and the source; `main` uses `Debug` for a returned error. Offsets and lengths are in bytes. Offsets count from the start of the file.
+/// source separately. `Debug` prints the message and the source; `main` uses `Debug` for a returned error. Offsets and
+/// lengths are in bytes. Offsets count from the start of the file.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -151,7 +151,6 @@ class Prefetcher(Around[T]):
         # The state, if any, after the last item that the loop received. Empty: that is the iterable's present
         # state, because the loop came to the end.
         self._place: list[Any] = []
-        # Whether the iterable has no state in this iteration.
         # Why the iterable has no state, though its class has the method.
         self._stateless = ""
         self._items: Callable[[], _Items[T] | Loop[T] | None] = lambda: None

@@ -224,6 +224,7 @@ class Records(_Records):
             wanted = range(count)[wanted]
         elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
+                # numpy's bool is no number, where Python's is.
                 number = index(numpy.asarray(wanted)[()] if isinstance(wanted, bool) else wanted)
             except TypeError:
                 kinds = "a whole number, a slice or a list of whole numbers"
