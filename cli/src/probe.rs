@@ -104,6 +104,8 @@ struct Figures {
     /// How many percent of the bytes to read were in the page cache before the first epoch: the highest of all rounds.
     /// `None` if the system does not tell, or if the files are read past the page cache.
     cached_percent: Option<f64>,
+    #[serde(skip)]
+    past: bool,
     compute_s: f64,
     first: Epoch,
     second: Epoch,
@@ -172,7 +174,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     };
 
     let runs = (0..options.rounds).map(|_| probe.run(None)).collect::<Result<Vec<_>, _>>()?;
-    let mut found = figures(&records, &plan, &runs);
+    let mut found = Figures { past, ..figures(&records, &plan, &runs) };
     let mut proposed = runs.iter().map(|run| run.second.to_try().map(|(settings, _)| settings));
     let first = proposed.next().flatten();
     if let Some(settings) = first.filter(|_| proposed.all(|other| other == first)) {
@@ -415,6 +417,7 @@ fn figures(records: &Records, plan: &Plan, runs: &[Run]) -> Figures {
         steps: runs.first().map_or(0, |run| run.both.batches / 2),
         epoch_steps: plan.steps(0),
         rounds: runs.len() as u64,
+        past: false,
         cached_percent: runs
             .iter()
             .map(|run| run.cached)
@@ -467,7 +470,7 @@ fn sentences(options: &Options, found: &Figures) -> Result<String, std::fmt::Err
         text::count(found.rounds, "round"),
     )?;
     match found.cached_percent {
-        _ if options.direct => writeln!(out, "past the page cache")?,
+        _ if found.past => writeln!(out, "past the page cache")?,
         None => writeln!(
             out,
             "WARNING: the system does not tell whether the page cache holds the files: perhaps no disk was measured"

@@ -134,6 +134,17 @@ fn probe_evicts_if_it_is_told_to() {
     has(&text(folder.path(), arguments), &[expected]);
 }
 
+/// The loader reads files that are larger than the memory past the page cache.
+#[test]
+#[cfg(target_os = "linux")]
+fn probe_says_that_files_larger_than_the_memory_are_read_past_the_page_cache() {
+    let folder = samples();
+    // Sparse: it takes no space.
+    fs::File::create(folder.path().join("large.bin")).unwrap().set_len(1 << 40).unwrap();
+    let arguments = "probe large.bin --record-bytes 4096 --batch 10 --compute-ms 0 --steps 4 --rounds 1";
+    has(&text(folder.path(), arguments), &["past the page cache\n"]);
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn probe_reads_past_the_page_cache_if_it_is_told_to() {
