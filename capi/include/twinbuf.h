@@ -82,7 +82,7 @@
 // An option or an environment variable has a wrong value.
 #define TWINBUF_ERROR_OPTION -5
 
-// A file cannot be opened, or is not of the format.
+// A file cannot be opened, or is not of the format; or the trace cannot be written.
 #define TWINBUF_ERROR_FILE -6
 
 // A batch could not be read.

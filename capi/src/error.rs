@@ -27,7 +27,7 @@ pub const TWINBUF_ERROR_CLOSED: i32 = -3;
 pub const TWINBUF_ERROR_BUSY: i32 = -4;
 /// An option or an environment variable has a wrong value.
 pub const TWINBUF_ERROR_OPTION: i32 = -5;
-/// A file cannot be opened, or is not of the format.
+/// A file cannot be opened, or is not of the format; or the trace cannot be written.
 pub const TWINBUF_ERROR_FILE: i32 = -6;
 /// A batch could not be read.
 pub const TWINBUF_ERROR_READ: i32 = -7;
@@ -120,6 +120,7 @@ impl From<Error> for Failure {
             Error::Option { .. } | Error::Memory { .. } => (TWINBUF_ERROR_OPTION, None),
             Error::Switch { .. } | Error::UnknownSwitch { .. } => (TWINBUF_ERROR_OPTION, None),
             Error::Open(source) => (TWINBUF_ERROR_FILE, Some(source)),
+            Error::Trace { .. } => (TWINBUF_ERROR_FILE, None),
             Error::Fingerprint(source) => (TWINBUF_ERROR_FILE, source.downcast_ref()),
             Error::Load { source, .. } => (TWINBUF_ERROR_READ, source.downcast_ref()),
             Error::SlotHeld { .. } => (TWINBUF_ERROR_HELD, None),

@@ -477,6 +477,9 @@ pub extern "C" fn twinbuf_load(
 }
 
 fn plan_of(records: &Records, options: &twinbuf_options) -> Result<Plan, Failure> {
+    if options.first >= records.len() {
+        return Err(wrong("first", &format!("less than {}, the records", records.len()), options.first));
+    }
     // The loader refuses a range that ends behind the records.
     let end =
         if options.records == 0 { records.len() } else { options.first.saturating_add(options.records) };
@@ -529,6 +532,9 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
         // SAFETY: the caller's pointer is NULL or valid.
         let text = unsafe { get(from, "from") }?;
         check(text.bytes, "from")?;
+        if text.len > isize::MAX as usize {
+            return Err(wrong("from.len", "the length of a checkpoint", text.len));
+        }
         // SAFETY: the caller's pointer is valid for so many bytes.
         let bytes = unsafe { slice::from_raw_parts(text.bytes.cast(), text.len) };
         let checkpoint: Checkpoint = serde_json::from_slice(bytes)

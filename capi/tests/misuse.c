@@ -116,7 +116,7 @@ static void wrong_arguments(void) {
     for (int i = 0; i < 5; i++) {
         options.first = ranges[i][0];
         options.records = ranges[i][1];
-        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, "record");
+        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, i < 2 ? "record" : "`first`: wanted less than 10");
     }
     // A handle of another kind, and none at all.
     FAILS(twinbuf_epochs((twinbuf_loader *)records, 0, 1), TWINBUF_ERROR_HANDLE, "a loader");
@@ -146,6 +146,7 @@ static void wrong_arguments(void) {
     FAILS(twinbuf_resume(loader, NULL, 1), TWINBUF_ERROR_NULL, "from");
     FAILS(twinbuf_resume(loader, &text, 1), TWINBUF_ERROR_NULL, "from");
     FAILS(twinbuf_resume(loader, &(twinbuf_text){.size = sizeof(twinbuf_text), .bytes = "{}", .len = 2}, 1), TWINBUF_ERROR_CHECKPOINT, "not a");
+    FAILS(twinbuf_resume(loader, &(twinbuf_text){.size = sizeof(twinbuf_text), .bytes = "{}", .len = SIZE_MAX}, 1), TWINBUF_ERROR_OPTION, "from.len");
     FAILS(twinbuf_checkpoint(loader, NULL), TWINBUF_ERROR_NULL, "text");
     text.capacity = 4096;
     FAILS(twinbuf_checkpoint(loader, &text), TWINBUF_ERROR_NULL, "text");
