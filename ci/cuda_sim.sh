@@ -18,6 +18,8 @@ ends() {
   fi
 }
 
+# Nothing was checked.
+ends 1 -- true
 venv=$PWD/target/binding
 [ -x "$venv/bin/pip" ] || python3 -m venv --clear "$venv"
 PIP_DISABLE_PIP_VERSION_CHECK=1 "$retry" "$venv/bin/pip" install --quiet 'cuda-bindings>=13,<14'

@@ -18,7 +18,8 @@ usage: cuda-sim run [--seeds N] [--set NAME=VALUE]... -- PROGRAM [ARGUMENT]...
        cuda-sim library FOLDER
 
 run      runs the program N times (1), each with another seed of the delays, and reports what the checker found, with call
-         stacks. Exits with 1 if that is something, else with the program's first code that is not 0.
+         stacks. Exits with 1 if that is something, else with the program's first code that is not 0; with 1 if that is 0
+         and a run had no driver to check.
 library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=FOLDER: the report goes to standard error
 
   --set seed=1            the first seed
@@ -105,7 +106,8 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
                     }
                 })?;
             if code == 0 {
-                code = outcome.code;
+                // A run without the driver has checked nothing.
+                code = if outcome.end.is_none() { outcome.code.max(1) } else { outcome.code };
             }
             outcome
                 .violations
