@@ -57,6 +57,8 @@ impl Objects {
         let (folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
         let records = open(&files).map_err(|source| {
             let text = source.to_string().replace(&format!("{}/", folder.path().display()), &client.root);
+            let text =
+                format!("{text} (of each object the first {} bytes were read)", client.options.header_bytes);
             Error { url: url.to_string(), range: 0..0, kind: Kind::Format(text, Box::new(source)) }
         })?;
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
