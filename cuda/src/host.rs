@@ -68,7 +68,7 @@ impl<M: 'static> Drop for Copying<M> {
     }
 }
 
-/// A side's share of the copy thread: its drop wakes the thread, and the last one joins it.
+/// A side's share of the copy thread: its drop wakes the thread; the last one joins it, but not from itself.
 #[derive(Clone)]
 pub(crate) struct ThreadShare(pub(crate) Arc<Thread>);
 

@@ -146,8 +146,8 @@ impl<'g> View<'g> {
 
     /// Returns the elements as values of type `T`, without a copy.
     ///
-    /// `T` must be the element type, an array of it, or `u8`. `u16` is also valid for 16-bit floats. Quantized
-    /// blocks and element types without a Rust equivalent can be read as any type. The byte order is not converted.
+    /// `T` is as for [`Batch::cast`](crate::Batch::cast). Quantized blocks and element types without a Rust equivalent can
+    /// be read as any type. The byte order is not converted.
     ///
     /// # Errors
     ///

@@ -28,8 +28,8 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 /// - **Each [`iter`](DataLoader::iter) is the next epoch** of the plan, from
 ///   [`first_epoch`](BurnLoaderBuilder::first_epoch) on, also if the one before was not iterated to its end.
 /// - **An error is an item**, `Err`, in its place among the batches, and the last one. burn's training stops at
-///   it; other loops must check it (`let batch = batch?`). No epoch is shorter than
-///   [`num_items`](DataLoader::num_items) without one. [`Error`] is the `source` of burn's `DatasetError`.
+///   it; other loops must check it (`let batch = batch?`). Without one, the first
+///   epoch has [`num_items`](DataLoader::num_items). [`Error`] is the `source` of burn's `DatasetError`.
 /// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
 ///   thread, and builds another if it is iterated a second time while the first iterator is alive.
 /// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's current epoch.
