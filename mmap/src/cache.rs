@@ -53,7 +53,7 @@ impl Ranges {
     /// - [`Error::NoSuchRecord`]: the batch has a record that the data set does not have.
     /// - [`Error::System`] and [`Error::Unsupported`], as for [`residency`](Self::residency).
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
-        self.extents(batch.pieces()).try_fold(Residency::default(), |found, extent| {
+        self.extents(batch.runs()).try_fold(Residency::default(), |found, extent| {
             let Extent { file, bytes, .. } = extent?;
             found.plus(&self.shards()[file].file, &bytes)
         })

@@ -248,7 +248,7 @@ impl Ranges {
     /// exist.
     pub fn lengths(&self, batch: &BatchIndices) -> impl Iterator<Item = usize> {
         let len = |record| self.locate(record).and_then(|found| usize::try_from(found.len).ok());
-        batch.pieces().flatten().map(move |record| len(record).unwrap_or(0))
+        batch.runs().flatten().map(move |record| len(record).unwrap_or(0))
     }
 
     /// The size of a batch in bytes. Returns `u64::MAX` on overflow.
@@ -257,7 +257,7 @@ impl Ranges {
             return batch.len().saturating_mul(self.kind.bytes as u64);
         }
         // Stop at a record that does not exist: the read of the batch reports it.
-        let spans = self.spans(batch.pieces());
+        let spans = self.spans(batch.runs());
         spans.map_while(Result::ok).fold(0, |sum: u64, span| sum.saturating_add(span.len))
     }
 
@@ -339,7 +339,7 @@ impl Ranges {
             return Ok(());
         }
         let mut rest = out;
-        for span in self.spans(batch.pieces()) {
+        for span in self.spans(batch.runs()) {
             let Span { extent, len, .. } = span?;
             let [len, shared] =
                 [len, len - extent.len()].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));

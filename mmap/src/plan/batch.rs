@@ -26,9 +26,8 @@ pub struct BatchIndices {
     /// the first. With seams, these are positions among the records that are left.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// The start and the end of the share: with a windowed shuffle, the positions of all batches that follow each other
-    /// at this rank.
-    pub(super) share: (u64, u64),
+    /// With a windowed shuffle, the positions of all batches that follow each other at this rank.
+    pub(super) share: Range<u64>,
     /// How the order of a windowed shuffle is divided among the ranks.
     pub(super) shares: Shares,
     /// Where the earlier parts of the epoch ended. `None` if all records that are left are at the end of the order.
@@ -94,20 +93,6 @@ impl BatchIndices {
     /// covers.
     #[must_use]
     pub fn runs(&self) -> impl FusedIterator<Item = Range<u64>> + Clone + fmt::Debug + use<> {
-        self.pieces()
-    }
-
-    /// Returns the first record in batch order.
-    #[must_use]
-    pub fn first(&self) -> u64 {
-        let mut pieces = self.pieces();
-        pieces.end = self.start + 1;
-        // A batch has at least one record.
-        pieces.piece().map_or(0, |run| run.start)
-    }
-
-    /// Returns what [`runs`](Self::runs) returns, as a type that has a name.
-    pub(crate) fn pieces(&self) -> Runs {
         let &Self { records, seed, shuffle, epoch, start, end, .. } = self;
         let (list, seams) = (self.list.clone(), self.seams.clone());
         let key = Key::new(seed, epoch);
@@ -122,6 +107,13 @@ impl BatchIndices {
         Runs { order, list, records, seams, at: start, end, next: None }
     }
 
+    /// Returns the first record in batch order.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        // A batch has at least one record.
+        self.part(0..1).and_then(|one| one.runs().next()).map_or(0, |run| run.start)
+    }
+
     fn windows(&self, chunk: u64, chunks: u64) -> window::Order {
         window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
@@ -133,17 +125,17 @@ impl BatchIndices {
         let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
             return None;
         };
-        if self.share == (self.start, self.end) {
+        if self.share == (self.start..self.end) {
             return None;
         }
-        let positions = match &self.seams {
-            None => self.start..self.end,
-            Some(seams) => {
-                let Stretch { position, ahead, .. } = find(seams, self.start)?;
-                (self.len() <= ahead).then(|| position..position + self.len())?
-            }
-        };
+        let Stretch { position, ahead, .. } = self.stretch()?;
+        let positions = (self.len() <= ahead).then(|| position..position + self.len())?;
         self.windows(chunk, chunks).window(positions)
+    }
+
+    /// Returns the position of the first record in the epoch's order, and its neighbors. `None` if it is past the end.
+    fn stretch(&self) -> Option<Stretch> {
+        find(self.seams.as_deref().unwrap_or_default(), self.records, self.start)
     }
 
     /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
@@ -177,11 +169,15 @@ impl BatchIndices {
     /// batch `follows` another one, leaves out the chunks that were requested for that batch and earlier ones. `None`
     /// if [`window`](Self::window) is.
     pub(crate) fn chunks(&self, follows: bool) -> Option<Vec<Range<u64>>> {
-        let window = self.window()?;
-        let visited = self.visited(&window);
+        let (window, Stretch { back, ahead, .. }) = (self.window()?, self.stretch()?);
+        let Range { start, end } = window.positions;
+        // The positions of the window's share that this rank visits.
+        let back = back.min(self.start - self.share.start);
+        let ahead = ahead.min(self.share.end - self.start);
+        let share = window.share();
+        let visited = share.start.max(start.saturating_sub(back))..share.end.min(start.saturating_add(ahead));
         let most = window.resident_at(visited.end - 1).end;
         let asked = |position| most.min(window.resident_at(position).end + window.most().div_ceil(LEAD));
-        let Range { start, end } = window.positions;
         let first =
             if follows && start > visited.start { asked(start - 1) } else { window.resident_at(start).start };
         Some(self.ranges(&window, first..asked(end - 1)))
@@ -190,18 +186,6 @@ impl BatchIndices {
     /// Whether this batch comes directly after `other`, in the same epoch and at the same rank.
     pub(crate) fn is_behind(&self, other: &Self) -> bool {
         (self.seed, self.epoch, self.start) == (other.seed, other.epoch, other.end)
-    }
-
-    /// The positions of the window's share that this rank visits.
-    fn visited(&self, window: &Window) -> Range<u64> {
-        let (back, ahead) = match &self.seams {
-            Some(seams) => find(seams, self.start).map_or((0, 0), |found| (found.back, found.ahead)),
-            None => (u64::MAX, u64::MAX),
-        };
-        let (at, share) = (window.positions.start, window.share());
-        let back = back.min(self.start - self.share.0);
-        let ahead = ahead.min(self.share.1 - self.start);
-        share.start.max(at.saturating_sub(back))..share.end.min(at.saturating_add(ahead))
     }
 
     /// Returns the records of `chunks` as ranges.
@@ -230,7 +214,7 @@ enum Order {
 
 /// The ranges of consecutive records of a [`BatchIndices`].
 #[derive(Clone, Debug)]
-pub(crate) struct Runs {
+struct Runs {
     order: Order,
     list: RecordList,
     /// The number of positions in the epoch's order.
@@ -251,14 +235,11 @@ impl Runs {
         if self.at == self.end {
             return None;
         }
-        let (position, most) = match self.seams.as_deref() {
-            None if self.at < self.records => (self.at, u64::MAX),
-            None => (self.at % self.records, u64::MAX),
-            Some(seams) => match find(seams, self.at) {
-                Some(Stretch { position, ahead, .. }) => (position, ahead),
-                // A position after those that are left wraps around to the front of the order.
-                None => ((self.at - seams.last().map_or(0, |seam| seam.left)) % self.records, u64::MAX),
-            },
+        let seams = self.seams.as_deref().unwrap_or_default();
+        let (position, most) = match find(seams, self.records, self.at) {
+            Some(Stretch { position, ahead, .. }) => (position, ahead),
+            // A position after those that are left wraps around to the front of the order.
+            None => ((self.at - left(seams, self.records)) % self.records, u64::MAX),
         };
         let wanted = (self.end - self.at).min(self.records - position).min(most);
         let piece = match &mut self.order {
@@ -436,16 +417,18 @@ pub(super) struct Seam {
 }
 
 impl Seam {
-    /// Converts `at`, a position among those that were left after the part, to a position among those before the part.
-    /// Also returns how many positions before `at`, and from `at` on, were neighbors before the part, too.
-    fn before(&self, at: u64) -> (u64, u64, u64) {
+    /// Converts a position among those that were left after the part to a position among those before the part. Counts
+    /// only the neighbors that were neighbors before the part, too.
+    fn before(&self, Stretch { position: at, back, ahead }: Stretch) -> Stretch {
         let Self { world, share, done, left } = *self;
         let each = share - done;
         if at < each * world {
             let (rank, within) = (at / each, at % each);
-            (rank * share + done + within, within, each - within)
+            let position = rank * share + done + within;
+            Stretch { position, back: back.min(within), ahead: ahead.min(each - within) }
         } else {
-            (at + world * done, at - each * world, left - at)
+            let position = at + world * done;
+            Stretch { position, back: back.min(at - each * world), ahead: ahead.min(left - at) }
         }
     }
 }
@@ -460,16 +443,14 @@ struct Stretch {
     ahead: u64,
 }
 
+/// The number of positions that are left after all seams in an epoch of `records` positions.
+fn left(seams: &[Seam], records: u64) -> u64 {
+    seams.last().map_or(records, |seam| seam.left)
+}
+
 /// Converts `at`, a position among those that are left after all seams, to a position in the epoch's order. Returns
 /// `None` if fewer positions are left.
-fn find(seams: &[Seam], at: u64) -> Option<Stretch> {
-    if at >= seams.last()?.left {
-        return None;
-    }
-    let mut found = Stretch { position: at, back: u64::MAX, ahead: u64::MAX };
-    for seam in seams.iter().rev() {
-        let (position, back, ahead) = seam.before(found.position);
-        found = Stretch { position, back: found.back.min(back), ahead: found.ahead.min(ahead) };
-    }
-    Some(found)
+fn find(seams: &[Seam], records: u64, at: u64) -> Option<Stretch> {
+    let found = Stretch { position: at, back: u64::MAX, ahead: u64::MAX };
+    (at < left(seams, records)).then(|| seams.iter().rev().fold(found, |found, seam| seam.before(found)))
 }

@@ -193,7 +193,7 @@ impl RemainingEpoch {
             step,
             start: positions.start + front,
             end: positions.end + front,
-            share: (share.start + front, share.end + front),
+            share: share.start + front..share.end + front,
             shares: *shares,
             seams: seams.clone(),
         })

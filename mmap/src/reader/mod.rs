@@ -391,7 +391,7 @@ impl Ranges {
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
-        let (source, extents) = (Source::default(), self.extents(batch.pieces()));
+        let (source, extents) = (Source::default(), self.extents(batch.runs()));
         let (wanted, stats) = (self.size(batch), &mut ReadStats::default());
         let out = source.fill(self.shards(), extents, wanted, out, stats)?;
         self.spread(batch, out)?;

@@ -77,7 +77,7 @@ impl Sealed for Arc<Ranges> {
     }
 
     fn extents(&self, batch: &BatchIndices) -> impl Iterator<Item = Result<Extent, Error>> {
-        Ranges::extents(self, batch.pieces())
+        Ranges::extents(self, batch.runs())
     }
 
     fn spread(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<(), Error> {
@@ -117,7 +117,7 @@ impl Sealed for Arc<Ranges> {
         let first = batch.runs().next();
         let in_order = first.is_some_and(|run| run.end - run.start == batch.len() && goes_on(run.start));
         let how = if in_order { Use::InOrder } else { Use::Next };
-        Ranges::extents(self, batch.pieces()).try_for_each(|extent| extent.map(|extent| ask(extent, how)))
+        Ranges::extents(self, batch.runs()).try_for_each(|extent| extent.map(|extent| ask(extent, how)))
     }
 }
 
