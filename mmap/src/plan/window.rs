@@ -322,14 +322,23 @@ impl Share {
             unreachable!("it was just set")
         };
         let (at, place) = (order.at(at - positions.start), *place);
-        match place {
-            Place::Start => self.in_start(tape, at),
-            Place::Block(block) => {
-                let chunk = self.first + block + tape.window - 1 - slice(tape, at);
-                tape.used(chunk, at)
+        let (chunk, x) = match place {
+            Place::Start if self.whole <= tape.window || at < self.before => {
+                return tape.at(self.range.start + at);
             }
-            Place::End => self.in_end(tape, at),
-        }
+            Place::Start => {
+                let (chunk, x) = corner(tape, at - self.before);
+                (self.first + chunk, x)
+            }
+            Place::Block(block) => (self.first + block + tape.window - 1 - slice(tape, at), at),
+            Place::End if at < self.after => return tape.at(self.range.end - self.after + at),
+            // The end is the mirror image of the start.
+            Place::End => {
+                let (chunk, x) = corner(tape, at - self.after);
+                (self.first + self.whole - 1 - chunk, tape.chunk - 1 - x)
+            }
+        };
+        tape.used(chunk, x)
     }
 
     /// Returns the section that has a position. The position is counted from the start of the share.
@@ -347,24 +356,6 @@ impl Share {
         let key = tape.key.of(Role::Sections as u64).of(self.range.start).of(key);
         let order = InOrder::new(Permutation::new(positions.end - positions.start, key));
         Section { positions, place, order }
-    }
-
-    /// Returns the record at a position of the section before the blocks.
-    fn in_start(&self, tape: &Tape, at: u64) -> u64 {
-        if self.whole <= tape.window || at < self.before {
-            return tape.at(self.range.start + at);
-        }
-        let (chunk, x) = corner(tape, at - self.before);
-        tape.used(self.first + chunk, x)
-    }
-
-    /// Returns the record at a position of the section after the blocks, which is the mirror image of the first.
-    fn in_end(&self, tape: &Tape, at: u64) -> u64 {
-        if at < self.after {
-            return tape.at(self.range.end - self.after + at);
-        }
-        let (chunk, x) = corner(tape, at - self.after);
-        tape.used(self.first + self.whole - 1 - chunk, tape.chunk - 1 - x)
     }
 }
 
