@@ -8,10 +8,9 @@ use crate::{Cut, DType, Error, Options, Records};
 
 /// Bytes in the header: 256 int32. The first are the magic, the version and the number of tokens; the rest is not used.
 const HEADER: usize = 256 * 4;
-/// The magic, the version and the type of the tokens in each of the two kinds of header (`HEADERS_INFO` in llm.c's
-/// `dev/data/data_common.py`).
-const GPT_2: (i32, i32, DType) = (20_240_520, 1, DType::U16);
-const LLAMA_3: (i32, i32, DType) = (20_240_801, 7, DType::U32);
+/// The magic, the version and the type of the tokens in each kind of header, GPT-2's and Llama 3's (`HEADERS_INFO` in
+/// llm.c's `dev/data/data_common.py`).
+const KINDS: [(i32, i32, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
 
 impl Records {
     /// Opens token shards (`.bin`) with the header of llm.c and modded-nanogpt. `cut` sets how tokens become
@@ -72,10 +71,8 @@ impl Options {
 fn parse(file: &DataFile) -> Result<Array, Error> {
     let header = file.header(0, HEADER)?;
     let number = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|byte| header[4 * at + byte]));
-    let (version, dtype) = match number(0) {
-        magic if magic == GPT_2.0 => (GPT_2.1, GPT_2.2),
-        magic if magic == LLAMA_3.0 => (LLAMA_3.1, LLAMA_3.2),
-        magic => return Err(file.bad_magic(0, "20240520 or 20240801", magic.to_string())),
+    let Some(&(_, version, dtype)) = KINDS.iter().find(|(magic, ..)| *magic == number(0)) else {
+        return Err(file.bad_magic(0, "20240520 or 20240801", number(0).to_string()));
     };
     if number(1) != version {
         return Err(file.bad_version(4, version, number(1)));
