@@ -65,8 +65,7 @@ impl Records {
         let file = DataFile::open(path.as_ref())?;
         let archive = Archive::read(&file)?;
         let arrays = archive.arrays.iter();
-        let found: Vec<_> =
-            arrays.map(|(name, member)| (name.clone(), archive.bytes(name, member))).collect();
+        let found: Vec<_> = arrays.map(|(name, place)| (name.clone(), archive.bytes(name, place))).collect();
         Ok(found.into_iter().map(move |(name, bytes)| {
             let records = bytes.and_then(|bytes| {
                 // Check the bytes again: the file may have become shorter since the archive was read.
@@ -96,11 +95,11 @@ impl Options {
 
 fn array(file: &DataFile, name: &str) -> Result<Array, Error> {
     let archive = Archive::read(file)?;
-    let Some(member) = archive.arrays.get(name) else {
+    let Some(place) = archive.arrays.get(name) else {
         let (path, found) = (file.path.clone(), archive.arrays.into_keys().collect());
         return Err(Error::NoTensor { path, wanted: name.to_owned(), found });
     };
-    npy::parse(file, &archive.bytes(name, member)?)
+    npy::parse(file, &archive.bytes(name, place)?)
 }
 
 /// The directory of an archive, read as a whole.
@@ -108,15 +107,11 @@ struct Archive<'a> {
     file: &'a DataFile,
     zip: rawzip::ZipArchive<&'a DataFile>,
     /// The arrays by name. If two have the same name, the later one is taken, as in Python.
-    arrays: BTreeMap<String, Member>,
+    arrays: BTreeMap<String, Place>,
 }
 
-/// Where an array is in the archive, and how it was stored.
-struct Member {
-    place: ZipArchiveEntryWayfinder,
-    method: CompressionMethod,
-    encrypted: bool,
-}
+/// Where an array is in the archive, or how it was compressed.
+type Place = Result<ZipArchiveEntryWayfinder, String>;
 
 impl<'a> Archive<'a> {
     fn read(file: &'a DataFile) -> Result<Self, Error> {
@@ -134,25 +129,26 @@ impl<'a> Archive<'a> {
             let path = entry.file_path();
             let bytes: &[u8] = path.as_ref();
             if let Some(name) = String::from_utf8_lossy(bytes).strip_suffix(END) {
-                let (method, encrypted) = (entry.compression_method(), entry.flags().is_encrypted());
-                arrays.insert(name.to_owned(), Member { place: entry.wayfinder(), method, encrypted });
+                let place = match entry.compression_method() {
+                    _ if entry.flags().is_encrypted() => Err("encryption".to_owned()),
+                    CompressionMethod::STORE => Ok(entry.wayfinder()),
+                    method => Err(method.name().map_or(format!("method {}", method.as_u16()), str::to_owned)),
+                };
+                arrays.insert(name.to_owned(), place);
             }
         }
         Ok(Self { file, zip, arrays })
     }
 
     /// Returns the range of an array's bytes in the file.
-    fn bytes(&self, name: &str, member: &Member) -> Result<Range<u64>, Error> {
+    fn bytes(&self, name: &str, place: &Place) -> Result<Range<u64>, Error> {
         let Self { file, .. } = self;
-        let Member { place, method, encrypted } = *member;
-        if method != CompressionMethod::STORE || encrypted {
-            let method = method.name().map_or_else(|| format!("method {}", method.as_u16()), str::to_owned);
-            let found = if encrypted { "encryption" } else { &method };
+        let place = place.as_ref().map_err(|found| {
             let wanted = format!("{name:?} stored");
             let advice = "save it with `numpy.savez(path, ...)`, not `numpy.savez_compressed`";
-            return Err(file.bad("the array is compressed", None, wanted, found, advice));
-        }
-        let entry = self.zip.get_entry(place).map_err(|error| broken(file, &error))?;
+            file.bad("the array is compressed", None, wanted, found, advice)
+        })?;
+        let entry = self.zip.get_entry(*place).map_err(|error| broken(file, &error))?;
         let (start, end) = entry.compressed_data_range();
         within(file, start..end)
     }
