@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::DType;
 
@@ -254,11 +255,6 @@ impl Error {
         }
     }
 
-    /// Whether the file could not be opened because too many files are open.
-    pub(crate) fn is_too_many(&self) -> bool {
-        matches!(self, Self::Open { source, .. } if too_many(source))
-    }
-
     /// Converts the system's error on opening `path` to a variant.
     pub(crate) fn opening(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
@@ -270,6 +266,11 @@ impl Error {
     }
 }
 
+/// Locks a mutex whose content a panic cannot leave in an invalid state.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The end of the message of [`Error::NotFound`]: advice for a path that looks like a pattern.
 fn pattern(path: &Path) -> &'static str {
     let is_pattern = path.to_string_lossy().contains(['*', '?', '[']);
@@ -277,7 +278,7 @@ fn pattern(path: &Path) -> &'static str {
 }
 
 /// Whether `error` means that this process or the system has no file descriptor left.
-fn too_many(error: &io::Error) -> bool {
+pub(crate) fn too_many(error: &io::Error) -> bool {
     #[cfg(unix)]
     return matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
     #[cfg(not(unix))]

@@ -1,8 +1,9 @@
 //! A number that identifies a data set, to check that a saved position belongs to it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 
+use crate::error::lock;
 use crate::file::little;
 use crate::ranges::Places;
 use crate::{Error, Ranges, Shard};
@@ -62,7 +63,7 @@ impl Ranges {
         // Each thread takes the next files of the list. A thread that starts late or is refused leaves them to the
         // others.
         let parts = Mutex::new(self.shards().chunks(PART).zip(hashes.chunks_mut(PART)));
-        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = || lock(&parts).next();
         let work = || {
             while let Some((shards, hashes)) = next() {
                 shards.iter().zip(hashes).for_each(|(shard, hash)| *hash = of_shard(shard));

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::error::too_many;
 use crate::file::DataFile;
 use crate::{BatchIndices, DType, Error, RecordList, limit, system};
 
@@ -433,7 +434,7 @@ impl Shards {
 
     pub(crate) fn open(&mut self, path: &Path) -> Result<DataFile, Error> {
         match DataFile::open(path) {
-            Err(error) if error.is_too_many() && self.kept > 0 => {
+            Err(Error::Open { source, .. }) if too_many(&source) && self.kept > 0 => {
                 // The process has too many open files, because the program has opened other files. Close those of this
                 // data set, and open each again for each use, so that the program has descriptors left.
                 self.kept = 0;

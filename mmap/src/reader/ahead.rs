@@ -2,15 +2,17 @@
 //! of the stream. Decides how far ahead.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
+use std::time::Instant;
 
 use super::cached::{self, Around, Point};
 use super::source::Source;
 use super::stream::AHEAD;
 use super::units::{Units, Use};
 use crate::ReadStats;
+use crate::error::lock;
 use crate::ranges::{Extent, Shard};
-use crate::system::PIECES;
+use crate::system::{self, PIECES};
 
 /// The reader takes the files to be in memory after it found this many bytes in the page cache without a gap. This is
 /// more than the kernel reads ahead at a time, which is 8 MiB on some disks. The reader also stops its hints after this
@@ -33,7 +35,7 @@ pub(super) struct Ahead<D: Units> {
     pub(super) world: u64,
     /// Whether whole chunks of a windowed shuffle are requested.
     windows: bool,
-    window: Mutex<Window<D::Unit>>,
+    pub(super) window: Mutex<Window<D::Unit>>,
 }
 
 /// The next units, and how much of them was requested. A position is a number of bytes of units since
@@ -73,14 +75,9 @@ impl<D: Units> Ahead<D> {
         Self { prefetch, burst, stride: u64::MAX, world: 1, windows, window }
     }
 
-    /// Locks the window. The lock may be poisoned: a panic leaves the window in a valid state.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Window<D::Unit>> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the list of the next units.
     pub(super) fn begin(&self, source: &Source, units: Box<dyn Iterator<Item = D::Unit> + Send>) {
-        let mut window = self.lock();
+        let mut window = lock(&self.window);
         if let Some(stream) = &source.stream {
             stream.forget();
         }
@@ -104,7 +101,7 @@ impl<D: Units> Ahead<D> {
     /// Before the first read, it requests only the first unit, so that this unit does not wait for later ones. The
     /// later ones are requested after the first read.
     pub(super) fn advance(&self, data: &D, source: &Source, bytes: u64, before: bool, stats: &mut ReadStats) {
-        let mut window = self.lock();
+        let mut window = lock(&self.window);
         let window = &mut *window;
         if window.units.is_none() {
             return;
@@ -137,9 +134,9 @@ impl<D: Units> Ahead<D> {
             self.ask(window, (data, source), unit, stats);
         }
         if !window.points.is_empty() {
-            let asked = *stats;
-            cached::follow(data.shards(), &mut window.points, window.used, stats);
-            window.asked(&asked, stats);
+            window.request(stats, |window, stats| {
+                cached::follow(data.shards(), &mut window.points, window.used, stats);
+            });
         }
     }
 
@@ -159,10 +156,7 @@ impl<D: Units> Ahead<D> {
         window.last = Some(unit);
         stats.failed += u64::from(asked.is_err());
         if !window.hints.is_empty() {
-            let asked = *stats;
-            cached::hint(data.shards(), &mut window.hints, stats);
-            window.hints.clear();
-            window.asked(&asked, stats);
+            window.request(stats, |window, stats| cached::hint(data.shards(), &mut window.hints, stats));
         }
     }
 
@@ -245,10 +239,15 @@ impl<U> Window<U> {
         Some(part)
     }
 
-    /// Updates the state after a hint or a touch. `before` and `after` are the statistics before and after it.
-    fn asked(&mut self, before: &ReadStats, after: &ReadStats) {
-        let missing = after.disk > before.disk;
-        self.quiet = if missing { 0 } else { self.quiet + after.hinted - before.hinted };
+    /// Hints or touches by `ask`, counts its time and the disk reads that it starts, and updates the state by them.
+    fn request(&mut self, stats: &mut ReadStats, ask: impl FnOnce(&mut Self, &mut ReadStats)) {
+        let (hinted, begun, before) = (stats.hinted, Instant::now(), system::read_from_disk());
+        ask(self, stats);
+        stats.hint_time += begun.elapsed();
+        let disk = system::read_from_disk().saturating_sub(before);
+        stats.disk += disk;
+        let missing = disk > 0;
+        self.quiet = if missing { 0 } else { self.quiet + stats.hinted - hinted };
         self.missing = missing || self.missing && self.quiet < IN_MEMORY;
     }
 

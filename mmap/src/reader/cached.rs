@@ -5,10 +5,10 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
 
 use crate::buffer::{HUGE, around, page_size};
+use crate::error::lock;
 use crate::file::read_at;
 use crate::ranges::{Extent, Shard};
 use crate::system::{self, Gathered};
@@ -51,10 +51,6 @@ impl Copied {
 
     pub(super) const fn is_counted(&self) -> bool {
         self.warm.is_some()
-    }
-
-    fn unreachable(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
-        self.unreachable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes read since a read last had to wait for the disk, or 0 if that is not counted. Relaxed: the number only
@@ -112,7 +108,7 @@ impl Copied {
         };
         let gathered = || extents.iter().filter(together);
         let has_slot = |known: &Range<usize>| known.contains(&start);
-        if gathered().take(TOGETHER).count() < TOGETHER || self.unreachable().iter().any(has_slot) {
+        if gathered().take(TOGETHER).count() < TOGETHER || lock(&self.unreachable).iter().any(has_slot) {
             return pread(shards, extents.iter(), out);
         }
         let pieces = gathered().map(|extent| (&shards[extent.file].file, &extent.bytes, extent.to));
@@ -124,7 +120,7 @@ impl Copied {
         changed.retain(|&file| !shards[file].file.is_unchanged());
         if copied == Gathered::Fault && changed.is_empty() {
             // No file has changed, so the kernel could not write to `out`. From now on, read into this memory with `pread`.
-            self.unreachable().push(start..start + out.len().max(1));
+            lock(&self.unreachable).push(start..start + out.len().max(1));
         }
         let missing = |extent: &&Extent| {
             copied != Gathered::All || !together(extent) || changed.binary_search(&extent.file).is_ok()
@@ -157,9 +153,8 @@ fn pread<'e>(
 }
 
 /// Asks the kernel to read the pages of `extents` into the page cache, each page once, and does not wait for them. The
-/// kernel may read more pages.
+/// kernel may read more pages. Empties the list.
 pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut ReadStats) {
-    let (begun, before) = (Instant::now(), system::read_from_disk());
     let page = page_size() as u64;
     extents.retain(|extent| !shards[extent.file].file.hints_wait);
     for Extent { file, bytes, .. } in &mut *extents {
@@ -179,8 +174,7 @@ pub(super) fn hint(shards: &[Shard], extents: &mut Vec<Extent>, stats: &mut Read
         bytes.clone().step_by(HINT_CHUNK).map(move |start| (&shards[*file].file, piece(start)))
     });
     system::will_need(pieces, stats);
-    stats.hint_time += begun.elapsed();
-    stats.disk += system::read_from_disk().saturating_sub(before);
+    extents.clear();
 }
 
 /// A byte to touch ahead of a sequential read: the index of the file, the offset, and the position in the reader's
@@ -201,7 +195,6 @@ pub(super) fn points(shard: usize, bytes: &Range<u64>, end: u64) -> impl Iterato
 /// read: tokens in batches of 128 KiB were read 1.25 times as fast with `read_ahead_kb` 8192, and 1.75 times with 128
 /// (`bench/loaders`).
 pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, stats: &mut ReadStats) {
-    let (begun, before) = (Instant::now(), system::read_from_disk());
     while let Some(&(shard, at, end)) = points.front() {
         if end > used {
             if !shards[shard].file.kept.as_ref().is_some_and(|file| system::touch(file, at)) {
@@ -212,8 +205,6 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
         }
         points.pop_front();
     }
-    stats.hint_time += begun.elapsed();
-    stats.disk += system::read_from_disk().saturating_sub(before);
 }
 
 /// Bytes in a stretch. Small records are requested in whole stretches: Linux itself reads this many bytes around a page

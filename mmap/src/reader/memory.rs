@@ -7,9 +7,10 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::direct::Direct;
+use crate::error::lock;
 use crate::ranges::Shard;
 use crate::{Error, ReadMode, limit};
 
@@ -34,7 +35,6 @@ pub(super) struct Wish<'a> {
 }
 
 /// The decision for a reader.
-#[derive(Clone, Debug)]
 pub(super) struct Share {
     /// How many bytes of the data are read through the page cache.
     pub(super) cached: u64,
@@ -46,6 +46,8 @@ pub(super) struct Share {
     pub(super) windows: bool,
     /// The memory that was left in bytes, if the decision depends on it.
     pub(super) left: Option<u64>,
+    /// The files for direct I/O. Empty if all data is read through the page cache.
+    pub(super) files: Vec<Direct>,
     /// The claim of the reader. It counts until the reader is dropped.
     claim: Arc<Claim>,
 }
@@ -70,15 +72,13 @@ pub(super) static READERS: Readers = Readers(Mutex::new(Vec::new()));
 impl Readers {
     /// Decides how a reader reads. `left` is the memory that is left to all readers, in bytes; `None` if unknown. If
     /// some data is read with direct I/O, also opens the files for it.
-    pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<(Share, Vec<Direct>), Error> {
-        let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<Share, Error> {
+        let mut readers = lock(&self.0);
         readers.retain(|reader| reader.strong_count() > 0);
-        let all = Share::all(wish.data);
-        let (mut share, files) = match (wish.mode, left) {
-            (ReadMode::Pread, _) | (ReadMode::Auto, None) => return Ok((all, Vec::new())),
+        let mut share = match (wish.mode, left) {
+            (ReadMode::Pread, _) | (ReadMode::Auto, None) => return Ok(Share::all(wish.data)),
             (ReadMode::Direct, _) => {
-                let files = Direct::all(wish.shards, wish.mode)?;
-                return Ok(if files.is_empty() { (all, files) } else { (wish.past(), files) });
+                return Ok(Share { files: Direct::all(wish.shards, wish.mode)?, ..wish.past() });
             }
             (ReadMode::Auto, Some(left)) => {
                 let others = Others::new(readers.iter().filter_map(Weak::upgrade));
@@ -86,15 +86,15 @@ impl Readers {
                 let share = wish.fitting(left, others.bytes, &others, limit::ranks_here());
                 let some = share.cached < wish.data;
                 let files = if some { Direct::all(wish.shards, wish.mode)? } else { Vec::new() };
-                let share = if files.is_empty() { all } else { share };
-                (Share { left: Some(left), ..share }, files)
+                let share = if files.is_empty() { Share::all(wish.data) } else { share };
+                Share { left: Some(left), files, ..share }
             }
         };
         let end = share.until.min(wish.part.end);
         let claim = Claim { kept: wish.files(end).collect(), memory: share.room.iter().sum() };
         share.claim = Arc::new(claim);
         readers.push(Arc::downgrade(&share.claim));
-        Ok((share, files))
+        Ok(share)
     }
 }
 
@@ -137,8 +137,8 @@ impl Others {
 impl Share {
     /// Reads all data through the page cache.
     fn all(data: u64) -> Self {
-        let claim = Arc::default();
-        Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, claim }
+        let (files, claim) = (Vec::new(), Arc::default());
+        Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, files, claim }
     }
 }
 

@@ -19,15 +19,15 @@ mod tests;
 pub(crate) mod units;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use self::ahead::{Ahead, IN_MEMORY};
 use self::cached::Copied;
-use self::direct::Direct;
 use self::memory::{READERS, Readers, Share, Wish};
 use self::source::Source;
 use self::stream::Stream;
 use self::units::Units;
+use crate::error::lock;
 use crate::file::READ_CALLS;
 use crate::ranges::{Ranges, Shard};
 use crate::{BatchIndices, Error, Plan, ReadChoice, ReadStats, Records, limit, system};
@@ -166,11 +166,11 @@ impl Reader {
         let data = part.end - part.start;
         let window = plan.shuffle().window_records().saturating_mul(ranges.stride()).min(data);
         let wish = Wish { mode, shards: ranges.shards(), part, data, window, own: 0, lanes: LANES };
-        let (share, files) = memory.0.decide(&wish, memory.1)?;
+        let share = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
         (ahead.stride, ahead.world) = (ranges.stride(), plan.world());
-        Ok(Self::with_share(ranges, data, (share, files), mode == ReadMode::Direct, ahead))
+        Ok(Self::with_share(ranges, data, share, mode == ReadMode::Direct, ahead))
     }
 
     /// Returns the files and byte ranges that this reader reads.
@@ -228,9 +228,9 @@ impl Reader<crate::Groups> {
         let end = shards.last().map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
         let (part, data, lanes) = (0..end, groups.data(), Self::LANES);
         let wish = Wish { mode, shards, part, data, window: 0, own, lanes };
-        let (share, files) = memory.0.decide(&wish, memory.1)?;
+        let share = memory.0.decide(&wish, memory.1)?;
         let ahead = Ahead::new(lanes[0], lanes[0], share.windows);
-        Ok(Self::with_share(groups, data, (share, files), true, ahead))
+        Ok(Self::with_share(groups, data, share, true, ahead))
     }
 
     /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
@@ -251,7 +251,7 @@ impl Reader<crate::Groups> {
         let bytes = extent.len();
         let mut stats = ReadStats { bytes, ..ReadStats::default() };
         let read = self.source.fill(shards, std::iter::once(Ok(extent)), bytes, out, &mut stats).map(drop);
-        *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
+        *lock(&self.source.stats) += stats;
         read
     }
 
@@ -263,9 +263,10 @@ impl Reader<crate::Groups> {
 }
 
 impl<D: Units> Reader<D> {
-    /// Creates a reader for `data`, of which it reads `bytes` bytes. `share` is what [`Readers::decide`] returned. `straight`: whether direct I/O may write to the caller's memory.
-    fn with_share(data: D, bytes: u64, share: (Share, Vec<Direct>), straight: bool, ahead: Ahead<D>) -> Self {
-        let (share, files) = share;
+    /// Creates a reader for `data`, of which it reads `bytes` bytes. `straight`: whether direct I/O may write to the
+    /// caller's memory.
+    fn with_share(data: D, bytes: u64, mut share: Share, straight: bool, ahead: Ahead<D>) -> Self {
+        let files = std::mem::take(&mut share.files);
         let stream = (!files.is_empty()).then(|| Stream::new(files, share.room));
         let counts = |shard: &Shard| shard.file.file().is_ok_and(|file| system::counts_reads(&file));
         // Check only the first file: usually all files are on one file system.
@@ -308,11 +309,11 @@ impl<D: Units> Reader<D> {
         let filled = self.source.fill(data.shards(), data.extents(unit), bytes, out, &mut stats);
         let read = filled.and_then(|out| data.spread(unit, out).map(|()| out.len()));
         if self.source.copied.is_counted() && stats.disk > asked && self.source.stream.is_none() {
-            self.ahead.lock().missed();
+            lock(&self.ahead.window).missed();
         }
         stats.bytes = *read.as_ref().unwrap_or(&0) as u64;
         self.ahead.advance(&self.data, &self.source, bytes, false, &mut stats);
-        *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner) += stats;
+        *lock(&self.source.stats) += stats;
         read
     }
 
@@ -328,7 +329,7 @@ impl<D: Units> Reader<D> {
     /// Returns statistics of the reads and prefetches so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        let mut stats = *self.source.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = *lock(&self.source.stats);
         stats.disk += self.source.stream.as_ref().map_or(0, Stream::bytes);
         stats
     }
@@ -343,7 +344,7 @@ impl<D: Units> Reader<D> {
     /// it was asked for.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
-        let missing = self.ahead.lock().missing;
+        let missing = lock(&self.ahead.window).missing;
         !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
@@ -355,7 +356,7 @@ impl<D: Units> Reader<D> {
             let mut files = self.data.extents(unit);
             return files.try_for_each(|extent| shards[extent?.file].file.check_unchanged());
         };
-        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked = lock(&self.checked);
         if checked.is_none_or(|(last, _)| epoch > last) {
             let changed = shards.iter().position(|shard| shard.file.check_unchanged().is_err());
             *checked = Some((epoch, changed));

@@ -1,10 +1,11 @@
 //! Fills a slot with the extents of a unit, through the page cache or with direct I/O.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::cached::Copied;
 use super::stream::{Copy, NOW, Stream};
 use crate::buffer::prefetch;
+use crate::error::lock;
 use crate::ranges::{Extent, Shard};
 use crate::system::PIECES;
 use crate::{Error, ReadStats};
@@ -68,8 +69,7 @@ impl Source {
         let found = out.len() as u64;
         let cut = usize::try_from(wanted).ok().and_then(|wanted| out.split_at_mut_checked(wanted));
         let (out, later) = cut.ok_or(Error::BufferTooSmall { wanted, found })?;
-        let lock = || self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = lock().pop().unwrap_or_default();
+        let mut scratch = lock(&self.scratch).pop().unwrap_or_default();
         let Scratch { groups: [group, next], copies, changed } = &mut scratch;
         let mut rest = None;
         let filled = (|| {
@@ -89,7 +89,7 @@ impl Source {
         })();
         // Release the memory of the stream from which bytes were copied.
         copies.clear();
-        lock().push(scratch);
+        lock(&self.scratch).push(scratch);
         filled.map(|()| out)
     }
 

@@ -409,7 +409,7 @@ fn a_readers_memory_does_not_grow_with_the_data() {
                 assert_eq!(reader.read(&plan.batch(0, step).unwrap(), &mut out).unwrap(), out.len());
             }
             assert!(out.iter().all(|&byte| byte == 0));
-            let around = reader.ahead.lock().around.asked.len() as u64 * 8;
+            let around = lock(&reader.ahead.window).around.asked.len() as u64 * 8;
             let tib = files.iter().sum::<u64>() >> 40;
             println!("{tib} TiB, {mode:?}: {} bytes, {around} of them a list", reader.memory());
             assert!(reader.memory() <= most && around <= 4 << 20, "{mode:?}: {} {around}", reader.memory());
@@ -764,7 +764,12 @@ fn the_window_keeps_its_length() {
                 let first = if used == 0 { bytes } else { told };
                 used += bytes;
                 told = used.max(used.saturating_add(window).min(first + 2 * bytes)).min(all).max(told);
-                assert_eq!(reader.ahead.lock().told, told, "{tail:?} {start} {window} {}", batch.step());
+                assert_eq!(
+                    lock(&reader.ahead.window).told,
+                    told,
+                    "{tail:?} {start} {window} {}",
+                    batch.step()
+                );
             }
         }
     }

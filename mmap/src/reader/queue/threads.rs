@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use super::{Engine, Read, Reads};
+use crate::error::lock;
 
 /// The most threads. With 16, a cloud machine's disk answered a sixth fewer random reads of 4 KiB. Large reads need
 /// only 8.
@@ -59,12 +60,12 @@ impl Threads {
         while wanted > 0 && self.threads.len() < THREADS {
             let (shared, sender) = (Arc::clone(&self.shared), self.sender.clone());
             let thread = Builder::new().name("twinbuf-read".into()).stack_size(STACK);
-            self.shared.lock().idle += 1;
+            lock(&self.shared.work).idle += 1;
             if let Ok(thread) = thread.spawn(move || shared.run(&sender)) {
                 self.threads.push(thread);
             } else {
                 // The system starts no more threads: the existing ones do the reads later. Without any, `reap` does.
-                self.shared.lock().idle -= 1;
+                lock(&self.shared.work).idle -= 1;
                 return;
             }
             wanted -= 1;
@@ -81,7 +82,7 @@ impl Engine for Threads {
         if self.begun.is_empty() {
             return;
         }
-        let mut work = self.shared.lock();
+        let mut work = lock(&self.shared.work);
         work.reads.extend(self.begun.drain(..));
         let (waiting, idle) = (work.reads.len(), work.idle);
         drop(work);
@@ -97,7 +98,7 @@ impl Engine for Threads {
         }
         if reads.ended.is_empty() && self.threads.is_empty() {
             // The system refuses every thread: do a read on this one.
-            let read = self.shared.lock().reads.pop_front();
+            let read = lock(&self.shared.work).reads.pop_front();
             if let Some((read, result)) = read.map(|read| self.shared.read(read)) {
                 reads.end(read, result);
             }
@@ -118,7 +119,7 @@ impl Engine for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        let mut work = self.shared.lock();
+        let mut work = lock(&self.shared.work);
         work.closed = true;
         work.reads.clear();
         drop(work);
@@ -133,7 +134,7 @@ impl Drop for Threads {
 impl Shared {
     /// What each thread does: takes reads, does them and sends the results, until the engine is dropped.
     fn run(&self, ended: &Sender<Ended>) {
-        let mut work = self.lock();
+        let mut work = lock(&self.work);
         while !work.closed {
             let Some(read) = work.reads.pop_front() else {
                 work = self.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +144,7 @@ impl Shared {
             drop(work);
             // `send` does not fail: the engine has the receiver, and joins this thread before it drops the receiver.
             let _ = ended.send(self.read(read));
-            work = self.lock();
+            work = lock(&self.work);
             work.idle += 1;
         }
     }
@@ -152,10 +153,5 @@ impl Shared {
         let len = read.len;
         let result = (self.read_at)(&read.file, &mut read.into[..len], read.offset);
         (read, result)
-    }
-
-    /// Locks the work. The lock may be poisoned: no code panics in the middle of a change.
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
