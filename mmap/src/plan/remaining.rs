@@ -252,6 +252,25 @@ mod tests {
     }
 
     #[test]
+    fn chunks_hold_their_batch_also_beside_a_seam_within_a_share() {
+        let shuffle = Shuffle::Window { chunk_records: 50, window_chunks: 6 };
+        let plan = Plan::builder(9999).batch(30).shuffle(shuffle).seed(9).build().unwrap();
+        let parts =
+            [PartialEpoch { batch: 20, world: 1, steps: 40 }, PartialEpoch { batch: 8, world: 5, steps: 99 }];
+        let rest = plan.resume(0, &parts).unwrap();
+        let mut seams = 0;
+        for batch in (rest.first()..rest.end()).filter_map(|step| rest.batch(4, step)) {
+            let Some(chunks) = batch.window_chunks() else {
+                seams += 1;
+                continue;
+            };
+            let has = |record| chunks.iter().any(|chunk| chunk.contains(&record));
+            assert!(batch.runs().flatten().all(has), "step {}", batch.step());
+        }
+        assert!((4..=6).contains(&seams), "{seams}");
+    }
+
+    #[test]
     fn a_past_of_no_steps_is_none() {
         let plan = Plan::builder(100)
             .batch(10)
