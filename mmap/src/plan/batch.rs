@@ -236,12 +236,13 @@ impl Runs {
             return None;
         }
         let seams = self.seams.as_deref().unwrap_or_default();
-        let (position, most) = match find(seams, self.records, self.at) {
-            Some(Stretch { position, ahead, .. }) => (position, ahead),
+        let position = match find(seams, self.records, self.at) {
+            Some(found) => found.position,
             // A position after those that are left wraps around to the front of the order.
-            None => ((self.at - left(seams, self.records)) % self.records, u64::MAX),
+            None => (self.at - left(seams, self.records)) % self.records,
         };
-        let wanted = (self.end - self.at).min(self.records - position).min(most);
+        // No seam is within these positions: only windows have seams, and their records are found one by one.
+        let wanted = (self.end - self.at).min(self.records - position);
         let piece = match &mut self.order {
             Order::Same => position..position + wanted,
             Order::Chunks(chunks) => {
