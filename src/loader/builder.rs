@@ -10,7 +10,7 @@ use twinbuf_cuda::cudarc::driver::CudaContext;
 use twinbuf_mmap::{Buffer, Plan, ReadMode};
 
 use super::batch::Records;
-use super::epochs::{Loader, Schedule};
+use super::epochs::{Loader, Order};
 use super::layout::{ALIGN, Depths, Layout};
 use super::reader::{Driven, FieldReader, Reader, Transforming};
 use crate::dataset::{Dataset, Fields, check_fields, fingerprint_fields};
@@ -358,13 +358,12 @@ impl<B: Backend> LoaderBuilder<B> {
             locate: Box::new(move |field, record| locators.get(field)?.as_ref()?(record)),
             add_reads,
         })?;
-        let identity = Arc::new(Identity::new(&plan, record_bytes, fingerprint));
-        let schedule = Schedule { plan, identity, layout: Arc::new(layout), begun: None };
+        let identity = Identity::new(&plan, record_bytes, fingerprint);
         let driven = pipe.driven().into_iter().zip(drivers);
         let driven = driven.map(|(worker, reader)| Driven::new(worker, reader)).collect();
         // Without hints, no reader is told what comes next.
         let files = if hints && overlap { files } else { Vec::new() };
-        Ok(Loader::new(pipe, schedule, files, driven))
+        Ok(Loader { pipe, order: Order::new(plan, identity, layout, files), driven })
     }
 
     /// Checks the options against each other and against the data sets, and computes the memory that they need.

@@ -54,38 +54,16 @@ use crate::pipe::{Front, Items, Pipe, Place};
 /// # Ok::<(), twinbuf::BoxError>(())
 /// ```
 pub struct Loader<B: Backend = Host> {
-    pipe: Pipe<B::Ring<Records>>,
-    /// The batches of the current call.
-    schedule: Schedule,
-    /// The readers of fields that are files, if they read ahead.
-    files: Vec<Arc<Reader>>,
-    /// The number of epochs that have begun.
-    epochs_begun: u64,
-    /// The batch after the last one that the caller received: the position of a checkpoint. If the epoch is over, its
-    /// step is that of the rank with the most steps.
-    next: Place,
-    /// The batches of this epoch, and the plan and the data set of a checkpoint in it.
-    epoch: (RemainingEpoch, Arc<Identity>),
-    /// The number of steps of this rank in this epoch.
-    steps: u64,
-    /// The last epoch of the call. `None` if the call has no epochs.
-    last: Option<u64>,
+    pub(super) pipe: Pipe<B::Ring<Records>>,
+    /// The place of the caller in the current call: its next batch is the one after the last that the caller received.
+    /// If the epoch is over, the step is that of the rank with the most steps.
+    pub(super) order: Order,
     /// Workers that no driver has taken.
-    driven: Vec<Driven<B>>,
+    pub(super) driven: Vec<Driven<B>>,
 }
 
 impl<B: Backend> Loader<B> {
     calls_of_pipe!();
-
-    pub(super) fn new(
-        pipe: Pipe<B::Ring<Records>>,
-        schedule: Schedule,
-        files: Vec<Arc<Reader>>,
-        driven: Vec<Driven<B>>,
-    ) -> Self {
-        let (epochs_begun, next, epoch) = (0, Place::default(), schedule.epoch(0));
-        Self { pipe, schedule, files, epochs_begun, next, epoch, steps: 0, last: None, driven }
-    }
 
     /// Returns the workers of a [driven](crate::loader::LoaderBuilder::driven) loader, unless they were returned before. What
     /// has one fills slots.
@@ -97,23 +75,14 @@ impl<B: Backend> Loader<B> {
     /// has no batches.
     fn begin(&mut self, start: Start, last: Option<u64>) {
         let Start { epoch, step, begun } = start;
-        self.schedule.begun = begun;
-        self.next = Place { ordinal: self.epochs_begun, epoch, step };
-        self.epoch = self.schedule.epoch(epoch);
-        self.last = last.filter(|&last| epoch <= last);
-        if let Some(last) = self.last {
-            self.began();
-            let (schedule, files, next) = (self.schedule.clone(), self.files.clone(), self.next);
-            let order = Order { epoch: self.epoch.clone(), schedule, next, last, files };
-            self.pipe.post(Box::new(order), 0, u64::MAX);
+        let ordinal = self.pipe.recorder().report.epochs;
+        self.order.begun = begun;
+        self.order.last = last.filter(|&last| epoch <= last);
+        self.order.go_to(Place { ordinal, epoch, step });
+        if self.order.last.is_some() {
+            self.pipe.began(self.order.next, Instant::now());
+            self.pipe.post(Box::new(self.order.clone()), 0, u64::MAX);
         }
-    }
-
-    /// Counts the start of the epoch of `next`.
-    fn began(&mut self) {
-        self.steps = self.epoch.0.end();
-        self.epochs_begun += 1;
-        self.pipe.began(self.next, Instant::now());
     }
 
     /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
@@ -153,7 +122,7 @@ impl<B: Backend> Loader<B> {
 
     fn begin_range(&mut self, epochs: Range<u64>) {
         if epochs.is_empty() {
-            self.last = None; // the position stays
+            self.order.last = None; // the position stays
         } else {
             let start = Start { epoch: epochs.start, ..Start::default() };
             self.begin(start, epochs.end.checked_sub(1));
@@ -217,7 +186,7 @@ impl<B: Backend> Loader<B> {
     }
 
     fn begin_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(), Error> {
-        let start = self.schedule.identity.resume(&self.schedule.plan, checkpoint)?;
+        let start = self.order.identity.resume(&self.order.plan, checkpoint)?;
         self.begin(start, epochs.checked_sub(1));
         Ok(())
     }
@@ -229,7 +198,8 @@ impl<B: Backend> Loader<B> {
     /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        self.epoch.1.at(self.next.epoch, self.next.step)
+        let Order { epoch: (_, identity), next, .. } = &self.order;
+        identity.at(next.epoch, next.step)
     }
 
     /// Returns a handle to the loader's breakdown. Use it to measure the phases of the training loop.
@@ -241,11 +211,11 @@ impl<B: Backend> Loader<B> {
     /// Returns the plan of this loader's batches.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.schedule.plan
+        &self.order.plan
     }
 }
 
-debug!([B: Backend] Loader[B], |loader| plan: loader.schedule.plan, pipe: loader.pipe);
+debug!([B: Backend] Loader[B], |loader| plan: loader.order.plan, pipe: loader.pipe);
 
 impl<B: Backend> Front for Loader<B> {
     type Item = Batch<B>;
@@ -263,27 +233,29 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     }
 
     fn place(&self) -> Place {
-        self.next
+        self.order.next
     }
 
     fn next(&mut self) -> Next<Batch<B>> {
-        let Some(last) = self.last else { return Next::End };
-        while self.next.step >= self.steps {
+        let Self { pipe, order, .. } = self;
+        if order.last.is_none() {
+            return Next::End;
+        }
+        while order.next.step >= order.epoch.0.end() {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
-            self.next.step = self.epoch.0.max_steps();
-            if self.next.epoch == last {
+            order.next.step = order.epoch.0.max_steps();
+            if order.is_in_last() {
                 return Next::End;
             }
-            self.pipe.epoch_ended(Instant::now());
-            self.next = Place { ordinal: self.next.ordinal + 1, epoch: self.next.epoch + 1, step: 0 };
-            self.epoch = self.schedule.epoch(self.next.epoch);
-            self.began();
+            pipe.epoch_ended(Instant::now());
+            order.next_epoch();
+            pipe.began(order.next, Instant::now());
         }
         Next::Slot
     }
 
     fn item(&mut self, slot: Item<B, Records>) -> Batch<B> {
-        self.next.step += 1;
+        self.order.next.step += 1;
         Batch { slot }
     }
 
@@ -292,54 +264,66 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     }
 
     fn left(&self) -> (usize, Option<usize>) {
-        let Some(last) = self.last else { return (0, Some(0)) };
-        let Place { epoch, step, .. } = self.next;
-        let trained = self.epoch.1.steps_before(epoch).saturating_add(self.epoch.0.max_steps());
-        let later = epoch.saturating_add(1)..last.saturating_add(1);
-        let later = self.schedule.plan.steps_between(later, trained);
-        let left = later.saturating_add(self.steps.saturating_sub(step));
+        let Order { plan, epoch: (rest, identity), next: Place { epoch, step, .. }, .. } = &self.order;
+        let Some(last) = self.order.last else { return (0, Some(0)) };
+        let trained = identity.steps_before(*epoch).saturating_add(rest.max_steps());
+        let later = plan.steps_between(epoch.saturating_add(1)..last.saturating_add(1), trained);
+        let left = later.saturating_add(rest.end().saturating_sub(*step));
         let left = Some(left).filter(|&left| left < u64::MAX).and_then(|left| usize::try_from(left).ok());
         (left.unwrap_or(usize::MAX).min(1), left)
     }
 }
 
-/// The batches of one call for epochs: those of the plan. After a resumption with another batch size or number of
-/// ranks, the rest of the interrupted epoch comes first.
-#[derive(Clone, Debug)]
-pub(super) struct Schedule {
-    pub(super) plan: Plan,
-    pub(super) identity: Arc<Identity>,
-    pub(super) layout: Arc<Layout>,
+/// The batches of a call for epochs, in order, and a place among them. They are those of the plan. After a resumption
+/// with another batch size or number of ranks, the rest of the interrupted epoch comes first.
+///
+/// The loader has one for the place of the caller. As the order of the pipe, a clone of it gives the batches, each with
+/// its place. One struct in place of adapters, because each of them would move a batch once more.
+#[derive(Clone)]
+pub(super) struct Order {
+    plan: Plan,
+    identity: Arc<Identity>,
+    layout: Arc<Layout>,
+    /// The readers of fields that are files, if they read ahead. They begin when the pipe takes the first batch.
+    files: Vec<Arc<Reader>>,
     /// Set if the call resumes a training that began with another plan.
-    pub(super) begun: Option<Begun>,
+    begun: Option<Begun>,
+    next: Place,
+    /// The batches of the epoch of `next`, and the plan and the data set that a checkpoint in it belongs to.
+    epoch: (RemainingEpoch, Arc<Identity>),
+    /// The last epoch of the call. `None` if the call has no epochs.
+    last: Option<u64>,
 }
 
-impl Schedule {
-    /// Returns the batches of an epoch, and the plan and the data set that a checkpoint in this epoch belongs to.
-    fn epoch(&self, epoch: u64) -> (RemainingEpoch, Arc<Identity>) {
+impl Order {
+    pub(super) fn new(plan: Plan, identity: Identity, layout: Layout, files: Vec<Arc<Reader>>) -> Self {
+        let (identity, layout) = (Arc::new(identity), Arc::new(layout));
+        let epoch = (plan.epoch_after(0), identity.clone());
+        Self { plan, identity, layout, files, begun: None, next: Place::default(), epoch, last: None }
+    }
+
+    /// Goes to a batch of another epoch.
+    fn go_to(&mut self, next: Place) {
+        self.next = next;
         let identity = match &self.begun {
-            Some(Begun { epoch: first, rest, identity, .. }) if *first == epoch => {
-                return (rest.clone(), identity.clone());
+            Some(Begun { epoch, rest, identity, .. }) if *epoch == next.epoch => {
+                self.epoch = (rest.clone(), identity.clone());
+                return;
             }
             Some(Begun { later, .. }) => later,
             None => &self.identity,
         };
-        (self.plan.epoch_after(identity.steps_before(epoch)), identity.clone())
+        self.epoch = (self.plan.epoch_after(identity.steps_before(next.epoch)), identity.clone());
     }
-}
 
-/// The order of one call: its batches, each with its place. One struct in place of adapters, because each of them would
-/// move a batch once more.
-#[derive(Clone)]
-struct Order {
-    schedule: Schedule,
-    /// The batches of the epoch of `next`, and what a checkpoint in it belongs to.
-    epoch: (RemainingEpoch, Arc<Identity>),
-    next: Place,
-    /// The last epoch.
-    last: u64,
-    /// The readers that read ahead. They begin when the first batch is taken.
-    files: Vec<Arc<Reader>>,
+    fn next_epoch(&mut self) {
+        let Place { ordinal, epoch, .. } = self.next;
+        self.go_to(Place { ordinal: ordinal + 1, epoch: epoch + 1, step: 0 });
+    }
+
+    fn is_in_last(&self) -> bool {
+        self.last == Some(self.next.epoch)
+    }
 }
 
 impl Iterator for Order {
@@ -353,15 +337,14 @@ impl Iterator for Order {
             let place = self.next;
             if let Some(plan) = self.epoch.0.batch(place.epoch, place.step) {
                 self.next.step += 1;
-                let (identity, layout) = (self.epoch.1.clone(), self.schedule.layout.clone());
+                let (identity, layout) = (self.epoch.1.clone(), self.layout.clone());
                 return Some((place, Records { plan, identity, layout, offsets: Vec::new() }));
             }
             // If an epoch has no step, later epochs have none either, and without this check there would be no end.
-            if place.step == 0 || place.epoch == self.last {
+            if place.step == 0 || self.is_in_last() {
                 return None;
             }
-            self.next = Place { ordinal: place.ordinal + 1, epoch: place.epoch + 1, step: 0 };
-            self.epoch = self.schedule.epoch(self.next.epoch);
+            self.next_epoch();
         }
     }
 }
