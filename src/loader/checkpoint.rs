@@ -96,24 +96,14 @@ pub(crate) struct Identity {
 const VERSION: u32 = 4;
 
 /// Where a loader continues.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Start {
     pub(crate) epoch: u64,
     pub(crate) step: u64,
-    /// Set if the training began with another plan.
-    pub(crate) begun: Option<Begun>,
-}
-
-/// How to continue a training that began with another plan.
-#[derive(Clone, Debug)]
-pub(crate) struct Begun {
-    /// The epoch that the training continues.
-    pub(crate) epoch: u64,
-    /// The batches that are left of that epoch.
+    /// The batches of that epoch. If it began with another plan, those that are left.
     pub(crate) rest: RemainingEpoch,
-    /// What a checkpoint in that epoch belongs to.
+    /// What a checkpoint in that epoch belongs to, and one in a later epoch.
     pub(crate) identity: Arc<Identity>,
-    /// What a checkpoint in a later epoch belongs to.
     pub(crate) later: Arc<Identity>,
 }
 
@@ -167,16 +157,12 @@ impl Checkpoint {
         if let Some(Identity { record_bytes, fingerprint, .. }) = self.identity {
             (own.record_bytes, own.fingerprint) = (record_bytes, fingerprint);
         }
-        let Start { epoch, step, begun } = own.resume(plan, self)?;
+        let Start { epoch, step, rest, later, .. } = Arc::new(own).resume(plan, self)?;
         if epoch >= epochs {
             return Ok(0);
         }
-        let (end, later) = match begun {
-            Some(Begun { rest, later, .. }) => (rest.end(), later),
-            None => (plan.epoch_after(own.steps_before(epoch)).end(), Arc::new(own)),
-        };
         let after = plan.steps_between(epoch + 1..epochs, later.steps_before(epoch + 1));
-        Ok(end.saturating_sub(step).saturating_add(after))
+        Ok(rest.end().saturating_sub(step).saturating_add(after))
     }
 
     /// Returns the plan of the loader that made the checkpoint, as rank 0 has it: for a [list of
@@ -215,13 +201,19 @@ impl Identity {
         self.plan.resume(self.trained.1, &self.before)
     }
 
+    /// Returns a start in an epoch of this plan alone. `plan` is the loader's plan with its own rank.
+    pub(crate) fn start(self: &Arc<Self>, plan: &Plan, epoch: u64, step: u64) -> Start {
+        let (identity, later) = (self.clone(), self.clone());
+        Start { epoch, step, rest: plan.epoch_after(self.steps_before(epoch)), identity, later }
+    }
+
     /// Returns where this loader continues from `checkpoint`. `plan` is the loader's plan with its own rank; `self.plan`
     /// is that of rank 0. If the checkpoint does not fit, the error names the field that differs.
-    pub(crate) fn resume(&self, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
+    pub(crate) fn resume(self: &Arc<Self>, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, mut epoch, mut step } = checkpoint;
         let Some(other) = identity else {
             in_epoch(step, 0, self.plan.steps(0))?;
-            return Ok(Start { epoch, step, begun: None });
+            return Ok(self.start(plan, epoch, step));
         };
         let (own, found) = (&self.plan, &other.plan);
         same("range of records", own.list(), found.list())?;
@@ -260,14 +252,14 @@ impl Identity {
             (epoch, step) = next.unwrap_or((epoch, own.steps(epoch)));
             (trained, before) = (trained.saturating_add(end), Vec::new());
         }
-        let identity = Self { before, trained: (epoch, trained), ..self.clone() };
+        let identity = Arc::new(Self { before, trained: (epoch, trained), ..(**self).clone() });
         if identity.before.is_empty() && trained == self.steps_before(epoch) {
-            return Ok(Start { epoch, step, begun: None });
+            return Ok(self.start(plan, epoch, step));
         }
         let rest = plan.resume(trained, &identity.before).map_err(wrong)?;
         let after = (epoch.saturating_add(1), trained.saturating_add(rest.max_steps()));
-        let later = Arc::new(Self { before: Vec::new(), trained: after, ..self.clone() });
-        Ok(Start { epoch, step, begun: Some(Begun { epoch, rest, identity: identity.into(), later }) })
+        let later = Arc::new(Self { before: Vec::new(), trained: after, ..(**self).clone() });
+        Ok(Start { epoch, step, rest, identity, later })
     }
 }
 

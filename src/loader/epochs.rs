@@ -8,7 +8,7 @@ use std::time::Instant;
 use twinbuf_mmap::{Plan, Reader, RemainingEpoch};
 
 use super::batch::{Batch, Records};
-use super::checkpoint::{Begun, Checkpoint, Identity, Start};
+use super::checkpoint::{Checkpoint, Identity, Start};
 use super::layout::Layout;
 use super::reader::Driven;
 use crate::error::Error;
@@ -74,20 +74,20 @@ impl<B: Backend> Loader<B> {
     /// Begins a call for the batches from `start` to the end of epoch `last`. If `last` is `None` or before `start`, the call
     /// has no batches.
     fn begin(&mut self, start: Start, last: Option<u64>) {
-        let Start { epoch, step, begun } = start;
-        let ordinal = self.pipe.recorder().report.epochs;
-        self.order.begun = begun;
-        self.order.last = last.filter(|&last| epoch <= last);
-        self.order.go_to(Place { ordinal, epoch, step });
-        if self.order.last.is_some() {
-            self.pipe.began(self.order.next, Instant::now());
-            self.pipe.post(Box::new(self.order.clone()), 0, u64::MAX);
+        let Self { pipe, order, .. } = self;
+        let Start { epoch, step, rest, identity, later } = start;
+        (order.rest, order.identity, order.later) = (rest, identity, later);
+        order.next = Place { ordinal: pipe.recorder().report.epochs, epoch, step };
+        order.last = last.filter(|&last| epoch <= last);
+        if order.last.is_some() {
+            pipe.began(order.next, Instant::now());
+            pipe.post(Box::new(order.clone()), 0, u64::MAX);
         }
     }
 
     /// Iterates over the batches of one epoch, in order. Epochs are numbered from 0. See [`epochs`](Self::epochs).
     pub fn epoch(&mut self, epoch: u64) -> Epochs<'_, B> {
-        self.begin(Start { epoch, ..Start::default() }, Some(epoch));
+        self.begin(self.order.own.start(&self.order.plan, epoch, 0), Some(epoch));
         Items::lent(self)
     }
 
@@ -124,7 +124,7 @@ impl<B: Backend> Loader<B> {
         if epochs.is_empty() {
             self.order.last = None; // the position stays
         } else {
-            let start = Start { epoch: epochs.start, ..Start::default() };
+            let start = self.order.own.start(&self.order.plan, epochs.start, 0);
             self.begin(start, epochs.end.checked_sub(1));
         }
     }
@@ -186,7 +186,7 @@ impl<B: Backend> Loader<B> {
     }
 
     fn begin_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<(), Error> {
-        let start = self.order.identity.resume(&self.order.plan, checkpoint)?;
+        let start = self.order.own.resume(&self.order.plan, checkpoint)?;
         self.begin(start, epochs.checked_sub(1));
         Ok(())
     }
@@ -198,7 +198,7 @@ impl<B: Backend> Loader<B> {
     /// ([`LastBatch::Keep`](crate::LastBatch::Keep)).
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        let Order { epoch: (_, identity), next, .. } = &self.order;
+        let Order { identity, next, .. } = &self.order;
         identity.at(next.epoch, next.step)
     }
 
@@ -241,9 +241,9 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
         if order.last.is_none() {
             return Next::End;
         }
-        while order.next.step >= order.epoch.0.end() {
+        while order.next.step >= order.rest.end() {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
-            order.next.step = order.epoch.0.max_steps();
+            order.next.step = order.rest.max_steps();
             if order.is_in_last() {
                 return Next::End;
             }
@@ -264,7 +264,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     }
 
     fn left(&self) -> (usize, Option<usize>) {
-        let Order { plan, epoch: (rest, identity), next: Place { epoch, step, .. }, .. } = &self.order;
+        let Order { plan, rest, identity, next: Place { epoch, step, .. }, .. } = &self.order;
         let Some(last) = self.order.last else { return (0, Some(0)) };
         let trained = identity.steps_before(*epoch).saturating_add(rest.max_steps());
         let later = plan.steps_between(epoch.saturating_add(1)..last.saturating_add(1), trained);
@@ -282,43 +282,35 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
 #[derive(Clone)]
 pub(super) struct Order {
     plan: Plan,
-    identity: Arc<Identity>,
+    /// The plan and the data set.
+    own: Arc<Identity>,
     layout: Arc<Layout>,
     /// The readers of fields that are files, if they read ahead. They begin when the pipe takes the first batch.
     files: Vec<Arc<Reader>>,
-    /// Set if the call resumes a training that began with another plan.
-    begun: Option<Begun>,
-    next: Place,
-    /// The batches of the epoch of `next`, and the plan and the data set that a checkpoint in it belongs to.
-    epoch: (RemainingEpoch, Arc<Identity>),
     /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
+    next: Place,
+    /// The batches of the epoch of `next`.
+    rest: RemainingEpoch,
+    /// What a checkpoint in that epoch belongs to, and one in a later epoch. They differ from `own` if the training began
+    /// with another plan.
+    identity: Arc<Identity>,
+    later: Arc<Identity>,
 }
 
 impl Order {
     pub(super) fn new(plan: Plan, identity: Identity, layout: Layout, files: Vec<Arc<Reader>>) -> Self {
-        let (identity, layout) = (Arc::new(identity), Arc::new(layout));
-        let epoch = (plan.epoch_after(0), identity.clone());
-        Self { plan, identity, layout, files, begun: None, next: Place::default(), epoch, last: None }
+        let (own, layout, next, last) = (Arc::new(identity), Arc::new(layout), Place::default(), None);
+        let Start { rest, identity, later, .. } = own.start(&plan, next.epoch, next.step);
+        Self { plan, own, layout, files, last, next, rest, identity, later }
     }
 
-    /// Goes to a batch of another epoch.
-    fn go_to(&mut self, next: Place) {
-        self.next = next;
-        let identity = match &self.begun {
-            Some(Begun { epoch, rest, identity, .. }) if *epoch == next.epoch => {
-                self.epoch = (rest.clone(), identity.clone());
-                return;
-            }
-            Some(Begun { later, .. }) => later,
-            None => &self.identity,
-        };
-        self.epoch = (self.plan.epoch_after(identity.steps_before(next.epoch)), identity.clone());
-    }
-
+    /// Goes to the first batch of the next epoch.
     fn next_epoch(&mut self) {
         let Place { ordinal, epoch, .. } = self.next;
-        self.go_to(Place { ordinal: ordinal + 1, epoch: epoch + 1, step: 0 });
+        self.next = Place { ordinal: ordinal + 1, epoch: epoch + 1, step: 0 };
+        self.rest = self.plan.epoch_after(self.later.steps_before(self.next.epoch));
+        self.identity = self.later.clone();
     }
 
     fn is_in_last(&self) -> bool {
@@ -335,9 +327,9 @@ impl Iterator for Order {
         }
         loop {
             let place = self.next;
-            if let Some(plan) = self.epoch.0.batch(place.epoch, place.step) {
+            if let Some(plan) = self.rest.batch(place.epoch, place.step) {
                 self.next.step += 1;
-                let (identity, layout) = (self.epoch.1.clone(), self.layout.clone());
+                let (identity, layout) = (self.identity.clone(), self.layout.clone());
                 return Some((place, Records { plan, identity, layout, offsets: Vec::new() }));
             }
             // If an epoch has no step, later epochs have none either, and without this check there would be no end.
