@@ -65,8 +65,8 @@ MUTANTS = [
     (TURN, "each worker that leaves ends the pipe", "        let last = mail.running == 0;", "        let last = mail.running < 9;"),
     (TURN, "the last worker leaves the producer", "            self.end();\n", ""),
     (WORKER, "a panic of a source unwinds", "        let filled = caught(|| {\n            let Some(unit) = unit else { return Ok(Content::End) };\n            let _entered = span.enter();\n            let mut filling = shared.filling(lane.index, *ticket, load, who);\n            source.fill(unit, slot, &mut filling).map_err(Box::new)\n        });\n", "        let filled = Ok::<_, String>((|| {\n            let Some(unit) = unit else { return Ok(Content::End) };\n            let _entered = span.enter();\n            let mut filling = shared.filling(lane.index, *ticket, load, who);\n            source.fill(unit, slot, &mut filling).map_err(Box::new)\n        })());\n"),
-    (WORKER, "what is read is not forgotten", "            shared.ended(self.index);\n", ""),
-    (WORKER, "what is read is not told", "        shared.began(self.index, ticket, now);\n", ""),
+    (WORKER, "what is read is not forgotten", "            shared.does(self.index, None);\n", ""),
+    (WORKER, "what is read is not told", "        shared.does(self.index, Some(Doing { ticket, since: now, place: None }));\n", ""),
     # Driven workers.
     (WORKER, "a driver that fills is not waited for", "        mem::forget(inside);\n", "        drop(inside);\n"),
     (WORKER, "a driver that has nothing to fill is waited for", "                return Poll::Pending;", "                mem::forget(inside);\n                return Poll::Pending;"),

@@ -204,11 +204,6 @@ impl Report {
         Self { kind, settings, workers_with_overlap: settings.workers, ..Self::default() }
     }
 
-    /// Adds the figures that the pipe counts: loads and copies to the device.
-    pub(crate) fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
-        Self { loads, transfer, transfer_bytes, ..self }
-    }
-
     /// Adds the figures that the readers of files count.
     pub(crate) fn with_reading<D: Units>(mut self, files: &[Arc<Reader<D>>]) -> Self {
         files.iter().for_each(|files| self.reading += files.stats());

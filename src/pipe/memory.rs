@@ -89,7 +89,7 @@ pub(crate) fn check_memory(
         return Ok(());
     }
     let wanted = format!("at most {MOST} slots, in at most {memory} bytes of memory");
-    Err(Error::Option { option, wanted, found: format!("{all} bytes: {sum}") })
+    Err(Error::option(option, wanted, format!("{all} bytes: {sum}")))
 }
 
 /// The bytes of memory of this machine, or of the address space if the system does not tell.
@@ -106,8 +106,7 @@ fn machine_memory() -> u64 {
 
 /// The error of slots that do not fit the memory. `sum` describes them.
 pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
-    let wanted = "slots that fit the memory".to_string();
-    Error::Option { option: "depth", wanted, found: sum.to_string() }
+    Error::option("depth", "slots that fit the memory", sum.to_string())
 }
 
 debug!([] Memory['_], |memory| slot: memory.slot, depth: memory.depth);

@@ -249,6 +249,32 @@ impl<R: Ring> Running<R> {
         }
         true
     }
+
+    /// Receives the units that were started, up to the end, a slot that the caller holds, or an error. Returns an error of
+    /// this call, or of the device.
+    fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
+        const PIECE: Duration = Duration::from_millis(5);
+        let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
+        loop {
+            let piece = until.into_iter().fold(Instant::now() + PIECE, Instant::min);
+            // Ask this before the slot: once no worker is left, every unit that will come has been committed.
+            let idle = self.shared.is_idle();
+            let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
+                Received::Item(item) => item,
+                Received::Empty if !idle && until.is_none_or(|until| piece < until) => continue,
+                Received::Failed(source) => return Some(Error::Device(source)),
+                _ => return None,
+            };
+            let header = R::header_mut(&mut item);
+            let result = mem::replace(&mut header.result, Ok(Content::End));
+            let heard = header.ticket.generation == call;
+            self.shared.guard("unit", || drop(item));
+            match result {
+                Err(error) if heard => return Some(*error),
+                result => self.shared.guard("error", || drop(result)),
+            }
+        }
+    }
 }
 
 impl<R: Ring> Drop for Running<R> {
@@ -407,10 +433,11 @@ impl<R: Ring> Pipe<R> {
     #[must_use]
     pub fn report(&self) -> Report {
         let Running { consumer, shared, recorder, .. } = &*self.running;
+        let mut report = recorder.report();
         // Do not lock in a forked process: a worker of the parent may have held the lock during the fork.
-        let loads = if self.is_foreign() { 0 } else { shared.loads() };
-        let (time, bytes) = consumer.as_ref().map_or_else(Default::default, R::copies);
-        (self.add_reads)(recorder.report().with_transfers(loads, time, bytes))
+        report.loads = if self.is_foreign() { 0 } else { shared.loads() };
+        (report.transfer, report.transfer_bytes) = consumer.as_ref().map(R::copies).unwrap_or_default();
+        (self.add_reads)(report)
     }
 
     /// When the unit in use was copied to a device. `None` if the copy is not over, or there is none.
@@ -617,34 +644,6 @@ impl<R: Ring> Pipe<R> {
         // writes.
         drop(running);
         unheard.or(fault).map_or(Ok(()), Err).and(trace.map_or(Ok(()), LoaderTrace::close))
-    }
-}
-
-impl<R: Ring> Running<R> {
-    /// Receives the units that were started, up to the end, a slot that the caller holds, or an error. Returns an error of
-    /// this call, or of the device.
-    fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
-        const PIECE: Duration = Duration::from_millis(5);
-        let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
-        loop {
-            let piece = until.into_iter().fold(Instant::now() + PIECE, Instant::min);
-            // Ask this before the slot: once no worker is left, every unit that will come has been committed.
-            let idle = self.shared.is_idle();
-            let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
-                Received::Item(item) => item,
-                Received::Empty if !idle && until.is_none_or(|until| piece < until) => continue,
-                Received::Failed(source) => return Some(Error::Device(source)),
-                _ => return None,
-            };
-            let header = R::header_mut(&mut item);
-            let result = mem::replace(&mut header.result, Ok(Content::End));
-            let heard = header.ticket.generation == call;
-            self.shared.guard("unit", || drop(item));
-            match result {
-                Err(error) if heard => return Some(*error),
-                result => self.shared.guard("error", || drop(result)),
-            }
-        }
     }
 }
 

@@ -85,8 +85,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
         let Self { slots, sources, driven, helper, rounds, mut options } = self;
         for (option, found) in [("slots", slots.len()), ("worker", sources.len() + driven)] {
             if found == 0 {
-                let (wanted, found) = ("at least one".to_string(), "none".to_string());
-                return Err(Error::Option { option, wanted, found });
+                return Err(Error::option(option, "at least one", "none"));
             }
         }
         let place = size_of::<Slot<T, U>>();
@@ -167,6 +166,11 @@ impl<R: Ring> Pipe<R> {
         self.begin(self.begun.calls, units, u64::MAX);
         Items::lent(self)
     }
+
+    /// The error of a call that no unit can answer.
+    fn refused(&self, why: &'static str) -> Next<R::Item> {
+        Next::Failed(Error::Load { at: self.at(self.place()), source: why.into() })
+    }
 }
 
 impl<R: Ring> Items<'_, Pipe<R>> {
@@ -176,13 +180,6 @@ impl<R: Ring> Items<'_, Pipe<R>> {
         let pipe = self.front_mut();
         pipe.pass_over();
         pipe.grant(granted);
-    }
-}
-
-impl<R: Ring> Pipe<R> {
-    /// The error of a call that no unit can answer.
-    fn refused(&self, why: &'static str) -> Next<R::Item> {
-        Next::Failed(Error::Load { at: self.at(self.place()), source: why.into() })
     }
 }
 

@@ -54,7 +54,8 @@ pub struct Filling<'f> {
     pub(crate) times: &'f mut LoadTimes,
     /// Whose code runs: an error names it after a panic.
     who: &'f mut &'static str,
-    progress: Option<&'f Progress>,
+    /// `None` if the caller fills the slot: nobody can ask meanwhile.
+    doing: Option<&'f Mutex<Option<Doing>>>,
 }
 
 impl Filling<'_> {
@@ -73,7 +74,9 @@ impl Filling<'_> {
     /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
     /// [`Pipe::reading`](super::Pipe::reading) returns it while the read lasts.
     pub fn reads(&mut self, part: usize, offset: u64) {
-        self.progress.iter().for_each(|progress| progress.reads(part, offset));
+        if let Some(doing) = self.doing.map(lock).as_deref_mut().and_then(Option::as_mut) {
+            doing.place = Some((part, offset));
+        }
     }
 
     /// Notes that this many bytes were read for the unit, before they were transformed: for the report.
@@ -100,7 +103,7 @@ pub(super) struct Shared<R: Ring> {
     /// Wakes the caller after a worker has left.
     left: Condvar,
     /// What each worker is doing. A caller that fills a slot has no place here, as it cannot ask meanwhile.
-    progress: Box<[Progress]>,
+    doing: Box<[Mutex<Option<Doing>>]>,
     /// Units started so far, of all calls. Counted by the holder of the turn.
     loads: AtomicU64,
     pub(super) naming: Naming,
@@ -207,7 +210,7 @@ impl<R: Ring> Shared<R> {
             mail: Mutex::new(mail),
             posted: Condvar::new(),
             left: Condvar::new(),
-            progress: (0..workers).map(|_| Progress::default()).collect(),
+            doing: (0..workers).map(|_| Mutex::new(None)).collect(),
             loads: AtomicU64::new(0),
             naming,
         }
@@ -497,14 +500,12 @@ impl<R: Ring> Shared<R> {
         self.loads.load(Ordering::Relaxed)
     }
 
-    /// The worker `index` begins to fill a slot. The caller's worker has no place, as the caller cannot ask meanwhile.
-    pub(super) fn began(&self, index: usize, ticket: Ticket, since: Instant) {
-        self.progress.get(index).into_iter().for_each(|progress| progress.began(ticket, since));
-    }
-
-    /// The worker `index` has filled the slot.
-    pub(super) fn ended(&self, index: usize) {
-        self.progress.get(index).into_iter().for_each(Progress::ended);
+    /// The worker `index` begins to fill a slot, or has filled it. The caller's worker has no place, as the caller cannot
+    /// ask meanwhile.
+    pub(super) fn does(&self, index: usize, fill: Option<Doing>) {
+        if let Some(doing) = self.doing.get(index) {
+            *lock(doing) = fill;
+        }
     }
 
     /// What a source is called with.
@@ -515,29 +516,26 @@ impl<R: Ring> Shared<R> {
         times: &'f mut LoadTimes,
         who: &'f mut &'static str,
     ) -> Filling<'f> {
-        Filling { ticket, naming: &self.naming, times, who, progress: self.progress.get(index) }
+        Filling { ticket, naming: &self.naming, times, who, doing: self.doing.get(index) }
     }
 
     /// Of the fills that the workers are doing, the one whose unit is needed first.
     pub(super) fn first_fill(&self) -> Option<Doing> {
-        let doing = self.progress.iter().filter_map(Progress::get);
+        let doing = self.doing.iter().filter_map(|doing| *lock(doing));
         doing.min_by_key(|doing| (doing.ticket.generation, doing.ticket.seq))
     }
 }
 
-/// What one worker is doing. Callers read it after a timeout.
-#[derive(Debug, Default)]
-struct Progress(Mutex<Option<Doing>>);
-
 /// Finds the file and the offset of what a source is reading.
 pub(crate) type Locate = Box<dyn Fn(usize, u64) -> Option<(PathBuf, u64)> + Send + Sync>;
 
+/// The fill that a worker is doing. Callers read it after a timeout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doing {
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     pub(super) since: Instant,
     /// What is being read: a part of the data, and an offset in it.
-    place: Option<(usize, u64)>,
+    pub(super) place: Option<(usize, u64)>,
 }
 
 impl Doing {
@@ -550,26 +548,6 @@ impl Doing {
             record: place.map(|(_, offset)| offset),
             file,
         }
-    }
-}
-
-impl Progress {
-    fn began(&self, ticket: Ticket, since: Instant) {
-        *lock(&self.0) = Some(Doing { ticket, since, place: None });
-    }
-
-    fn reads(&self, part: usize, offset: u64) {
-        if let Some(doing) = &mut *lock(&self.0) {
-            doing.place = Some((part, offset));
-        }
-    }
-
-    fn ended(&self) {
-        *lock(&self.0) = None;
-    }
-
-    fn get(&self) -> Option<Doing> {
-        *lock(&self.0)
     }
 }
 

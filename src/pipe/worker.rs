@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use super::ring::{Content, Header, Ring};
-use super::turn::{Filling, HELP_LIMIT, Patience, Shared, Source, Take};
+use super::turn::{Doing, Filling, HELP_LIMIT, Patience, Shared, Source, Take};
 use crate::error::Error;
 use crate::observe::log::{LoadTimes, Ticket};
 use crate::observe::recorder::{LoadRecorder, Span};
@@ -19,7 +19,7 @@ pub(crate) type AnySource<R> = Box<dyn Source<<R as Ring>::Slot, Unit = <R as Ri
 /// What a worker keeps from one fill to the next.
 struct Lane {
     recorder: LoadRecorder,
-    /// The place of its progress in [`Shared::progress`]. The caller's worker has none there.
+    /// Its place in [`Shared::doing`]. The caller's worker has none there.
     index: usize,
     /// When it was ready for another unit.
     ready: Instant,
@@ -36,6 +36,21 @@ struct Begun {
 }
 
 impl Lane {
+    /// Waits for the next slot and its unit. Returns no unit once the pipe is closed.
+    fn take<R: Ring>(&mut self, shared: &Shared<R>) -> Take<R> {
+        let mut taken = shared.take(Patience::None);
+        if let Take::InUse = taken {
+            self.recorder.write_if_due(self.ready);
+            taken = shared.take(Patience::Worker);
+        }
+        if let Take::Idle = taken {
+            // Write the recorded events to the trace file before a wait for the caller's next request.
+            self.recorder.flush();
+            taken = shared.take(Patience::Idle);
+        }
+        taken
+    }
+
     /// Begins to fill a slot. The fill began at `start`, or begins now.
     fn begin<R: Ring>(
         &mut self,
@@ -53,23 +68,23 @@ impl Lane {
         (load.start, load.end) = (now, now);
         let span = self.recorder.began(ticket);
         let clock = self.recorder.clock(now).map(|clock| (clock, this_thread()));
-        shared.began(self.index, ticket, now);
+        shared.does(self.index, Some(Doing { ticket, since: now, place: None }));
         Begun { span, clock, who: "source" }
     }
 
-    /// Ends a fill with this result, and commits the slot. Returns the times of the fill.
+    /// Ends a fill with its result, and commits the slot. A slot that was not to be filled has a result already. Returns
+    /// the times of the fill.
     fn end<R: Ring>(
         &mut self,
         shared: &Shared<R>,
         mut reserved: R::Reserved,
-        begun: Option<Begun>,
-        result: Result<Content, Box<Error>>,
+        filled: Option<(Begun, Result<Content, Box<Error>>)>,
     ) -> (Ticket, LoadTimes) {
         let (_, header) = R::parts(&mut reserved);
-        header.result = result;
         let (ticket, load) = (header.ticket, &mut header.load);
-        if let Some(Begun { span, clock, .. }) = begun {
-            shared.ended(self.index);
+        if let Some((Begun { span, clock, .. }, result)) = filled {
+            header.result = result;
+            shared.does(self.index, None);
             // The braces end the span with this call. Without `tracing` it is empty, and clippy refuses to drop it.
             { span }.record("bytes", load.bytes);
             load.end = Instant::now();
@@ -143,8 +158,7 @@ impl<R: Ring> Worker<R> {
         let Self { lane, source, .. } = self;
         let (slot, header) = R::parts(&mut reserved);
         if !header.is_to_fill() {
-            let result = mem::replace(&mut header.result, Ok(Content::End));
-            return lane.end(shared, reserved, None, result);
+            return lane.end(shared, reserved, None);
         }
         let mut begun = lane.begin(shared, header, start);
         let Header { ticket, unit, load, .. } = header;
@@ -158,24 +172,7 @@ impl<R: Ring> Worker<R> {
         let result = filled.unwrap_or_else(|message| {
             Err(Error::Panicked { at: shared.naming.at(*ticket), who, message }.into())
         });
-        lane.end(shared, reserved, Some(begun), result)
-    }
-}
-
-impl Lane {
-    /// Waits for the next slot and its unit. Returns no unit once the pipe is closed.
-    fn take<R: Ring>(&mut self, shared: &Shared<R>) -> Take<R> {
-        let mut taken = shared.take(Patience::None);
-        if let Take::InUse = taken {
-            self.recorder.write_if_due(self.ready);
-            taken = shared.take(Patience::Worker);
-        }
-        if let Take::Idle = taken {
-            // Write the recorded events to the trace file before a wait for the caller's next request.
-            self.recorder.flush();
-            taken = shared.take(Patience::Idle);
-        }
-        taken
+        lane.end(shared, reserved, Some((begun, result)))
     }
 }
 
@@ -245,7 +242,10 @@ impl<R: Ring> Driven<R> {
 
     fn advance(&mut self, waits: bool) -> Poll<Option<Fill<'_, R>>> {
         let Self { shared, lane, filling, left, .. } = self;
-        let inside = (filling.is_none() && !*left).then(|| Inside::new(shared));
+        let inside = (filling.is_none() && !*left).then(|| {
+            shared.enter();
+            Inside(&**shared)
+        });
         while filling.is_none() && !*left {
             let taken = if waits { lane.take(shared) } else { shared.take(Patience::None) };
             let Take::Unit(mut reserved) = taken else {
@@ -261,8 +261,7 @@ impl<R: Ring> Driven<R> {
                 let begun = lane.begin(shared, header, None);
                 *filling = Some((begun, reserved));
             } else {
-                let result = mem::replace(&mut header.result, Ok(Content::End));
-                lane.end(shared, reserved, None, result);
+                lane.end(shared, reserved, None);
             }
         }
         // Still inside while it fills. A worker that has left is counted out already.
@@ -273,7 +272,7 @@ impl<R: Ring> Driven<R> {
     fn end(&mut self, result: Result<Content, Error>) {
         if let Some((begun, reserved)) = self.filling.take() {
             let _inside = Inside(&*self.shared);
-            self.lane.end(&self.shared, reserved, Some(begun), result.map_err(Box::new));
+            self.lane.end(&self.shared, reserved, Some((begun, result.map_err(Box::new))));
         }
     }
 }
@@ -281,13 +280,6 @@ impl<R: Ring> Driven<R> {
 /// A driven worker whose driver waits or fills: a pipe that ends waits for it. Its drop counts it out, also if a panic
 /// drops it.
 struct Inside<'s, R: Ring>(&'s Shared<R>);
-
-impl<'s, R: Ring> Inside<'s, R> {
-    fn new(shared: &'s Shared<R>) -> Self {
-        shared.enter();
-        Self(shared)
-    }
-}
 
 impl<R: Ring> Drop for Inside<'_, R> {
     fn drop(&mut self) {

@@ -24,6 +24,13 @@ fn report(used: u64, waits: u64, loads: u64) -> Report {
     }
 }
 
+impl Report {
+    /// The same after so many loads, and with so much time and so many bytes of copies to a device.
+    fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
+        Self { loads, transfer, transfer_bytes, ..self }
+    }
+}
+
 /// The same without overlap.
 fn in_turn(used: u64, loads: u64) -> Report {
     without_overlap(report(used, loads, loads))
