@@ -211,13 +211,13 @@ impl Loader {
         self.shared.check(py)
     }
 
-    /// The batches of several epochs, of one, or of the next one.
-    #[pyo3(signature = (timeout, several=None, one=None))]
+    /// The batches of these epochs, or of the next one. ``single``: of one that was asked for alone.
+    #[pyo3(signature = (timeout, epochs=None, single=true))]
     fn _epochs(
         slf: &Bound<'_, Self>,
         timeout: Option<f64>,
-        several: Option<(u64, u64)>,
-        one: Option<u64>,
+        epochs: Option<(u64, u64)>,
+        single: bool,
     ) -> PyResult<Epochs> {
         let (py, this, timeout) = (slf.py(), slf.get(), timeout.map(Duration::from_secs_f64));
         this.shared.check(py)?;
@@ -225,9 +225,9 @@ impl Loader {
         if this.shared.state.with(py, |state| state.is_closed()) {
             return Err(closed(py));
         }
-        let which = several.map_or(Which::One(one), |(first, end)| Which::Range(first..end));
+        let epochs = epochs.map(|(first, end)| first..end);
         let (batches, loader) = (Loop::new(this.shared.clone(), timeout), slf.clone().unbind());
-        Ok(Epochs { batches, loader, which, all: OnceLock::new(), received: AtomicU64::new(0) })
+        Ok(Epochs { batches, loader, epochs, single, all: OnceLock::new(), received: AtomicU64::new(0) })
     }
 
     /// End the iteration under way, and refuse others if the program ``closes`` the loader.
@@ -392,34 +392,26 @@ pub(crate) struct Epochs {
     batches: Loop<Batches>,
     /// It reports the Python objects of the loader to the garbage collector.
     loader: Py<Loader>,
-    which: Which,
+    /// The epochs. `None`: the next one.
+    epochs: Option<Range<u64>>,
+    /// Whether it is one epoch that was asked for alone.
+    single: bool,
     /// The number of batches of the whole iteration, once it is known.
     all: OnceLock<u64>,
     /// The number of batches that the loop has received.
     received: AtomicU64,
 }
 
-pub(crate) enum Which {
-    /// Several epochs.
-    Range(Range<u64>),
-    /// One epoch: the next one, if it has no number.
-    One(Option<u64>),
-}
-
 impl Epochs {
-    /// Returns the epochs to iterate over, whether it is a single one, and the number of batches.
-    fn epochs(&self, state: &State) -> (Range<u64>, bool, u64) {
-        let (epochs, single) = match &self.which {
-            Which::Range(epochs) => (epochs.clone(), false),
-            Which::One(epoch) => {
-                let next = || state.own.resume.as_ref().map_or(state.own.next_epoch, Checkpoint::epoch);
-                let one = epoch.unwrap_or_else(next);
-                (one..one.saturating_add(1), true)
-            }
-        };
-        let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), single);
+    /// Returns the epochs to iterate over, and the number of batches.
+    fn epochs(&self, state: &State) -> (Range<u64>, u64) {
+        let epochs = self.epochs.clone().unwrap_or_else(|| {
+            let next = state.own.resume.as_ref().map_or(state.own.next_epoch, Checkpoint::epoch);
+            next..next.saturating_add(1)
+        });
+        let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), self.single);
         let all = *self.all.get_or_init(count);
-        (epochs, single, all)
+        (epochs, all)
     }
 }
 
@@ -427,7 +419,7 @@ impl Epochs {
 impl Epochs {
     /// The number of batches of the whole iteration.
     fn all(&self, py: Python<'_>) -> u64 {
-        let count = || self.loader.get().shared.state.with(py, |state| self.epochs(state).2);
+        let count = || self.loader.get().shared.state.with(py, |state| self.epochs(state).1);
         self.all.get().copied().unwrap_or_else(count)
     }
 
@@ -469,11 +461,11 @@ impl Epochs {
             if state.is_closed() {
                 return Err(None);
             }
-            let (epochs, single, _) = self.epochs(state);
-            if single {
+            let (epochs, _) = self.epochs(state);
+            if self.single {
                 state.own.next_epoch = epochs.end;
             }
-            state.begin(epochs, single).map_err(Some)
+            state.begin(epochs, self.single).map_err(Some)
         });
         begun.map_err(|error| error.map_or_else(|| closed(py), |error| errors::loading(py, error)))
     }

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
 use twinbuf::BoxError;
-use twinbuf::mmap::DType;
-use twinbuf::transform::{Context, Convert, RecordTransform, RecordType, Transform};
+use twinbuf::mmap::{DType, transform as kernels};
+use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
 
 use crate::dtype;
 use crate::foreign::{Call, Work, answer_to};
@@ -84,28 +84,10 @@ impl RecordTransform for Step {
 
     fn apply(&mut self, records: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<(), BoxError> {
         match self {
-            Self::Cast { from: DType::U16, to: DType::U32 } => Convert::U16ToU32.apply(records, out, context),
-            Self::Cast { from: DType::U16, to: DType::I64 } => Convert::U16ToI64.apply(records, out, context),
-            Self::Cast { from: DType::F32, to: DType::F16 } => Convert::F32ToF16.apply(records, out, context),
-            Self::Cast { from: DType::F32, to: DType::Bf16 } => {
-                Convert::F32ToBf16.apply(records, out, context)
-            }
             Self::Cast { from, to } => convert(*from, *to, records, out),
             Self::Normal(transform) => RecordTransform::apply(transform, records, out, context),
             Self::Map(function) => function.apply(records, out, context),
         }
-    }
-
-    fn apply_one(&mut self, record: &[u8], out: &mut [u8], context: &Context<'_>) -> Result<usize, BoxError> {
-        let len = match self {
-            Self::Cast { from, to } => record.len() / from.size() * to.size(),
-            Self::Normal(transform) => transform.out_len(record.len())? * DType::F32.size(),
-            Self::Map(function) => function.to.len(),
-        };
-        let found = out.len();
-        let out = out.get_mut(..len);
-        let out = out.ok_or_else(|| format!("wanted room for a record of {len} bytes, found {found}"))?;
-        self.apply(record, out, context).map(|()| len)
     }
 
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
@@ -159,14 +141,13 @@ fn convert(from: DType, to: DType, records: &[u8], out: &mut [u8]) -> Result<(),
     macro_rules! cast {
         ($($from:ident $number:ty: $($to:ident $result:ty),+;)+) => {
             match (from, to) {
-                $($((DType::$from, DType::$to) => each(records, out, |number: $number| number as $result),)+)+
-                (_, DType::F32) => {
-                    let numbers = bytemuck::try_cast_slice_mut(out).map_err(|error| format!("{error}"))?;
-                    Transform::new(from, 1)?.apply(records, numbers)?;
-                    Ok(())
-                }
-                (DType::U16, DType::U32 | DType::I64) | (DType::F32, DType::F16 | DType::Bf16) if out.is_empty() => Ok(()),
-                _ => Err("no such cast".into()),
+                $($((DType::$from, DType::$to) => each(records, out, |number: $number| number as $result)?,)+)+
+                (DType::U16, DType::U32) => kernels::u16_to_u32(records, numbers(out)?).map(drop)?,
+                (DType::U16, DType::I64) => kernels::u16_to_i64(records, numbers(out)?).map(drop)?,
+                (DType::F32, DType::F16) => kernels::f32_to_f16(records, numbers(out)?).map(drop)?,
+                (DType::F32, DType::Bf16) => kernels::f32_to_bf16(records, numbers(out)?).map(drop)?,
+                (_, DType::F32) => Transform::new(from, 1)?.apply(records, numbers(out)?).map(drop)?,
+                _ => return Err("no such cast".into()),
             }
         };
     }
@@ -183,6 +164,12 @@ fn convert(from: DType, to: DType, records: &[u8], out: &mut [u8]) -> Result<(),
         F32 f32: F64 f64;
         F64 f64: F32 f32;
     }
+    Ok(())
+}
+
+/// Returns the memory of a slot as numbers.
+fn numbers<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], BoxError> {
+    bytemuck::try_cast_slice_mut(out).map_err(|error| format!("the slot: {error}").into())
 }
 
 fn each<A: AnyBitPattern, B: NoUninit + AnyBitPattern>(
@@ -190,8 +177,7 @@ fn each<A: AnyBitPattern, B: NoUninit + AnyBitPattern>(
     out: &mut [u8],
     convert: impl Fn(A) -> B,
 ) -> Result<(), BoxError> {
-    let out: &mut [B] = bytemuck::try_cast_slice_mut(out).map_err(|error| format!("the slot: {error}"))?;
-    for (number, out) in records.chunks_exact(size_of::<A>()).zip(out) {
+    for (number, out) in records.chunks_exact(size_of::<A>()).zip(numbers(out)?) {
         *out = convert(bytemuck::pod_read_unaligned(number));
     }
     Ok(())

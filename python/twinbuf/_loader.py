@@ -238,14 +238,16 @@ class Loader(_Loader, Generic[Made]):
         found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
         if found.step != 1:
             raise OptionError("epochs: wanted a range with a step of 1")
-        return self._iterate(timeout, several=(whole("epochs", found.start), whole("epochs", found.stop)))
+        several = whole("epochs", found.start), whole("epochs", found.stop)
+        return self._iterate(timeout, several, single=False)
 
     def epoch(self, epoch: SupportsIndex, *, timeout: float | None = None) -> _Batches[Made]:
         """Return the batches of one epoch, or the rest of it after `load_state_dict`.
 
         ``timeout`` as of `epochs`.
         """
-        return self._iterate(timeout, one=_epoch(epoch))
+        one = _epoch(epoch)
+        return self._iterate(timeout, (one, one + 1))
 
     def __iter__(self) -> _Batches[Made]:
         """Return the batches of the next epoch, starting with 0.
@@ -254,8 +256,10 @@ class Loader(_Loader, Generic[Made]):
         """
         return self._iterate(None)
 
-    def _iterate(self, timeout: float | None, **which: Any) -> _Batches[Made]:
-        epochs: Any = self._epochs(seconds_or_none("timeout", timeout), **which)
+    def _iterate(
+        self, timeout: float | None, which: tuple[int, int] | None = None, single: bool = True
+    ) -> _Batches[Made]:
+        epochs: Any = self._epochs(seconds_or_none("timeout", timeout), which, single)
         if self._map is None and self._make is None and self._sender is None:
             return epochs  # type: ignore[no-any-return]
         return Epochs(self, epochs)

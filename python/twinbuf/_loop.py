@@ -45,13 +45,6 @@ class Loop(Generic[T]):
         # How many were handed out.
         self._count = 0
 
-    @classmethod
-    def sending(cls, sender: Sender, groups: Any) -> Loop[T]:
-        """Return the loop over the groups of a stream that are sent to a device."""
-        loop = cls(None)
-        sender.begin(loop, groups)
-        return loop
-
     def __iter__(self) -> Loop[T]:
         return self
 
