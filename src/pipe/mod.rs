@@ -308,11 +308,17 @@ impl<R: Ring> Pipe<R> {
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds, R::ON_DEVICE));
         let report = Report::new(kind, Settings { overlap, depth, workers });
-        let recorder = Recorder::new(track, breakdown, report);
-        let (consumer, threads, own, limit) = (Some(consumer), Vec::with_capacity(workers), None, END_LIMIT);
-        let running =
-            Running { consumer, shared, threads, driven: vec![], overlap, own, recorder, trace, limit };
-        let mut running = ForkGuard::new(running);
+        let mut running = ForkGuard::new(Running {
+            consumer: Some(consumer),
+            shared,
+            threads: Vec::with_capacity(workers),
+            driven: Vec::new(),
+            overlap,
+            own: None,
+            recorder: Recorder::new(track, breakdown, report),
+            trace,
+            limit: END_LIMIT,
+        });
         let Running { shared, threads, driven: idle, own, trace, .. } = &mut *running;
         let named =
             |index: usize| if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };

@@ -27,9 +27,15 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let (name, sends, trace) = (None, false, None);
-        let (held_timeout, breakdown) = (HELD_TIMEOUT, Breakdown::off());
-        Self { name, overlap: true, copy_stream: true, sends, held_timeout, trace, breakdown }
+        Self {
+            name: None,
+            overlap: true,
+            copy_stream: true,
+            sends: false,
+            held_timeout: HELD_TIMEOUT,
+            trace: None,
+            breakdown: Breakdown::off(),
+        }
     }
 }
 
