@@ -75,8 +75,6 @@ struct Options {
 struct Prepared {
     builder: LoaderBuilder,
     objects: Vec<Arc<Object>>,
-    /// Whether no data set is files.
-    quick: bool,
     /// The number of slots without the environment.
     asked_depth: usize,
 }
@@ -84,7 +82,6 @@ struct Prepared {
 impl Options {
     fn prepare(&self, py: Python<'_>, plan: &Plan) -> PyResult<Prepared> {
         let (mut objects, mut opened, mut steps) = (Vec::new(), Vec::<Box<dyn Dataset>>::new(), Vec::new());
-        let mut quick = true;
         for (field, source) in self.sources.iter().enumerate() {
             match source {
                 Source::Foreign(object, records, fingerprint, dtype, shape) => {
@@ -95,7 +92,6 @@ impl Options {
                 Source::Files(records) => {
                     let (files, of_field) = records.get().for_loader()?;
                     opened.push(files);
-                    quick = false;
                     let of_field: Vec<_> = of_field.iter().map(|step| step.copy(py)).collect();
                     objects.extend(of_field.iter().filter_map(|step| step.object().cloned()));
                     steps.extend(of_field.into_iter().map(|step| (field, step)));
@@ -123,7 +119,7 @@ impl Options {
             None => builder.wanted_slots().map_err(failed)?.0,
         };
         let builder = builder.from_env().map_err(failed)?;
-        Ok(Prepared { builder, objects, quick, asked_depth })
+        Ok(Prepared { builder, objects, asked_depth })
     }
 }
 
@@ -164,7 +160,7 @@ impl Loader {
         options: Options,
         slots: Option<Vec<(usize, Py<PyAny>)>>,
     ) -> PyResult<Self> {
-        let Prepared { builder, objects, quick, asked_depth } = options.prepare(py, plan.get())?;
+        let Prepared { builder, objects, asked_depth } = options.prepare(py, plan.get())?;
         let failed = |error| errors::loading(py, error);
         let (depth, slot) = builder.wanted_slots().map_err(failed)?;
         let lent = |(start, owner): (usize, Py<PyAny>)| {
@@ -179,6 +175,7 @@ impl Loader {
         let builder = slots.into_iter().fold(builder, LoaderBuilder::slots);
         let mut built = detached(py, || builder.build()).map_err(failed)?;
         let (identity, settings) = (Arc::<Identity>::default(), built.report().settings);
+        let quick = !options.sources.iter().any(|source| matches!(source, Source::Files(_)));
         let fillers = built.driven().into_iter();
         let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
         let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
