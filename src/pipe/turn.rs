@@ -473,20 +473,10 @@ impl<R: Ring> Shared<R> {
 
     /// Waits until no more than `most` workers are left, up to `until`. Returns whether that is so.
     pub(super) fn wait_for_workers(&self, most: usize, until: Option<Instant>) -> bool {
-        let mut mail = lock(&self.mail);
-        while mail.alive > most {
-            mail = match until {
-                None => self.left.wait(mail).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let rest = until.saturating_duration_since(Instant::now());
-                    if rest.is_zero() {
-                        return false;
-                    }
-                    self.left.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        true
+        let rest = until.map_or(FOREVER, |until| until.saturating_duration_since(Instant::now()));
+        let waited = self.left.wait_timeout_while(lock(&self.mail), rest, |mail| mail.alive > most);
+        let (mail, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        mail.alive <= most
     }
 
     /// Counts out workers whose threads could not be started.

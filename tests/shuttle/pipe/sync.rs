@@ -158,6 +158,19 @@ impl Condvar {
         Ok((mutex.guard(mutex.0.lock()), ()))
     }
 
+    pub(crate) fn wait_timeout_while<'m, T>(
+        &self,
+        mut guard: MutexGuard<'m, T>,
+        limit: Duration,
+        mut condition: impl FnMut(&mut T) -> bool,
+    ) -> LockResult<(MutexGuard<'m, T>, ())> {
+        let since = Instant::now();
+        while condition(&mut guard) && since.elapsed() < limit {
+            (guard, ()) = self.wait_timeout(guard, limit.saturating_sub(since.elapsed()))?;
+        }
+        Ok((guard, ()))
+    }
+
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
     }
