@@ -1,34 +1,26 @@
 //! The memory limit holds while batches outlive their loader. Alone in its process, because it measures the
 //! process's memory.
 
+mod common;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use twinbuf::loader::MemoryLimit;
+use common::Reads;
+use twinbuf::loader::{LoaderBuilder, MemoryLimit};
 use twinbuf::mmap::Buffer;
-use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
+use twinbuf::{Batch, BatchIndices, Error, Loader, Plan};
 
 const BATCH: usize = 4 << 20;
 const LIMIT: u64 = 16 << 20;
 
-/// Records of 1 MiB.
-struct Ones;
-
-impl Dataset for Ones {
-    fn records(&self) -> u64 {
-        64
-    }
-    fn record_bytes(&self) -> usize {
-        1 << 20
-    }
-    fn read(&mut self, _: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
+/// 64 records of 1 MiB, in batches of 4.
+fn ones() -> LoaderBuilder {
+    let read = |_: &BatchIndices, out: &mut [u8]| {
         out.fill(1);
-        Ok(out.len())
-    }
-}
-
-fn plan() -> Plan {
-    Plan::builder(64).batch(4).build().unwrap()
+        Ok(())
+    };
+    Loader::builder(Reads(64, 1 << 20, read), Plan::builder(64).batch(4).build().unwrap())
 }
 
 /// Resident bytes of this process.
@@ -53,7 +45,7 @@ fn the_limit_holds_whatever_outlives_the_loader() {
         assert!(taken <= LIMIT + (8 << 20), "wanted at most {LIMIT} and 8 MiB, found {taken}");
     };
     let limit = MemoryLimit::new(LIMIT);
-    let build = || Loader::builder(Ones, plan()).depth(2).memory_limit(&limit).build();
+    let build = || ones().depth(2).memory_limit(&limit).build();
 
     // Batches that outlive their loaders: two slots each.
     let mut kept = Vec::new();
@@ -96,8 +88,7 @@ fn the_limit_holds_whatever_outlives_the_loader() {
 
     // Memory lent by the caller stays in place.
     let slots = (0..2).map(|_| lent()).collect();
-    let mut loader =
-        Loader::builder(Ones, plan()).depth(2).memory_limit(&limit).slots(slots).build().unwrap();
+    let mut loader = ones().depth(2).memory_limit(&limit).slots(slots).build().unwrap();
     let batch = loader.epoch(0).next().unwrap().unwrap();
     let (batch, error) = *batch.into_buffer().unwrap_err();
     assert!(matches!(error, Error::Option { option: "slots", .. }), "{error}");

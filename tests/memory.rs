@@ -17,11 +17,9 @@ fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
     };
     let slots = 3 * 8 * RECORD as u64;
     assert!(build(slots, false).is_ok());
-    let error = build(slots - 1, false).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "option `memory_limit`: wanted at least 12288 bytes (3 host slots of 8 records of 512 bytes), found 12287"
-    );
+    let sum = "at least 12288 bytes (3 host slots of 8 records of 512 bytes)";
+    let error = build(slots - 1, false).unwrap_err().to_string();
+    assert_eq!(error, format!("option `memory_limit`: wanted {sum}, found 12287"));
     // Twice the size in the slots, and one untransformed batch for the worker and for a caller that helps: it is shorter than a part.
     let helper = std::thread::available_parallelism().unwrap().get() > 1;
     let transformed = 2 * slots + (1 + u64::from(helper)) * 8 * RECORD as u64;
@@ -58,20 +56,14 @@ fn one_limit_for_several_loaders() {
     let build = || Loader::builder(open(&paths), plan.clone()).depth(2).memory_limit(&limit).build();
     let (mut train, valid) = (build().unwrap(), build().unwrap());
     assert_eq!(limit.taken(), 2 * slots);
-    assert_eq!(
-        build().unwrap_err().to_string(),
-        "option `memory_limit`: wanted at least 8192 bytes (2 host slots of 8 records of 512 bytes), found 16385, of which \
-         16384 are taken"
-    );
+    let sum = "at least 8192 bytes (2 host slots of 8 records of 512 bytes)";
+    let wanted = format!("option `memory_limit`: wanted {sum}, found 16385, of which 16384 are taken");
+    assert_eq!(build().unwrap_err().to_string(), wanted);
     assert_eq!(limit.taken(), 2 * slots, "what was refused takes nothing");
     // A loader that could not be built returns its part.
     drop(valid);
-    let failed = Loader::builder(open(&paths), plan.clone())
-        .depth(2)
-        .memory_limit(&limit)
-        .trace("/no such folder/trace.json")
-        .build();
-    assert!(matches!(failed, Err(Error::Trace { .. })));
+    let builder = Loader::builder(open(&paths), plan.clone()).depth(2).memory_limit(&limit);
+    assert!(matches!(builder.trace("/no such folder/trace.json").build(), Err(Error::Trace { .. })));
     assert_eq!(limit.taken(), slots);
     assert_eq!(train.epoch(0).count(), 5);
     train.close().unwrap();

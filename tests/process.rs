@@ -61,11 +61,7 @@ fn threads_have_the_name_of_their_loader() {
     let build = |name: Option<&str>| {
         let (open, gate) = channel();
         let builder = Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap());
-        let builder = match name {
-            Some(name) => builder.name(name),
-            None => builder,
-        };
-        let mut loader = builder.build().unwrap();
+        let mut loader = name.into_iter().fold(builder, |builder, name| builder.name(name)).build().unwrap();
         // A thread sets its name before it reads.
         let epoch = loader.epoch(0);
         open.send(()).unwrap();

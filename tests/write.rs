@@ -10,26 +10,14 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType, files};
-use twinbuf::write::{Writer, WriterBuilder};
+use twinbuf::write::{Failure, Writer, WriterBuilder};
 use twinbuf::{BoxError, Error, Plan, Records};
 use twinbuf_testing::Random;
 
-const TYPES: [DType; 14] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::U16,
-    DType::I16,
-    DType::F16,
-    DType::U32,
-    DType::I32,
-    DType::F32,
-    DType::U64,
-    DType::I64,
-    DType::F64,
-    DType::C64,
-    DType::C128,
-];
+const TYPES: [DType; 14] = {
+    use DType::*;
+    [Bool, U8, I8, U16, I16, F16, U32, I32, F32, U64, I64, F64, C64, C128]
+};
 
 /// Draws numbers below a limit.
 struct Draws(Random);
@@ -50,12 +38,19 @@ fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
+fn sharded(builder: WriterBuilder, bytes: Option<u64>) -> WriterBuilder {
+    bytes.into_iter().fold(builder, WriterBuilder::shard_bytes)
+}
+
+fn failure(error: Error) -> Failure {
+    let Error::Write(failure) = error else { panic!("{error:?}") };
+    failure
+}
+
 /// The names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -81,13 +76,10 @@ impl Case {
             None => Writer::raw(path, row),
         };
         let builder = builder.depth(1 + draws.below(3)).slot_bytes(draws.size(40_000));
-        let sharded = row <= 4096 && draws.below(2) == 0;
-        let builder = match sharded {
-            // Whole rows in whole blocks are at most this long.
-            true => builder.shard_bytes((4096 * row) as u64 + draws.size(100_000) as u64),
-            false => builder,
-        };
-        (Self { dtype, shape, row, sharded }, builder)
+        let is_sharded = row <= 4096 && draws.below(2) == 0;
+        // Whole rows in whole blocks are at most `4096 * row` long.
+        let shards = is_sharded.then(|| (4096 * row) as u64 + draws.size(100_000) as u64);
+        (Self { dtype, shape, row, sharded: is_sharded }, sharded(builder, shards))
     }
 
     fn open(&self, path: &Path) -> Result<Records, BoxError> {
@@ -250,11 +242,8 @@ fn invalid_options_are_errors() {
     assert!(text.contains(&format!("{} bytes", 1_u64 << 62)), "{text}");
     let error = Writer::raw(folder.path().join("y"), 5).shard_bytes(4096).build().unwrap_err();
     assert!(error.to_string().contains("at least 20480 bytes"), "{error}");
-    let missing = Writer::raw(folder.path().join("no/x"), 1).build();
-    match missing {
-        Err(Error::Write(why)) => assert_eq!(why.source.kind(), io::ErrorKind::NotFound),
-        found => panic!("{found:?}"),
-    }
+    let missing = failure(Writer::raw(folder.path().join("no/x"), 1).build().unwrap_err());
+    assert_eq!(missing.source.kind(), io::ErrorKind::NotFound);
     let mut out = raw(12).slot_bytes(4096).build().unwrap();
     assert!(matches!(out.slot::<u64>(1), Err(Error::Option { option: "slot_bytes", .. })));
     assert!(matches!(out.slot::<u8>(usize::MAX), Err(Error::Option { .. })));
@@ -277,27 +266,23 @@ fn a_target_is_replaced_as_a_whole_or_not_at_all() {
     let folder = folder();
     let path = folder.path().join("x.bin");
     fs::write(&path, b"old").unwrap();
-    let write = |rows: usize| {
+    let write = || {
         let mut out = Writer::raw(&path, 1000).slot_bytes(4096).build().unwrap();
-        for _ in 0..rows {
-            out.write_all(&[7; 1000]).unwrap();
-        }
+        (0..100).for_each(|_| out.write_all(&[7; 1000]).unwrap());
         out
     };
-    let out = write(100);
+    let out = write();
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(names(folder.path()).len(), 2);
     drop(out);
     let panic = catch_unwind(|| {
-        let _out = write(100);
+        let _out = write();
         panic!("the loop fails");
     });
     assert!(panic.is_err());
-    assert_eq!(
-        (fs::read(&path).unwrap(), names(folder.path())),
-        (b"old".to_vec(), vec!["x.bin".to_string()])
-    );
-    let done = write(100).finish().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    assert_eq!(names(folder.path()), ["x.bin"]);
+    let done = write().finish().unwrap();
     assert_eq!(fs::read(&path).unwrap(), [7; 100_000]);
     let text = done.to_string();
     assert!(text.starts_with("100 rows, 97.7 KiB, 1 files in ") && text.contains("train waiting "), "{text}");
@@ -309,14 +294,11 @@ fn a_target_that_appears_meanwhile_is_named() {
     let folder = folder();
     for shards in [false, true] {
         let path = folder.path().join(format!("x{shards}"));
-        let builder = Writer::raw(&path, 1);
-        let out = if shards { builder.shard_bytes(4096) } else { builder }.build().unwrap();
+        let out = sharded(Writer::raw(&path, 1), shards.then_some(4096)).build().unwrap();
         fs::create_dir(&path).unwrap();
         fs::write(path.join("in the way"), b"").unwrap();
-        match out.finish() {
-            Err(Error::Write(why)) => assert_eq!((why.path, why.call), (path, "rename")),
-            found => panic!("{found:?}"),
-        }
+        let why = failure(out.finish().unwrap_err());
+        assert_eq!((why.path, why.call), (path, "rename"));
     }
     assert_eq!(names(folder.path()), ["xfalse", "xtrue"]);
 }
@@ -325,23 +307,12 @@ fn a_target_that_appears_meanwhile_is_named() {
 mod unix {
     use super::*;
     use crate::common::forked::forked;
-    use twinbuf::write::Failure;
-
-    fn failure(error: Error) -> Failure {
-        match error {
-            Error::Write(failure) => failure,
-            other => panic!("{other:?}"),
-        }
-    }
 
     #[test]
     fn of_two_writers_of_a_name_one_is_refused() {
         let folder = folder();
         let path = folder.path().join("x");
-        let other = |shards: bool| {
-            let builder = Writer::raw(&path, 1);
-            if shards { builder.shard_bytes(4096) } else { builder }.build()
-        };
+        let other = |shards: bool| sharded(Writer::raw(&path, 1), shards.then_some(4096)).build();
         for shards in [true, false] {
             let first = other(shards).unwrap();
             for shards in [true, false] {
@@ -360,6 +331,7 @@ mod unix {
 
     /// The caller's next call tells of the error, and so do all later ones.
     fn write_until_error(mut out: Writer, rows: usize) -> Result<(), Failure> {
+        let place = |failure: &Failure| (failure.path.clone(), failure.call, failure.offset);
         let mut failed: Option<Failure> = None;
         for number in 0..rows {
             let result = match number % 2 {
@@ -371,17 +343,13 @@ mod unix {
                 (None, Err(error)) => failed = Some(failure(error)),
                 (Some(first), result) => {
                     let again = failure(result.unwrap_err());
-                    assert_eq!(
-                        (&first.path, first.call, first.offset),
-                        (&again.path, again.call, again.offset)
-                    );
+                    assert_eq!(place(first), place(&again));
                 }
             }
         }
         let finished = out.finish().map(drop).map_err(failure);
         if let Some(first) = failed {
-            let again = finished.as_ref().unwrap_err();
-            assert_eq!((&first.path, first.call, first.offset), (&again.path, again.call, again.offset));
+            assert_eq!(place(&first), place(finished.as_ref().unwrap_err()));
         }
         finished
     }
@@ -443,7 +411,7 @@ mod unix {
             }
             let path = folder.path().join("x");
             let builder = Writer::npy(&path, DType::U8, &[1000]).slot_bytes(4096);
-            let builder = if shards { builder.shard_bytes(512_000) } else { builder };
+            let builder = sharded(builder, shards.then_some(512_000));
             let done = builder.build().map_err(failure).and_then(|out| write_until_error(out, 40));
             let found = names(folder.path());
             // A process that another test forked may have the file open. SAFETY: the string ends with a zero.
@@ -475,10 +443,8 @@ mod unix {
             if !shards {
                 fs::write(&path, b"old").unwrap();
             }
-            let build = || {
-                let builder = Writer::raw(&path, 1000).slot_bytes(4096);
-                if shards { builder.shard_bytes(512_000) } else { builder }.build()
-            };
+            let builder = || Writer::raw(&path, 1000).slot_bytes(4096);
+            let build = || sharded(builder(), shards.then_some(512_000)).build();
             // SAFETY: the child leaves by a kill or `_exit`.
             let child = match unsafe { libc::fork() } {
                 0 => {

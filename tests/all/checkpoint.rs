@@ -48,13 +48,9 @@ fn a_file_that_is_saved_by_many_and_killed_always_loads() {
     let path = folder.path().join("checkpoint.json");
     let expected = checkpoint();
     let spawn = || -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "checkpoint::saver", "--ignored", "--nocapture"])
-            .env(PATH, &path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        let mut saver = Command::new(std::env::current_exe().unwrap());
+        saver.args(["--exact", "checkpoint::saver", "--ignored", "--nocapture"]).env(PATH, &path);
+        saver.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     for kill in 0..kills {
         let mut children: Vec<Child> = (0..4).map(|_| spawn()).collect();

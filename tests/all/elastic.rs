@@ -4,14 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{RECORD, Reads, files, numbers, open};
+use crate::common::{RECORD, Reads, files, numbers, open, saved};
 use twinbuf::loader::Epochs;
 use twinbuf::{Checkpoint, LastBatch, Loader, Plan, Shuffle};
 use twinbuf_testing::Random;
-
-fn saved(checkpoint: &Checkpoint) -> Checkpoint {
-    serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
-}
 
 /// Takes up to `steps` steps of one rank with `workers` threads, and returns the checkpoint after them. The records go
 /// to `seen`.
@@ -299,34 +295,24 @@ fn a_past_that_cannot_be_is_refused() {
     assert_eq!(loader.epoch(0).take(5).count(), 5);
     let good = serde_json::to_value(loader.checkpoint()).unwrap();
     assert_eq!(good["record_bytes"], RECORD);
-    for (before, step, wanted) in [
-        (
-            serde_json::json!([{"batch": 8, "world": 1, "steps": 6}]),
-            6,
-            "the checkpoint has another number of steps: wanted as many as the epoch has, found 6 steps of 1 ranks \
-             with 8 records for each do not fit into the 40 records that were left",
-        ),
-        (
-            serde_json::json!([{"batch": 0, "world": 1, "steps": 6}]),
-            6,
-            "the checkpoint has another number of steps: wanted as many as the epoch has, found 6 steps of 1 ranks \
-             with 0 records for each do not fit into the 40 records that were left",
-        ),
-        (
-            serde_json::json!([{"batch": 8, "world": 1, "steps": 2}]),
-            1,
-            "the checkpoint has another step: wanted at least the 2 steps before it, found 1",
-        ),
-        (
-            serde_json::json!([{"batch": 8, "world": 1, "steps": 2}]),
-            9,
-            "the checkpoint has another step: wanted at most the 8 steps of an epoch, found 9",
-        ),
+    let many = |batch| {
+        format!(
+            "number of steps: wanted as many as the epoch has, found 6 steps of 1 ranks with {batch} records for each do \
+             not fit into the 40 records that were left"
+        )
+    };
+    for (batch, steps, step, wanted) in [
+        (8, 6, 6, many(8)),
+        (0, 6, 6, many(0)),
+        (8, 2, 1, "step: wanted at least the 2 steps before it, found 1".to_string()),
+        (8, 2, 9, "step: wanted at most the 8 steps of an epoch, found 9".to_string()),
     ] {
         let mut bad = good.clone();
-        (bad["before"], bad["step"]) = (before, step.into());
+        bad["before"] = serde_json::json!([{"batch": batch, "world": 1, "steps": steps}]);
+        bad["step"] = step.into();
         let bad: Checkpoint = serde_json::from_value(bad).unwrap();
-        assert_eq!(loader.epochs_from(&bad, 1).unwrap_err().to_string(), wanted);
+        let error = loader.epochs_from(&bad, 1).unwrap_err().to_string();
+        assert_eq!(error, format!("the checkpoint has another {wanted}"));
     }
     let mut bad = good.clone();
     bad["before"] = serde_json::json!([{"batch": 1, "world": 1, "steps": u64::MAX}, {"batch": 1, "world": 1, "steps": 1}]);

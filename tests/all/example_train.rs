@@ -65,11 +65,8 @@ fn another_seed_is_another_order() {
     data(folder.path(), 1 << 20);
     let json = folder.path().join("figures.json");
     let hash = |seed: &str| {
-        let arguments = "--data data.bin --batch 16 --rounds 1 --mode double --compute-ms 0.1";
-        let output = train(
-            folder.path(),
-            &format!("{arguments} --seed {seed} --json figures.json --trace trace.json"),
-        );
+        let arguments = "--data data.bin --batch 16 --rounds 1 --mode double --compute-ms 0.1 --json figures.json --trace trace.json";
+        let output = train(folder.path(), &format!("{arguments} --seed {seed}"));
         assert!(output.status.success());
         let figures: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
         assert_eq!(figures["runs"][0]["final_loss"], Value::Null, "a busy loop has no loss");

@@ -5,6 +5,8 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::trace;
+
 fn run(folder: &Path, variables: &[(&str, &str)]) -> Output {
     let mut command = crate::common::example("validation");
     command.arg("data.bin").current_dir(folder).envs(variables.iter().copied()).output().unwrap()
@@ -20,15 +22,13 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let Output { status, stdout, stderr } = run(folder.path(), &variables);
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
     let text = String::from_utf8(stdout).unwrap();
-    assert!(
-        text.contains("train: 3 epochs, 168 batches") && text.contains("valid: 3 epochs, 18 batches"),
-        "{text}"
-    );
+    for counts in ["train: 3 epochs, 168 batches", "valid: 3 epochs, 18 batches"] {
+        assert!(text.contains(counts), "{text}");
+    }
 
-    let events = std::fs::read_to_string(folder.path().join("trace.json")).unwrap();
-    let events: Vec<Value> = serde_json::from_str(&events).unwrap();
-    assert_eq!(crate::common::trace::errors(&events), [""; 0]);
-    let rows = crate::common::trace::rows(&events);
+    let events = trace::events(&folder.path().join("trace.json"));
+    assert_eq!(trace::errors(&events), [""; 0]);
+    let rows = trace::rows(&events);
     let mut names: Vec<String> = rows.values().map(|row| row.replace(" rank 0 of 1", "")).collect();
     names.sort_unstable();
     assert_eq!(names, ["train: read", "train: train", "valid: read", "valid: train"]);
@@ -37,10 +37,7 @@ fn each_loader_has_its_switches_and_all_have_one_trace_and_one_limit() {
     let of = |row: &str, name: &str| -> Vec<(f64, f64)> {
         let here =
             |event: &&Value| event["name"] == name && rows[&number(event)].replace(" rank 0 of 1", "") == row;
-        let span = |event: &Value| {
-            (event["ts"].as_f64().unwrap(), event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap())
-        };
-        events.iter().filter(here).map(span).collect()
+        events.iter().filter(here).map(trace::span).collect()
     };
     let waits = of("valid: train", "queue_wait");
     for (start, end) in of("valid: read", "disk_load") {

@@ -4,11 +4,11 @@
 
 use std::path::PathBuf;
 
-use crate::common::{RECORD, files, open};
+use crate::common::{RECORD, files, open, saved};
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::transform::{Transform, per_record};
-use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
+use twinbuf::{Error, LastBatch, Loader, Plan, Records, Shuffle};
 
 const RECORDS: u64 = 61;
 
@@ -45,16 +45,12 @@ fn records_are_matched_by_number_whatever_the_options() {
             assert_eq!(pixels.len(), classes.len() * 3);
             for ((record, pixels), class) in batch.plan().runs().flatten().zip(pixels.chunks(3)).zip(classes)
             {
-                assert_eq!(
-                    (pixels, *class),
-                    (&[record as u8, 100 + record as u8, 7][..], record as i64 - 30)
-                );
+                let wanted = [record as u8, 100 + record as u8, 7];
+                assert_eq!((pixels, *class), (&wanted[..], record as i64 - 30));
                 seen += 1;
             }
-            assert_eq!(
-                (batch.field_type(0).unwrap().shape(), batch.field_type(1).unwrap().shape()),
-                (&[3][..], &[][..])
-            );
+            let shapes = [0, 1].map(|field| batch.field_type(field).unwrap().shape().to_vec());
+            assert_eq!(shapes, [vec![3], vec![]]);
         }
         assert_eq!(seen, 2 * RECORDS);
         let report = loader.report();
@@ -68,19 +64,13 @@ fn each_field_has_a_transform_of_its_own() {
     let (_dir, images, labels) = pair();
     let to_f32 = Transform::new(DType::U8, 1).unwrap();
     let builder = Loader::builder(open_pair(&images, &labels), plan(8));
-    let mut loader = builder
-        .transform(to_f32)
-        .transform_field(
-            1,
-            per_record(4, |label, out, context| {
-                let label = i64::from_le_bytes(label.try_into()?);
-                assert_eq!(label, context.number as i64 - 30);
-                out.copy_from_slice(&i32::try_from(label)?.to_le_bytes());
-                Ok(())
-            }),
-        )
-        .build()
-        .unwrap();
+    let to_i32 = per_record(4, |label, out, context| {
+        let label = i64::from_le_bytes(label.try_into()?);
+        assert_eq!(label, context.number as i64 - 30);
+        out.copy_from_slice(&i32::try_from(label)?.to_le_bytes());
+        Ok(())
+    });
+    let mut loader = builder.transform(to_f32).transform_field(1, to_i32).build().unwrap();
     for batch in loader.epoch(3) {
         let batch = batch.unwrap();
         let (pixels, classes) = batch.fields::<(f32, i32)>().unwrap();
@@ -89,10 +79,8 @@ fn each_field_has_a_transform_of_its_own() {
             assert_eq!((pixels, *class as f32), (&[record, 100.0 + record, 7.0][..], record - 30.0));
         }
     }
-    let error = Loader::builder(open_pair(&images, &labels), plan(8))
-        .transform_field(2, per_record(4, |_, _, _| Ok(())))
-        .build()
-        .unwrap_err();
+    let builder = Loader::builder(open_pair(&images, &labels), plan(8));
+    let error = builder.transform_field(2, per_record(4, |_, _, _| Ok(()))).build().unwrap_err();
     assert_eq!(error.to_string(), "option `transform_field`: wanted a field below 2, found 2");
 }
 
@@ -103,14 +91,9 @@ fn fields_that_do_not_match_are_refused_and_named() {
     let refused = |error: Result<Loader, Error>| error.unwrap_err().to_string();
     let (pixels, classes) = open_pair(&images, &labels);
     let error = refused(Loader::builder((pixels, classes, open(&short)), plan(8)).build());
-    assert_eq!(
-        error,
-        format!(
-            "option `dataset`: wanted fields with the same number of records, found 61 in {} and 60 in {}",
-            images.display(),
-            short[0].display()
-        )
-    );
+    let (images_at, short_at) = (images.display(), short[0].display());
+    let wanted = "option `dataset`: wanted fields with the same number of records";
+    assert_eq!(error, format!("{wanted}, found 61 in {images_at} and 60 in {short_at}"));
     // A different number of windows.
     let windows = Cut::Windows { rows: 4, stride: 4 };
     let inputs = Records::open_headerless([&labels], DType::I64, windows).unwrap();
@@ -124,21 +107,15 @@ fn other_types_and_other_numbers_of_fields_are_refused() {
     let mut loader = Loader::builder(open_pair(&images, &labels), plan(8)).build().unwrap();
     let batch = loader.epoch(0).next().unwrap().unwrap();
     let refused = [
-        (batch.fields::<(u8, f64)>().map(drop), "epoch 0, step 0: field 1: wanted i64 [], found f64"),
-        (batch.fields::<(u8, i32)>().map(drop), "epoch 0, step 0: field 1: wanted i64 [], found i32"),
-        (
-            batch.fields::<(u8, i64, u8)>().map(drop),
-            "epoch 0, step 0: field 0: wanted types for 2 fields, found 3",
-        ),
-        (batch.cast::<u8>().map(drop), "epoch 0, step 0: field 0: wanted types for 2 fields, found 1"),
-        (batch.field_type(2).map(drop), "epoch 0, step 0: field 2: wanted a field below 2, found 2"),
-        (
-            batch.field::<[u8; 5]>(0).map(drop),
-            "epoch 0, step 0: field 0: wanted a whole number of [u8; 5], found 24 bytes",
-        ),
+        (batch.fields::<(u8, f64)>().map(drop), "1: wanted i64 [], found f64"),
+        (batch.fields::<(u8, i32)>().map(drop), "1: wanted i64 [], found i32"),
+        (batch.fields::<(u8, i64, u8)>().map(drop), "0: wanted types for 2 fields, found 3"),
+        (batch.cast::<u8>().map(drop), "0: wanted types for 2 fields, found 1"),
+        (batch.field_type(2).map(drop), "2: wanted a field below 2, found 2"),
+        (batch.field::<[u8; 5]>(0).map(drop), "0: wanted a whole number of [u8; 5], found 24 bytes"),
     ];
     for (found, wanted) in refused {
-        assert_eq!(found.unwrap_err().to_string(), wanted);
+        assert_eq!(found.unwrap_err().to_string(), format!("epoch 0, step 0: field {wanted}"));
     }
     assert_eq!(batch.field::<u8>(1).unwrap().len(), 64, "anything may be looked at as bytes");
     assert_eq!(batch.field::<[u8; 3]>(0).unwrap().len(), 8);
@@ -163,8 +140,7 @@ fn a_checkpoint_belongs_to_all_fields() {
     let build = |fields: (Records, Records)| Loader::builder(fields, plan(8)).build().unwrap();
     let mut loader = build(open_pair(&images, &labels));
     assert_eq!(loader.epoch(0).take(3).count(), 3);
-    let text = serde_json::to_string(&loader.checkpoint()).unwrap();
-    let checkpoint: Checkpoint = serde_json::from_str(&text).unwrap();
+    let checkpoint = saved(&loader.checkpoint());
     let mut again = build(open_pair(&images, &labels));
     let batch = again.epochs_from(&checkpoint, 1).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.step(), 3);
@@ -178,15 +154,10 @@ fn a_checkpoint_belongs_to_all_fields() {
     let mut turned = build((classes, pixels));
     let (pixels, _) = open_pair(&images, &labels);
     let mut alone = Loader::builder(pixels, plan(8)).build().unwrap();
-    for (loader, field) in [
-        (&mut different, "data set fingerprint"),
-        (&mut turned, "data set fingerprint"),
-        (&mut alone, "record size"),
-    ] {
-        match loader.epochs_from(&checkpoint, 1).map(drop) {
-            Err(Error::Checkpoint { field: found, .. }) => assert_eq!(found, field),
-            other => panic!("{other:?}"),
-        }
+    let prints = "data set fingerprint";
+    for (loader, field) in [(&mut different, prints), (&mut turned, prints), (&mut alone, "record size")] {
+        let error = loader.epochs_from(&checkpoint, 1).map(drop).unwrap_err();
+        assert!(matches!(&error, Error::Checkpoint { field: found, .. } if *found == field), "{error}");
     }
 }
 
@@ -197,12 +168,9 @@ fn memory_is_that_of_all_fields() {
         |limit| Loader::builder((open(&paths), open(&paths)), plan(8)).depth(2).memory_limit(limit).build();
     let slot = (2 * 8 * RECORD) as u64;
     build(2 * slot).unwrap();
+    let wanted = "at least 16384 bytes (2 host slots of 8 records of 1024 bytes in 2 fields), found 16383";
     let error = build(2 * slot - 1).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "option `memory_limit`: wanted at least 16384 bytes (2 host slots of 8 records of 1024 bytes in 2 fields), \
-         found 16383"
-    );
+    assert_eq!(error, format!("option `memory_limit`: wanted {wanted}"));
 }
 
 #[test]
@@ -216,19 +184,13 @@ fn numbers_are_what_the_files_hold() {
         let plan = Plan::builder(data.len()).batch(2).build().unwrap();
         Loader::builder(data, plan).build().unwrap().epoch(0).next().unwrap().unwrap()
     };
-    let refused = |wrong: Result<usize, Error>| wrong.unwrap_err().to_string();
     let batch = first(DType::F64);
     assert_eq!(batch.cast::<f64>().unwrap(), [0., 1., 2., 3., 4., 5., 6., 7.]);
     assert_eq!(batch.cast::<[f64; 4]>().unwrap()[1], [4., 5., 6., 7.]);
     assert_eq!(batch.cast::<u8>().unwrap().len(), 64, "anything may be looked at as bytes");
-    assert_eq!(
-        refused(batch.cast::<f32>().map(<[f32]>::len)),
-        "epoch 0, step 0: field 0: wanted f64 [4], found f32"
-    );
-    assert_eq!(
-        refused(batch.cast::<[f32; 2]>().map(<[_]>::len)),
-        "epoch 0, step 0: field 0: wanted f64 [4], found [f32; 2]"
-    );
+    let refused = "epoch 0, step 0: field 0: wanted f64 [4], found";
+    assert_eq!(batch.cast::<f32>().unwrap_err().to_string(), format!("{refused} f32"));
+    assert_eq!(batch.cast::<[f32; 2]>().unwrap_err().to_string(), format!("{refused} [f32; 2]"));
     assert!(batch.cast::<[i64; 2]>().is_err());
     assert!(batch.field::<[[u64; 2]; 2]>(0).is_err());
     let mut batch = first(DType::U8);

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use crate::common::{Reads, Woken};
+use crate::common::{Reads, Woken, more_than_memory};
 use twinbuf::pipe::{self, Content, Filling, Items, Pipe, Slots, Source};
 use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, generate};
 
@@ -67,14 +67,6 @@ fn units_come_in_order_whatever_the_number_of_workers() {
 #[test]
 #[cfg(target_pointer_width = "64")]
 fn more_slots_than_memory_are_refused_before_any_is_allocated() {
-    struct Nothing;
-    impl Source<()> for Nothing {
-        type Unit = ();
-
-        fn fill(&mut self, (): &mut (), (): &mut (), _: &mut Filling<'_>) -> Result<Content, Error> {
-            Ok(Content::Bytes(0))
-        }
-    }
     let nothing = |_: u64, (): &mut ()| Ok::<(), BoxError>(());
     let parts = |_: u64, _: usize, (): &mut ()| Ok::<(), BoxError>(());
     // Slots without bytes: the caller's vector takes no memory, however long it is.
@@ -82,11 +74,7 @@ fn more_slots_than_memory_are_refused_before_any_is_allocated() {
         let pipe = pipe::builder(vec![(); slots]).worker(Nothing).build().map(drop);
         let generator = generate::with_slots(vec![(); slots], nothing).build().map(drop);
         for error in [pipe.unwrap_err(), generator.unwrap_err()] {
-            let Error::Option { option: "slots", wanted, found } = &error else { panic!("{error:?}") };
-            assert!(wanted.contains("bytes of memory"), "{wanted}");
-            let bytes: u128 = found.split(' ').next().unwrap().parse().unwrap();
-            assert!(bytes >= slots as u128 * 64, "{found}");
-            assert_eq!(*found, format!("{bytes} bytes: {slots} slots"));
+            assert_eq!(more_than_memory(&error, "slots", slots, 64), "slots");
         }
     }
     // Parts without bytes are no memory: any number of them is made by few threads.
@@ -462,17 +450,9 @@ fn a_fill_that_a_driver_fails_ends_or_forgets_comes_in_its_place() {
         let error = fill.parts().2.failed("no such number");
         fill.fail(error);
     });
-    assert_eq!(failed[..2], [Ok(0), Ok(1)]);
-    assert_eq!(
-        failed[2..],
-        [Err("epoch 0, step 2: the batch could not be read: no such number".to_string())]
-    );
-    assert_eq!(
-        drive(2, |fill| {
-            fill.end();
-        }),
-        [Ok(0), Ok(1)]
-    );
+    let error = "epoch 0, step 2: the batch could not be read: no such number";
+    assert_eq!(failed, [Ok(0), Ok(1), Err(error.to_string())]);
+    assert_eq!(drive(2, |fill| fill.end()), [Ok(0), Ok(1)]);
     let dropped = "epoch 0, step 2: the batch could not be read: wanted the slot filled, found the fill dropped by its \
                    driver";
     for found in [drive(2, |fill| drop(fill)), drive(2, |_fill| resume_unwind(Box::new("cursed")))] {

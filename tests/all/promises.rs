@@ -18,10 +18,10 @@ use twinbuf::generate::{self, Generator};
 use twinbuf::loader::At;
 use twinbuf::pipe::{self, Content, Filling, Front, Items, Pipe, Slots, Source};
 use twinbuf::stream::TensorStream;
-use twinbuf::{BatchIndices, BoxError, Dataset, Error, Loader, Plan, stream};
+use twinbuf::{BatchIndices, BoxError, Error, Loader, Plan, stream};
 
-use crate::common::Woken;
 use crate::common::model::{self, Model, SIZES};
+use crate::common::{Reads, Woken, numbers};
 
 /// Longer than anything takes here. Only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(300);
@@ -78,28 +78,7 @@ trait Tested: Front<Item: Send> + Sized {
 }
 
 /// Units that are numbers.
-#[derive(Clone)]
 struct Numbers(Fill);
-
-impl Dataset for Numbers {
-    fn records(&self) -> u64 {
-        UNITS
-    }
-
-    fn record_bytes(&self) -> usize {
-        8
-    }
-
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        (self.0)(batch.step())?;
-        out.copy_from_slice(&batch.step().to_le_bytes());
-        Ok(out.len())
-    }
-
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
-}
 
 impl Source<u64> for Numbers {
     type Unit = u64;
@@ -112,8 +91,10 @@ impl Source<u64> for Numbers {
 }
 
 fn loader(setup: &Setup) -> twinbuf::loader::LoaderBuilder {
-    let plan = Plan::builder(UNITS).batch(1).build().unwrap();
-    Loader::builder(Numbers(setup.fill.clone()), plan).overlap(setup.overlap).held_timeout(setup.held_timeout)
+    let (plan, fill) = (Plan::builder(UNITS).batch(1).build().unwrap(), setup.fill.clone());
+    let read =
+        move |batch: &BatchIndices, out: &mut [u8]| fill(batch.step()).and_then(|()| numbers(batch, out));
+    Loader::builder(Reads(UNITS, 8, read), plan).overlap(setup.overlap).held_timeout(setup.held_timeout)
 }
 
 impl Tested for Loader {

@@ -190,10 +190,8 @@ fn transforms_take_and_make_records_of_their_own_length() {
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
         let build = || Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers);
         let mut loader = build().transform(half.clone()).transform(twice.clone()).build().unwrap();
-        for batch in loader.epoch(0) {
-            let batch = batch.unwrap();
-            let wanted: Vec<_> = batch.plan().runs().flatten().map(expected).collect();
-            assert_eq!(records(&batch), wanted);
+        for batch in loader.epoch(0).map(Result::unwrap) {
+            assert!(records(&batch).into_iter().eq(batch.plan().runs().flatten().map(expected)));
             assert!(batch.field_type(0).unwrap().is_ragged());
         }
         // To records of one size.
@@ -202,26 +200,18 @@ fn transforms_take_and_make_records_of_their_own_length() {
             Ok(())
         });
         let mut loader = build().transform(half.clone()).transform(fixed).build().unwrap();
-        for batch in loader.epoch(0) {
-            let batch = batch.unwrap();
-            let halves = |number| record(number).iter().step_by(2).copied().collect::<Vec<_>>();
-            let wanted: Vec<_> =
-                batch.plan().runs().flatten().map(|number| digest(&halves(number))).collect();
+        for batch in loader.epoch(0).map(Result::unwrap) {
+            let half = |number| -> Vec<u8> { record(number).into_iter().step_by(2).collect() };
+            let wanted: Vec<_> = batch.plan().runs().flatten().map(|number| digest(&half(number))).collect();
             assert_eq!((batch.cast::<u64>().unwrap(), batch.offsets(0)), (&wanted[..], None));
             assert_eq!(batch.record(0), Some(&wanted[0].to_le_bytes()[..]));
         }
         // Numbers, one by one.
         let mut loader = build().transform(Convert::U16ToU32).build().unwrap();
-        for batch in loader.epoch(0) {
-            let batch = batch.unwrap();
-            let numbers = |number| -> Vec<u32> {
-                record(number)
-                    .chunks_exact(2)
-                    .map(|pair| u16::from_le_bytes([pair[0], pair[1]]).into())
-                    .collect()
-            };
-            let wanted: Vec<_> = batch.plan().runs().flatten().flat_map(numbers).collect();
-            assert_eq!(batch.cast::<u32>().unwrap(), wanted);
+        for batch in loader.epoch(0).map(Result::unwrap) {
+            let bytes = batch.plan().runs().flatten().flat_map(record).collect::<Vec<_>>();
+            let numbers = bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+            assert!(batch.cast::<u32>().unwrap().iter().copied().eq(numbers.map(u32::from)));
         }
     }
 }
@@ -234,13 +224,10 @@ fn typed_records_and_labels() {
     let lengths: Vec<i32> = (0..RECORDS).map(|i| record(i).len() as i32).collect();
     let index = twinbuf_testing::megatron(8, 2, &lengths, &[]);
     std::fs::write(dir.path().join("tokens.idx"), index).unwrap();
-    std::fs::write(
-        dir.path().join("tokens.bin"),
-        tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<_>>(),
-    )
-    .unwrap();
-    std::fs::write(dir.path().join("labels"), (0..RECORDS).flat_map(u64::to_le_bytes).collect::<Vec<_>>())
-        .unwrap();
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    std::fs::write(dir.path().join("tokens.bin"), bytes).unwrap();
+    let labels: Vec<u8> = (0..RECORDS).flat_map(u64::to_le_bytes).collect();
+    std::fs::write(dir.path().join("labels"), labels).unwrap();
     let tokens = RaggedRecords::open_megatron(files([dir.path().join("tokens.bin")]).unwrap()).unwrap();
     let labels = Records::open_headerless([dir.path().join("labels")], DType::U64, mmap::Cut::Rows).unwrap();
     let plan = plan(Shuffle::Full, (0, 1), LastBatch::Keep);
@@ -251,13 +238,10 @@ fn typed_records_and_labels() {
         let wanted: Vec<u16> = numbers.iter().flat_map(|&i| record(i)).map(u16::from).collect();
         assert_eq!(batch.field::<u16>(0).unwrap(), wanted);
         assert_eq!(batch.field::<u64>(1).unwrap(), numbers);
-        assert_eq!(
-            batch.field::<u8>(2).unwrap(),
-            numbers.iter().flat_map(|&i| record(i)).collect::<Vec<_>>()
-        );
-        assert!(
-            batch.offsets(0).unwrap().iter().zip(batch.offsets(2).unwrap()).all(|(two, one)| *two == 2 * one)
-        );
+        let bytes: Vec<u8> = numbers.iter().flat_map(|&i| record(i)).collect();
+        assert_eq!(batch.field::<u8>(2).unwrap(), bytes);
+        let [two, one] = [0, 2].map(|field| batch.offsets(field).unwrap().to_vec());
+        assert!(two.into_iter().eq(one.into_iter().map(|offset| 2 * offset)));
         assert_eq!(batch.offsets(1), None);
         assert!(matches!(batch.field::<u32>(0), Err(Error::Field { field: 0, .. })));
         assert_eq!(batch.field_type(0).unwrap().to_string(), "up to u16 [996]");
@@ -275,22 +259,13 @@ fn slots_hold_records_that_repeat() {
     let cases = lists.iter().flat_map(|list| lasts.map(|last| (list, last)));
     for ((list, last), rank) in cases.flat_map(|case| [0, 1, 2].map(|rank| (case, rank))) {
         for shuffle in ORDERS {
-            let plan = Plan::builder(RECORDS)
-                .records(list.clone())
-                .batch(6)
-                .last_batch(last)
-                .shuffle(shuffle)
-                .seed(3);
-            let Ok(plan) = plan.rank(rank, 3).build() else { continue };
+            let plan = Plan::builder(RECORDS).records(list.clone()).batch(6).last_batch(last);
+            let Ok(plan) = plan.shuffle(shuffle).seed(3).rank(rank, 3).build() else { continue };
             let mut loader = Loader::builder(data.clone(), plan.clone()).build().unwrap();
-            let found: Vec<_> =
-                loader.epoch(0).map(|batch| batch.map(|batch| records(&batch)).unwrap()).collect();
-            let wanted = (0..plan.steps(0)).map(|step| plan.batch(0, step).unwrap());
-            let wanted = wanted.map(|batch| batch.runs().flatten().map(record).collect());
-            assert!(
-                found.into_iter().eq(wanted.collect::<Vec<Vec<_>>>()),
-                "{list:?} {last:?} {shuffle:?} {rank}"
-            );
+            let found = loader.epoch(0).map(|batch| records(&batch.unwrap()));
+            let planned = (0..plan.steps(0)).map(|step| plan.batch(0, step).unwrap());
+            let wanted = planned.map(|batch| batch.runs().flatten().map(record).collect::<Vec<_>>());
+            assert!(found.eq(wanted), "{list:?} {last:?} {shuffle:?} {rank}");
         }
     }
 }

@@ -43,11 +43,8 @@ fn every_system_call_that_reads_is_counted() {
         let calls = Records::read_calls() - before;
         assert!(calls >= 7, "{calls}");
         assert_eq!(loader.report().io_calls, calls, "overlap {overlap}, {workers} workers");
-        assert!(
-            loader.report().to_string().contains(&format!(", {calls} I/O calls in ")),
-            "{}",
-            loader.report()
-        );
+        let text = loader.report().to_string();
+        assert!(text.contains(&format!(", {calls} I/O calls in ")), "{text}");
     }
 }
 

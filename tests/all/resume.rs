@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use crate::common::{RECORD, Reads, batches, files, nothing, open};
+use crate::common::{RECORD, Reads, batches, files, nothing, open, saved};
 use twinbuf::mmap::{Cut, DType};
 use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle, transform};
 
@@ -25,11 +25,6 @@ fn plans() -> Vec<Plan> {
     plans
 }
 
-/// The state as it would be read back later.
-fn saved(state: &Checkpoint) -> Checkpoint {
-    serde_json::from_str(&serde_json::to_string(state).unwrap()).unwrap()
-}
-
 #[test]
 fn at_every_step_of_an_epoch_and_in_every_configuration() {
     let (_dir, paths) = files(&[20, RECORDS - 20]);
@@ -38,7 +33,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
         let build = |overlap, depth| {
             Loader::builder(data.clone(), plan.clone()).overlap(overlap).depth(depth).build().unwrap()
         };
-        let whole: Vec<_> = batches(&mut build(false, 1), 4).into_iter().map(Result::unwrap).collect();
+        let whole = batches(&mut build(false, 1), 4);
         for taken in 0..=whole.len() {
             for (overlap, depth) in [(false, 1), (true, 2), (true, 3), (true, 4)] {
                 let case = format!("{plan:?}, after {taken}, overlap {overlap}, depth {depth}");
@@ -64,8 +59,7 @@ fn at_every_step_of_an_epoch_and_in_every_configuration() {
                 assert!(rest == whole[taken..], "{case}");
                 assert_eq!(second.checkpoint().step(), whole.len() as u64, "{case}");
                 // And from then on as usual.
-                let next: Vec<_> = batches(&mut second, 5).into_iter().map(Result::unwrap).collect();
-                assert_eq!(next.len(), whole.len(), "{case}");
+                assert_eq!(batches(&mut second, 5).len(), whole.len(), "{case}");
             }
         }
     }
@@ -81,15 +75,9 @@ fn no_other_call_changes_where_a_checkpoint_goes_on() {
     // To the end of the training, whatever the loader did before.
     for _ in 0..2 {
         assert_eq!(loader.epoch(3).take(2).count(), 2);
-        let rest: Vec<_> = loader
-            .epochs_from(&checkpoint, 4)
-            .unwrap()
-            .map(Result::unwrap)
-            .map(|b| (b.epoch(), b.step()))
-            .collect();
-        let expected: Vec<_> =
-            (4..10).map(|step| (1, step)).chain((0..20).map(|i| (2 + i / 10, i % 10))).collect();
-        assert_eq!(rest, expected);
+        let rest = loader.epochs_from(&checkpoint, 4).unwrap().map(Result::unwrap);
+        let expected = (4..10).map(|step| (1, step)).chain((0..20).map(|i| (2 + i / 10, i % 10)));
+        assert!(rest.map(|batch| (batch.epoch(), batch.step())).eq(expected));
     }
     // A finished training has nothing left, and an epoch never has extra steps.
     assert_eq!(loader.epochs_from(&checkpoint, 1).unwrap().count(), 0);
@@ -202,14 +190,12 @@ fn another_plan_or_data_set_is_refused_and_changes_nothing() {
             error => panic!("{error:?}"),
         }
     };
-    let text = |wanted: &str, found: &str| (wanted.to_string(), found.to_string());
-    let (field, wanted, found) = foreign(load(&paths, RECORD, plan(2)));
-    assert_eq!((field, (wanted, found)), ("seed", text("1", "2")));
+    let text = |field, wanted: &str, found: &str| (field, wanted.to_string(), found.to_string());
+    assert_eq!(foreign(load(&paths, RECORD, plan(2))), text("seed", "1", "2"));
     let other = Plan::builder(24).batch(4).seed(1).shuffle(Shuffle::Chunks { records: 4 }).build().unwrap();
-    let (field, wanted, found) = foreign(load(&paths, RECORD, other));
-    assert_eq!((field, (wanted, found)), ("shuffle", text("Full", "Chunks { records: 4 }")));
-    let (field, wanted, found) = foreign(load(&paths, RECORD, plan(1).with_records(8..32).unwrap()));
-    assert_eq!((field, (wanted, found)), ("range of records", text("0..24", "8..32")));
+    assert_eq!(foreign(load(&paths, RECORD, other)), text("shuffle", "Full", "Chunks { records: 4 }"));
+    let other = plan(1).with_records(8..32).unwrap();
+    assert_eq!(foreign(load(&paths, RECORD, other)), text("range of records", "0..24", "8..32"));
     assert_eq!(foreign(load(&same_shape, RECORD, plan(1))).0, "data set fingerprint");
     assert_eq!(foreign(load(&paths, 2 * RECORD, plan(1))).0, "record size");
     let mut far = serde_json::to_value(&before).unwrap();

@@ -1,15 +1,10 @@
 //! Several loaders at once: training and validation, with one trace and separate times.
 
-use std::path::Path;
 use std::time::Duration;
 
-use crate::common::{busy, files, open, plan};
+use crate::common::{busy, files, open, plan, trace};
 use serde_json::Value;
 use twinbuf::Loader;
-
-fn events(path: &Path) -> Vec<Value> {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
-}
 
 #[test]
 fn loaders_with_one_trace_have_rows_of_their_own() {
@@ -17,12 +12,7 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     let path = dir.path().join("trace.json");
     let build = |name: Option<&str>| {
         let builder = Loader::builder(open(&paths), plan(40, 8)).trace(path.as_path());
-        match name {
-            Some(name) => builder.name(name),
-            None => builder,
-        }
-        .build()
-        .unwrap()
+        name.into_iter().fold(builder, |builder, name| builder.name(name)).build().unwrap()
     };
     let (mut train, mut valid, mut third) = (build(Some("train")), build(Some("va\"lid")), build(None));
     assert_eq!(train.epoch(0).count(), 5);
@@ -33,9 +23,9 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     assert_eq!(valid.epoch(8).count(), 5, "the others may be gone");
     valid.close().unwrap();
 
-    let events = events(&path);
-    assert_eq!(crate::common::trace::errors(&events), [""; 0]);
-    let rows = crate::common::trace::rows(&events);
+    let events = trace::events(&path);
+    assert_eq!(trace::errors(&events), [""; 0]);
+    let rows = trace::rows(&events);
     let names: Vec<&str> = rows.values().map(String::as_str).collect();
     let expected = [
         "train rank 0 of 1: train",
@@ -47,13 +37,9 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     ];
     assert_eq!(names, expected);
     for ((_, row), name) in rows {
-        let epochs: Vec<u64> = events
-            .iter()
-            .filter(|event| {
-                event["tid"] == row && ["train", "disk_load"].contains(&event["name"].as_str().unwrap())
-            })
-            .map(|event| event["args"]["epoch"].as_u64().unwrap())
-            .collect();
+        let of_batches = |name: &Value| name == "train" || name == "disk_load";
+        let here = events.iter().filter(|event| event["tid"] == row && of_batches(&event["name"]));
+        let epochs: Vec<u64> = here.map(|event| event["args"]["epoch"].as_u64().unwrap()).collect();
         let expected = match &name[..5] {
             "train" => [0; 5].to_vec(),
             "va_li" => [[7; 5], [8; 5]].concat(),

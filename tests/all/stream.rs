@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::model::{Model, SIZES};
+use crate::common::more_than_memory;
 use twinbuf::loader::MemoryLimit;
 use twinbuf::mmap::ReadMode;
 use twinbuf::pipe::Items;
@@ -216,7 +217,6 @@ fn the_limit_counts_all_of_it() {
     assert_eq!(layers.unwrap().kept(), 1);
 }
 
-/// A second pass over groups that are all kept reads nothing.
 /// Groups that are kept leave their slots, as far as the limit has room, and the pass goes on.
 #[test]
 fn a_group_may_leave_its_slot() {
@@ -304,11 +304,7 @@ fn options_that_cannot_work_are_refused() {
     #[cfg(target_pointer_width = "64")]
     for depth in [1 << 31, 1 << 40, 1 << 62, usize::MAX] {
         let error = stream(model.groups()).depth(depth).build().unwrap_err();
-        let Error::Option { option: "depth", wanted, found } = &error else { panic!("{error:?}") };
-        assert!(wanted.contains("bytes of memory"), "{wanted}");
-        let bytes: u128 = found.split(' ').next().unwrap().parse().unwrap();
-        assert!(bytes >= depth as u128 * 4096, "{found}");
-        assert!(found.starts_with(&format!("{bytes} bytes: {depth} slots of 162 bytes")), "{found}");
+        assert!(more_than_memory(&error, "depth", depth, 4096).starts_with("slots of 162 bytes"), "{error}");
     }
 }
 
@@ -342,11 +338,9 @@ fn an_error_has_the_place_in_the_pass() {
             }
         }
         layers.close().unwrap();
-        let events: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(trace).unwrap()).unwrap();
+        let events = crate::common::trace::events(&trace);
         for name in ["disk_load", "train"] {
-            let of = |event: &&serde_json::Value| event["name"] == name && event["args"]["epoch"] == 2;
-            let events = events.as_array().unwrap().iter().filter(of);
+            let events = events.iter().filter(|event| event["name"] == name && event["args"]["epoch"] == 2);
             let steps: Vec<_> = events.map(|event| event["args"]["step"].as_u64().unwrap()).collect();
             assert_eq!(steps, streamed, "{name}, overlap {overlap}");
         }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::upload::start;
+use super::upload::{is_clean, start};
 use crate::common::model::Model;
 use twinbuf::cuda::cudarc::driver::{CudaContext, CudaStream};
-use twinbuf::loader::Cuda;
-use twinbuf::loader::MemoryLimit;
+use twinbuf::loader::{Cuda, MemoryLimit};
 use twinbuf::stream::{Group, StreamBuilder, Tensors};
 use twinbuf::{Error, mmap, stream};
-use twinbuf_cuda_sim::{Live, checksum_of};
+use twinbuf_cuda_sim::checksum_of;
 
 /// Layers of different sizes, one of them with an empty tensor; short, because the device is software.
 const SHORT: [usize; 6] = [4000, 3, 0, 25_000, 700, 9];
@@ -86,10 +85,7 @@ fn every_tensor_by_its_name_in_three_passes() {
             assert!(keep < SHORT.len() || report.reading.bytes == read, "{}", report.reading.bytes);
             layers.close().unwrap();
             drop(on);
-            assert_eq!(sim.violations(), [""; 0]);
-            drop(ctx);
-            sim.drain();
-            assert_eq!(sim.live().leaked(), Live::default());
+            is_clean(&sim, ctx);
         }
     }
 }
@@ -183,10 +179,7 @@ fn a_stream_is_dropped_in_mid_read() {
                 drop((last, layers));
             }
             drop(on);
-            assert_eq!(sim.violations(), [""; 0]);
-            drop(ctx);
-            sim.drain();
-            assert_eq!(sim.live().leaked(), Live::default());
+            is_clean(&sim, ctx);
         }
     }
 }

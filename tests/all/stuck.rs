@@ -3,11 +3,11 @@
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use crate::common::{RECORD, files, open};
-use twinbuf::loader::Locator;
+use twinbuf::loader::{At, Locator, Reading};
 use twinbuf::{BatchIndices, BoxError, Dataset, Loader, Plan, Records};
 
 /// Blocks reads until they are released.
@@ -89,30 +89,21 @@ fn a_caller_that_waits_is_told_what_is_read() {
         let before = loop {
             // The thread of the batch may have been behind another one.
             assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending());
-            if let Some(reading) =
-                epoch.reading().filter(|now| now.at.step == Some(6) && now.record.is_some())
-            {
+            let there = |now: &Reading| now.at.step == Some(6) && now.record.is_some();
+            if let Some(reading) = epoch.reading().filter(there) {
                 break reading;
             }
         };
-        let Poll::Pending = epoch.next_timeout(Duration::from_millis(1)) else {
-            panic!("nothing is released")
-        };
+        assert!(epoch.next_timeout(Duration::from_millis(1)).is_pending(), "nothing is released");
         let reading = epoch.reading().unwrap();
         assert!(reading.time > before.time, "{reading} after {before}");
-        assert_eq!(
-            (&reading.at.loader, reading.at.epoch, reading.at.step),
-            (&Some("train".into()), 5, Some(6))
-        );
+        assert_eq!(reading.at, At { loader: Some("train".into()), epoch: 5, step: Some(6) });
         assert_eq!(reading.record, Some(24));
         // The fifth record of the second file.
         let file = (dir.path().join("1.bin"), 4 * RECORD as u64);
         assert_eq!(reading.file, named.then_some(file));
-        let text = reading.to_string();
-        let loading = format!(
-            "train: epoch 5, step 6: loading for {:.3} s, from record 24 on",
-            reading.time.as_secs_f64()
-        );
+        let (text, seconds) = (reading.to_string(), reading.time.as_secs_f64());
+        let loading = format!("train: epoch 5, step 6: loading for {seconds:.3} s, from record 24 on");
         assert!(text.starts_with(&loading), "{text}");
         assert_eq!(text.ends_with("1.bin at byte 2048"), named, "{text}");
         // No batch was lost, and no read is pending in the end.
@@ -179,8 +170,7 @@ fn child_whose_read_never_returns() {
 
 #[test]
 fn a_process_whose_read_never_returns_ends() {
-    let program = std::env::current_exe().unwrap();
-    let mut child = Command::new(program);
+    let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "stuck::child_whose_read_never_returns", "--ignored", "--nocapture"]);
     let started = Instant::now();
     let found = child.output().unwrap(); // or the test never ends

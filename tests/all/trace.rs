@@ -4,18 +4,24 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
 use twinbuf::observe::Trace;
 use twinbuf::{Error, Loader, Plan, Shuffle};
 
-/// The file as a viewer reads it: the closing bracket may be missing.
-fn events(path: &Path) -> Vec<Value> {
-    let mut text = std::fs::read_to_string(path).unwrap();
-    if !text.trim_end().ends_with(']') {
-        text.push(']');
-    }
-    serde_json::from_str(&text).unwrap()
+/// The file as a viewer reads it if its process has not closed the list.
+fn unclosed(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    assert!(!text.trim_end().ends_with(']'), "it could close the list");
+    serde_json::from_str(&(text + "]")).unwrap()
+}
+
+/// Sets what starts `test` of this program in a process of its own, with `variable` set to the path of its trace.
+fn again(test: &str, variable: &str, path: &Path) -> Command {
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", &format!("trace::{test}"), "--nocapture"]).env(variable, path);
+    program
 }
 
 /// Makes a FIFO and a process that reads its first line. With `holds`, the process then keeps it open until the end of its
@@ -42,15 +48,12 @@ fn the_events_of_the_first_epochs() {
     let (dir, paths) = files(&[40]);
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let mut loader = Loader::builder(open(&paths), plan(40, 8))
-            .overlap(overlap)
-            .trace(Trace::new(&path).epochs(2))
-            .build()
-            .unwrap();
+        let builder = Loader::builder(open(&paths), plan(40, 8)).overlap(overlap);
+        let mut loader = builder.trace(Trace::new(&path).epochs(2)).build().unwrap();
         let mut first = loader.epoch(10);
         let batch = first.next().unwrap().unwrap();
         // Each side has written its events before it handed the batch over.
-        let early = self::events(&path);
+        let early = unclosed(&path);
         for name in ["disk_load", "queue_wait"] {
             let found = named(&early, name);
             assert!(found.iter().any(|event| event["args"]["step"] == 0), "{name}, overlap {overlap}");
@@ -61,8 +64,7 @@ fn the_events_of_the_first_epochs() {
             assert_eq!(loader.epoch(epoch).count(), 5);
         }
         loader.close().unwrap();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let events: Vec<Value> = serde_json::from_str(&text).expect("plain JSON after the close");
+        let events = trace::events(&path);
         for (name, expected) in
             [("epoch", 2), ("chunk", 10), ("train", 10), ("queue_wait", 10), ("disk_load", 10)]
         {
@@ -77,40 +79,19 @@ fn the_events_of_the_first_epochs() {
             }
         }
         // A chunk consists of its wait and its use, in this order; the disk was read before its use began.
-        let span = |event: &Value| {
-            let start = event["ts"].as_f64().unwrap();
-            (start, start + event["dur"].as_f64().unwrap())
-        };
-        let of = |name: &str, epoch: u64, step: u64| {
-            let found: Vec<_> = named(&events, name)
-                .into_iter()
-                .filter(|event| event["args"]["epoch"] == epoch && event["args"]["step"] == step)
-                .map(span)
-                .collect();
-            assert_eq!(found.len(), 1, "{name}, epoch {epoch}, step {step}");
-            found[0]
-        };
         let close = |a: f64, b: f64| (a - b).abs() < 0.002; // the format's rounding, in microseconds
-        for epoch in 10..12 {
-            for step in 0..5 {
-                let (chunk, wait, train, load) = (
-                    of("chunk", epoch, step),
-                    of("queue_wait", epoch, step),
-                    of("train", epoch, step),
-                    of("disk_load", epoch, step),
-                );
-                assert!(close(chunk.0, wait.0) && close(wait.1, train.0) && close(train.1, chunk.1));
-                assert!(load.1 <= train.0 + 0.002, "read before used");
-            }
+        for (epoch, step) in (10..12).flat_map(|epoch| (0..5).map(move |step| (epoch, step))) {
+            let here = |event: &Value| event["args"]["epoch"] == epoch && event["args"]["step"] == step;
+            let of = |name: &str| {
+                let found: Vec<_> = named(&events, name).into_iter().filter(|event| here(event)).collect();
+                assert_eq!(found.len(), 1, "{name}, epoch {epoch}, step {step}");
+                span(found[0])
+            };
+            let [chunk, wait, train, load] = ["chunk", "queue_wait", "train", "disk_load"].map(of);
+            assert!(close(chunk.0, wait.0) && close(wait.1, train.0) && close(train.1, chunk.1));
+            assert!(load.1 <= train.0 + 0.002, "read before used");
         }
     }
-}
-
-/// Whole nanoseconds of a time of the format.
-fn nanos(micros: &Value) -> u64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times of a short run
-    let nanos = (micros.as_f64().unwrap() * 1000.0).round() as u64;
-    nanos
 }
 
 #[test]
@@ -124,7 +105,7 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
         let mut loader = Loader::builder(open(&paths), plan).trace(Trace::new(&path)).build().unwrap();
         assert_eq!(loader.epoch(0).count() as u64, steps);
         loader.close().unwrap();
-        let events = events(&path);
+        let events = trace::events(&path);
         assert!(events.iter().all(|event| event["pid"] == rank), "rank {rank}");
         let meta = |name: &str| -> Vec<&Value> {
             let found = named(&events, name);
@@ -161,8 +142,7 @@ fn a_killed_program_leaves_whole_events() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
-    let mut victim = Command::new(std::env::current_exe().unwrap());
-    victim.args(["--exact", "trace::a_killed_program_leaves_whole_events", "--nocapture"]).env(VICTIM, &path);
+    let mut victim = again("a_killed_program_leaves_whole_events", VICTIM, &path);
     let mut victim = victim.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(victim.stdout.take().unwrap()).lines();
     let said = lines.map_while(Result::ok).any(|line| line == "in the second epoch");
@@ -170,9 +150,7 @@ fn a_killed_program_leaves_whole_events() {
     victim.wait().unwrap();
     assert!(said, "the program came to its second epoch");
 
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(!text.trim_end().ends_with(']'), "killed before it could close the list");
-    let events = events(&path);
+    let events = unclosed(&path);
     for (name, expected) in [("epoch", 1), ("train", 10), ("queue_wait", 10), ("disk_load", 10)] {
         let first: Vec<_> =
             named(&events, name).into_iter().filter(|event| event["args"]["epoch"] == 4).collect();
@@ -196,8 +174,7 @@ fn one_file_under_several_names_is_one_file() {
         assert_eq!((one.epoch(0).count(), other.epoch(0).count()), (5, 5));
         one.close().unwrap();
         other.close().unwrap();
-        let text = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
-        let events: Vec<Value> = serde_json::from_str(&text).expect("one list");
+        let events = trace::events(&dir.path().join("trace.json"));
         assert_eq!(named(&events, "train").len(), 10, "{first}, {second}");
     }
 }
@@ -225,11 +202,8 @@ fn a_write_that_fails_later_is_told_by_close() {
     for overlap in [false, true] {
         let fifo = dir.path().join(format!("{overlap}.fifo"));
         let mut reader = reader(&fifo, false);
-        let mut loader = Loader::builder(open(&paths), plan(4000, 8))
-            .overlap(overlap)
-            .trace(Trace::new(&fifo))
-            .build()
-            .unwrap();
+        let builder = Loader::builder(open(&paths), plan(4000, 8)).overlap(overlap);
+        let mut loader = builder.trace(Trace::new(&fifo)).build().unwrap();
         // Every write fails with EPIPE from now on.
         assert!(reader.wait().unwrap().success());
         for epoch in 0..2 {
@@ -275,14 +249,10 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
-    let mut limited = Command::new(std::env::current_exe().unwrap());
-    limited.args(["--exact", "trace::a_write_that_stops_in_the_middle_leaves_whole_events", "--nocapture"]);
-    limited.env(LIMITED, &path).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let limited = limited.spawn().unwrap().wait_with_output().unwrap();
+    let test = "a_write_that_stops_in_the_middle_leaves_whole_events";
+    let limited = again(test, LIMITED, &path).output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(!text.trim_end().ends_with(']'), "ended before it could close the list");
-    assert!(named(&events(&path), "disk_load").len() > 1, "what was written before is there");
+    assert!(named(&unclosed(&path), "disk_load").len() > 1, "what was written before is there");
 }
 
 /// Whatever is traced: the rows nest, and the times add up to those of the report.
@@ -291,7 +261,7 @@ fn traces_add_up_to_the_reports() {
     let (dir, paths) = files(&[4000]);
     let sum = |events: &[Value], pid: u64, names: &[&str]| -> u64 {
         let found = names.iter().flat_map(|name| named(events, name));
-        found.filter(|event| event["pid"] == pid).map(|event| nanos(&event["dur"])).sum()
+        found.filter(|event| event["pid"] == pid).map(|event| nanos(&event["dur"]).unwrap()).sum()
     };
     for (workers, overlap) in [(1, true), (3, true), (1, false)] {
         let path = dir.path().join("trace.json");
@@ -324,7 +294,7 @@ fn traces_add_up_to_the_reports() {
         training.close().unwrap();
         validation.close().unwrap();
         rounds.close().unwrap();
-        let events = events(&path);
+        let events = trace::events(&path);
         for (pid, report) in reports.iter().enumerate() {
             let pid = pid as u64;
             for (names, wanted) in
@@ -337,6 +307,6 @@ fn traces_add_up_to_the_reports() {
             // Loads of batches that were never received are in the trace alone.
             assert!(read + 1000 >= u64::try_from(report.read.busy.as_nanos()).unwrap(), "{pid}: {read}");
         }
-        assert_eq!(crate::common::trace::errors(&events), [""; 0], "{workers} workers, overlap {overlap}");
+        assert_eq!(trace::errors(&events), [""; 0], "{workers} workers, overlap {overlap}");
     }
 }

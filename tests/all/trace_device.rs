@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::common::model::Model;
-use crate::common::{busy, files, open, plan};
+use crate::common::{busy, files, open, plan, trace};
 use serde_json::Value;
 use twinbuf::observe::Trace;
 use twinbuf::{Loader, cuda, generate};
@@ -13,7 +13,7 @@ use twinbuf_cuda_sim::{Options, Sim};
 
 /// For each row and each event on it, the sum in seconds.
 fn sums(events: &[Value]) -> BTreeMap<(String, String), f64> {
-    let rows = crate::common::trace::rows(events);
+    let rows = trace::rows(events);
     let mut sums = BTreeMap::new();
     for event in events.iter().filter(|event| event["ph"] == "X") {
         let row = rows[&(event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap())].clone();
@@ -31,18 +31,14 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
     let path = dir.path().join("trace.json");
     let sim = Sim::start(Options { delay_us: 300, ..Options::seeded(5) });
     let ctx = cuda::context(0).unwrap();
-    let trace = || Trace::new(&path).epochs(9);
+    let traced = || Trace::new(&path).epochs(9);
     let model = Model::new(&[4000, 3, 0, 25_000, 700, 9]);
     for (overlap, workers) in [(true, 1), (true, 2), (false, 1)] {
-        let train = Loader::builder(open(&paths), plan(96, 8)).name("train").trace(trace()).overlap(overlap);
-        let train = train.workers(workers);
-        let mut train = train.cuda(ctx.clone()).build().unwrap();
-        let mut valid = Loader::builder(open(&paths), plan(96, 16))
-            .name("valid")
-            .trace(trace())
-            .overlap(overlap)
-            .build()
-            .unwrap();
+        let builder = |name, batch| {
+            Loader::builder(open(&paths), plan(96, batch)).name(name).trace(traced()).overlap(overlap)
+        };
+        let mut train = builder("train", 8).workers(workers).cuda(ctx.clone()).build().unwrap();
+        let mut valid = builder("valid", 16).build().unwrap();
         let stream = ctx.new_stream().unwrap();
         // The device is stopped in the first copy, so the caller has to wait at least for that one. Without overlap the
         // loader itself waits for each copy.
@@ -82,7 +78,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         while train.report().transfer_bytes < train.report().bytes {
             std::thread::yield_now();
         }
-        let layers = twinbuf::stream(model.groups()).name("layers").trace(trace()).overlap(overlap).cycle();
+        let layers = twinbuf::stream(model.groups()).name("layers").trace(traced()).overlap(overlap).cycle();
         let mut layers = layers.build().unwrap();
         // The second pass is left early: what was read ahead, of the next pass too, is discarded.
         for groups in [6, 5, 6] {
@@ -96,7 +92,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
             *slot = round;
             Ok::<(), std::convert::Infallible>(())
         };
-        let games = generate::with_slots([0; 2], make).name("games").trace(trace()).overlap(overlap);
+        let games = generate::with_slots([0; 2], make).name("games").trace(traced()).overlap(overlap);
         let mut games = games.build().unwrap();
         for round in games.rounds(8) {
             std::hint::black_box(*round.unwrap());
@@ -111,9 +107,8 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
         valid.close().unwrap();
         drop(stream);
 
-        let text = std::fs::read_to_string(&path).unwrap();
-        let events: Vec<Value> = serde_json::from_str(&text).expect("plain JSON, as viewers open it");
-        assert_eq!(crate::common::trace::errors(&events), [""; 0], "overlap {overlap}, {workers} workers");
+        let events = trace::events(&path);
+        assert_eq!(trace::errors(&events), [""; 0], "overlap {overlap}, {workers} workers");
         let sums = sums(&events);
         let of = |row: &str, names: &[&str]| -> f64 {
             names.iter().filter_map(|name| sums.get(&(row.to_string(), (*name).to_string()))).sum()

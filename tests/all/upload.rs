@@ -1,5 +1,6 @@
 //! The upload stage on the software driver: the same batches as without a device, errors in order, nothing lost.
 
+use std::ops::Range;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -21,9 +22,21 @@ pub(super) fn start(seed: u64) -> (Sim, Arc<CudaContext>) {
     (sim, ctx)
 }
 
+/// The end of a test, after all else that had a share of the context: nothing was done wrong, and nothing is left.
+pub(super) fn is_clean(sim: &Sim, ctx: Arc<CudaContext>) {
+    assert_eq!(sim.violations(), [""; 0]);
+    drop(ctx);
+    sim.drain();
+    assert_eq!(sim.live().leaked(), Live::default());
+}
+
 /// The batch's contents on the device.
 fn bytes(batch: &DeviceBatch, stream: &Arc<CudaStream>) -> Vec<u8> {
-    let view = batch.on::<u8>(stream).unwrap();
+    bytes_of(batch, 0..batch.on::<u8>(stream).unwrap().len(), stream)
+}
+
+fn bytes_of(batch: &DeviceBatch, range: Range<usize>, stream: &Arc<CudaStream>) -> Vec<u8> {
+    let view = batch.on_range::<u8>(range, stream).unwrap();
     let mut bytes = vec![0; view.len()];
     stream.memcpy_dtoh(&view, &mut bytes).unwrap();
     stream.synchronize().unwrap();
@@ -50,13 +63,7 @@ fn the_fields_of_a_pair_lie_where_they_are_told() {
         let ranges = [0, 1].map(|field| batch.field_range(field).unwrap());
         assert_eq!((ranges[0].clone(), ranges[1].start % 64), (0..3 * records.len(), 0));
         assert_eq!(batch.field_range(2), None);
-        let [short, long] = ranges.map(|range| {
-            let view = batch.on_range::<u8>(range, &stream).unwrap();
-            let mut bytes = vec![0; view.len()];
-            stream.memcpy_dtoh(&view, &mut bytes).unwrap();
-            stream.synchronize().unwrap();
-            bytes
-        });
+        let [short, long] = ranges.map(|range| bytes_of(&batch, range, &stream));
         assert_eq!(short, records.iter().flat_map(|&i| record(i)[..3].to_vec()).collect::<Vec<u8>>());
         assert_eq!(long, records.iter().flat_map(|&i| record(i)).collect::<Vec<u8>>());
     }
@@ -70,20 +77,12 @@ fn the_same_batches_as_without_a_device() {
     let (_dir, paths) = files(&[40, 21]);
     let plan = plan(61, 7);
     let mut host = Loader::builder(open(&paths), plan.clone()).overlap(false).build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&mut host, 3).into_iter().map(Result::unwrap).collect();
+    let expected = batches(&mut host, 3);
     let ways = [(false, true, false), (true, true, true), (false, false, true), (true, false, false)];
     for (overlap, copy_stream, lent) in ways {
-        for (workers, host_depth, device_depth) in [
-            (1, 2, 1),
-            (1, 2, 2),
-            (1, 3, 1),
-            (1, 3, 2),
-            (1, 4, 4),
-            (2, 3, 1),
-            (2, 4, 2),
-            (3, 6, 1),
-            (3, 5, 9),
-        ] {
+        let one = [(1, 2, 1), (1, 2, 2), (1, 3, 1), (1, 3, 2), (1, 4, 4)];
+        let more = [(2, 3, 1), (2, 4, 2), (3, 6, 1), (3, 5, 9)];
+        for (workers, host_depth, device_depth) in one.into_iter().chain(more) {
             let (sim, ctx) = start(host_depth as u64);
             let stream = if copy_stream { ctx.new_stream().unwrap() } else { ctx.default_stream() };
             let before = sim.live().streams;
@@ -114,10 +113,7 @@ fn the_same_batches_as_without_a_device() {
             assert!(report.transfer_bytes == report.bytes && !report.transfer.is_zero());
             loader.close().unwrap();
             drop(stream);
-            assert_eq!(sim.violations(), [""; 0]);
-            drop(ctx);
-            sim.drain();
-            assert_eq!(sim.live().leaked(), Live::default());
+            is_clean(&sim, ctx);
         }
     }
 }
@@ -131,7 +127,7 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
         let Some(&mode) = modes(&data).get(1) else { return };
         let plan = plan(data.len(), 7);
         let mut host = Loader::builder(data.clone(), plan.clone()).overlap(false).build().unwrap();
-        let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
+        let expected = batches(&mut host, 0);
         let (_sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();
         let mut loader = Loader::builder(data, plan).read_mode(mode).cuda(ctx).build().unwrap();
@@ -170,13 +166,10 @@ fn large_batches_arrive_whole_and_a_failure_in_its_place() {
                 continue;
             }
             let batch = batch.as_ref().unwrap();
-            let records = (step * LARGE_BATCH..).zip(batch.chunks_exact(LARGE));
             assert_eq!(batch.len() as u64, LARGE_BATCH * LARGE as u64);
-            assert!(
-                records
-                    .into_iter()
-                    .all(|(record, bytes)| bytes.iter().all(|&byte| byte == record.to_le_bytes()[0]))
-            );
+            for (record, bytes) in (step * LARGE_BATCH..).zip(batch.chunks_exact(LARGE)) {
+                assert!(bytes.iter().all(|&byte| byte == record.to_le_bytes()[0]), "record {record}");
+            }
         }
         assert_eq!(found.len(), if fails_at.is_some() { 2 } else { 3 });
         if !sim.is_real() && fails_at.is_none() {
@@ -193,7 +186,7 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     let stream = ctx.new_stream().unwrap();
     let build = || Loader::builder(open(&paths), plan(32, 4)).transform(Convert::U16ToU32);
     let mut host = build().build().unwrap();
-    let expected: Vec<Vec<u8>> = batches(&mut host, 0).into_iter().map(Result::unwrap).collect();
+    let expected = batches(&mut host, 0);
     let mut first = build().cuda(ctx.clone()).build().unwrap();
     for batch in first.epoch(0).take(3) {
         batch.unwrap();
@@ -277,10 +270,8 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
         builder.cuda(ctx.clone()).device_depth(3).build()
     };
     let error = build(5 * slot - 1).unwrap_err().to_string();
-    assert!(
-        error.contains("20480 bytes (2 host slots and 3 device slots of 8 records of 512 bytes)"),
-        "{error}"
-    );
+    let sum = "20480 bytes (2 host slots and 3 device slots of 8 records of 512 bytes)";
+    assert!(error.contains(sum), "{error}");
     let mut loader = build(5 * slot).unwrap();
     for epoch in 0..50 {
         assert_eq!(loader.epoch(epoch).map(Result::unwrap).count(), 8);
@@ -296,10 +287,8 @@ fn memory_is_what_the_depths_say_and_is_counted_in_the_limit() {
         let builder = || Loader::builder(open(&paths), plan(64, 8)).cuda(ctx.clone()).device_depth(depth);
         for builder in [builder(), builder().memory_limit(u64::MAX)] {
             let error = builder.build().unwrap_err();
-            assert!(
-                matches!(error, Error::Option { option: "device_depth" | "depth", .. }),
-                "{depth}: {error}"
-            );
+            let refused = matches!(error, Error::Option { option: "device_depth" | "depth", .. });
+            assert!(refused, "{depth}: {error}");
         }
     }
 }
@@ -325,11 +314,9 @@ fn a_breakdown_has_the_copy_as_a_phase_of_its_step() {
         let at = |phase: &str| line.find(phase).unwrap_or_else(|| panic!("no {phase} in {line}"));
         assert!(at(" load ") < at(" h2d ") && at(" h2d ") < at(" forward "), "{line}");
         // The loader's phases follow one another, and the step has room for both.
-        let ms = |phase: &str| -> f64 {
-            line[at(phase) + phase.len()..].split(' ').next().and_then(|ms| ms.parse().ok()).unwrap()
-        };
-        let rounding = 0.002;
-        assert!(ms(" load ") + ms(" h2d ") + ms(" other ") <= ms(" total ") + rounding, "{line}");
+        let ms =
+            |phase: &str| line[at(phase) + phase.len()..].split(' ').next().unwrap().parse::<f64>().unwrap();
+        assert!(ms(" load ") + ms(" h2d ") + ms(" other ") <= ms(" total ") + 0.002, "rounded: {line}");
     }
 }
 

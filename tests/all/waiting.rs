@@ -80,12 +80,8 @@ fn the_longest_timeout_is_a_timeout() {
     for overlap in [true, false] {
         let (open, gate) = channel();
         let plan = Plan::builder(8).batch(2).build().unwrap();
-        let mut loader = Loader::builder(Gated(gate), plan)
-            .overlap(overlap)
-            .depth(2)
-            .held_timeout(Duration::MAX)
-            .build()
-            .unwrap();
+        let builder = Loader::builder(Gated(gate), plan).overlap(overlap).depth(2);
+        let mut loader = builder.held_timeout(Duration::MAX).build().unwrap();
         (0..4).for_each(|_| open.send(()).unwrap());
         let mut epoch = loader.epoch(0);
         let mut next = || match epoch.next_timeout(Duration::MAX) {

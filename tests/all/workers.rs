@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{self, RECORD, Reads, files, numbers, open, plan, record};
-use twinbuf::loader::LoaderBuilder;
+use twinbuf::loader::{Driven, LoaderBuilder};
 use twinbuf::transform::{Context, RecordTransform, RecordType, map, per_record};
 use twinbuf::{Batch, BatchIndices, BoxError, Dataset, Error, Loader, Plan};
 
@@ -104,12 +104,7 @@ fn what_cannot_work_is_refused() {
         fn output(&self, record: &RecordType) -> Result<RecordType, BoxError> {
             Ok(record.clone())
         }
-        fn apply(
-            &mut self,
-            records: &[u8],
-            out: &mut [u8],
-            _: &twinbuf::transform::Context<'_>,
-        ) -> Result<(), BoxError> {
+        fn apply(&mut self, records: &[u8], out: &mut [u8], _: &Context<'_>) -> Result<(), BoxError> {
             out.copy_from_slice(records);
             Ok(())
         }
@@ -200,20 +195,14 @@ impl<T> PutOff<T> {
     }
 }
 
-impl Dataset for PutOff<()> {
-    fn records(&self) -> u64 {
-        103
-    }
-    fn record_bytes(&self) -> usize {
-        8
-    }
-    fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError> {
-        self.now(batch.runs().flatten().collect(), out, &[])?;
-        numbers(batch, out).map(|()| out.len())
-    }
-    fn try_clone(&self) -> Option<Box<dyn Dataset>> {
-        Some(Box::new(self.clone()))
-    }
+/// 103 numbers.
+fn numbers_put_off(on: bool) -> Box<dyn Dataset> {
+    let mut put_off = PutOff::new((), on);
+    let read = move |batch: &BatchIndices, out: &mut [u8]| {
+        put_off.now(batch.runs().flatten().collect(), out, &[])?;
+        numbers(batch, out)
+    };
+    Box::new(Reads(103, 8, read))
 }
 
 impl<T: RecordTransform + Clone + 'static> RecordTransform for PutOff<T> {
@@ -235,8 +224,7 @@ impl<T: RecordTransform + Clone + 'static> RecordTransform for PutOff<T> {
 
 /// Three fields: numbers that are changed twice, to records of varying length at last; files; numbers as they are.
 fn put_off(paths: &[PathBuf], on: bool) -> LoaderBuilder {
-    let data: Vec<Box<dyn Dataset>> =
-        vec![Box::new(PutOff::new((), on)), Box::new(open(paths)), Box::new(PutOff::new((), on))];
+    let data = vec![numbers_put_off(on), Box::new(open(paths)), numbers_put_off(on)];
     let shifted = per_record(16, |record, out, context| {
         out[..8].copy_from_slice(&context.seed.to_le_bytes());
         out[8..].copy_from_slice(record);
@@ -260,24 +248,24 @@ fn whole(batch: &Batch) -> (Vec<u8>, Option<Vec<usize>>) {
     (fields, batch.offsets(0).map(<[usize]>::to_vec))
 }
 
+/// What two epochs deliver.
+fn nothing_put_off(paths: &[PathBuf]) -> Vec<(Vec<u8>, Option<Vec<usize>>)> {
+    let mut loader = put_off(paths, false).build().unwrap();
+    let found: Vec<_> = loader.epochs(1..3).map(|batch| whole(&batch.unwrap())).collect();
+    assert_eq!(found.len(), 22);
+    found
+}
+
 #[test]
 fn a_driver_goes_on_with_what_was_put_off() {
     let (_dir, paths) = files(&[40, 1, 62]);
-    let mut plain = put_off(&paths, false).build().unwrap();
-    let expected: Vec<_> = plain.epochs(1..3).map(|batch| whole(&batch.unwrap())).collect();
-    assert_eq!(expected.len(), 22);
+    let expected = nothing_put_off(&paths);
     for workers in 1..=3 {
         let mut loader = put_off(&paths, true).workers(workers).driven().build().unwrap();
-        let drivers = loader.driven().into_iter().map(|mut worker| {
-            thread::spawn(move || {
-                let mut calls = 0;
-                while worker.next() {
-                    calls += 1;
-                }
-                calls
-            })
-        });
-        let drivers: Vec<_> = drivers.collect();
+        let drive = |mut worker: Driven<_>| {
+            thread::spawn(move || std::iter::from_fn(|| worker.next().then_some(())).count())
+        };
+        let drivers: Vec<_> = loader.driven().into_iter().map(drive).collect();
         assert_eq!((drivers.len(), loader.driven().len()), (workers, 0));
         for taken in [0, 1, 9, 22] {
             let found = loader.epochs(1..3).take(taken).map(|batch| whole(&batch.unwrap()));
@@ -294,8 +282,7 @@ fn a_driver_goes_on_with_what_was_put_off() {
 #[test]
 fn without_overlap_the_caller_drives() {
     let (_dir, paths) = files(&[40, 1, 62]);
-    let mut plain = put_off(&paths, false).build().unwrap();
-    let expected: Vec<_> = plain.epochs(1..3).map(|batch| whole(&batch.unwrap())).collect();
+    let expected = nothing_put_off(&paths);
     let mut loader = put_off(&paths, true).overlap(false).driven().build().unwrap();
     let mut worker = loader.driven().pop().unwrap();
     let mut batches = loader.into_epochs(1..3);
@@ -323,7 +310,7 @@ fn a_thread_does_not_wait_for_what_was_put_off() {
 
 #[test]
 fn a_slot_that_is_leaked_gets_new_memory() {
-    let builder = Loader::builder(PutOff::new((), true), plan(103, 10)).driven().depth(2);
+    let builder = Loader::builder(numbers_put_off(true), plan(103, 10)).driven().depth(2);
     let mut loader = builder.build().unwrap();
     let mut worker = loader.driven().pop().unwrap();
     let mut batches = loader.into_epochs(0..1);

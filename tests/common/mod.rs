@@ -20,7 +20,9 @@ use tempfile::TempDir;
 use twinbuf::loader::At;
 use twinbuf::loader::Backend;
 use twinbuf::mmap::{ReadMode, Reader};
-use twinbuf::{BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records, Shuffle, mmap};
+use twinbuf::{
+    BatchIndices, BoxError, Checkpoint, Dataset, Error, LastBatch, Loader, Plan, Records, Shuffle, mmap,
+};
 
 /// A program of `examples/`. `cargo test` builds it next to the test's own.
 pub fn example(name: &str) -> Command {
@@ -101,9 +103,23 @@ pub fn at(epoch: u64, step: u64) -> At {
     At { loader: None, epoch, step: Some(step) }
 }
 
-/// Copies the batches of an epoch, up to and including its error.
-pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Result<Vec<u8>, twinbuf::Error>> {
-    loader.epoch(epoch).map(|batch| batch.map(|batch| batch.to_vec())).collect()
+/// Copies the batches of an epoch.
+pub fn batches(loader: &mut Loader, epoch: u64) -> Vec<Vec<u8>> {
+    loader.epoch(epoch).map(|batch| batch.unwrap().to_vec()).collect()
+}
+
+/// The checkpoint as it would be read back later.
+pub fn saved(checkpoint: &Checkpoint) -> Checkpoint {
+    serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
+}
+
+/// Checks the error of `option` for so many slots of at least `each` bytes, and returns what it names after their sum.
+pub fn more_than_memory(error: &Error, option: &str, slots: usize, each: u128) -> String {
+    let Error::Option { option: found, wanted, found: bytes } = error else { panic!("{error:?}") };
+    assert_eq!((*found, wanted.contains("bytes of memory")), (option, true), "{wanted}");
+    let (bytes, slots_of) = bytes.split_once(" bytes: ").unwrap();
+    assert!(bytes.parse::<u128>().unwrap() >= slots as u128 * each, "{error}");
+    slots_of.strip_prefix(&format!("{slots} ")).unwrap_or_else(|| panic!("{error}")).to_string()
 }
 
 /// Records without a file: their number, the bytes of each, and what reads a batch. Each worker has a clone of it.

@@ -1,11 +1,17 @@
 //! Checks that a trace is what Perfetto's importer demands of one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use serde_json::Value;
 
+/// The events of a file that all its loaders have closed.
+pub fn events(path: &Path) -> Vec<Value> {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).expect("plain JSON after the last close")
+}
+
 /// Whole nanoseconds of a time of the format; `None` if it is not a number from 0 on.
-fn nanos(micros: &Value) -> Option<u64> {
+pub fn nanos(micros: &Value) -> Option<u64> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // times of a short run
     micros.as_f64().filter(|micros| *micros >= 0.0).map(|micros| (micros * 1000.0).round() as u64)
 }
@@ -64,6 +70,12 @@ pub fn errors(events: &[Value]) -> Vec<String> {
         }
     }
     errors
+}
+
+/// The start and the end of an event in microseconds.
+pub fn span(event: &Value) -> (f64, f64) {
+    let start = event["ts"].as_f64().unwrap();
+    (start, start + event["dur"].as_f64().unwrap())
 }
 
 /// The rows of a trace, by `pid` and `tid`: the name of the process and that of the row.

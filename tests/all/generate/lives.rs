@@ -39,14 +39,12 @@ fn a_forked_process_leaves_the_trace_alone() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
     for overlap in [false, true] {
-        let mut generator = generate::with_slots([0; 2], |round, slot: &mut u64| {
+        let make = |round, slot: &mut u64| {
             *slot = round;
             Ok::<(), BoxError>(())
-        })
-        .overlap(overlap)
-        .trace(Trace::new(&path).epochs(u64::MAX))
-        .build()
-        .unwrap();
+        };
+        let builder = generate::with_slots([0; 2], make).overlap(overlap);
+        let mut generator = builder.trace(Trace::new(&path).epochs(u64::MAX)).build().unwrap();
         let mut rounds = generator.rounds(ROUNDS);
         for number in 0..ROUNDS {
             assert_eq!(*rounds.next().unwrap().unwrap(), number);
@@ -60,7 +58,7 @@ fn a_forked_process_leaves_the_trace_alone() {
         assert!(rounds.next().is_none());
         drop(rounds);
         generator.close().unwrap();
-        let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let events = crate::common::trace::events(&path);
         for name in ["generate", "queue_wait", "train"] {
             let spans = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
             let rounds: Vec<u64> = spans.map(|event| event["args"]["epoch"].as_u64().unwrap()).collect();

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use twinbuf::generate::Generator;
 use twinbuf::loader::At;
 use twinbuf::observe::{Trace, Verdict};
@@ -141,12 +140,10 @@ fn in_lockstep_a_round_sees_the_weights_of_when_the_one_before_it_was_taken() {
         for left_after in 1..=8 {
             let trained = Mutex::new(0);
             let copy = Arc::new(AtomicU64::new(u64::MAX));
-            let make = {
-                let copy = copy.clone();
-                move |_, slot: &mut Vec<u64>| {
-                    *slot = vec![copy.load(Ordering::Relaxed)];
-                    Ok(())
-                }
+            let read = copy.clone();
+            let make = move |_, slot: &mut Vec<u64>| {
+                *slot = vec![read.load(Ordering::Relaxed)];
+                Ok(())
             };
             let hook = |_| copy.store(*trained.lock().unwrap(), Ordering::Relaxed);
             let mut generator = build((overlap, true), hook, make);
@@ -241,12 +238,10 @@ fn a_round_is_made_while_the_one_before_it_is_in_use() {
 fn nothing_is_made_that_was_not_asked_for() {
     for mode in MODES {
         let calls = Arc::new(AtomicU64::new(0));
-        let make = {
-            let calls = calls.clone();
-            move |_, _: &mut Vec<u64>| {
-                calls.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
+        let counted = calls.clone();
+        let make = move |_, _: &mut Vec<u64>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
         };
         let mut generator = build(mode, |_| {}, make);
         yield_often();
@@ -296,13 +291,8 @@ fn the_slots_are_recycled() {
         .overlap(mode.0);
         let mut generator =
             if mode.1 { builder.before(|_| Ok::<(), BoxError>(())) } else { builder }.build().unwrap();
-        let found: Vec<_> = generator
-            .rounds(20)
-            .map(|round| {
-                let round = round.unwrap();
-                ((&raw const *round).addr(), round.as_ptr())
-            })
-            .collect();
+        let rounds = generator.rounds(20).map(Result::unwrap);
+        let found: Vec<_> = rounds.map(|round| ((&raw const *round).addr(), round.as_ptr())).collect();
         for pair in found.windows(3) {
             assert!(pair[0] == pair[2] && pair[0] != pair[1], "{mode:?}: two slots, in turn");
         }
@@ -321,11 +311,8 @@ fn the_report_adds_up() {
             assert_eq!((report.epochs, report.batches), (0, calls * 10));
             assert!(report.wall >= report.train.busy + report.train.waiting, "{mode:?}: {report:?}");
             let text = report.to_string();
-            assert!(
-                text.starts_with(&format!("{} rounds in ", calls * 10))
-                    && (2..=5).contains(&text.lines().count()),
-                "{text}"
-            );
+            assert!(text.starts_with(&format!("{} rounds in ", calls * 10)), "{text}");
+            assert!((2..=5).contains(&text.lines().count()), "{text}");
         }
     }
 }
