@@ -53,6 +53,18 @@ fn full(mut report: Report) -> Report {
     report
 }
 
+/// A recorder of batches, and the time so many milliseconds after it was made.
+fn recorder() -> (Recorder, impl Fn(u64) -> Instant + Copy) {
+    let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
+    let (recorder, created) = (Recorder::new(None, Breakdown::off(), empty), Instant::now());
+    (recorder, move |after| created + ms(after))
+}
+
+/// The ticket of a step of one epoch.
+fn ticket(step: u64) -> Ticket {
+    Ticket { seq: step, step, ..Ticket::default() }
+}
+
 /// Checks the verdict, and that each of these is in the advice, which has two to four lines.
 #[track_caller]
 fn says(report: &Report, verdict: Verdict, words: &[&str]) {
@@ -79,11 +91,8 @@ fn fewer_than_8_batches_are_too_few_and_nothing_else_is() {
 #[test]
 fn a_caller_that_does_not_wait_gains_nothing() {
     for found in [report(960, 40, 500), in_turn(960, 40)] {
-        says(
-            &found,
-            Verdict::ComputeBound,
-            &["waits for batches for 4.0 %", "uses them for 96 %", "saves at most 4.0 %"],
-        );
+        let words = ["waits for batches for 4.0 %", "uses them for 96 %", "saves at most 4.0 %"];
+        says(&found, Verdict::ComputeBound, &words);
         assert!(!found.advice().contains("Try"), "{found}");
     }
 }
@@ -91,10 +100,8 @@ fn a_caller_that_does_not_wait_gains_nothing() {
 #[test]
 fn without_overlap_the_longer_of_load_and_use_decides() {
     let gains = |part: &str| {
-        format!(
-            "Try: `overlap(true)`, to load while the loop uses (`TWINBUF_OVERLAP=1` \
-                                      if the builder calls `from_env`). It saves at most {part} of the time."
-        )
+        let call = "`overlap(true)`, to load while the loop uses (`TWINBUF_OVERLAP=1` if the builder calls `from_env`)";
+        format!("Try: {call}. It saves at most {part} of the time.")
     };
     says(&in_turn(700, 300), Verdict::ComputeBound, &[&gains("30 %")]);
     says(&in_turn(480, 520), Verdict::Balanced, &[&gains("48 %")]);
@@ -108,11 +115,8 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     says(&four, Verdict::LoadBound, &["It saves at most 80 % of the time, and only if a processor is idle"]);
     assert_eq!(four.to_try().map(|(settings, _)| settings.workers), Some(4));
     let off = Report { by_breakdown: true, ..in_turn(480, 520) };
-    says(
-        &off,
-        Verdict::Balanced,
-        &["Try: turn off the breakdown, which turns overlap off. It saves at most 48 %"],
-    );
+    let turn_off = "Try: turn off the breakdown, which turns overlap off. It saves at most 48 %";
+    says(&off, Verdict::Balanced, &[turn_off]);
     let watched = Report { kind: Kind::Items, ..in_turn(480, 520) };
     assert!(!watched.advice().contains("TWINBUF"), "only a loader has variables: {watched}");
 }
@@ -164,12 +168,8 @@ fn bounds_are_rounded_up() {
     let found = report(1000, 9000, 5000).with_transfers(10, ms(9500), 1);
     says(&found, Verdict::TransferBound, &["at most 90 %"]);
     // Only a faster use saves what is beyond the loads.
-    let loads_less = report(950, 60, 915);
-    says(
-        &loads_less,
-        Verdict::Balanced,
-        &["waits for batches for 5.9 %", "Only both faster saves more than 9.5 %"],
-    );
+    let words = ["waits for batches for 5.9 %", "Only both faster saves more than 9.5 %"];
+    says(&report(950, 60, 915), Verdict::Balanced, &words);
     for (part, text) in [(0.0, "0.0 %"), (0.0991, "10 %"), (0.099, "9.9 %"), (0.3, "30 %"), (1.0, "100 %")] {
         assert_eq!(crate::observe::display::at_most(part), text);
     }
@@ -190,11 +190,7 @@ fn the_utilization_and_the_waits_add_up() {
 /// No thread works for more than all of the time, even if loads began before the loop.
 #[test]
 fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
-    let settings = Settings { overlap: true, depth: 12, workers: 1 };
-    let empty = Report::new(Kind::Batches, settings);
-    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
-    let created = Instant::now();
-    let at = |ms: u64| created + Duration::from_millis(ms);
+    let (mut recorder, at) = recorder();
     // The loads of the first 8 of 10 batches are over when the loop begins, at 800 ms. Those of the others take all of a
     // pause of 50 ms each. The loop waits for 10 ms and uses for 10 ms.
     std::thread::scope(|scope| {
@@ -204,13 +200,12 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
                     0..8 => (800 + 20 * step, (100 * step, 100 * step + 100)),
                     _ => (450 + 70 * step, (400 + 70 * step, 450 + 70 * step)),
                 };
-                let ticket = Ticket { seq: step, step, ..Ticket::default() };
                 if step > 7 {
                     log::pause((at(asked - 50), at(asked)));
                 }
-                recorder.asked(ticket, at(asked), None);
+                recorder.asked(ticket(step), at(asked), None);
                 let load = LoadTimes { end: at(load.1), ..LoadTimes::new(at(load.0)) };
-                recorder.received(ticket, 0, &load, at(asked + 10), None);
+                recorder.received(ticket(step), 0, &load, at(asked + 10), None);
             }
             recorder.ended(at(1100), None);
             let found = recorder.report();
@@ -266,13 +261,9 @@ fn the_verdict_is_without_the_first_step() {
         assert_eq!((left, found.to_try()), (later.advice(), later.to_try()));
     }
     // One that takes as long as the others is not mentioned, and neither are its loads.
-    let empty = Report::new(Kind::Batches, Settings { overlap: true, depth: 2, workers: 1 });
-    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
-    let created = Instant::now();
-    let at = |ms: u64| created + Duration::from_millis(ms);
+    let (mut recorder, at) = recorder();
     for step in 0..11 {
-        let ticket = Ticket { seq: step, step, ..Ticket::default() };
-        recorder.asked(ticket, at(100 * step), None);
+        recorder.asked(ticket(step), at(100 * step), None);
         // The loads of the first two batches end in the first step. Each of the others waits for a slot before.
         let (since, load) = match step {
             0 => (0, (0, 20)),
@@ -281,7 +272,7 @@ fn the_verdict_is_without_the_first_step() {
         };
         let freed = (step > 1).then(|| Freed { number: 99, at: at(load.0) });
         let load = LoadTimes { since: at(since), freed, end: at(load.1), ..LoadTimes::new(at(load.0)) };
-        recorder.received(ticket, 0, &load, at(100 * step + 20), None);
+        recorder.received(ticket(step), 0, &load, at(100 * step + 20), None);
     }
     recorder.ended(at(1100), None);
     let found = recorder.report();
@@ -290,11 +281,8 @@ fn the_verdict_is_without_the_first_step() {
     assert_eq!((step.loads, step.start_loads, step.helped), (ms(90), ms(20), ms(0)));
     // The load of the third batch waits from 90 ms on, for 10 ms in the first step.
     assert_eq!((step.slot_waits, step.full, found.parts.full), (ms(20 + 10), ms(10), ms(9 * 60)));
-    says(
-        &found,
-        Verdict::Balanced,
-        &["Balanced: the loop waits for batches for 20 % of the time. Loads take 63 %"],
-    );
+    let words = "Balanced: the loop waits for batches for 20 % of the time. Loads take 63 %";
+    says(&found, Verdict::Balanced, &[words]);
 }
 
 /// Each iteration of a loop may have a recorder of its own. Its first step is no first step of the sum.
@@ -329,10 +317,7 @@ fn the_sum_of_reports_leaves_one_first_step_out() {
 /// occupies is not.
 #[test]
 fn a_slot_is_kept_from_the_next_request_to_its_drop() {
-    let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
-    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
-    let start = Instant::now();
-    let at = |ms: u64| start + Duration::from_millis(ms);
+    let (mut recorder, at) = recorder();
     let load = |since, freed: Option<(u64, u64)>| {
         let freed = freed.map(|(number, freed)| Freed { number, at: at(freed) });
         LoadTimes { since: at(since), freed, ..LoadTimes::new(at(since)) }
@@ -357,10 +342,7 @@ fn a_slot_is_kept_from_the_next_request_to_its_drop() {
 /// Until it is freed, and not until the worker gets a processor.
 #[test]
 fn a_worker_waits_for_a_slot_until_that_is_freed() {
-    let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
-    let mut recorder = Recorder::new(None, Breakdown::off(), empty);
-    let created = Instant::now();
-    let at = |ms: u64| created + Duration::from_millis(ms);
+    let (mut recorder, at) = recorder();
     recorder.asked(Ticket::default(), at(0), None);
     for (since, freed, full) in [(10, Some(30), 20), (10, Some(5), 20), (40, None, 20), (45, Some(46), 21)] {
         let freed = freed.map(|freed| Freed { number: 0, at: at(freed) });
@@ -380,10 +362,8 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
     };
     let (first, second) = (numbered(100), numbered(1));
     let mut both = first.then(second.clone());
-    for (sum, one, other) in [
-        (both.reading.bytes, first.reading.bytes, second.reading.bytes),
-        (both.reading.disk, first.reading.disk, second.reading.disk),
-    ] {
+    let counts = |report: &Report| [report.reading.bytes, report.reading.disk];
+    for ((sum, one), other) in counts(&both).into_iter().zip(counts(&first)).zip(counts(&second)) {
         assert!(one > 0 && sum == one + other, "what the readers count too");
     }
     for (sum, number) in both.counts().zip(0..) {
@@ -459,25 +439,11 @@ fn the_guide_has_a_report_for_each_verdict() {
         enqueued(700),
     ];
     let text = |report: Report| {
-        format!(
-            "```text
-{}
-```
-",
-            Report { bytes: 10 << 20, epochs: report.epochs.max(1), ..report }
-        )
+        let report = Report { bytes: 10 << 20, epochs: report.epochs.max(1), ..report };
+        format!("```text\n{report}\n```\n")
     };
     let lacks: Vec<_> = reports.into_iter().map(text).filter(|text| !guide.contains(text)).collect();
-    assert!(
-        lacks.is_empty(),
-        "docs/report.md lacks:
-
-{}",
-        lacks.join(
-            "
-"
-        )
-    );
+    assert!(lacks.is_empty(), "docs/report.md lacks:\n\n{}", lacks.join("\n"));
 }
 
 #[test]
