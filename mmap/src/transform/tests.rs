@@ -108,15 +108,9 @@ fn every_u16() -> Vec<u8> {
 }
 
 #[test]
-fn every_number_of_two_bytes_is_widened_exactly() {
+fn every_number_of_two_bytes_is_widened_normalised_and_taken_apart() {
     for dtype in [DType::U16, DType::I16, DType::F16, DType::Bf16] {
         check_transform(dtype, &every_u16(), 1, None, None, 0);
-    }
-}
-
-#[test]
-fn every_number_of_two_bytes_is_normalised_and_taken_apart() {
-    for dtype in [DType::U16, DType::I16, DType::F16, DType::Bf16] {
         let (scale, shift) = ([0.1, -3.0, 1e-30, 1e38], [0.7, 1e-3, -1e-38, -1e38]);
         check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), None, 0);
         check_transform(dtype, &every_u16(), 4, Some((&scale, &shift)), Some(1 << 13), 0);
@@ -155,10 +149,17 @@ fn every_byte_is_normalised_as_two_roundings() {
 
 #[test]
 fn every_token_is_widened() {
-    let wanted: Vec<u32> = (0..=u32::from(u16::MAX)).collect();
-    check_each(u16_to_u32, 7, &every_u16(), &wanted, 0);
-    let wanted: Vec<i64> = (0..=i64::from(u16::MAX)).collect();
-    check_each(u16_to_i64, 7, &every_u16(), &wanted, 0);
+    check_widening(&(0..=u16::MAX).collect::<Vec<_>>(), 0, 0);
+}
+
+/// Widens these tokens, which begin at byte `misaligned` of `src`.
+fn check_widening(tokens: &[u16], misaligned: usize, offset: usize) {
+    let mut src = vec![0; misaligned];
+    src.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    let wanted: Vec<u32> = tokens.iter().map(|&token| token.into()).collect();
+    check_each(u16_to_u32, 7, &src[misaligned..], &wanted, offset);
+    let wanted: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
+    check_each(u16_to_i64, 7, &src[misaligned..], &wanted, offset);
 }
 
 fn check_rounding(numbers: &[f32], offset: usize) {
@@ -270,11 +271,6 @@ proptest! {
         misaligned in 0..16_usize,
         offset in 0..16_usize,
     ) {
-        let mut src = vec![0; misaligned];
-        src.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-        let wanted: Vec<u32> = tokens.iter().map(|&token| token.into()).collect();
-        check_each(u16_to_u32, 7, &src[misaligned..], &wanted, offset);
-        let wanted: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
-        check_each(u16_to_i64, 7, &src[misaligned..], &wanted, offset);
+        check_widening(&tokens, misaligned, offset);
     }
 }
