@@ -135,35 +135,25 @@ fn a_file_without_permission() {
 }
 
 #[test]
-fn missing_files_and_folders() {
+fn missing_folders_and_special_files_are_refused_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     refused_by_all(&missing, |error| {
         assert!(matches!(error, Error::NotFound { path } if *path == missing), "{error:?}");
     });
-    refused_by_all(folder.path(), |error| {
-        assert!(
-            matches!(error, Error::NotAFile { path, found: "directory" } if path == folder.path()),
-            "{error:?}"
-        );
-    });
-}
-
-#[cfg(unix)]
-#[test]
-fn special_files_are_refused_without_waiting() {
-    let folder = tempfile::tempdir().unwrap();
-    let fifo = folder.path().join("fifo");
-    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
-    assert!(made.success());
-    let socket = folder.path().join("socket");
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    for (path, kind) in [(fifo, "FIFO"), (socket, "socket"), ("/dev/null".into(), "device")] {
+    let mut others = vec![(folder.path().to_owned(), "directory")];
+    #[cfg(unix)]
+    let _listener = {
+        let [fifo, socket] = ["fifo", "socket"].map(|name| folder.path().join(name));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        others.extend([(fifo, "FIFO"), (socket, "socket"), ("/dev/null".into(), "device")]);
+        listener
+    };
+    for (path, kind) in others {
         refused_by_all(&path, |error| {
-            assert!(
-                matches!(error, Error::NotAFile { path: at, found } if *at == path && *found == kind),
-                "{error:?}"
-            );
+            let Error::NotAFile { path: at, found } = error else { panic!("{error:?}") };
+            assert_eq!((at, *found), (&path, kind));
         });
     }
 }

@@ -21,6 +21,10 @@ fn headerless(paths: &[PathBuf], dtype: DType, cut: Cut) -> u64 {
     Records::open_headerless(paths, dtype, cut).unwrap().fingerprint().unwrap()
 }
 
+fn print(paths: &[PathBuf], record: usize) -> u64 {
+    Records::open(paths, record).unwrap().fingerprint().unwrap()
+}
+
 /// The numbers come from a separate implementation in Python:
 ///
 /// ```python
@@ -50,7 +54,7 @@ fn headerless(paths: &[PathBuf], dtype: DType, cut: Cut) -> u64 {
 fn golden() {
     let folder = tempfile::tempdir().unwrap();
     let paths = write(folder.path(), &[6000, 40, 30_000]);
-    let plain = Records::open(&paths, 20).unwrap().fingerprint().unwrap();
+    let plain = print(&paths, 20);
     let windows = headerless(&paths, DType::U16, Cut::Windows { rows: 9, stride: 4 });
     assert_eq!((plain, windows), (0x891d_98a0_f46f_ff1c, 0x0d5c_935b_1ece_ed77), "{plain:#x} {windows:#x}");
 }
@@ -61,8 +65,7 @@ fn a_copy_is_the_same_data_set() {
     let lens = [10_000, 20];
     let [first, second] = ["a", "b"].map(|name| write(&folder.path().join(name), &lens));
     fs::OpenOptions::new().write(true).open(&second[0]).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
-    let [first, second] = [first, second].map(|paths| Records::open(paths, 20).unwrap());
-    assert_eq!(first.fingerprint().unwrap(), second.fingerprint().unwrap());
+    assert_eq!(print(&first, 20), print(&second, 20));
 }
 
 #[test]
@@ -73,13 +76,12 @@ fn any_other_is_another() {
         let before = seen.insert(fingerprint, what.to_string());
         assert_eq!(before, None, "{what}");
     };
-    let named = |name: &str, lens: &[usize]| write(&folder.path().join(name), lens);
+    let named = |name: &str, lens: &[usize]| print(&write(&folder.path().join(name), lens), 2);
 
     // The same bytes, cut otherwise.
-    let paths = named("a", &[12_000, 12_000]);
+    let paths = write(&folder.path().join("a"), &[12_000, 12_000]);
     for bytes in [2, 4, 8, 12_000] {
-        let records = Records::open(&paths, bytes).unwrap();
-        add(&format!("records of {bytes}"), records.fingerprint().unwrap());
+        add(&format!("records of {bytes}"), print(&paths, bytes));
     }
     for dtype in [DType::U16, DType::I16, DType::F16, DType::Bf16, DType::C64] {
         add(&format!("{dtype}"), headerless(&paths, dtype, Cut::Rows));
@@ -88,12 +90,19 @@ fn any_other_is_another() {
         let cut = Cut::Windows { rows, stride };
         add(&format!("{cut:?}"), headerless(&paths, DType::U16, cut));
     }
-    add("one file less", Records::open(&paths[..1], 2).unwrap().fingerprint().unwrap());
-    add("other order", Records::open([&paths[1], &paths[0]], 2).unwrap().fingerprint().unwrap());
-    let split = named("split", &[8000, 16_000]);
-    add("split elsewhere", Records::open(&split, 2).unwrap().fingerprint().unwrap());
-    let joined = named("joined", &[24_000]);
-    add("one file", Records::open(&joined, 2).unwrap().fingerprint().unwrap());
+    add("one file less", print(&paths[..1], 2));
+    add("other order", print(&[paths[1].clone(), paths[0].clone()], 2));
+    add("split elsewhere", named("split", &[8000, 16_000]));
+    add("one file", named("joined", &[24_000]));
+}
+
+/// Swaps two files at a time: each order has a fingerprint of its own, which is added to `seen`.
+fn swap_files(paths: &mut [PathBuf], record: usize, pairs: &[(usize, usize)], seen: &mut BTreeSet<u64>) {
+    for &(one, other) in pairs {
+        paths.swap(one, other);
+        assert!(seen.insert(print(paths, record)), "{one} and {other} swapped");
+        paths.swap(one, other);
+    }
 }
 
 /// Of 40 files of the same length: two swapped, one replaced, one with a byte changed at an end. Every file counts.
@@ -101,27 +110,22 @@ fn any_other_is_another() {
 fn every_shard_is_looked_at() {
     let folder = tempfile::tempdir().unwrap();
     let mut paths = write(folder.path(), &[40_000; 40]);
-    let print = |paths: &[PathBuf]| Records::open(paths, 40).unwrap().fingerprint().unwrap();
-    let before = print(&paths);
+    let before = print(&paths, 40);
     let mut seen = BTreeSet::from([before]);
-    for (one, other) in [(3, 4), (0, 39), (17, 31)] {
-        paths.swap(one, other);
-        assert!(seen.insert(print(&paths)), "{one} and {other} swapped");
-        paths.swap(one, other);
-    }
+    swap_files(&mut paths, 40, &[(3, 4), (0, 39), (17, 31)], &mut seen);
     for file in (0..40).step_by(twinbuf_testing::extent(3, 1)) {
         let bytes = fs::read(&paths[file]).unwrap();
         fs::write(&paths[file], vec![7; 40_000]).unwrap();
-        assert!(seen.insert(print(&paths)), "{file} replaced");
+        assert!(seen.insert(print(&paths, 40)), "{file} replaced");
         for at in [0, 4095, 8191, 40_000 - 8192, 39_999] {
             let mut other = bytes.clone();
             other[at] ^= 0x80;
             fs::write(&paths[file], other).unwrap();
-            assert!(seen.insert(print(&paths)), "byte {at} of {file}");
+            assert!(seen.insert(print(&paths, 40)), "byte {at} of {file}");
         }
         fs::write(&paths[file], bytes).unwrap();
     }
-    assert_eq!(print(&paths), before);
+    assert_eq!(print(&paths, 40), before);
 }
 
 /// As many files as several threads read: in any order of reading it is the same number, and an error is the first.
@@ -129,14 +133,9 @@ fn every_shard_is_looked_at() {
 fn many_shards() {
     let folder = tempfile::tempdir().unwrap();
     let mut paths = write(folder.path(), &[40; 300]);
-    let print = |paths: &[PathBuf]| Records::open(paths, 40).unwrap().fingerprint().unwrap();
-    let before = print(&paths);
-    for (one, other) in [(0, 1), (0, 299), (100, 200)] {
-        paths.swap(one, other);
-        assert_ne!(print(&paths), before, "{one} and {other}");
-        paths.swap(one, other);
-    }
-    assert_eq!(print(&paths), before);
+    let before = print(&paths, 40);
+    swap_files(&mut paths, 40, &[(0, 1), (0, 299), (100, 200)], &mut BTreeSet::from([before]));
+    assert_eq!(print(&paths, 40), before);
     let records = Records::open(&paths, 40).unwrap();
     for file in [299, 170, 80] {
         fs::OpenOptions::new().write(true).open(&paths[file]).unwrap().set_len(0).unwrap();

@@ -15,6 +15,10 @@ fn write(folder: &Path, bytes: &[u8]) -> PathBuf {
     crate::asked::write(folder, "data.npz", bytes)
 }
 
+fn message(path: &Path, name: &str) -> String {
+    Records::open_npz([path], name, Cut::Rows).unwrap_err().to_string()
+}
+
 #[test]
 fn arrays_are_found_by_name_and_read_in_place() {
     let folder = tempfile::tempdir().unwrap();
@@ -38,11 +42,9 @@ fn what_cannot_be_read_in_place_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let x = npy(3);
     let path = write(folder.path(), &zip(&[("x.npy", 8, &x), ("y.npy", 0, &x)]));
-    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
-    let compressed = format!(
-        "{path:?}: the array is compressed: wanted \"x\" stored, found DEFLATE: save it with `numpy.savez("
-    );
-    let message = error.to_string();
+    let wanted = "the array is compressed: wanted \"x\" stored, found DEFLATE: save it with `numpy.savez(";
+    let compressed = format!("{path:?}: {wanted}");
+    let message = message(&path, "x");
     assert!(message.starts_with(&compressed) && !message.contains('\n'), "{message}");
     assert!(Records::open_npz([&path], "y", Cut::Rows).is_ok());
 
@@ -64,16 +66,11 @@ fn an_array_ends_with_its_member() {
     let long = npy(4);
     let short = &long[..long.len() - 8];
     let path = write(folder.path(), &zip(&[("x.npy", 0, short), ("y.npy", 0, &long)]));
-    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
     // 30 bytes of the local header and 5 of the name, 128 of the array's own header.
-    let wanted = format!(
-        "{path:?}: cut off or grown, by the length of the data at byte 163: wanted 32 bytes, found 24"
-    );
-    assert_eq!(error.to_string(), wanted);
-    let header = npy(0);
-    let path = write(folder.path(), &zip(&[("x.npy", 0, &header[..100])]));
-    let error = Records::open_npz([&path], "x", Cut::Rows).unwrap_err();
-    let message = error.to_string();
+    let wanted = "cut off or grown, by the length of the data at byte 163: wanted 32 bytes, found 24";
+    assert_eq!(message(&path, "x"), format!("{path:?}: {wanted}"));
+    let path = write(folder.path(), &zip(&[("x.npy", 0, &npy(0)[..100])]));
+    let message = message(&path, "x");
     assert!(message.ends_with("ends inside its header: wanted at least 163 bytes, found 135"), "{message}");
 }
 
@@ -87,10 +84,8 @@ fn an_archive_that_is_cut_off_after_its_directory_was_read() {
     std::fs::File::options().write(true).open(&path).unwrap().set_len(200).unwrap();
     let (name, records) = each.next().unwrap();
     let message = records.unwrap_err().to_string();
-    assert!(
-        message.contains("ends inside its header") && message.ends_with("found 200") && name == "y",
-        "{message}"
-    );
+    assert_eq!(name, "y");
+    assert!(message.contains("ends inside its header") && message.ends_with("found 200"), "{message}");
 }
 
 /// Cut off at every byte, and with every byte of the archive's own structures changed: an error or the right array, no

@@ -107,10 +107,8 @@ fn ask(data: &Data, records: &Arc<Records>) -> ReadStats {
 }
 
 /// `process_madvise` or what it needs is refused: each piece is one `madvise`, and no page is left out.
-fn hints_fall_back(call: c_long, errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
-    let gathered = ask(&data, &records);
+fn hints_fall_back(data: &Data, records: &Arc<Records>, call: c_long, errno: c_int) {
+    let gathered = ask(data, records);
     assert_eq!(gathered.failed, 0);
     if gathered.hints > 1024 {
         return println!("not checked: the kernel refuses already");
@@ -119,7 +117,7 @@ fn hints_fall_back(call: c_long, errno: c_int) {
     let mut pieces = None;
     // Twice: once it is refused, and then it is not tried.
     for _ in 0..2 {
-        let ReadStats { hinted, hints, failed, .. } = ask(&data, &records);
+        let ReadStats { hinted, hints, failed, .. } = ask(data, records);
         assert_eq!((hinted, failed), (gathered.hinted, 0));
         assert!(hints > 1024, "{hints}, {gathered:?}");
         assert_eq!(*pieces.get_or_insert(hints), hints);
@@ -127,20 +125,16 @@ fn hints_fall_back(call: c_long, errno: c_int) {
 }
 
 /// No hint can be given at all: each piece is counted as failed, and the batch is read all the same.
-fn hints_fail(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn hints_fail(data: &Data, records: &Arc<Records>, errno: c_int) {
     refuse(&[libc::SYS_process_madvise, libc::SYS_madvise], errno);
-    let asked = ask(&data, &records);
+    let asked = ask(data, records);
     assert_eq!((asked.hinted, asked.failed), (0, asked.hints));
     assert!(asked.hints > 1024, "{asked:?}");
 }
 
 /// Records that are apart are one call each where the kernel does not copy them by one: found out once for the process,
 /// or, if it cannot reach the memory, for each slot.
-fn gathering_is_refused(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn gathering_is_refused(data: &Data, records: &Arc<Records>, errno: c_int) {
     let plan = Plan::builder(RECORDS).build().unwrap();
     let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
     let runs = batch().runs().count() as u64;
@@ -160,27 +154,24 @@ fn gathering_is_refused(errno: c_int) {
     assert_eq!(calls(1), runs);
 }
 
-fn residency_is_refused(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn residency_is_refused(data: &Data, records: &Arc<Records>, errno: c_int) {
     refuse(&[libc::SYS_mincore], errno);
     system(&records.residency(), &data.path(), "mincore", errno);
     system(&records.residency_of(&batch()), &data.path(), "mincore", errno);
-    data.check(&records, &batch());
+    data.check(records, &batch());
 }
 
 /// `cachestat(2)`; `libc` has no name for it.
 const CACHESTAT: c_long = 451;
 
 /// Ten stretches of 4096 pages without cached pages need no other call; with one page there, one does.
-fn holes_are_counted_without(errno: c_int) {
+fn holes_are_counted_without(data: &Data, _: &Arc<Records>, errno: c_int) {
     // SAFETY: no descriptor is -1, so the kernel looks at no pointer.
     let status = unsafe { libc::syscall(CACHESTAT, -1, 0, 0, 0) };
     let error = io::Error::last_os_error();
     if (status, error.raw_os_error()) != (-1, Some(libc::EBADF)) {
         return println!("not checked: cachestat: {error}");
     }
-    let data = Data::new();
     let kind = Command::new("stat").args(["-f", "-c", "%T"]).arg(data.path()).output().unwrap().stdout;
     if String::from_utf8_lossy(&kind).trim() == "overlayfs" {
         return println!("not checked: the pages of overlayfs are those of another file system");
@@ -195,9 +186,7 @@ fn holes_are_counted_without(errno: c_int) {
 }
 
 /// Each page is looked at, as on kernels that have no other call.
-fn counting_falls_back(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn counting_falls_back(data: &Data, records: &Arc<Records>, errno: c_int) {
     let file = File::options().write(true).open(data.path()).unwrap();
     refuse(&[CACHESTAT], errno);
     file.set_len(0).unwrap();
@@ -211,19 +200,15 @@ fn counting_falls_back(errno: c_int) {
     assert_eq!(found, Some(Residency { pages: RECORDS, resident: 1 }));
 }
 
-fn dropping_is_refused(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn dropping_is_refused(data: &Data, records: &Arc<Records>, errno: c_int) {
     refuse(&[libc::SYS_fadvise64], errno);
     system(&records.evict(), &data.path(), "posix_fadvise", errno);
 }
 
 /// The error of file systems without `fsync`; they have nothing to write out: squashfs, erofs, iso9660.
-fn nothing_to_write_out(errno: c_int) {
-    let data = Data::new();
+fn nothing_to_write_out(data: &Data, records: &Arc<Records>, errno: c_int) {
     File::open(data.path()).unwrap().sync_all().unwrap();
-    let records = data.open();
-    data.check(&records, &batch());
+    data.check(records, &batch());
     refuse(&[libc::SYS_fsync], errno);
     // The kernel leaves a page that it is just looking at itself; file systems that live in memory keep all.
     let gone = (0..1000).any(|_| {
@@ -234,23 +219,20 @@ fn nothing_to_write_out(errno: c_int) {
     assert!(gone, "{:?}", records.residency());
 }
 
-fn writing_out_fails(errno: c_int) {
-    let data = Data::new();
-    let records = data.open();
+fn writing_out_fails(data: &Data, records: &Arc<Records>, errno: c_int) {
     refuse(&[libc::SYS_fsync], errno);
     system(&records.evict(), &data.path(), "fsync", errno);
 }
 
 /// No file can be mapped: only what needs a mapping fails.
-fn mapping_is_refused(errno: c_int) {
-    let data = Data::new();
+fn mapping_is_refused(data: &Data, _: &Arc<Records>, errno: c_int) {
     // Memory without a file, whose descriptor is -1, can still be had.
     let a_file =
         SeccompCondition::new(4, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u32::MAX.into()).unwrap();
     let rule = SeccompRule::new(vec![a_file]).unwrap();
     install(BTreeMap::from([(libc::SYS_mmap, vec![rule])]), errno);
     let records = data.open();
-    let asked = ask(&data, &records);
+    let asked = ask(data, &records);
     assert_eq!((asked.hints, asked.hinted, asked.failed), (0, 0, 0));
     records.evict().unwrap();
     records.fingerprint().unwrap();
@@ -264,12 +246,16 @@ fn mapping_is_refused(errno: c_int) {
 }
 
 /// What is refused, what to look at then, and the errors to do it with.
-type Case = (&'static str, fn(c_int), &'static [c_int]);
+type Case = (&'static str, fn(&Data, &Arc<Records>, c_int), &'static [c_int]);
 
 const CASES: [Case; 11] = [
     // EACCES is no error of a call that is never there, so it is tried again each time.
-    ("process_madvise", |errno| hints_fall_back(libc::SYS_process_madvise, errno), &[EPERM, ENOSYS, EACCES]),
-    ("pidfd_open", |errno| hints_fall_back(libc::SYS_pidfd_open, errno), &[EPERM, ENOSYS]),
+    (
+        "process_madvise",
+        |a, b, e| hints_fall_back(a, b, libc::SYS_process_madvise, e),
+        &[EPERM, ENOSYS, EACCES],
+    ),
+    ("pidfd_open", |a, b, e| hints_fall_back(a, b, libc::SYS_pidfd_open, e), &[EPERM, ENOSYS]),
     ("process_vm_writev", gathering_is_refused, &[EPERM, ENOSYS, EFAULT]),
     ("madvise", hints_fail, &[EPERM, ENOSYS]),
     ("mincore", residency_is_refused, &[EPERM, ENOSYS]),
@@ -287,7 +273,8 @@ fn refusals() {
     if let Ok(case) = std::env::var(CHILD) {
         let (case, errno) = case.split_once(' ').unwrap();
         let (_, check, _) = CASES[case.parse::<usize>().unwrap()];
-        check(errno.parse().unwrap());
+        let data = Data::new();
+        check(&data, &data.open(), errno.parse().unwrap());
         return println!("{CHILD} is done");
     }
     for (case, (call, _, errors)) in CASES.iter().enumerate() {

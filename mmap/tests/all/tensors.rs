@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use crate::asked::write;
-use twinbuf_mmap::{Buffer, DType, Error, ReadMode, Reader, Tensors};
+use twinbuf_mmap::{Buffer, DType, Error, ReadMode, Reader, Tensor, Tensors};
 
 /// A `safetensors` file with these tensors: name, type, shape, bytes. Byte `i` of the data is `i * 7 + seed`.
 fn model<N: Display, S: AsRef<[usize]>>(
@@ -34,42 +34,36 @@ fn refused(found: Result<Tensors, Error>, wanted: &str) {
 #[test]
 fn types_that_rust_lacks_are_bytes() {
     let folder = tempfile::tempdir().unwrap();
-    let path = write(
-        folder.path(),
-        "model.safetensors",
-        &model(
-            3,
-            [
-                ("f4", "F4", vec![3, 2], 3),
-                ("f6", "F6_E2M3", vec![4], 3),
-                ("f6.b", "F6_E3M2", vec![8], 6),
-                ("scale", "F8_E8M0", vec![], 1),
-                ("fnuz", "F8_E4M3FNUZ", vec![2], 2),
-                ("e4m3", "F8_E4M3", vec![2], 2),
-                ("empty", "F32", vec![0, 7], 0),
-                ("one", "F64", vec![], 8),
-                ("bf16", "BF16", vec![2, 2], 8),
-            ],
-        ),
-    );
+    let tensors = [
+        ("f4", "F4", vec![3, 2], 3),
+        ("f6", "F6_E2M3", vec![4], 3),
+        ("f6.b", "F6_E3M2", vec![8], 6),
+        ("scale", "F8_E8M0", vec![], 1),
+        ("fnuz", "F8_E4M3FNUZ", vec![2], 2),
+        ("e4m3", "F8_E4M3", vec![2], 2),
+        ("empty", "F32", vec![0, 7], 0),
+        ("one", "F64", vec![], 8),
+        ("bf16", "BF16", vec![2, 2], 8),
+    ];
+    let path = write(folder.path(), "model.safetensors", &model(3, tensors));
     let model = Tensors::open([&path]).unwrap();
-    let what = |name| {
-        let tensor = model.get(name).unwrap();
-        (tensor.dtype(), tensor.format_type().to_owned(), tensor.shape().to_vec(), tensor.len())
-    };
-    assert_eq!(what("f4"), (None, "F4".to_owned(), vec![3, 2], 3));
-    assert_eq!(what("scale"), (None, "F8_E8M0".to_owned(), vec![], 1));
-    assert_eq!(what("e4m3"), (Some(DType::F8E4M3), "F8_E4M3".to_owned(), vec![2], 2));
-    assert_eq!(what("empty"), (Some(DType::F32), "F32".to_owned(), vec![0, 7], 0));
-    assert_eq!(what("one"), (Some(DType::F64), "F64".to_owned(), vec![], 8));
+    for (name, dtype, format_type, shape, len) in [
+        ("f4", None, "F4", &[3, 2][..], 3),
+        ("scale", None, "F8_E8M0", &[], 1),
+        ("e4m3", Some(DType::F8E4M3), "F8_E4M3", &[2], 2),
+        ("empty", Some(DType::F32), "F32", &[0, 7], 0),
+        ("one", Some(DType::F64), "F64", &[], 8),
+    ] {
+        let found = model.get(name).unwrap();
+        assert_eq!(
+            (found.dtype(), found.format_type(), found.shape(), found.len()),
+            (dtype, format_type, shape, len)
+        );
+    }
     // `one` and `bf16` begin at odd places of the file, and at multiples of their size in memory.
-    assert_eq!(model.get("one").unwrap().range().bytes.start % 8, (8 + path_header(&path) + 17) % 8);
+    let header = u64::from_le_bytes(std::fs::read(&path).unwrap()[..8].try_into().unwrap());
+    assert_eq!(model.get("one").unwrap().range().bytes.start % 8, (8 + header + 17) % 8);
     body::read(&model);
-}
-
-/// Bytes of the header of a `safetensors` file.
-fn path_header(path: &Path) -> u64 {
-    u64::from_le_bytes(std::fs::read(path).unwrap()[..8].try_into().unwrap())
 }
 
 /// Written by llama.cpp's own package, and compared with what it reads.
@@ -105,7 +99,7 @@ fn a_model_in_several_files_by_its_index() {
     write(folder.path(), "x-2.safetensors", &model(9, tensors));
     let map = r#""l.1.a":"x-2.safetensors","l.0.b":"x-1.safetensors","l.0.a":"x-1.safetensors""#;
     let model = Tensors::open([index(folder.path(), map)]).unwrap();
-    let names: Vec<&str> = model.all().iter().map(twinbuf_mmap::Tensor::name).collect();
+    let names: Vec<&str> = model.all().iter().map(Tensor::name).collect();
     assert_eq!((names, model.paths().len()), (vec!["l.0.a", "l.0.b", "l.1.a"], 2));
     body::read(&model);
     let groups = model.groups([vec!["l.1.a", "l.0.b"], vec!["l.0.a", "l.0.a"]]).unwrap();
@@ -132,10 +126,12 @@ fn faults_of_an_index_are_typed() {
     let error = Tensors::open([index(at, r#""a":"x.safetensors","b":"x.safetensors""#)]).unwrap_err();
     let Error::NoTensor { path, wanted, found } = error else { panic!("{error}") };
     assert_eq!((path, &*wanted, found), (at.join("x.safetensors"), "b", vec!["a".to_owned()]));
-    // Two files with the same name.
-    write(at, "y.safetensors", &model(0, [("a", "U8", [1], 1)]));
-    let both = Tensors::open([at.join("x.safetensors"), at.join("y.safetensors")]);
-    refused(both, "bad header at byte 0: wanted each name once, found \"a\", as in ");
+    // Two files with the same name, of each format.
+    for file in [model(0, [("a", "U8", [1], 1)]), gguf(&[("a", &[4], 24, 0)], 64)] {
+        let both = ["x", "y"].map(|name| write(at, name, &file));
+        let wanted = "bad header at byte 0: wanted each name once, found \"a\", as in";
+        refused(Tensors::open(&both), &format!("{wanted} {:?}", both[0]));
+    }
 }
 
 #[test]
@@ -197,6 +193,7 @@ fn faults_of_gguf_are_typed() {
             gguf(&[("a", &[40], 24, 0), ("b", &[4], 24, 32)], 64),
             "bad header at byte 57: wanted tensors that do not overlap",
         ),
+        (gguf(&[("w", &[4], 24, 0), ("w", &[4], 24, 32)], 64), "wanted each name once, found \"w\" twice"),
         (gguf(&[("a", &[4], 24, 8)], 64), "bad header at byte 24: "),
         (gguf(&[("a", &[1; 5], 24, 0)], 64), "bad header at byte 33: wanted at most 4 axes"),
         (gguf(&[("", &[1], 24, 0)], 64), "bad header at byte 24: wanted a tensor with a name"),
@@ -213,30 +210,9 @@ fn faults_of_gguf_are_typed() {
     ] {
         refused(open(&file), wanted);
     }
-}
-
-/// Type numbers that no version has: nothing is said about text.
-#[test]
-fn an_unknown_type_of_gguf_is_not_text() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = write(folder.path(), "x.gguf", &gguf(&[("a", &[4], 99, 0)], 64));
-    let message = Tensors::open([&path]).unwrap_err().to_string();
+    // A type number that no version has: nothing is said about text.
+    let message = open(&gguf(&[("a", &[4], 99, 0)], 64)).unwrap_err().to_string();
     assert!(message.contains("GGUF type 99") && !message.contains("text"), "{message}");
-}
-
-/// One name twice: in one file, and in two.
-#[test]
-fn names_are_there_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let one = write(folder.path(), "one.gguf", &gguf(&[("w", &[4], 24, 0), ("w", &[4], 24, 32)], 64));
-    let message = Tensors::open([&one]).unwrap_err().to_string();
-    assert!(message.contains("wanted each name once, found \"w\" twice"), "{message}");
-    let two = ["a", "b"].map(|name| write(folder.path(), name, &gguf(&[("w", &[4], 24, 0)], 64)));
-    let message = Tensors::open(&two).unwrap_err().to_string();
-    assert!(
-        message.contains("wanted each name once, found \"w\", as in") && message.contains("/a\""),
-        "{message}"
-    );
 }
 
 /// A part of a model in several files is refused, with the names of the others; all of them, in any order, are the model.
@@ -244,18 +220,15 @@ fn names_are_there_once() {
 fn a_split_gguf_is_complete_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let part = |no: u16, count: u16| {
-        let mut file = b"GGUF\x03\0\0\0".to_vec();
-        file.extend(1_u64.to_le_bytes());
-        file.extend(3_u64.to_le_bytes());
-        let mut key = |name: &str, kind: u32, value: &[u8]| {
-            file.extend((name.len() as u64).to_le_bytes());
-            file.extend(name.bytes());
-            file.extend(kind.to_le_bytes());
-            file.extend(value);
-        };
-        key("split.no", 2, &no.to_le_bytes());
-        key("split.count", 2, &count.to_le_bytes());
-        key("split.tensors.count", 5, &i32::from(count).to_le_bytes());
+        let mut file = [&b"GGUF\x03\0\0\0"[..], &1_u64.to_le_bytes(), &3_u64.to_le_bytes()].concat();
+        for (name, kind, value) in [
+            ("split.no", 2_u32, &no.to_le_bytes()[..]),
+            ("split.count", 2, &count.to_le_bytes()),
+            ("split.tensors.count", 5, &i32::from(count).to_le_bytes()),
+        ] {
+            let len = (name.len() as u64).to_le_bytes();
+            file.extend([&len[..], name.as_bytes(), &kind.to_le_bytes(), value].concat());
+        }
         let tensor = gguf(&[(&format!("w{no}"), &[4], 24, 0)], 0);
         file.extend(&tensor[24..24 + 8 + 2 + 4 + 8 + 4 + 8]);
         file.resize(file.len().next_multiple_of(32) + 32, 1);
@@ -295,6 +268,10 @@ fn all_ways_to_read_give_the_same_bytes() {
     let path = write(folder.path(), "model.safetensors", &model(5, tensors));
     let file = std::fs::read(&path).unwrap();
     let model = Tensors::open([&path]).unwrap();
+    let bytes = |tensor: &Tensor| {
+        let bytes = &tensor.range().bytes;
+        usize::try_from(bytes.start).unwrap()..usize::try_from(bytes.end).unwrap()
+    };
     let groups = model.groups_by(|name| name.split('.').nth(1).map(str::to_owned)).unwrap();
     assert_eq!(groups.len(), 3);
     for mode in [ReadMode::Auto, ReadMode::Pread, ReadMode::Direct] {
@@ -309,29 +286,20 @@ fn all_ways_to_read_give_the_same_bytes() {
             let mut memory = Buffer::new(groups.bytes(group)).unwrap();
             reader.read(&group, &mut memory).unwrap();
             for (tensor, at) in groups.tensors(group) {
-                let bytes = &tensor.range().bytes;
-                let expected =
-                    &file[usize::try_from(bytes.start).unwrap()..usize::try_from(bytes.end).unwrap()];
-                assert!(memory[at] == *expected, "{mode:?} {}", tensor.name());
+                assert!(memory[at] == file[bytes(tensor)], "{mode:?} {}", tensor.name());
             }
         }
         // Parts of tensors, straight to their places.
         for tensor in model.all() {
-            let bytes = usize::try_from(tensor.range().bytes.start).unwrap()
-                ..usize::try_from(tensor.range().bytes.end).unwrap();
-            let mut memory = vec![0; bytes.len()];
-            reader.read_bytes(0, bytes.start as u64, &mut memory).unwrap();
-            assert!(memory == file[bytes], "{mode:?} {}", tensor.name());
+            let mut memory = vec![0; bytes(tensor).len()];
+            reader.read_bytes(0, tensor.range().bytes.start, &mut memory).unwrap();
+            assert!(memory == file[bytes(tensor)], "{mode:?} {}", tensor.name());
         }
         let mut small = [0; 10];
-        assert!(matches!(
-            reader.read_bytes(1, 0, &mut small),
-            Err(Error::NoSuchRecord { wanted: 1, found: 1 })
-        ));
-        assert!(matches!(
-            reader.read_bytes(0, file.len() as u64 - 9, &mut small),
-            Err(Error::Truncated { .. })
-        ));
+        let missing = reader.read_bytes(1, 0, &mut small);
+        assert!(matches!(missing, Err(Error::NoSuchRecord { wanted: 1, found: 1 })));
+        let cut = reader.read_bytes(0, file.len() as u64 - 9, &mut small);
+        assert!(matches!(cut, Err(Error::Truncated { .. })));
         assert!(matches!(reader.read(&0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
         assert!(matches!(reader.read(&3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
         if mode == ReadMode::Direct {
