@@ -746,7 +746,7 @@ mod tests {
 
     use super::ring::Sides;
     use super::*;
-    use crate::sync::ReservedSlot;
+    use crate::sync::{Consumer, ReservedSlot};
 
     type Numbered = Slots<u64, u64>;
 
@@ -771,6 +771,18 @@ mod tests {
         }
     }
 
+    /// A ring of `depth` slots, and what its sides share. A call for these units has begun; each is its own step.
+    fn begun(
+        depth: usize,
+        units: std::ops::Range<u64>,
+    ) -> (Arc<Shared<Numbered>>, Consumer<'static, ring::Slot<u64, u64>>) {
+        let (producer, consumer) = Numbered::ring(vec![0; depth]);
+        let shared = Arc::new(Shared::new(producer, 1, 0, Naming::default()));
+        let units = units.map(|unit| (Place { step: unit, ..Place::default() }, unit));
+        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
+        (shared, consumer)
+    }
+
     fn worker(source: impl Source<u64, Unit = u64> + 'static, index: usize) -> Worker<Numbered> {
         Worker::new(Box::new(source), LoadRecorder::new(None, true), index, false)
     }
@@ -782,10 +794,7 @@ mod tests {
 
     #[test]
     fn a_caller_that_helps_receives_what_a_worker_filled_meanwhile() {
-        let (producer, mut consumer) = Numbered::ring(vec![0; 3]);
-        let shared = Arc::new(Shared::new(producer, 1, 0, Naming::default()));
-        let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
-        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
+        let (shared, mut consumer) = begun(3, 0..3);
         let Take::Unit(taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         let mut own = worker(Numbers(Some((shared.clone(), worker(Numbers(None), 0), taken))), 1);
         let mut recorder = callers_recorder();
@@ -811,19 +820,14 @@ mod tests {
             (false, None, Waiting::Block),
             (false, Some(TOOK), Waiting::Try),
         ] {
-            let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
-            let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
-            let order = Box::new(std::iter::once((Place::default(), 7)));
-            shared.begin(Posted { order, length: 0 }, u64::MAX);
+            let (shared, mut consumer) = begun(2, 7..8);
             let mut own = worker(Numbers(None), 1);
             let mut recorder = callers_recorder();
             let start = Instant::now();
             let mut last = LoadTimes { end: start + TOOK, awake, ..LoadTimes::new(start) };
             let found = help(&shared, &mut own, &mut consumer, &mut recorder, &waiting, &mut last);
-            assert!(
-                matches!(&found, Some(Received::Item(item)) if **item == 7) == helps,
-                "{awake:?} {found:?}"
-            );
+            let has = matches!(&found, Some(Received::Item(item)) if **item == 7);
+            assert_eq!(has, helps, "{awake:?} {found:?}");
             assert_eq!(shared.loads(), u64::from(helps), "{awake:?}");
         }
     }
@@ -844,10 +848,7 @@ mod tests {
     fn a_caller_helps_with_long_fills_only_in_the_first_half_of_the_one_that_it_waits_for() {
         for (helps, took) in [(true, 3600), (false, 0)].map(|(helps, s)| (helps, Duration::new(s, 2_000_000)))
         {
-            let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
-            let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
-            let order = Box::new((0..2).map(|unit| (Place { step: unit, ..Place::default() }, unit)));
-            shared.begin(Posted { order, length: 0 }, u64::MAX);
+            let (shared, mut consumer) = begun(2, 0..2);
             let (ends, end) = mpsc::channel();
             let (of, filler) = (shared.clone(), worker(Endless(end), 0));
             let filler = std::thread::spawn(move || filler.run(&of));
@@ -896,10 +897,7 @@ mod tests {
     /// Or the report takes no wait for a slot that the caller has kept.
     #[test]
     fn a_load_knows_when_its_slot_was_freed() {
-        let (producer, mut consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
-        let units = (0..3).map(|unit| (Place { step: unit, ..Place::default() }, unit));
-        shared.begin(Posted { order: Box::new(units), length: 0 }, u64::MAX);
+        let (shared, mut consumer) = begun(2, 0..3);
         let mut own = worker(Numbers(None), 0);
         for before in [None, None, Some(0)] {
             let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("a slot is free") };
@@ -914,11 +912,8 @@ mod tests {
     /// Otherwise the report would count the caller's time between two calls as a wait of the workers.
     #[test]
     fn a_call_waits_from_its_begin_on() {
-        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
         let before = Instant::now();
-        let order = Box::new(std::iter::once((Place::default(), 7)));
-        shared.begin(Posted { order, length: 0 }, u64::MAX);
+        let (shared, _consumer) = begun(2, 7..8);
         let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         assert!(Numbered::parts(&mut taken).1.load.since >= before);
     }
@@ -934,8 +929,7 @@ mod tests {
 
     #[test]
     fn a_clock_wakes_a_task_at_its_time_and_ends_with_the_pipe() {
-        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
+        let (shared, _consumer) = begun(2, 0..0);
         let (told, wakes) = mpsc::channel();
         let waker = Arc::new(Told(told)).into();
         let until = Instant::now() + Duration::from_millis(20);
@@ -962,8 +956,7 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_is_named_and_the_next_task_gets_a_clock() {
-        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Arc::new(Shared::<Numbered>::new(producer, 1, 0, Naming::default()));
+        let (shared, _consumer) = begun(2, 0..0);
         let clocks = || Arc::strong_count(&shared) - 1; // each clock's thread has a share
         shared.wake_at(Instant::now(), &Arc::new(Cursed).into());
         while clocks() > 0 {
@@ -982,8 +975,7 @@ mod tests {
 
     #[test]
     fn a_worker_for_which_no_processor_is_left_rests_after_a_short_fill() {
-        let (producer, _consumer) = Numbered::ring(vec![0; 2]);
-        let shared = Shared::<Numbered>::new(producer, 1, 0, Naming::default());
+        let (shared, _consumer) = begun(2, 0..0);
         for rests in [false, true] {
             let worker: Worker<Numbered> =
                 Worker::new(Box::new(Numbers(None)), LoadRecorder::new(None, true), 0, rests);
