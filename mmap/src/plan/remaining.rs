@@ -272,20 +272,13 @@ mod tests {
 
     #[test]
     fn a_past_of_no_steps_is_none() {
-        let plan = Plan::builder(100)
-            .batch(10)
-            .shuffle(Shuffle::Window { chunk_records: 5, window_chunks: 3 })
-            .build()
-            .unwrap();
+        let shuffle = Shuffle::Window { chunk_records: 5, window_chunks: 3 };
+        let plan = Plan::builder(100).batch(10).shuffle(shuffle).build().unwrap();
         let rest = plan.resume(0, &[PartialEpoch { batch: 3, world: 2, steps: 0 }]).unwrap();
         assert_eq!((rest.first(), rest.end(), rest.max_steps()), (0, 10, 10));
         assert!((0..11).all(|step| rest.batch(2, step) == plan.batch(2, step)));
-        assert_eq!(
-            plan.resume(0, &[PartialEpoch { batch: 3, world: 11, steps: 3 }]).unwrap().end(),
-            3,
-            "one record is left"
-        );
-        let part = PartialEpoch { batch: 3, world: 11, steps: 4 };
+        let [three, part] = [3, 4].map(|steps| PartialEpoch { batch: 3, world: 11, steps });
+        assert_eq!(plan.resume(0, &[three]).unwrap().end(), 3, "one record is left");
         assert_eq!(plan.resume(0, &[part]), Err(PlanError::PartialEpoch { part, left: 100 }));
     }
 }
