@@ -263,12 +263,10 @@ mod tests {
 
     #[test]
     fn what_no_memory_holds_is_none() {
-        assert!(
-            Buffer::several(&[usize::MAX; 2]).is_none()
-                && Buffer::several(&[isize::MAX.unsigned_abs(); 3]).is_none()
-        );
-        assert!(Buffer::new(usize::MAX).is_none());
-        assert!(Buffer::new(isize::MAX.unsigned_abs()).is_none());
+        for len in [usize::MAX, isize::MAX.unsigned_abs()] {
+            assert!(Buffer::several(&[len; 3]).is_none() && Buffer::new(len).is_none(), "{len}");
+        }
+        assert!(Buffer::several(&[usize::MAX; 2]).is_none());
     }
 
     #[test]

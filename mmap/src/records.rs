@@ -220,14 +220,3 @@ fn count(file: &DataFile, header: u64, record_bytes: u64, partial: bool) -> Resu
 pub(crate) fn behind(file: &DataFile, header: u64) -> Result<u64, Error> {
     file.check_end(header, file.len).map(|()| file.len - header)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_can_be_shared_between_threads() {
-        fn shared<T: Send + Sync>() {}
-        shared::<Records>();
-    }
-}

@@ -84,18 +84,13 @@ mod tests {
             ReadChoice { data, cached, left: left.map(|left: u64| left << 20) }.to_string()
         };
         assert_eq!(says(9, 9, None), "9 MiB through the page cache");
-        assert_eq!(
-            says(9, 9, Some(20)),
-            "9 MiB through the page cache, where they fit (20 MiB of memory left)"
-        );
-        assert_eq!(
-            says(9, 9, Some(5)),
-            "9 MiB through the page cache: they do not fit, but direct I/O is refused (5 MiB of memory left)"
-        );
-        assert_eq!(
-            says(9, 4, Some(5)),
-            "4 MiB of 9 MiB kept in the page cache, the rest past it (5 MiB of memory left)"
-        );
+        for (cached, left, wanted) in [
+            (9, 20, "9 MiB through the page cache, where they fit"),
+            (9, 5, "9 MiB through the page cache: they do not fit, but direct I/O is refused"),
+            (4, 5, "4 MiB of 9 MiB kept in the page cache, the rest past it"),
+        ] {
+            assert_eq!(says(9, cached, Some(left)), format!("{wanted} ({left} MiB of memory left)"));
+        }
         assert_eq!(says(9, 0, None), "9 MiB past the page cache, as asked for");
     }
 }

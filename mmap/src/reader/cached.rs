@@ -304,10 +304,8 @@ mod tests {
         around.borrow_mut().clear();
         assert_eq!(ask(5000..5001), std::slice::from_ref(&(1000..STRETCH + 500)));
         assert_eq!(ask(1000..STRETCH + 500), []);
-        assert_eq!(
-            ask(STRETCH + 499..STRETCH + 501),
-            std::slice::from_ref(&(STRETCH + 500..2 * STRETCH + 500))
-        );
+        let next = STRETCH + 500..2 * STRETCH + 500;
+        assert_eq!(ask(STRETCH + 499..STRETCH + 501), std::slice::from_ref(&next));
         let end = file.end;
         assert_eq!(ask(end - 1..end), std::slice::from_ref(&(9 * STRETCH + 500..end)));
         assert_eq!(ask(end - 1..end), []);

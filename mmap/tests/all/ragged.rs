@@ -83,11 +83,7 @@ fn the_slices_of_numpy() {
         for (at, (dtype, bytes)) in slices.into_iter().enumerate() {
             let len = read_record(&records, at as u64, &mut out).unwrap();
             let found: String = out[..len].iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(
-                (records.dtype().to_string().as_str(), found.as_str()),
-                (dtype, bytes),
-                "{file}, {at}"
-            );
+            assert_eq!((&*records.dtype().to_string(), &*found), (dtype, bytes), "{file}, {at}");
         }
     }
 }
@@ -150,6 +146,11 @@ proptest! {
     }
 }
 
+/// The message for data at this byte that is not as long as the index says.
+fn cut(at: u64, wanted: u64, found: u64) -> String {
+    format!("cut off or grown, by the length of the data at byte {at}: wanted {wanted} bytes, found {found}")
+}
+
 #[test]
 fn indexes_of_offsets_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,37 +160,27 @@ fn indexes_of_offsets_that_are_wrong() {
         RaggedRecords::open_indexed([(&data, index)]).map(|_| ()).unwrap_err().to_string()
     };
     let offsets = |offsets: &[u64]| npy("<u8", offsets.iter().copied());
+    let axis =
+        |found| format!("no records in this shape: wanted one axis of at least 2 offsets, found [{found}]");
+    let below = |at, found: &str| {
+        format!(
+            "bad header at byte {at}: wanted an offset from 0 that is not below the one before it, found {found}"
+        )
+    };
+    let float = "unsupported type at byte 0, found offsets of f64: wanted integers of 64 bits".to_string();
     for (index, wanted) in [
-        (offsets(&[]), "no records in this shape: wanted one axis of at least 2 offsets, found [0]"),
-        (offsets(&[100]), "no records in this shape: wanted one axis of at least 2 offsets, found [1]"),
-        (
-            offsets(&[0, 99]),
-            "cut off or grown, by the length of the data at byte 0: wanted 99 bytes, found 100",
-        ),
-        (
-            offsets(&[5, 101]),
-            "cut off or grown, by the length of the data at byte 5: wanted 96 bytes, found 95",
-        ),
-        (
-            offsets(&[u64::MAX, u64::MAX]),
-            "cut off or grown, by the length of the data at byte 18446744073709551615: wanted 0 bytes, found 0",
-        ),
-        (
-            offsets(&[0, 50, 49, 100]),
-            "bad header at byte 144: wanted an offset from 0 that is not below the one before it, found 49",
-        ),
-        (
-            npy("<i8", [u64::MAX - 1, 100].into_iter()),
-            "bad header at byte 128: wanted an offset from 0 that is not below the one before it, found -2",
-        ),
-        (
-            npy("<f8", [0, 100].into_iter()),
-            "unsupported type at byte 0, found offsets of f64: wanted integers of 64 bits",
-        ),
-        (b"MMIDIDX\0\0".to_vec(), "another format, by the magic at byte 0"),
+        (offsets(&[]), axis(0)),
+        (offsets(&[100]), axis(1)),
+        (offsets(&[0, 99]), cut(0, 99, 100)),
+        (offsets(&[5, 101]), cut(5, 96, 95)),
+        (offsets(&[u64::MAX, u64::MAX]), cut(u64::MAX, 0, 0)),
+        (offsets(&[0, 50, 49, 100]), below(144, "49")),
+        (npy("<i8", [u64::MAX - 1, 100].into_iter()), below(128, "-2")),
+        (npy("<f8", [0, 100].into_iter()), float),
+        (b"MMIDIDX\0\0".to_vec(), "another format, by the magic at byte 0".to_string()),
     ] {
         let message = open(&index);
-        assert!(message.contains(wanted), "{message}");
+        assert!(message.contains(&wanted), "{message}");
     }
     assert!(open(&offsets(&[0, 100])[..140]).contains("cut off or grown"));
     assert!(matches!(RaggedRecords::open_indexed([] as [(&Path, &Path); 0]), Err(Error::NoPaths)));
@@ -229,28 +220,21 @@ fn indexes_of_megatron_that_are_wrong() {
         (changed(17, &[0]), "unsupported type at byte 17, found the code 0"),
         (changed(17, &[9]), "unsupported type at byte 17, found the code 9"),
         (changed(18, &[0]), "bad header at byte 18: wanted at least one sequence, found 0"),
-        (
-            changed(18, &[0xFF; 8]),
-            "cut off or grown, by the length of the data at byte 34: wanted 18446744073709551615 bytes, found 60",
-        ),
+        (changed(18, &[0xFF; 8]), &cut(34, u64::MAX, 60)),
         (changed(26, &[0xFF; 8]), "cut off or grown"),
         (changed(34, &(-1_i32).to_le_bytes()), "bad header at byte 34: wanted a number of tokens"),
         (changed(34, &[21]), "bad header at byte 54: wanted the end of the sequence before, found 40"),
         (changed(46, &[1]), "bad header at byte 46: wanted the end of the sequence before, found 1"),
         (changed(62, &[0xFF; 8]), "bad header at byte 62: wanted the end of the sequence before, found -1"),
-        (
-            changed(42, &[31]),
-            "cut off or grown, by the length of the data at byte 0: wanted 102 bytes, found 100",
-        ),
+        (changed(42, &[31]), &cut(0, 102, 100)),
     ] {
         assert!(message.contains(wanted), "{message}");
     }
     let other = write(folder.path(), "other.bin", &bytes(100, 0));
     write(folder.path(), "other.idx", &idx(4, 4, &[25], &[]));
     write(folder.path(), "data.idx", &good);
-    assert!(
-        matches!(RaggedRecords::open_megatron([&data, &other]), Err(Error::Mixed { path, .. }) if path == other)
-    );
+    let both = RaggedRecords::open_megatron([&data, &other]);
+    assert!(matches!(both, Err(Error::Mixed { path, .. }) if path == other));
 }
 
 /// Megatron's own programs take the path without the extension. A dot in that prefix does not start an extension.

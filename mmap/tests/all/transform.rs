@@ -1,7 +1,7 @@
 //! Transforms as callers use them: lengths and errors. The unit tests have the numbers.
 
-use twinbuf_mmap::DType;
 use twinbuf_mmap::transform::{Transform, TransformError, f32_to_bf16, f32_to_f16, u16_to_i64, u16_to_u32};
+use twinbuf_mmap::{DType, Error, Records};
 
 fn rgb() -> Transform {
     Transform::new(DType::U8, 3).unwrap().normalise(&[0.25, 0.5, 2.0], &[1.0, -1.0, 0.0]).unwrap()
@@ -78,8 +78,10 @@ fn a_message_is_one_line_that_names_wanted_and_found() {
 }
 
 #[test]
-fn a_transform_is_shared_between_threads() {
+fn what_is_shared_between_threads() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Transform>();
     shared::<TransformError>();
+    shared::<Records>();
+    shared::<Error>();
 }
