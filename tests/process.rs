@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
 use common::Gated;
+use twinbuf::loader::LoaderBuilder;
 use twinbuf::{Loader, Plan};
 
 #[test]
@@ -61,7 +62,7 @@ fn threads_have_the_name_of_their_loader() {
     let build = |name: Option<&str>| {
         let (open, gate) = channel();
         let builder = Loader::builder(Gated(gate), Plan::builder(4).batch(1).build().unwrap());
-        let mut loader = name.into_iter().fold(builder, |builder, name| builder.name(name)).build().unwrap();
+        let mut loader = name.into_iter().fold(builder, LoaderBuilder::name).build().unwrap();
         // A thread sets its name before it reads.
         let epoch = loader.epoch(0);
         open.send(()).unwrap();

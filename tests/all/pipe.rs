@@ -452,7 +452,10 @@ fn a_fill_that_a_driver_fails_ends_or_forgets_comes_in_its_place() {
     });
     let error = "epoch 0, step 2: the batch could not be read: no such number";
     assert_eq!(failed, [Ok(0), Ok(1), Err(error.to_string())]);
-    assert_eq!(drive(2, |fill| fill.end()), [Ok(0), Ok(1)]);
+    let ended = drive(2, |fill| {
+        fill.end();
+    });
+    assert_eq!(ended, [Ok(0), Ok(1)]);
     let dropped = "epoch 0, step 2: the batch could not be read: wanted the slot filled, found the fill dropped by its \
                    driver";
     for found in [drive(2, |fill| drop(fill)), drive(2, |_fill| resume_unwind(Box::new("cursed")))] {

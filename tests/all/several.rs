@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::common::{busy, files, open, plan, trace};
 use serde_json::Value;
 use twinbuf::Loader;
+use twinbuf::loader::LoaderBuilder;
 
 #[test]
 fn loaders_with_one_trace_have_rows_of_their_own() {
@@ -12,7 +13,7 @@ fn loaders_with_one_trace_have_rows_of_their_own() {
     let path = dir.path().join("trace.json");
     let build = |name: Option<&str>| {
         let builder = Loader::builder(open(&paths), plan(40, 8)).trace(path.as_path());
-        name.into_iter().fold(builder, |builder, name| builder.name(name)).build().unwrap()
+        name.into_iter().fold(builder, LoaderBuilder::name).build().unwrap()
     };
     let (mut train, mut valid, mut third) = (build(Some("train")), build(Some("va\"lid")), build(None));
     assert_eq!(train.epoch(0).count(), 5);
