@@ -49,7 +49,7 @@ TIMEOUT_S = 600  # many times what the unmutated models take on one core; a muta
 
 # Models left out. The step ceilings: a torn exchange is one step more, and would die of that alone. The long
 # histories: they take half of the time, and nothing lives until it meets them.
-SKIP = ["steps::", "handoff::fifo", "handoff::two_laps"]
+SKIP = ["steps::", "handoff::fifo"]
 # The models of the waker cell alone run for its own mutants only.
 CELL = "cell::"
 

@@ -100,9 +100,7 @@ fn second_wake_during_wake<P: Parker>(polls: usize) {
     if !ready {
         shared.run(&task, 2);
     }
-    for other in others {
-        other.join().unwrap();
-    }
+    others.into_iter().for_each(|other| other.join().unwrap());
     assert!(task.wakes() <= 2, "two hand-offs");
     drop(shared.cell.unregister());
     assert_eq!(Arc::strong_count(&task), 1);
@@ -142,9 +140,7 @@ fn unregister_meets_wake<P: Parker>(wakes: usize) {
     }
     let waker = shared.cell.unregister();
     drop(waker);
-    for other in others {
-        other.join().unwrap();
-    }
+    others.into_iter().for_each(|other| other.join().unwrap());
     assert_eq!(Arc::strong_count(&task), 1);
     assert!(shared.cell.unregister().is_none());
 }
@@ -165,9 +161,7 @@ fn panicking_waker_with_a_second_wake<P: Parker>() {
         })
     });
     shared.run(&task, 2);
-    for other in others {
-        other.join().unwrap();
-    }
+    others.into_iter().for_each(|other| other.join().unwrap());
 }
 
 check! {

@@ -534,6 +534,29 @@ pub(crate) fn end<P: Parker>(slot: Reserved<P>, commit: bool) -> Result<(), Clos
     Ok(())
 }
 
+/// A thread that commits these values, without a wait. Its producer comes back, so no end follows the commits.
+pub(crate) fn puts<P: Parker, const N: usize>(
+    mut tx: Tx<P>,
+    values: [usize; N],
+) -> thread::JoinHandle<Tx<P>> {
+    spawn(move || {
+        values.into_iter().for_each(|value| put(&mut tx, value));
+        tx
+    })
+}
+
+/// The same for slots that may not be free: waits for each as `mode` specifies.
+pub(crate) fn sends<P: Parker, const N: usize>(
+    mut tx: Tx<P>,
+    mode: Mode,
+    values: [usize; N],
+) -> thread::JoinHandle<Tx<P>> {
+    spawn(move || {
+        values.into_iter().for_each(|value| send(&mut tx, mode, value).unwrap());
+        tx
+    })
+}
+
 /// Ends the producer, by `finish` or without it.
 pub(crate) fn stop<P: Parker>(tx: Tx<P>, finish: bool) {
     if finish {

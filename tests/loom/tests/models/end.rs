@@ -7,40 +7,26 @@ use twinbuf_core::Closed;
 use crate::common::*;
 
 check! {
-    /// The consumer sleeps through `finish`, or takes it for the end before it has all the data.
-    finish over [Try, Block, Timed, Async], 2, deep 3
+    /// The consumer sleeps through `finish`, or through the loss of the producer, takes one for the other, or takes it for
+    /// the end before it has all the data.
+    producer_end over [
+        (true, Try), (true, Block), (true, Timed), (true, Async),
+        (false, Try), (false, Block), (false, Timed), (false, Async)
+    ], 2, deep 3
 }
-fn finish<P: Parker>(mode: Mode) {
+fn producer_end<P: Parker>((finish, mode): (bool, Mode)) {
     let (park, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 1);
     clock(&park, mode);
     let producer = spawn(move || {
         put(&mut tx, 2);
-        tx.finish();
+        stop(tx, finish);
     });
     take(&mut rx, Block, 1);
     take(&mut rx, mode, 2);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Finished);
-    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Finished, "the end stays");
-    producer.join().unwrap();
-}
-
-check! {
-    /// The consumer sleeps through the loss of the producer, or takes it for the end of the data.
-    abandon over [Try, Block, Timed, Async], 2, deep 3
-}
-fn abandon<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
-    put(&mut tx, 1);
-    clock(&park, mode);
-    let producer = spawn(move || {
-        put(&mut tx, 2);
-        drop(tx);
-    });
-    take(&mut rx, Block, 1);
-    take(&mut rx, mode, 2);
-    assert_eq!(recv(&mut rx, mode).unwrap_err(), End::Abandoned);
-    assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Abandoned, "the loss stays");
+    let end = if finish { End::Finished } else { End::Abandoned };
+    assert_eq!(recv(&mut rx, mode).unwrap_err(), end);
+    assert_eq!(recv(&mut rx, Block).unwrap_err(), end, "the end stays");
     producer.join().unwrap();
 }
 

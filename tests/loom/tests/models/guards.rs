@@ -12,11 +12,7 @@ fn released_out_of_order<P: Parker>(mode: Mode) {
     let (_, mut tx, mut rx) = ring::<2, P>();
     put(&mut tx, 0);
     put(&mut tx, 1);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 2).unwrap();
-        send(&mut tx, mode, 3).unwrap();
-        tx
-    });
+    let producer = sends(tx, mode, [2, 3]);
     let (a, b) = (recv(&mut rx, Block).unwrap(), recv(&mut rx, Block).unwrap());
     drop(b);
     assert_eq!(*a, 0, "still ours");
@@ -55,10 +51,7 @@ fn receives_while_released<P: Parker>(mode: Mode) {
     put(&mut tx, 1);
     let guard = recv(&mut rx, Block).unwrap();
     let reader = spawn(move || drop(guard));
-    let producer = spawn(move || {
-        send(&mut tx, Block, 2).unwrap();
-        tx
-    });
+    let producer = sends(tx, Block, [2]);
     take(&mut rx, mode, 2);
     reader.join().unwrap();
     drop(producer.join().unwrap());
@@ -134,10 +127,7 @@ fn borrowing_read_guard_leaked<P: Parker>(mode: Mode) {
     put(&mut tx, 1);
     std::mem::forget(rx.recv().unwrap());
     clock(&park, mode);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 2).unwrap();
-        tx
-    });
+    let producer = sends(tx, mode, [2]);
     take(&mut rx, mode, 1); // the same one again
     take(&mut rx, mode, 2);
     drop(producer.join().unwrap());
@@ -154,10 +144,7 @@ fn both_wait_for_a_kept_slot<P: Parker>((producing, receiving): (Mode, Mode)) {
     let (_, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     let guard = recv(&mut rx, Block).unwrap();
-    let producer = spawn(move || {
-        send(&mut tx, producing, 2).unwrap(); // the bell is not rung
-        tx
-    });
+    let producer = sends(tx, producing, [2]); // the bell is not rung
     let reader = spawn(move || drop(guard));
     take(&mut rx, receiving, 2);
     reader.join().unwrap();

@@ -9,12 +9,9 @@ check! {
     commit over [Try, Block, Timed, Async], 2, deep 3
 }
 fn commit<P: Parker>(mode: Mode) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
+    let (park, tx, mut rx) = ring::<2, P>();
     clock(&park, mode);
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx // dropped by the other side: no end follows the commit
-    });
+    let producer = puts(tx, [1]);
     take(&mut rx, mode, 1);
     drop(producer.join().unwrap());
 }
@@ -27,10 +24,7 @@ fn release<P: Parker>(mode: Mode) {
     let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
     clock(&park, mode);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 2).unwrap();
-        tx
-    });
+    let producer = sends(tx, mode, [2]);
     take(&mut rx, Block, 1); // does not wait
     let tx = producer.join().unwrap();
     take(&mut rx, Block, 2); // does not wait
@@ -38,7 +32,7 @@ fn release<P: Parker>(mode: Mode) {
 }
 
 /// Sends `items` values through a ring of `N`; each side waits in its way.
-fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, Mode)) {
+fn values<const N: usize, P: Parker>(items: usize, producing: Mode, receiving: Mode) {
     let (_, mut tx, mut rx) = ring::<N, P>();
     let producer = spawn(move || {
         for i in 0..items {
@@ -54,35 +48,19 @@ fn fifo<const N: usize, P: Parker>(items: usize, (producing, receiving): (Mode, 
 }
 
 check! {
-    /// One slot, refilled: a value is lost, doubled or overtaken.
-    fifo_one_slot over [(Block, Block), (Async, Async), (Block, Async), (Async, Block)], 1, deep 2
+    /// One to three slots, over the wrap-around: a value is lost, doubled or overtaken. Two laps: the parity comes back to
+    /// the first one's and the consumer takes an old batch for a new one.
+    fifo over [
+        (1, 2, Block, Block), (1, 2, Async, Async), (1, 2, Block, Async), (1, 2, Async, Block),
+        (2, 3, Block, Block), (2, 3, Async, Async), (3, 4, Block, Block), (3, 4, Async, Async), (2, 5, Block, Block)
+    ], 1, deep 2
 }
-fn fifo_one_slot<P: Parker>(modes: (Mode, Mode)) {
-    fifo::<1, P>(2, modes);
-}
-
-check! {
-    /// Two slots, over the wrap-around: a value is lost, doubled or overtaken.
-    fifo_two_slots over [(Block, Block), (Async, Async)], 1, deep 2
-}
-fn fifo_two_slots<P: Parker>(modes: (Mode, Mode)) {
-    fifo::<2, P>(3, modes);
-}
-
-check! {
-    /// Three slots, over the wrap-around: a value is lost, doubled or overtaken.
-    fifo_three_slots over [(Block, Block), (Async, Async)], 1, deep 2
-}
-fn fifo_three_slots<P: Parker>(modes: (Mode, Mode)) {
-    fifo::<3, P>(4, modes);
-}
-
-check! {
-    /// Two laps: the parity comes back to the first one's and the consumer takes an old batch for a new one.
-    two_laps over [Block], 1, deep 2
-}
-fn two_laps<P: Parker>(mode: Mode) {
-    fifo::<2, P>(5, (mode, mode));
+fn fifo<P: Parker>((slots, items, producing, receiving): (usize, usize, Mode, Mode)) {
+    match slots {
+        1 => values::<1, P>(items, producing, receiving),
+        2 => values::<2, P>(items, producing, receiving),
+        _ => values::<3, P>(items, producing, receiving),
+    }
 }
 
 check! {
@@ -90,11 +68,8 @@ check! {
     needless_wake, exhaustive
 }
 fn needless_wake<P: Parker>() {
-    let (park, mut tx, mut rx) = ring::<1, P>();
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let (park, tx, mut rx) = ring::<1, P>();
+    let producer = puts(tx, [1]);
     take(&mut rx, Block, 1);
     let mut tx = producer.join().unwrap();
     assert!(park.wakes() <= 1);
@@ -110,10 +85,7 @@ check! {
 fn needless_wake_after_release<P: Parker>() {
     let (park, mut tx, mut rx) = ring::<1, P>();
     put(&mut tx, 1);
-    let producer = spawn(move || {
-        send(&mut tx, Block, 2).unwrap();
-        tx
-    });
+    let producer = sends(tx, Block, [2]);
     take(&mut rx, Block, 1);
     drop(producer.join().unwrap());
     assert!(park.wakes() <= 1, "the commit wakes nobody, since nobody waits for it");

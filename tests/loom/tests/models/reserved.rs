@@ -40,9 +40,7 @@ fn committed_on_two_threads<P: Parker>(mode: Mode) {
     });
     take(&mut rx, mode, 11);
     take(&mut rx, mode, 12);
-    for filler in fillers {
-        filler.join().unwrap();
-    }
+    fillers.into_iter().for_each(|filler| filler.join().unwrap());
     drop(tx);
 }
 
@@ -94,10 +92,7 @@ fn cancelled_place_is_released<P: Parker>(mode: Mode) {
     let (park, mut tx, mut rx) = ring::<1, P>();
     drop(reserve(&mut tx, 9));
     clock(&park, mode);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 1).unwrap();
-        tx
-    });
+    let producer = sends(tx, mode, [1]);
     assert_eq!(recv(&mut rx, Block).unwrap_err(), End::Cancelled);
     let tx = producer.join().unwrap();
     take(&mut rx, Block, 1); // does not wait
@@ -133,34 +128,15 @@ fn both_wait<P: Parker>((commit, mode): (bool, Mode)) {
 }
 
 check! {
-    /// The producer blocks, one lap ahead, for a slot that it reserved: it sleeps through the commit or the release.
-    blocks_on_its_own_reservation over [Block, Async], 1, deep 2
+    /// The producer waits, one lap ahead, for a slot that it reserved: it takes the slot while it is still reserved, or
+    /// sleeps through the commit or the release.
+    blocks_on_its_own_reservation over [Block, Timed, Async], 1, deep 2
 }
 fn blocks_on_its_own_reservation<P: Parker>(mode: Mode) {
-    let (_, mut tx, mut rx) = ring::<1, P>();
-    let slot = reserve(&mut tx, 1);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 2).unwrap();
-        tx
-    });
-    slot.commit().unwrap();
-    take(&mut rx, Block, 1);
-    take(&mut rx, Block, 2);
-    drop(producer.join().unwrap());
-}
-
-check! {
-    /// A timed acquire one lap ahead: it takes a slot that is still reserved, or sleeps through its commit.
-    timed_acquire_of_a_reserved_slot, 1, deep 2
-}
-fn timed_acquire_of_a_reserved_slot<P: Parker>() {
     let (park, mut tx, mut rx) = ring::<1, P>();
     let slot = reserve(&mut tx, 1);
-    clock(&park, Timed);
-    let producer = spawn(move || {
-        send(&mut tx, Timed, 2).unwrap();
-        tx
-    });
+    clock(&park, mode);
+    let producer = sends(tx, mode, [2]);
     slot.commit().unwrap();
     take(&mut rx, Block, 1);
     take(&mut rx, Block, 2);

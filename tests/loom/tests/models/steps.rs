@@ -29,32 +29,62 @@ fn measure<R>(f: impl FnOnce() -> R) -> (usize, R) {
     (steps() - before, result)
 }
 
+/// The steps of `call` beside a thread that runs `other`, and its result.
+fn beside<R>(other: impl FnOnce() + 'static, call: impl FnOnce() -> R) -> (usize, R) {
+    let other = spawn(other);
+    let measured = measure(call);
+    other.join().unwrap();
+    measured
+}
+
+/// The steps of a receive beside a producer that commits one value and ends.
+fn receive<R>(call: impl FnOnce(&mut Rx<ModelPark>) -> R) -> usize {
+    let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+    let producer = move || {
+        put(&mut tx, 1);
+        tx.finish();
+    };
+    beside(producer, || call(&mut rx)).0
+}
+
+/// The steps of an acquire beside a consumer that releases one slot and goes.
+fn acquire<R>(call: impl FnOnce(&mut Tx<ModelPark>) -> R) -> usize {
+    let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+    put(&mut tx, 1);
+    let consumer = move || {
+        take(&mut rx, Block, 1);
+        drop(rx);
+    };
+    beside(consumer, || call(&mut tx)).0
+}
+
+/// A producer that polls once and goes.
+fn polls_to_send(mut tx: Tx<ModelPark>) -> impl FnOnce() {
+    move || {
+        let _done = poll_send(&mut tx, &Task::new().waker(), 2);
+        drop(tx);
+    }
+}
+
+/// A consumer that polls once and goes.
+fn polls_to_receive(mut rx: Rx<ModelPark>) -> impl FnOnce() {
+    move || {
+        drop(poll_recv(&mut rx, &Task::new().waker()));
+        drop(rx);
+    }
+}
+
 #[test]
 fn try_recv() {
     ceiling("steps::try_recv", "1 step at most: it is not wait-free", 1, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        let producer = spawn(move || {
-            put(&mut tx, 1);
-            tx.finish();
-        });
-        let (steps, _) = measure(|| rx.try_recv().map(std::mem::forget));
-        producer.join().unwrap();
-        steps
+        receive(|rx| rx.try_recv().map(std::mem::forget))
     });
 }
 
 #[test]
 fn try_acquire() {
     ceiling("steps::try_acquire", "1 step at most: it is not wait-free", 1, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        put(&mut tx, 1);
-        let consumer = spawn(move || {
-            take(&mut rx, Block, 1);
-            drop(rx);
-        });
-        let (steps, _) = measure(|| tx.try_acquire().map(std::mem::forget));
-        consumer.join().unwrap();
-        steps
+        acquire(|tx| tx.try_acquire().map(std::mem::forget))
     });
 }
 
@@ -62,15 +92,9 @@ fn try_acquire() {
 #[test]
 fn commit() {
     ceiling("steps::commit", "6 steps at most: it is retried for ever", 6, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        let consumer = spawn(move || {
-            drop(poll_recv(&mut rx, &Task::new().waker()));
-            drop(rx);
-        });
+        let (_, mut tx, rx) = ring::<1, ModelPark>();
         let slot = tx.try_acquire();
-        let (steps, _) = measure(|| slot.map(WriteSlot::commit));
-        consumer.join().unwrap();
-        steps
+        beside(polls_to_receive(rx), || slot.map(WriteSlot::commit)).0
     });
 }
 
@@ -81,13 +105,7 @@ fn release() {
         let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         put(&mut tx, 1);
         let guard = rx.recv().unwrap();
-        let producer = spawn(move || {
-            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
-            drop(tx);
-        });
-        let (steps, ()) = measure(|| drop(guard));
-        producer.join().unwrap();
-        steps
+        beside(polls_to_send(tx), || drop(guard)).0
     });
 }
 
@@ -98,13 +116,7 @@ fn release_kept() {
         let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         put(&mut tx, 1);
         let guard = recv(&mut rx, Block).unwrap();
-        let producer = spawn(move || {
-            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
-            drop(tx);
-        });
-        let (steps, ()) = measure(|| drop(guard));
-        producer.join().unwrap();
-        steps
+        beside(polls_to_send(tx), || drop(guard)).0
     });
 }
 
@@ -121,16 +133,10 @@ fn cancel() {
 }
 
 fn reserved(commit: bool) -> usize {
-    let (_, mut tx, mut rx) = ring::<1, ModelPark>();
+    let (_, mut tx, rx) = ring::<1, ModelPark>();
     let slot = reserve(&mut tx, 1);
     assert!(poll_send(&mut tx, &Task::new().waker(), 2).is_none());
-    let consumer = spawn(move || {
-        drop(poll_recv(&mut rx, &Task::new().waker()));
-        drop(rx);
-    });
-    let (steps, _) = measure(|| end(slot, commit));
-    consumer.join().unwrap();
-    steps
+    beside(polls_to_receive(rx), || end(slot, commit)).0
 }
 
 /// One load, and three exchanges for the release, with the waker of the producer to take.
@@ -139,13 +145,8 @@ fn try_recv_of_a_cancelled_place() {
     ceiling("steps::try_recv_of_a_cancelled_place", "7 steps at most: it is retried for ever", 7, || {
         let (_, mut tx, mut rx) = ring::<1, ModelPark>();
         drop(reserve(&mut tx, 9));
-        let producer = spawn(move || {
-            let _done = poll_send(&mut tx, &Task::new().waker(), 2);
-            drop(tx);
-        });
-        let (steps, found) = measure(|| rx.try_recv().map(std::mem::forget));
+        let (steps, found) = beside(polls_to_send(tx), || rx.try_recv().map(std::mem::forget));
         assert_eq!(found, Err(TryRecvError::Cancelled));
-        producer.join().unwrap();
         steps
     });
 }
@@ -169,14 +170,7 @@ fn finish() {
 #[test]
 fn parked_recv() {
     ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        let producer = spawn(move || {
-            put(&mut tx, 1);
-            tx.finish();
-        });
-        let (steps, _) = measure(|| rx.recv().map(std::mem::forget));
-        producer.join().unwrap();
-        steps
+        receive(|rx| rx.recv().map(std::mem::forget))
     });
 }
 
@@ -184,15 +178,7 @@ fn parked_recv() {
 #[test]
 fn parked_acquire() {
     ceiling("steps::parked_acquire", "5 steps at most: a parked producer spins", 5, || {
-        let (_, mut tx, mut rx) = ring::<1, ModelPark>();
-        put(&mut tx, 1);
-        let consumer = spawn(move || {
-            take(&mut rx, Block, 1);
-            drop(rx);
-        });
-        let (steps, _) = measure(|| tx.acquire().map(std::mem::forget));
-        consumer.join().unwrap();
-        steps
+        acquire(|tx| tx.acquire().map(std::mem::forget))
     });
 }
 
@@ -205,12 +191,11 @@ fn poll() {
         let waker = Task::new().waker();
         let (first, pending) = measure(|| poll_recv(&mut rx, &waker).is_none());
         assert!(pending);
-        let producer = spawn(move || {
+        let producer = move || {
             put(&mut tx, 1);
             tx.finish();
-        });
-        let (second, _) = measure(|| poll_recv(&mut rx, &waker).map(|guard| guard.map(std::mem::forget)));
-        producer.join().unwrap();
-        first.max(second)
+        };
+        let poll = || poll_recv(&mut rx, &waker).map(|guard| guard.map(std::mem::forget));
+        first.max(beside(producer, poll).0)
     });
 }

@@ -36,12 +36,9 @@ check! {
     timeout_meets_commit over [Try, Block, Timed, Async], 2, deep 3
 }
 fn timeout_meets_commit<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
+    let (park, tx, mut rx) = ring::<1, P>();
     clock(&park, Timed);
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let producer = puts(tx, [1]);
     recv_late(&mut rx, next, 1);
     drop(producer.join().unwrap());
 }
@@ -51,13 +48,9 @@ check! {
     timeout_meets_two_commits over [Try, Block, Async], 1, deep 2
 }
 fn timeout_meets_two_commits<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<2, P>();
+    let (park, tx, mut rx) = ring::<2, P>();
     clock(&park, Timed);
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        put(&mut tx, 2);
-        tx
-    });
+    let producer = puts(tx, [1, 2]);
     recv_late(&mut rx, next, 1);
     recv_late(&mut rx, next, 2);
     drop(producer.join().unwrap());

@@ -15,12 +15,9 @@ check! {
     receiving_future_dropped over [Try, Block, Timed, Async], 2, deep 3
 }
 fn receiving_future_dropped<P: Parker>(next: Mode) {
-    let (park, mut tx, mut rx) = ring::<1, P>();
+    let (park, tx, mut rx) = ring::<1, P>();
     clock(&park, next);
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let producer = puts(tx, [1]);
     let waker = Task::new().waker();
     let received =
         pin!(rx.recv_async()).poll(&mut Context::from_waker(&waker)).map(|slot| *slot.unwrap().unwrap());
@@ -58,13 +55,10 @@ check! {
     consumer_waker_replaced, exhaustive
 }
 fn consumer_waker_replaced<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<1, P>();
+    let (_, tx, mut rx) = ring::<1, P>();
     let (first, second) = (Task::new(), Task::new());
     assert!(poll_recv(&mut rx, &first.waker()).is_none());
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let producer = puts(tx, [1]);
     assert_eq!(*second.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
     assert!(first.wakes() + second.wakes() <= 1, "one hand-off");
@@ -147,9 +141,7 @@ fn two_wakes_meet<P: Parker>(polls: usize) {
     if !early {
         task.run(|waker| poll_send(&mut tx, waker, 3)).unwrap();
     }
-    for reader in readers {
-        reader.join().unwrap();
-    }
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
 check! {
@@ -157,14 +149,10 @@ check! {
     blocks_after_polling, 3, deep 4
 }
 fn blocks_after_polling<P: Parker>() {
-    let (_, mut tx, mut rx) = ring::<2, P>();
+    let (_, tx, mut rx) = ring::<2, P>();
     let task = Task::new();
     assert!(poll_recv(&mut rx, &task.waker()).is_none());
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        put(&mut tx, 2);
-        tx
-    });
+    let producer = puts(tx, [1, 2]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     take(&mut rx, Block, 2); // announced, with no waker registered for it
     drop(producer.join().unwrap());
@@ -232,10 +220,7 @@ fn waker_panics_in_release<P: Parker>(mode: Mode) {
     put(&mut tx, 1);
     assert!(poll_send(&mut tx, &bomb(), 9).is_none());
     clock(&park, mode);
-    let producer = spawn(move || {
-        send(&mut tx, mode, 2).unwrap();
-        tx
-    });
+    let producer = sends(tx, mode, [2]);
     let guard = recv(&mut rx, Block).unwrap();
     let _ = survive(|| drop(guard));
     let tx = producer.join().unwrap();
@@ -288,15 +273,12 @@ fn replaced_waker_panics<P: Parker>() {
             std::panic::resume_unwind(Box::new(Bomb));
         }
     }
-    let (_, mut tx, mut rx) = ring::<1, P>();
+    let (_, tx, mut rx) = ring::<1, P>();
     assert!(poll_recv(&mut rx, &Waker::from(Arc::new(DropBomb))).is_none());
     let task = Task::new();
     let replaced = survive(|| poll_recv(&mut rx, &task.waker()).map(drop));
     assert!(replaced.is_err());
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let producer = puts(tx, [1]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
 }
@@ -310,15 +292,12 @@ fn waker_clone_panics<P: Parker>() {
         RawWakerVTable::new(|_| std::panic::resume_unwind(Box::new(Bomb)), |_| (), |_| (), |_| ());
     // SAFETY: no function of the table uses the data pointer.
     let unclonable = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &VTABLE)) };
-    let (_, mut tx, mut rx) = ring::<1, P>();
+    let (_, tx, mut rx) = ring::<1, P>();
     assert!(survive(|| poll_recv(&mut rx, &unclonable).map(drop)).is_err());
     let task = Task::new();
     assert!(poll_recv(&mut rx, &task.waker()).is_none());
     assert_eq!(task.wakes(), 0, "the cell is free, so that the task need not look again");
-    let producer = spawn(move || {
-        put(&mut tx, 1);
-        tx
-    });
+    let producer = puts(tx, [1]);
     assert_eq!(*task.run(|waker| poll_recv(&mut rx, waker)).unwrap(), 1);
     drop(producer.join().unwrap());
 }
