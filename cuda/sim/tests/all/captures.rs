@@ -60,56 +60,33 @@ fn each_call_on_a_captured_stream_returns_its_code() {
     let never = ctx.new_event(None).unwrap();
     let other = ctx.new_stream().unwrap();
     elsewhere.record(&other).unwrap();
-    type Call<'a> = (&'a str, Box<dyn Fn() -> u32 + 'a>, u32, u32);
-    let calls: Vec<Call<'_>> = vec![
-        ("copy to the device", Box::new(|| code(host.upload(address, &captured))), 0, 0),
-        ("copy to the host", Box::new(|| code(host.download(address, &captured))), 0, 0),
-        ("memset", Box::new(|| code(unsafe { result::memset_d8_async(address, 1, BYTES, raw) })), 0, 0),
-        ("allocate", Box::new(|| code(unsafe { result::malloc_async(raw, BYTES) }.map(drop))), 0, 0),
+    type Call<'a> = (&'a str, &'a dyn Fn() -> u32, u32, u32);
+    let calls: &[Call<'_>] = &[
+        ("copy to the device", &|| code(host.upload(address, &captured)), 0, 0),
+        ("copy to the host", &|| code(host.download(address, &captured)), 0, 0),
+        ("memset", &|| code(unsafe { result::memset_d8_async(address, 1, BYTES, raw) }), 0, 0),
+        ("allocate", &|| code(unsafe { result::malloc_async(raw, BYTES) }.map(drop)), 0, 0),
         (
             "allocate and free",
-            Box::new(|| {
+            &|| {
                 let memory = unsafe { result::malloc_async(raw, BYTES) }.unwrap();
                 code(unsafe { result::free_async(memory, raw) })
-            }),
+            },
             0,
             0,
         ),
-        (
-            "free what no graph has allocated",
-            Box::new(|| code(unsafe { result::free_async(address, raw) })),
-            1,
-            0,
-        ),
-        ("record", Box::new(|| code(event.record(&captured))), 0, 0),
-        (
-            "record and ask",
-            Box::new(|| {
-                event.record(&captured).unwrap();
-                code(unsafe { result::event::query(event.cu_event()) })
-            }),
-            907,
-            901,
-        ),
-        (
-            "record and wait on the host",
-            Box::new(|| {
-                event.record(&captured).unwrap();
-                code(unsafe { result::event::synchronize(event.cu_event()) })
-            }),
-            907,
-            901,
-        ),
-        ("wait for an event from outside", Box::new(|| code(captured.wait(&elsewhere))), 905, 901),
-        ("wait for an event that was never recorded", Box::new(|| code(captured.wait(&never))), 0, 0),
-        ("synchronize", Box::new(|| code(captured.synchronize())), 900, 901),
-        ("query", Box::new(|| unsafe { sys::cuStreamQuery(raw) } as u32), 900, 901),
-        ("synchronize the context", Box::new(|| code(result::ctx::synchronize())), 900, 901),
-        ("begin again", Box::new(|| code(captured.begin_capture(RELAXED))), 401, 0),
-        ("use the legacy stream", Box::new(|| code(host.upload(address, &ctx.default_stream()))), 0, 0),
-        ("use another stream", Box::new(|| code(host.upload(address, &other))), 0, 0),
+        ("free what no graph has allocated", &|| code(unsafe { result::free_async(address, raw) }), 1, 0),
+        ("record", &|| code(event.record(&captured)), 0, 0),
+        ("wait for an event from outside", &|| code(captured.wait(&elsewhere)), 905, 901),
+        ("wait for an event that was never recorded", &|| code(captured.wait(&never)), 0, 0),
+        ("synchronize", &|| code(captured.synchronize()), 900, 901),
+        ("query", &|| unsafe { sys::cuStreamQuery(raw) } as u32, 900, 901),
+        ("synchronize the context", &|| code(result::ctx::synchronize()), 900, 901),
+        ("begin again", &|| code(captured.begin_capture(RELAXED)), 401, 0),
+        ("use the legacy stream", &|| code(host.upload(address, &ctx.default_stream())), 0, 0),
+        ("use another stream", &|| code(host.upload(address, &other)), 0, 0),
     ];
-    for (name, call, wanted, wanted_end) in calls {
+    for &(name, call, wanted, wanted_end) in calls {
         begin(&captured);
         assert_eq!((call(), end(&captured)), (wanted, wanted_end), "{name}");
         assert_eq!(is_capturing(raw), Ok(0), "{name}");
@@ -131,7 +108,7 @@ fn unsafe_calls_end_a_capture_that_is_not_relaxed() {
     let (to, from) = (allocate(), allocate());
     let event = ctx.new_event(None).unwrap();
     let to_pageable = pageable.as_mut_ptr().cast();
-    type Call<'a> = (&'a str, Box<dyn Fn() -> CUresult + 'a>, u32);
+    type Call<'a> = (&'a str, &'a dyn Fn() -> CUresult, u32);
     let module = || {
         let mut module = null_mut();
         unsafe { sys::cuModuleLoadData(&raw mut module, c".version 7.0".as_ptr().cast()) }
@@ -141,25 +118,25 @@ fn unsafe_calls_end_a_capture_that_is_not_relaxed() {
         unsafe { sys::cuEventRecord(event, captured.cu_stream()) }.result().unwrap();
         unsafe { ask(event) }
     };
-    let calls: Vec<Call<'_>> = vec![
-        ("copy to the device", Box::new(|| unsafe { sys::cuMemcpyHtoD_v2(to, host.pointer, BYTES) }), 900),
-        ("copy to the host", Box::new(|| unsafe { sys::cuMemcpyDtoH_v2(host.pointer, from, BYTES) }), 900),
-        ("copy on the device", Box::new(|| unsafe { sys::cuMemcpyDtoD_v2(to, from, BYTES) }), 900),
+    let calls: &[Call<'_>] = &[
+        ("copy to the device", &|| unsafe { sys::cuMemcpyHtoD_v2(to, host.pointer, BYTES) }, 900),
+        ("copy to the host", &|| unsafe { sys::cuMemcpyDtoH_v2(host.pointer, from, BYTES) }, 900),
+        ("copy on the device", &|| unsafe { sys::cuMemcpyDtoD_v2(to, from, BYTES) }, 900),
         (
             "copy to pageable memory on another stream",
-            Box::new(|| unsafe { sys::cuMemcpyDtoHAsync_v2(to_pageable, from, BYTES, other.cu_stream()) }),
+            &|| unsafe { sys::cuMemcpyDtoHAsync_v2(to_pageable, from, BYTES, other.cu_stream()) },
             900,
         ),
-        ("load a module", Box::new(module), 900),
-        ("allocate", Box::new(|| unsafe { sys::cuMemAlloc_v2(&mut 0, BYTES) }), 900),
-        ("query another stream", Box::new(|| unsafe { sys::cuStreamQuery(other.cu_stream()) }), 900),
-        ("query a captured event", Box::new(|| ask(sys::cuEventQuery)), 907),
-        ("wait for a captured event", Box::new(|| ask(sys::cuEventSynchronize)), 907),
+        ("load a module", &module, 900),
+        ("allocate", &|| unsafe { sys::cuMemAlloc_v2(&mut 0, BYTES) }, 900),
+        ("query another stream", &|| unsafe { sys::cuStreamQuery(other.cu_stream()) }, 900),
+        ("query a captured event", &|| ask(sys::cuEventQuery), 907),
+        ("wait for a captured event", &|| ask(sys::cuEventSynchronize), 907),
     ];
     for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
-        for (name, call, refused) in &calls {
+        for &(name, call, refused) in calls {
             captured.begin_capture(mode).unwrap();
-            let wanted = if mode == RELAXED && *refused == 900 { (0, 0) } else { (*refused, 901) };
+            let wanted = if mode == RELAXED && refused == 900 { (0, 0) } else { (refused, 901) };
             assert_eq!((call() as u32, end(&captured)), wanted, "{name}, {mode:?}");
             ctx.synchronize().unwrap();
         }

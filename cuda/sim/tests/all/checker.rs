@@ -49,23 +49,23 @@ fn every_removed_edge_is_found_in_every_seed() {
     }
 }
 
+const MEMSET: &str = "device memory +0x0..+0x1000: memset";
+const SOURCE_WRITTEN: &str =
+    "page-locked memory +0xfff..+0x1000: host write (write, the host) is not ordered after h2d (read";
+const SLOT_READ: &str =
+    "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write";
+const MANAGED_READ: &str =
+    "device memory +0x8..+0x9: host read (read, the host) is not ordered after memset (write";
+
 /// A small program, and the beginning of the expected finding (empty: none).
 type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
     let table: [Case; 33] = [
-        (
-            "streams without an edge",
-            |sim| two_streams(sim, Order::Nothing),
-            "device memory +0x0..+0x1000: memset",
-        ),
+        ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
-        (
-            "an event recorded too early",
-            |sim| two_streams(sim, Order::EarlyEvent),
-            "device memory +0x0..+0x1000: memset",
-        ),
+        ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
         ("an event that was never recorded", |sim| two_streams(sim, Order::UnrecordedEvent), "device memory"),
         ("cuStreamSynchronize between streams", |sim| two_streams(sim, Order::Synchronize), ""),
         ("cuStreamQuery until it is done", |sim| two_streams(sim, Order::Query), ""),
@@ -85,14 +85,10 @@ fn edges_of_every_kind() {
         (
             "a source written under its copy, and written back",
             |_| write_and_write_back(false),
-            "page-locked memory +0xfff..+0x1000: host write (write, the host) is not ordered after h2d (read",
+            SOURCE_WRITTEN,
         ),
         ("a source read under its copy, and written after it", |_| write_and_write_back(true), ""),
-        (
-            "a slot on the page of its neighbours",
-            |_| neighbours(false),
-            "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write",
-        ),
+        ("a slot on the page of its neighbours", |_| neighbours(false), SLOT_READ),
         ("its neighbours on the page", |_| neighbours(true), ""),
         ("kernels that read one buffer", |_| kernels(false), ""),
         (
@@ -100,11 +96,7 @@ fn edges_of_every_kind() {
             |_| kernels(true),
             "device memory +0x0..+0x1000: kernel (write, stream",
         ),
-        (
-            "managed memory read while a stream writes it",
-            |_| managed(false),
-            "device memory +0x8..+0x9: host read (read, the host) is not ordered after memset (write",
-        ),
+        ("managed memory read while a stream writes it", |_| managed(false), MANAGED_READ),
         ("managed memory read after that", |_| managed(true), ""),
         ("a file read into a slot before its copy is done", |_| read_a_file(false), ""),
         ("a file read into a slot after its copy", |_| read_a_file(true), ""),
@@ -113,7 +105,7 @@ fn edges_of_every_kind() {
             use_after_free,
             "host read of page-locked memory +0x8 after its free",
         ),
-        ("pageable memory, then another stream", |_| pageable(false), "device memory +0x0..+0x1000: memset"),
+        ("pageable memory, then another stream", |_| pageable(false), MEMSET),
         ("pageable memory that is waited for", |_| pageable(true), ""),
         ("host memory freed too early", |_| free_host(false), "page-locked memory +0x0..+0x1000: host free"),
         ("host memory freed after the copy", |_| free_host(true), ""),
@@ -126,7 +118,7 @@ fn edges_of_every_kind() {
         ),
         ("a download of a slot that is written", |_| reads(true), "device memory +0x0..+0x1000: d2h (read"),
         ("a free by the host waits", free_waits, "page-locked memory +0x0..+0x1000: host free"),
-        ("the allocation not waited for", allocation, "device memory +0x0..+0x1000: memset"),
+        ("the allocation not waited for", allocation, MEMSET),
         ("the per-thread streams of two threads", per_thread, "device memory +0x0..+0x1000: memset (write"),
     ];
     for (name, program, wanted) in table {

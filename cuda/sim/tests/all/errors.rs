@@ -71,14 +71,8 @@ fn every_call_of_a_run_can_fail_and_nothing_leaks() {
         assert!(outcome.is_err() || in_drop, "call {call}, {name}");
         failed.push(name);
     }
-    for name in [
-        "cuInit",
-        "cuStreamCreate",
-        "cuMemHostAlloc",
-        "cuMemAllocAsync",
-        "cuMemcpyHtoDAsync_v2",
-        "cuEventRecord",
-    ] {
+    let memory = ["cuMemHostAlloc", "cuMemAllocAsync", "cuMemcpyHtoDAsync_v2"];
+    for name in ["cuInit", "cuStreamCreate", "cuEventRecord"].into_iter().chain(memory) {
         assert!(failed.iter().any(|failed| failed == name), "{name} was never reached: {failed:?}");
     }
 }
@@ -211,7 +205,10 @@ fn memory_ends_where_the_options_say() {
 #[test]
 #[allow(clippy::multiple_unsafe_ops_per_block, reason = "a table of calls, safe for one reason")]
 fn bad_arguments_have_their_codes() {
-    use cudarc::driver::sys::{self, CUresult};
+    use cudarc::driver::sys::{
+        self,
+        CUresult::{self, CUDA_ERROR_INVALID_HANDLE as HANDLE, CUDA_ERROR_INVALID_VALUE as VALUE},
+    };
     let Some(sim) = start() else { return };
     let null = std::ptr::null_mut();
     // SAFETY: the driver checks its arguments; all pointers are null or valid.
@@ -227,22 +224,16 @@ fn bad_arguments_have_their_codes() {
     // SAFETY: as above; handles are looked up, not dereferenced.
     let table = unsafe {
         [
-            (sys::cuStreamDestroy_v2(wild.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE),
-            (sys::cuStreamDestroy_v2(null), CUresult::CUDA_ERROR_INVALID_HANDLE),
-            (sys::cuEventRecord(wild.cast(), stream.cu_stream()), CUresult::CUDA_ERROR_INVALID_HANDLE),
-            (sys::cuEventCreate(&mut null.cast(), 4), CUresult::CUDA_ERROR_INVALID_VALUE),
-            (sys::cuMemHostAlloc(&mut null.cast(), 8, 8), CUresult::CUDA_ERROR_INVALID_VALUE),
-            (sys::cuMemHostAlloc(&mut null.cast(), 0, 0), CUresult::CUDA_ERROR_INVALID_VALUE),
-            (sys::cuMemFreeHost(wild), CUresult::CUDA_ERROR_INVALID_VALUE),
-            (
-                sys::cuMemsetD8Async(address(&memory) + 1, 0, 8, stream.cu_stream()),
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-            ),
-            (
-                sys::cuMemFreeAsync(address(&memory) + 1, stream.cu_stream()),
-                CUresult::CUDA_ERROR_INVALID_VALUE,
-            ),
-            (sys::cuEventQuery(null.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE),
+            (sys::cuStreamDestroy_v2(wild.cast()), HANDLE),
+            (sys::cuStreamDestroy_v2(null), HANDLE),
+            (sys::cuEventRecord(wild.cast(), stream.cu_stream()), HANDLE),
+            (sys::cuEventCreate(&mut null.cast(), 4), VALUE),
+            (sys::cuMemHostAlloc(&mut null.cast(), 8, 8), VALUE),
+            (sys::cuMemHostAlloc(&mut null.cast(), 0, 0), VALUE),
+            (sys::cuMemFreeHost(wild), VALUE),
+            (sys::cuMemsetD8Async(address(&memory) + 1, 0, 8, stream.cu_stream()), VALUE),
+            (sys::cuMemFreeAsync(address(&memory) + 1, stream.cu_stream()), VALUE),
+            (sys::cuEventQuery(null.cast()), HANDLE),
         ]
     };
     for (row, (found, wanted)) in table.into_iter().enumerate() {
@@ -253,7 +244,7 @@ fn bad_arguments_have_their_codes() {
     let raw = stream.cu_stream() as usize;
     std::thread::spawn(move || {
         // SAFETY: as above.
-        let found = unsafe { sys::cuEventCreate(&mut null_event(), 0) };
+        let found = unsafe { sys::cuEventCreate(&mut std::ptr::null_mut(), 0) };
         assert_eq!(found, CUresult::CUDA_ERROR_INVALID_CONTEXT);
         // SAFETY: as above; a created stream needs no current context here.
         assert_eq!(unsafe { sys::cuStreamSynchronize(raw as _) }, CUresult::CUDA_SUCCESS);
@@ -261,10 +252,6 @@ fn bad_arguments_have_their_codes() {
     .join()
     .unwrap();
     assert_eq!(sim.violations(), NONE);
-}
-
-fn null_event() -> cudarc::driver::sys::CUevent {
-    std::ptr::null_mut()
 }
 
 #[test]
