@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use crate::common::{
-    BYTES, bytes, commit, copy_threads, lent_slots, make_current, must_end, start, start_with, upload,
-    uploader,
+    BYTES, arrive, bytes, commit, copy_threads, lent_slots, make_current, must_end, start, start_with,
+    upload, uploader,
 };
 use cudarc::driver::sys;
 use twinbuf_cuda::{DeviceBatches, Error, ReservedSlot, Uploader};
@@ -365,9 +365,7 @@ fn on_copied_may_make_another_context_current() {
             let build = Uploader::new(&ctx, BYTES).overlap(overlap).on_copied(|_| make_current(None));
             let (mut slots, mut batches) = build.build::<u64>().unwrap();
             let stream = ctx.new_stream().unwrap();
-            for value in 1..10 {
-                assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &stream), [value; BYTES]);
-            }
+            arrive(&mut slots, &mut batches, &stream, 1..10);
             slots.finish();
             assert!(batches.recv().unwrap().is_none());
         }

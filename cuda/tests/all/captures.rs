@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::{BYTES, MODES, bytes, commit, must_end, start, start_software, start_with, upload};
+use crate::common::{
+    BYTES, MODES, arrive, bytes, commit, must_end, start, start_software, start_with, upload,
+};
 use cudarc::driver::sys::CUstreamCaptureMode::{
     CU_STREAM_CAPTURE_MODE_GLOBAL as GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED as RELAXED,
 };
@@ -315,9 +317,7 @@ fn a_waker_may_drop_a_lease_of_a_captured_stream_when_a_capture_has_ended() {
             assert_eq!(batches.try_recv().unwrap_err(), Error::Empty, "overlap {overlap}");
             assert!(task.1.load(Ordering::Relaxed), "the task was not woken");
             end(streams[1].cu_stream());
-            for value in 2..10 {
-                assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &streams[1]), [value; BYTES]);
-            }
+            arrive(&mut slots, &mut batches, &streams[1], 2..10);
         }
     });
 }
@@ -340,9 +340,7 @@ fn a_lease_used_on_the_default_stream_waits_for_the_end_of_a_blocking_streams_ca
         assert_eq!(lease.on::<u8>(&legacy).unwrap_err(), Error::Captured);
         drop(lease);
         end(blocking);
-        for value in 2..10 {
-            assert_eq!(bytes(&upload(&mut slots, &mut batches, value), &other), [value; BYTES]);
-        }
+        arrive(&mut slots, &mut batches, &other, 2..10);
         // SAFETY: created above.
         unsafe { sys::cuStreamDestroy_v2(blocking) }.result().unwrap();
     });
@@ -390,11 +388,8 @@ fn a_capture_is_whole_though_the_call_that_spares_it_fails_once() {
             assert_eq!(sim.injected(), [call]);
             end(stream.cu_stream());
             for value in 2..6 {
-                assert_eq!(
-                    bytes(&upload(&mut slots, &mut batches, value), &stream),
-                    [value; BYTES],
-                    "{call}"
-                );
+                let arrived = bytes(&upload(&mut slots, &mut batches, value), &stream);
+                assert_eq!(arrived, [value; BYTES], "{call}");
             }
         }
     });

@@ -208,6 +208,19 @@ fn bind(ctx: &CudaContext) {
     (0..9).find_map(|_| once().ok()).expect("more calls than injected errors");
 }
 
+/// Ends a capture that must still be valid, if the stream is captured.
+fn end_capture(ctx: &CudaContext, stream: sys::CUstream, captured: &mut bool) {
+    while *captured {
+        bind(ctx);
+        // SAFETY: the stream exists.
+        match unsafe { result::stream::end_capture(stream) } {
+            Ok(_) => *captured = false,
+            // An injected error; the capture continues.
+            Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
+        }
+    }
+}
+
 struct World {
     model: Model,
     sim: Control,
@@ -444,18 +457,9 @@ impl World {
         }
     }
 
-    /// Ends a capture that must still be valid.
     fn end(&mut self, stream: usize) {
         let (raw, flag) = self.capturable(stream);
-        while self.model.captured[flag] {
-            bind(&self.ctx);
-            // SAFETY: the stream exists.
-            match unsafe { result::stream::end_capture(raw) } {
-                Ok(_) => self.model.captured[flag] = false,
-                // An injected error; the capture continues.
-                Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
-            }
-        }
+        end_capture(&self.ctx, raw, &mut self.model.captured[flag]);
     }
 
     /// A stream that may be captured, and the stream that cannot be used during that capture.
@@ -780,14 +784,7 @@ fn stage(setup: Setup, scopes: &[Scope], tracking: bool) {
         assert!(wanted, "{scope:?}: {staged:?}");
         drop(parts);
         bind(&ctx);
-        while captured {
-            // SAFETY: the stream exists.
-            match unsafe { result::stream::end_capture(stream.cu_stream()) } {
-                Ok(_) => captured = false,
-                // An injected error; the capture continues.
-                Err(error) => assert_eq!(error.0 as u32, LAUNCH_FAILED, "a broken capture"),
-            }
-        }
+        end_capture(&ctx, stream.cu_stream(), &mut captured);
         let results = memory.iter().zip(&mut model).zip(new.into_iter().zip(back)).zip(&scope.buffers);
         for (((memory, model), (new, back)), way) in results {
             match (way, &staged) {

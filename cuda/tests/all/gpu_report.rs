@@ -30,6 +30,21 @@ impl Report {
     }
 }
 
+/// Each of these paths of a line leads to a number.
+#[track_caller]
+fn figures(line: &Value, paths: &str) {
+    for path in paths.split(' ') {
+        assert!(line.pointer(&format!("/{path}")).is_some_and(Value::is_f64), "{path}: {line}");
+    }
+}
+
+/// The lines of a table in a line, which are one for each of these values.
+fn rows<'a>(line: &'a Value, table: &str, column: &str, values: [u64; 4]) -> &'a [Value] {
+    let rows = line[table].as_array().unwrap();
+    assert!(rows.iter().map(|row| row[column].as_u64().unwrap()).eq(values), "{line}");
+    rows
+}
+
 #[test]
 fn the_report_has_every_figure() {
     let sim = Sim::start(Options { delay_us: 0, pieces: 1, ..Options::default() });
@@ -42,18 +57,12 @@ fn the_report_has_every_figure() {
     assert_eq!(report.lines("copies").len(), 2);
     for copies in report.lines("copies") {
         for kind in ["pinned", "write_combined"] {
-            for figure in ["gap_median", "gap_p99", "uploader_over_plain"] {
-                assert!(copies[kind][figure].is_f64(), "{kind}: {copies}");
-            }
-            for rate in ["plain", "uploader"] {
-                assert!(copies[kind][rate]["gb_s"].is_f64(), "{kind}: {copies}");
-            }
+            figures(&copies[kind], "gap_median gap_p99 uploader_over_plain plain/gb_s uploader/gb_s");
         }
-        assert!(copies["pageable"]["plain"]["gb_s"].is_f64(), "{copies}");
-        assert!(copies["plain_gaps"]["gap_median"].is_f64(), "{copies}");
+        figures(copies, "pageable/plain/gb_s plain_gaps/gap_median");
     }
     let calls = report.line("calls");
-    assert!(calls["host_seconds"].is_f64(), "{calls}");
+    figures(calls, "host_seconds");
     if !sim.is_real() {
         println!("calls a batch: {calls:#}");
         let each = ["cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent", "cuEventElapsedTime"];
@@ -64,40 +73,27 @@ fn the_report_has_every_figure() {
         );
     }
     for depths in report.lines("depths") {
-        for by_hand in ["cudarc_one_stream", "cudarc_two_streams"] {
-            assert!(depths[by_hand]["gb_s"].is_f64(), "{depths}");
-        }
-        let depths = depths["depths"].as_array().unwrap();
-        assert_eq!(depths.iter().map(|of| of["depth"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 4, 8]);
-        for of in depths {
-            assert!(of["uploader"]["gb_s"].is_f64() && of["over_one_stream"].is_f64(), "{of}");
+        figures(depths, "cudarc_one_stream/gb_s cudarc_two_streams/gb_s");
+        for of in rows(depths, "depths", "depth", [1, 2, 4, 8]) {
+            figures(of, "uploader/gb_s over_one_stream");
         }
     }
     for of in ["alone", "idle_uploader", "busy_uploader"] {
-        let of = &report.line("neighbour")[of];
-        assert!(of["work_over_alone"].is_f64() && of["enqueue_over_alone"].is_f64(), "{of}");
+        figures(&report.line("neighbour")[of], "work_over_alone enqueue_over_alone");
     }
-    assert!(report.line("overlap")["hidden"].is_f64());
+    figures(report.line("overlap"), "hidden");
     assert_eq!(report.lines("pipelines").len(), 2);
     for pipeline in report.lines("pipelines") {
-        assert!(pipeline["serial"].is_f64() && pipeline["overlapped_over_longest"].is_f64(), "{pipeline}");
+        figures(pipeline, "serial overlapped_over_longest");
     }
-    let stager = report.line("stager");
-    let threads = stager["threads"].as_array().unwrap();
-    assert_eq!(
-        threads.iter().map(|of| of["fill_threads"].as_u64().unwrap()).collect::<Vec<_>>(),
-        [1, 2, 4, 8]
-    );
-    for of in threads {
-        for figure in ["upload", "upload_slices", "offload", "pageable_over_upload"] {
-            assert!(of[figure].is_f64(), "{stager}");
-        }
+    for of in rows(report.line("stager"), "threads", "fill_threads", [1, 2, 4, 8]) {
+        figures(of, "upload upload_slices offload pageable_over_upload");
     }
     let latency = report.lines("latency");
     assert_eq!(latency.iter().filter(|line| line["plain_4k"].is_f64()).count(), 3);
-    assert!(latency[3]["uploader_4k"].is_f64());
-    assert!(report.line("cpu")["cpu_share"].is_f64() && report.line("cpu")["cpu_share_idle"].is_f64());
-    assert!(report.lines("pinning").iter().all(|line| line["page_locked"].is_f64()));
+    figures(latency[3], "uploader_4k");
+    figures(report.line("cpu"), "cpu_share cpu_share_idle");
+    report.lines("pinning").into_iter().for_each(|line| figures(line, "page_locked"));
     let [codes, modes] = report.lines("captures")[..] else { panic!("{:?}", report.lines("captures")) };
     let wanted =
         [("record", 0, 0), ("record_and_query", 907, 901), ("wait_for_an_event_from_outside", 905, 901)];

@@ -133,6 +133,19 @@ pub(crate) fn upload(slots: &mut HostSlots<u64>, batches: &mut DeviceBatches<u64
     batches.recv().unwrap().unwrap()
 }
 
+/// Uploads batches of these bytes, one after the other: each arrives.
+#[track_caller]
+pub(crate) fn arrive(
+    slots: &mut HostSlots<u64>,
+    batches: &mut DeviceBatches<u64>,
+    stream: &Arc<CudaStream>,
+    values: std::ops::Range<u8>,
+) {
+    for value in values {
+        assert_eq!(bytes(&upload(slots, batches, value), stream), [value; BYTES]);
+    }
+}
+
 pub(crate) fn uploader(ctx: &Arc<CudaContext>, overlap: bool) -> (HostSlots<u64>, DeviceBatches<u64>) {
     Uploader::new(ctx, BYTES).overlap(overlap).build().unwrap()
 }
