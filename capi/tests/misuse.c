@@ -426,11 +426,6 @@ static void two_threads(void) {
     REQUIRE(pthread_join(thread, &found) == 0 && (int)(intptr_t)found == TWINBUF_OK);
 }
 
-static void *next_or_error(void *loader) {
-    twinbuf_batch batch = {.size = sizeof batch};
-    return (void *)(intptr_t)twinbuf_next(loader, &batch, UINT64_MAX);
-}
-
 // Another thread waits for a read that does not return. A cancel ends its wait, and no batch is lost.
 static void cancelled(void) {
     twinbuf_loader *loader = open_loader(0);
@@ -439,7 +434,7 @@ static void cancelled(void) {
     OK(twinbuf_epochs(loader, 0, 1));
     wait_for(1);
     pthread_t thread;
-    REQUIRE(pthread_create(&thread, NULL, next_or_error, loader) == 0);
+    REQUIRE(pthread_create(&thread, NULL, next, loader) == 0);
     OK(twinbuf_cancel(loader));
     void *found;
     REQUIRE(pthread_join(thread, &found) == 0 && (int)(intptr_t)found == TWINBUF_ERROR_CANCELLED);

@@ -4,7 +4,7 @@ A compare-exchange has one attempt. If its store fails (LL/SC), the old value re
 the path taken reads 99.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LANGUAGES = ('C', 'A64', 'LSE', 'RISCV', 'PPC')
 UNSET, LOST = 99, 98
@@ -100,16 +100,10 @@ def resolve(steps, knobs):
                 out += [Set(s.ok, 0), Load(s.old, s.loc, failure), If(s.old, s.expected, [*store, Set(s.ok, 1)], [])]
             else:
                 out.append(Cas(s.ok, s.old, s.loc, s.expected, s.new, success, failure))
-        elif isinstance(s, Rmw):
-            order = setting(s.order)
-            if order == 'torn':
-                out += [Load(s.reg, s.loc, 'rlx'), Compute(s.op, 'new', s.reg, s.value), Store(s.loc, 'new', 'rel')]
-            else:
-                out.append(Rmw(s.op, s.reg, s.loc, s.value, order))
-        elif isinstance(s, Load):
-            out.append(Load(s.reg, s.loc, setting(s.order)))
-        elif isinstance(s, Store):
-            out.append(Store(s.loc, s.value, setting(s.order)))
+        elif isinstance(s, Rmw) and setting(s.order) == 'torn':
+            out += [Load(s.reg, s.loc, 'rlx'), Compute(s.op, 'new', s.reg, s.value), Store(s.loc, 'new', 'rel')]
+        elif isinstance(s, (Rmw, Load, Store)):
+            out.append(replace(s, order=setting(s.order)))
         else:
             out.append(s)
     return out

@@ -260,9 +260,7 @@ test(
     'two-laps',
     'Two laps: the consumer gets each value once, in order.',
     {'w': 0, 'v': 0},
-    [
-        *[Write('v', 1), commit(then=[look('s'), when('s', ODD, Write('v', 2), commit(ODD, lap=ODD, n=2))])],
-    ],
+    [Write('v', 1), commit(then=[look('s'), when('s', ODD, Write('v', 2), commit(ODD, lap=ODD, n=2))])],
     [
         look('r'),
         when('r', FULL, Read('x', 'v'), release(FULL, then=[look('q'), when('q', FULL | LAP, Read('y', 'v'))])),
