@@ -44,6 +44,18 @@ enum Fault {
     Sticks,
 }
 
+/// Sources, with the fault that each draws; what opens their gate, and what tells that all were dropped.
+fn sources(
+    workers: u64,
+    mut fault: impl FnMut() -> Option<(Fault, u64)>,
+) -> (Vec<Numbers>, Sender<()>, Receiver<()>) {
+    let (open, gate) = channel();
+    let (gone, left) = channel();
+    let gate = Arc::new(Mutex::new(gate));
+    let source = |_| Numbers { fault: fault(), gate: gate.clone(), _gone: gone.clone() };
+    ((0..workers).map(source).collect(), open, left)
+}
+
 /// Writes the unit, after yielding to other threads a few times.
 struct Numbers {
     fault: Option<(Fault, u64)>,
@@ -142,23 +154,19 @@ fn numbers() {
     let depth = (1 + below(workers + 2)) as usize;
     let kind = [None, Some(Fault::Fails), Some(Fault::Panics), Some(Fault::Ends)][below(4) as usize];
     let fault = kind.map(|fault| (fault, below(3) * 100 + below(8)));
-    let (_open, gate) = channel();
-    let (gone, left) = channel();
-    let gate = Arc::new(Mutex::new(gate));
+    let (sources, _open, left) = sources(workers, || fault);
     let mut builder = pipe::builder(vec![0; depth]).overlap(overlap);
-    let mut sources = Vec::new();
-    for _ in 0..workers {
-        let source = Numbers { fault, gate: gate.clone(), _gone: gone.clone() };
+    let mut drivers = Vec::new();
+    for source in sources {
         if overlap && chance(40) {
-            sources.push(source);
+            drivers.push(source);
             builder = builder.driven();
         } else {
             builder = builder.worker(source);
         }
     }
-    drop(gone);
     let mut pipe = builder.build().unwrap();
-    for (worker, source) in pipe.driven().into_iter().zip(sources) {
+    for (worker, source) in pipe.driven().into_iter().zip(drivers) {
         thread::spawn(move || drive(worker, source));
     }
     let (other, items) = channel::<Filled<u64, u64>>();
@@ -277,16 +285,10 @@ fn stuck() {
     let workers = 1 + below(3);
     let depth = (1 + below(workers + 2)) as usize;
     let at = below(6);
-    let (open, gate) = channel();
-    let (gone, left) = channel();
-    let gate = Arc::new(Mutex::new(gate));
-    let mut builder = pipe::builder(vec![0; depth]);
-    for _ in 0..workers {
-        let fault = Some((Fault::Sticks, at));
-        builder = builder.worker(Numbers { fault, gate: gate.clone(), _gone: gone.clone() });
-    }
-    drop(gone);
-    let mut pipe = builder.build().unwrap();
+    let (sources, open, left) = sources(workers, || Some((Fault::Sticks, at)));
+    let builder = pipe::builder(vec![0; depth]);
+    let mut pipe =
+        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
     let mut items = pipe.items(0..12_u64);
     for unit in 0..at {
         assert_eq!(*ask(&mut items).unwrap().unwrap(), unit);
@@ -327,15 +329,10 @@ fn stuck() {
 
 /// A call is left while its unit fails: the next call goes on.
 fn late() {
-    let (_open, gate) = channel();
-    let (gone, _left) = channel();
-    let gate = Arc::new(Mutex::new(gate));
-    let mut builder = pipe::builder(vec![0; 3]);
-    for _ in 0..1 + below(2) {
-        let fault = Some((Fault::Fails, below(2)));
-        builder = builder.worker(Numbers { fault, gate: gate.clone(), _gone: gone.clone() });
-    }
-    let mut pipe = builder.build().unwrap();
+    let (sources, _open, _left) = sources(1 + below(2), || Some((Fault::Fails, below(2))));
+    let builder = pipe::builder(vec![0; 3]);
+    let mut pipe =
+        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
     let left = pipe.items(0..9_u64);
     thread::yield_now();
     drop(left);
@@ -348,15 +345,10 @@ fn held() {
     let overlap = chance(70);
     let workers = if overlap { 1 + below(2) } else { 1 };
     let depth = (1 + below(workers + 2)) as usize;
-    let (_open, gate) = channel();
-    let (gone, left) = channel();
-    let gate = Arc::new(Mutex::new(gate));
-    let mut builder = pipe::builder(vec![0; depth]).overlap(overlap).held_timeout(SHORT);
-    for _ in 0..workers {
-        builder = builder.worker(Numbers { fault: None, gate: gate.clone(), _gone: gone.clone() });
-    }
-    drop(gone);
-    let mut pipe = builder.build().unwrap();
+    let (sources, _open, left) = sources(workers, || None);
+    let builder = pipe::builder(vec![0; depth]).overlap(overlap).held_timeout(SHORT);
+    let mut pipe =
+        sources.into_iter().fold(builder, |builder, source| builder.worker(source)).build().unwrap();
     let mut items = pipe.items(0..12_u64);
     let kept: Vec<_> = (0..depth).map(|_| ask(&mut items).unwrap().unwrap()).collect();
     assert!(kept.iter().map(|item| **item).eq(0..depth as u64));
