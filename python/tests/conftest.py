@@ -1,15 +1,21 @@
-"""Files of every format, and what numpy reads from them."""
+"""Files of every format, what numpy reads from them, and what the tests share."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import re
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +44,48 @@ class Rewinding:
         if self.next > self.last:
             raise StopIteration
         return self.next
+
+
+def run_program(code: str, *arguments: object, **options: Any) -> tuple[int, str, str]:
+    """Run the code in a process of its own. Return its exit code, its output and its errors."""
+    command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def in_a_fork(run: Callable[[], int]) -> int:
+    """Return the exit code of a forked child: what the function returns, or 1 if it raises."""
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            code = run()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call the function in so many threads at once, with the number of each. Raises what one raises."""
+    begin = threading.Barrier(count)
+
+    def start(number: int) -> None:
+        begin.wait()
+        work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(start, range(count)))
+
+
+def refused(error: Any, calls: Iterable[tuple[Callable[[], object], str]]) -> None:
+    """Assert that each call raises the error, with a message in which the pattern is found."""
+    for call, message in calls:
+        try:
+            call()
+        except error as caught:
+            assert re.search(message, str(caught)), (message, str(caught))
+        else:
+            pytest.fail(f"nothing was raised; wanted {message}")
 
 
 def wait_for_threads() -> None:
@@ -77,6 +125,11 @@ class Case:
     records: np.ndarray
 
 
+def saved(path: Path, array: np.ndarray) -> tb.Records:
+    np.save(path, array)
+    return tb.Records.open_npy(path)
+
+
 def windows(rows: np.ndarray, size: int, stride: int) -> np.ndarray:
     starts = range(0, len(rows) - size + 1, stride)
     return np.stack([rows[start : start + size] for start in starts])
@@ -89,24 +142,20 @@ def make(folder: Path, kind: str) -> Case:
     path = folder / f"{kind}.bin"
     if kind == "raw":
         rows.tofile(path)
-        records = rows.view(np.uint8).reshape(203, 60)
-        return Case(tb.Records.open(path, 60), records)
+        return Case(tb.Records.open(path, 60), rows.view(np.uint8).reshape(203, 60))
     if kind == "headerless":
         tokens.tofile(path)
-        return Case(
-            tb.Records.open_headerless(path, "uint16").windows(17, 16).to("uint16"), windows(tokens, 17, 16)
-        )
+        data = tb.Records.open_headerless(path, "uint16").windows(17, 16)
+        return Case(data.to("uint16"), windows(tokens, 17, 16))
     if kind == "llm_c":
         header = np.zeros(256, dtype=np.int32)
         header[:3] = 20240520, 1, len(tokens)
         path.write_bytes(header.tobytes() + tokens.tobytes())
         return Case(tb.Records.open_llm_c(path).windows(33, 32).to("uint16"), windows(tokens, 33, 32))
     if kind == "npy":
-        np.save(folder / "a.npy", rows)
-        return Case(tb.Records.open_npy(folder / "a.npy"), rows)
+        return Case(saved(folder / "a.npy", rows), rows)
     if kind == "npy_windows":
-        np.save(folder / "a.npy", rows)
-        return Case(tb.Records.open_npy(folder / "a.npy").windows(4, 3), windows(rows, 4, 3))
+        return Case(saved(folder / "a.npy", rows).windows(4, 3), windows(rows, 4, 3))
     if kind == "safetensors":
         save_file({"x": rows, "y": np.arange(203)}, folder / "a.safetensors")
         return Case(tb.Records.open_safetensors(folder / "a.safetensors", "x"), rows)
@@ -128,10 +177,16 @@ def npy(tmp_path: Path) -> Case:
 
 
 @pytest.fixture
+def model(tmp_path: Path) -> tb.Tensors:
+    """One tensor `a`, of three numbers."""
+    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
+    return tb.Tensors.open(tmp_path / "a.safetensors")
+
+
+@pytest.fixture
 def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
     """Loaders of 64 records, each four times its own number, in batches of 4."""
-    np.save(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
-    data = tb.Records.open_npy(tmp_path / "numbers.npy")
+    data = saved(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
 
     def loader(**options: object) -> tb.Loader:
         shuffle = options.pop("shuffle", "full")

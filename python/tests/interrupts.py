@@ -34,6 +34,11 @@ STEPS = 64
 class Now:
     """A device in host memory, whose streams are done at once."""
 
+    def done(self, *_: object) -> None:
+        """Do nothing."""
+
+    record = wait = synchronize = keep = done
+
     def side(self) -> str:
         return "side"
 
@@ -46,15 +51,6 @@ class Now:
     def event(self) -> Now:
         return self
 
-    def record(self, stream: str) -> None:
-        pass
-
-    def wait(self, stream: str) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
     def host(self, nbytes: int) -> torch.Tensor:
         return torch.zeros(nbytes + 63, dtype=torch.uint8)[:nbytes]
 
@@ -64,27 +60,36 @@ class Now:
     def copy(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         out.copy_(tensor)
 
-    def keep(self, tensor: torch.Tensor, stream: str) -> None:
-        pass
-
     def owns(self, tensor: torch.Tensor) -> bool:
         return False
 
-    def pinned(self, tensor: torch.Tensor) -> bool:
-        return False
+    pinned = owns
+
+
+@contextlib.contextmanager
+def handled(number: int, function: Callable[..., object]) -> Iterator[None]:
+    """Let the function handle the signal. The process's timer is off afterwards."""
+    before = signal.signal(number, function)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(number, before)
+
+
+def slow(number: int) -> int:
+    """Take a random time."""
+    time.sleep(random.choice([0, 0, 2e-5]))
+    return number
 
 
 class Numbers:
-    """Counts in C: an interrupt cannot end it. Takes a random time for it."""
+    """Counts in C: an interrupt cannot end it."""
 
     def __init__(self) -> None:
         self.numbers = itertools.count()
 
     def __iter__(self) -> Iterator[int]:
-        def slow(number: int) -> int:
-            time.sleep(random.choice([0, 0, 2e-5]))
-            return number
-
         return map(slow, self.numbers)
 
 
@@ -105,10 +110,6 @@ def passes(folder: Path) -> Iterator[tb.Group]:
 
 
 def makers(folder: Path) -> dict[str, Callable[[], Iterator[Any]]]:
-    def slow(number: int) -> int:
-        time.sleep(random.choice([0, 0, 2e-5]))
-        return number
-
     return {
         "Loader": lambda: loader(folder).epochs(10**6),
         "Loader(device=)": lambda: loader(folder, device=Now()).epochs(10**6),
@@ -188,13 +189,11 @@ def run(kind: str, wanted: int, folder: Path, raised: type[BaseException] = Keyb
     def handler(*_: object) -> None:
         raise raised
 
-    before = signal.signal(signal.SIGALRM, handler)
     faulthandler.dump_traceback_later(60 + wanted / 50, exit=True)
     try:
-        return drive(makers(folder)[kind](), wanted, kind, raised)
+        with handled(signal.SIGALRM, handler):
+            return drive(makers(folder)[kind](), wanted, kind, raised)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         faulthandler.cancel_dump_traceback_later()
 
 

@@ -7,31 +7,31 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from interrupts import Now
+from conftest import in_threads, saved
+from interrupts import Now, handled
+from sets import Numbers
 
 import twinbuf as tb
 
 
-class Squares:
+class Squares(Numbers):
     dtype, shape = np.dtype("float32"), (3,)
 
     def __init__(self, records: int = 50) -> None:
         self.records, self.threads = records, set()
 
-    def __len__(self) -> int:
-        return self.records
-
     def read_into(self, indices: np.ndarray, out: memoryview) -> None:
         assert indices.dtype == np.int64
         assert (out.shape, out.format, out.readonly) == ((len(indices), 3), "f", False)
         self.threads.add(threading.current_thread().ident)
-        np.asarray(out)[:] = (indices**2)[:, None]
+        super().read_into(indices**2, out)
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"workers": 3}, {"depth": 4}])
@@ -71,32 +71,20 @@ def test_threads_that_share_an_iterator_get_each_batch_once(kind: str, overlap: 
 
     data: Any = Alone()
     if "read_into" not in kind:
-        np.save(tmp_path / "a.npy", np.repeat(np.arange(50, dtype="float32")[:, None] ** 2, 3, axis=1))
-        data = tb.Records.open_npy(tmp_path / "a.npy").map(change, "float32", (3,))
+        squares = np.repeat(np.arange(50, dtype="float32")[:, None] ** 2, 3, axis=1)
+        data = saved(tmp_path / "a.npy", squares).map(change, "float32", (3,))
     loader = tb.Loader(data, tb.Plan(data, 2), overlap=overlap, device=Now() if "device" in kind else None)
-    items, go = loader.epochs(2), threading.Barrier(4)
+    items = loader.epochs(2)
     found: list[list[tuple[int, int]]] = [[] for _ in range(4)]
-    wrong: list[BaseException] = []
 
-    def use(places: list[tuple[int, int]]) -> None:
-        try:
-            go.wait()
-            for batch in items:
-                assert (batch.torch().numpy() == (batch.indices**2)[:, None]).all()
-                places.append((batch.epoch, batch.step))
-        except BaseException as error:
-            wrong.append(error)
+    def use(thread: int) -> None:
+        for batch in items:
+            assert (batch.torch().numpy() == (batch.indices**2)[:, None]).all()
+            found[thread].append((batch.epoch, batch.step))
 
-    threads = [threading.Thread(target=use, args=(places,)) for places in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(4, use)
     assert all(places == sorted(places) for places in found)
-    assert sorted(itertools.chain.from_iterable(found)) == [
-        (epoch, step) for epoch in range(2) for step in range(25)
-    ]
+    assert sorted(itertools.chain(*found)) == list(itertools.product(range(2), range(25)))
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
@@ -131,16 +119,13 @@ def test_close_does_not_raise_an_interrupt_again(
         assert data.reads == reads
 
 
-class Failing(Squares):
-    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        array = np.asarray(out)
-        if 30 in indices:
-            raise LookupError("thirty")
-        array[:] = 0
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
+    class Failing(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            if 30 in indices:
+                raise LookupError("thirty")
+
     data = Failing()
     loader = tb.Loader(data, tb.Plan(data, 8), name="train", overlap=overlap)
     steps = []
@@ -196,24 +181,21 @@ def test_stop_iteration_does_not_end_the_epoch_in_silence(overlap: bool) -> None
     assert caught.value.__notes__ == ["epoch 0, step 0: the batch could not be read"]
 
 
-class Keeping(Squares):
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what, self.kept = what, []
-
-    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        keep = {
-            "view": lambda: out,
-            "slice": lambda: out[1:],
-            "array": lambda: np.asarray(out),
-            "tensor": lambda: torch.frombuffer(out, dtype=torch.float32),
-        }
-        self.kept.append(keep[self.what]())
+KEPT: dict[str, Callable[[memoryview], Any]] = {
+    "view": lambda out: out,
+    "slice": lambda out: out[1:],
+    "array": np.asarray,
+    "tensor": lambda out: torch.frombuffer(out, dtype=torch.float32),
+}
 
 
-@pytest.mark.parametrize("what", ["view", "slice", "array", "tensor"])
+@pytest.mark.parametrize("what", KEPT)
 def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
-    data = Keeping(what)
+    class Keeping(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            kept.append(KEPT[what](out))
+
+    data, kept = Keeping(), []
     loader = tb.Loader(data, tb.Plan(data, 8))
     with pytest.raises(BufferError, match="kept `out`"):
         next(loader.epoch(0))
@@ -221,10 +203,10 @@ def test_one_that_keeps_its_slot_is_told_off(what: str) -> None:
     gc.collect()
     if what == "view":
         with pytest.raises(ValueError, match="released"):
-            data.kept[0][0]
+            kept[0][0]
         return
     # The memory is still there.
-    np.asarray(data.kept[0])[:] = 1
+    np.asarray(kept[0])[:] = 1
 
 
 def test_a_cycle_that_is_over_keeps_nothing() -> None:
@@ -240,34 +222,26 @@ def test_a_cycle_that_is_over_keeps_nothing() -> None:
 
 def test_what_it_lacks_is_named() -> None:
     class Empty:
-        shape = (2,)
+        shape: Any = (2,)
 
         def __len__(self) -> int:
             return 8
 
         def read_into(self, indices: np.ndarray, out: memoryview) -> None: ...
 
+    def loader() -> Any:
+        return tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+
     with pytest.raises(TypeError, match="without `dtype`"):
-        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+        loader()
     Empty.dtype = property(lambda _: 1 / 0)  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError):
-        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
+        loader()
     Empty.dtype = torch.bfloat16  # type: ignore[attr-defined]
-    (batch, *_) = tb.Loader(Empty(), tb.Plan(8, 2)).epoch(0)  # type: ignore[arg-type]
-    assert batch.torch().dtype == torch.bfloat16
-    Empty.shape = (0,)  # type: ignore[assignment]
+    assert next(loader().epoch(0)).torch().dtype == torch.bfloat16
+    Empty.shape = (0,)
     with pytest.raises(tb.OptionError, match="at least one element"):
-        tb.Loader(Empty(), tb.Plan(8, 2))  # type: ignore[arg-type]
-
-
-def test_it_is_let_go_of_with_its_loader() -> None:
-    data = Squares()
-    gone = weakref.ref(data)
-    loader = tb.Loader(data, tb.Plan(data, 8))
-    next(loader.epoch(0))
-    del data, loader
-    gc.collect()
-    assert gone() is None
+        loader()
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -321,18 +295,14 @@ def test_no_wait_outlasts_what_it_waits_for(use: str, overlap: bool) -> None:
     items = tb.Loader(data, tb.Plan(data, 2), overlap=overlap).epochs(1)
     since, steps = time.monotonic(), []
 
-    def loop() -> None:
+    def loop(_: int) -> None:
         kept: list[Any] = []
         for batch in items:
             steps.append(batch.step)
             kept = [*kept, batch][-3:] if "keeps" in use else []
             del batch
 
-    threads = [threading.Thread(target=loop) for _ in range(4 if "threads" in use else 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4 if "threads" in use else 1, loop)
     assert sorted(steps) == list(range(200))
     assert time.monotonic() - since < 2
 
@@ -362,17 +332,13 @@ def test_a_signals_handler_asks_while_a_batch_is_made_in_its_thread(kind: str, t
                 call()
         asked.append(len(got))
 
-    np.save(tmp_path / "x.npy", np.arange(40)[:, None])
-    files = tb.Records.open_npy(tmp_path / "x.npy")
+    files = saved(tmp_path / "x.npy", np.arange(40)[:, None])
     data: Any = Slow() if kind == "read_into" else files.map(slow, "int64", (1,))
     loader = tb.Loader(data, tb.Plan(data, 2), overlap=False)
-    before, asked, got = signal.signal(signal.SIGUSR1, ask), [], []
-    try:
-        items = loader.epochs(1)
+    items, asked, got = loader.epochs(1), [], []
+    with handled(signal.SIGUSR1, ask):
         for batch in items:
             got.append(batch.step)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert asked == got == list(range(len(loader.plan)))
 
 
@@ -390,14 +356,10 @@ def test_a_handler_that_asks_for_a_batch_at_any_time_takes_nothing_away() -> Non
 
     data, asked, got = Slow(4000), set(), []
     items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
-    before = signal.signal(signal.SIGALRM, ask)
-    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    try:
+    with handled(signal.SIGALRM, ask):
+        signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
         for batch in items:
             got.append(batch.step)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     assert sorted(got) == list(range(2000))
     assert any(issubclass(kind, tb.LoaderError) for kind in asked)
 
@@ -412,13 +374,10 @@ def test_a_handler_that_asks_for_a_batch_and_fails_costs_no_batch() -> None:
 
     data, raises, got = Slow(40), [0, 10, 38], []
     items = tb.Loader(data, tb.Plan(data, 2), overlap=False).epochs(1)
-    before = signal.signal(signal.SIGUSR1, lambda *_: next(items))
-    try:
+    with handled(signal.SIGUSR1, lambda *_: next(items)):
         for _ in range(3):
             with pytest.raises(tb.LoaderError, match="a signal's handler"):
                 for batch in items:
                     got.append(batch.step)
         got += [batch.step for batch in items]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert got == list(range(20))
