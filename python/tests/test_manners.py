@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import os
 import pickle
-import re
 import subprocess
 import sys
 import weakref
@@ -17,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Case
+import sets
+from conftest import Case, run_program, saved
 from interrupts import Now
 from safetensors.numpy import save_file
 
@@ -78,27 +77,16 @@ def test_iterations_have_a_length(numbers: Numbers) -> None:
     assert len(other.epochs(3)) == 28 == sum(1 for _ in other.epochs(3))
 
 
-class Filled:
-    """A data set of the program's code."""
-
-    dtype, shape = "int64", ()
-
-    def __len__(self) -> int:
-        return 16
-
-    def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        out[:] = indices
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("kind", ["files", "map", "read_into", "device", "watch", "stream", "sent"])
 def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers, tmp_path: Path) -> None:
+    save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
+
     def loader() -> Any:
         if kind in ("stream", "sent"):
-            save_file({name: np.zeros(4, "float32") for name in "abc"}, tmp_path / "model.safetensors")
             return tb.stream(tb.Tensors.open(tmp_path / "model.safetensors"), lambda name: name, **sent)
         if kind == "read_into":
-            return tb.Loader(Filled(), tb.Plan(16, 4), overlap=overlap)
+            return tb.Loader(sets.Numbers(16), tb.Plan(16, 4), overlap=overlap)
         options = {"device": Now()} if kind == "device" else {"map": tb.Batch.numpy} if kind == "map" else {}
         return numbers(overlap=overlap, **options)
 
@@ -115,14 +103,8 @@ def test_every_iterator_can_be_closed(kind: str, overlap: bool, numbers: Numbers
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_the_length_is_that_of_what_comes(npy: Case, drop_last: bool) -> None:
     def loader(batch: int, rank: int = 0, world: int = 1) -> tb.Loader:
-        options: dict[str, Any] = {
-            "shuffle": "full",
-            "seed": 1,
-            "drop_last": drop_last,
-            "rank": rank,
-            "world": world,
-        }
-        return tb.Loader(npy.data, tb.Plan(npy.data, batch, **options))
+        ranks = {"rank": rank, "world": world, "drop_last": drop_last}
+        return tb.Loader(npy.data, tb.Plan(npy.data, batch, shuffle="full", seed=1, **ranks))
 
     for steps in (0, 1, 7, 19, 20):
         first = loader(10)
@@ -152,8 +134,8 @@ def test_records_are_pickled_by_path(case: Case, tmp_path: Path, monkeypatch: py
             assert repr(other) == repr(data) and other.paths == data.paths
             assert np.array_equal(other[:], data[:])
     images = tmp_path / "images.npy"
-    np.save(images, np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3))
-    data = tb.Records.open_npy(images).to("float32", mean=0.5, std=(0.1, 0.2, 0.3), planar=True)
+    data = saved(images, np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3))
+    data = data.to("float32", mean=0.5, std=(0.1, 0.2, 0.3), planar=True)
     text = pickle.dumps(data)
     assert np.array_equal(pickle.loads(text)[:], data[:])
     np.save(images, np.zeros((3, 4, 4, 3), dtype=np.uint8))
@@ -161,13 +143,11 @@ def test_records_are_pickled_by_path(case: Case, tmp_path: Path, monkeypatch: py
         pickle.loads(text)
 
 
-def test_ragged_records_and_tensors_are_pickled_by_path(tmp_path: Path) -> None:
+def test_ragged_records_and_tensors_are_pickled_by_path(model: tb.Tensors, tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"abcdef")
     np.save(tmp_path / "a.npy", np.array([0, 1, 6]))
     data = tb.Records.open_indexed(tmp_path / "a.bin", tmp_path / "a.npy")
     assert [bytes(record) for record in pickle.loads(pickle.dumps(data))[:]] == [b"a", b"bcdef"]
-    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
-    model = tb.Tensors.open(tmp_path / "a.safetensors")
     assert dict(pickle.loads(pickle.dumps(model))) == dict(model)
 
 
@@ -191,23 +171,23 @@ def test_paths_are_those_of_the_working_directory_that_opened_them(
     assert pickle.loads(pickle.dumps(model))["a"].shape == (1,)
 
 
-def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_directory_that_is_gone(
+    model: tb.Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.save(tmp_path / "a.npy", np.arange(8))
-    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     data = tb.Records.open_npy(tmp_path / "a.npy")
     assert pickle.loads(pickle.dumps(data.windows(2)))[3].tolist() == [6, 7]
-    assert len(pickle.loads(pickle.dumps(tb.Tensors.open(tmp_path / "a.safetensors")))) == 1
+    assert len(pickle.loads(pickle.dumps(tb.Tensors.open(model.paths)))) == 1
     for path in ("a.npy", "../a.npy"):
         with pytest.raises(tb.FileError, match=r"a\.npy"):
             tb.Records.open_npy(path)
 
 
-def test_weak_references(npy: Case, tmp_path: Path) -> None:
-    save_file({"a": np.zeros(3)}, tmp_path / "a.safetensors")
-    for thing in (npy.data, tb.Plan(8, 2), tb.Tensors.open(tmp_path / "a.safetensors")):
+def test_weak_references(npy: Case, model: tb.Tensors) -> None:
+    for thing in (npy.data, tb.Plan(8, 2), model):
         assert weakref.ref(thing)() is thing
 
 
@@ -216,15 +196,20 @@ def test_numbers_are_not_in_records(npy: Case) -> None:
         assert 3 in npy.data  # type: ignore[operator]
 
 
-def test_what_cannot_be_pickled_names_what_can(numbers: Numbers) -> None:
+def test_what_cannot_be_pickled_or_copied_names_what_can(numbers: Numbers, tmp_path: Path) -> None:
     loader = numbers()
-    for thing, instead in (
-        (loader, "state_dict()"),
+    for thing, *texts in (
+        (loader, "a thread", "state_dict()"),
         (loader.report(), "to_dict()"),
-        (next(loader.epochs(1)), "copy()"),
+        (next(loader.epochs(1)), "a slot", "copy()"),
+        (tb.prefetch([1]),),
+        (tb.watch([1]),),
+        (tb.Writer(tmp_path / "x.npy", "float32", (3,)),),
     ):
-        with pytest.raises(TypeError, match=re.escape(instead)):
-            pickle.dumps(thing)
+        for copied in (pickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match="cannot be pickled") as caught:
+                copied(thing)
+            assert all(text in str(caught.value) for text in texts), thing
 
 
 def test_records_as_an_array(case: Case) -> None:
@@ -258,8 +243,8 @@ interpreter = interpreters.create()
 interpreters.run_string(interpreter, {code!r}.replace("PATH", repr(sys.path)))
 interpreters.destroy(interpreter)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "") and "subinterpreter" in done.stdout
+    code, out, err = run_program(program)
+    assert (code, err) == (0, "") and "subinterpreter" in out
 
 
 def test_jax_takes_the_array_of_a_batch(numbers: Numbers) -> None:
@@ -354,14 +339,9 @@ def test_a_dict_of_data_sets(npy: Case) -> None:
 
 
 def test_read_into_that_returns_an_array_is_told() -> None:
-    class Returns:
-        dtype, shape = "float32", (2,)
-
-        def __len__(self) -> int:
-            return 8
-
+    class Returns(sets.Numbers):
         def read_into(self, indices: np.ndarray, out: memoryview) -> Any:
-            return np.ones((len(indices), 2), np.float32)
+            return np.ones((len(indices), 1), np.int64)
 
     data = Returns()
     with pytest.raises(TypeError, match=r"read_into: wanted `out` filled .*, found a ndarray returned"):
@@ -382,11 +362,8 @@ except TypeError as error:
 
 
 def test_a_batch_from_a_worker_process_is_an_error(npy: Case) -> None:
-    command = [sys.executable, "-c", WORKER, str(npy.data.paths[0])]
-    out = subprocess.run(command, text=True, capture_output=True, timeout=100, check=False).stdout
+    _, out, _ = run_program(WORKER, npy.data.paths[0])
     assert "a worker process sent a Batch" in out
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5)))))
 
 
 POOLS = """
@@ -426,28 +403,15 @@ def test_what_a_function_makes_is_not_called(kind: Any) -> None:
             kind(*given)
 
 
-def test_what_has_a_thread_is_not_copied(npy: Case, tmp_path: Path) -> None:
-    loader = tb.Loader(npy.data, tb.Plan(npy.data, 5))
-    for made in (loader, tb.prefetch([1]), tb.watch([1]), tb.Writer(tmp_path / "x.npy", "float32", (3,))):
-        with pytest.raises(TypeError, match="cannot be pickled"):
-            copy.copy(made)
-
-
-def test_messages_have_pythons_names(tmp_path: Path) -> None:
+def test_messages_have_pythons_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(4))
     with pytest.raises(tb.FileError, match=r"`Records\.open_npz`") as caught:
         tb.Records.open_headerless(tmp_path / "a.npz", "uint8")
     assert hasattr(tb.Records, "open_npz")
-    texts = [str(caught.value)]
-    os.environ["TORCHELASTIC_RUN_ID"] = "x"
-    try:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(tb.OptionError) as of_plan:
         tb.Plan(10, 2, rank="env")
-    except tb.OptionError as error:
-        texts.append(str(error))
-    finally:
-        del os.environ["TORCHELASTIC_RUN_ID"]
-    assert len(texts) == 2
-    for text in texts:
+    for text in (str(caught.value), str(of_plan.value)):
         assert "::" not in text
         assert "Builder" not in text
 
