@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
 from typing import Any
 
 import pytest
-from conftest import wait_for_threads
+from conftest import in_a_fork, in_threads, wait_for_threads
 
 import twinbuf as tb
 
@@ -86,11 +85,8 @@ def test_stop_iteration_does_not_end_the_rounds_in_silence(where: str) -> None:
     def call(number: int) -> int:
         return next(iter(())) if number == 2 else number
 
-    if where == "make":
-        rounds = tb.generate(call, rounds=5)
-    else:
-        # `after` is called for round 2 when the loop asks for round 3.
-        rounds = tb.generate(lambda number: number, rounds=5, **{where: call})
+    rounds = tb.generate(**{"make": lambda number: number, where: call}, rounds=5)
+    # `after` is called for round 2 when the loop asks for round 3.
     first = [0, 1, 2] if where == "after" else [0, 1]
     assert [next(rounds) for _ in first] == first
     with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
@@ -170,11 +166,6 @@ def test_ctrl_c_and_errors_in_after() -> None:
     assert list(rounds) == []
 
 
-def test_a_negative_number_of_rounds_is_refused() -> None:
-    with pytest.raises(ValueError, match="found -1"):
-        tb.generate(lambda number: number, rounds=-1)
-
-
 def test_an_interrupted_close_keeps_the_error_of_before() -> None:
     def before(number: int) -> None:
         if number == 1:
@@ -209,21 +200,9 @@ def test_threads_that_share_the_rounds_call_each_hook_once_and_in_order(hooks: t
         calls[name].append(number)
 
     of = {name: functools.partial(hook, name) for name in hooks}
-    rounds, got, errors = tb.generate(lambda number: number, rounds=30, **of), [], []
-
-    def loop() -> None:
-        try:
-            for number in rounds:
-                got.append(number)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=loop) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and sorted(got) == list(range(30))
+    rounds, got = tb.generate(lambda number: number, rounds=30, **of), []
+    in_threads(4, lambda _: got.extend(rounds))
+    assert sorted(got) == list(range(30))
     assert all(calls[name] == list(range(30)) for name in hooks)
 
 
@@ -245,13 +224,13 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not() -> None:
     thread = threading.Thread(target=lambda: (next(rounds), next(rounds)))
     thread.start()
     go.wait()
-    if (child := os.fork()) == 0:
+
+    def refuses() -> int:
         stay.set()
-        try:
+        with pytest.raises(tb.ForkedError):
             next(rounds)
-        except tb.ForkedError:
-            os._exit(3)
-        os._exit(4)
+        return 3
+
+    assert in_a_fork(refuses) == 3
     stay.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
