@@ -4,9 +4,8 @@ import gc
 import itertools
 import multiprocessing
 import os
+import queue
 import resource
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -15,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sets
 import torch
+from conftest import in_a_fork, in_threads, run_program
 
 import twinbuf as tb
 
@@ -24,6 +25,10 @@ Numbers = Callable[..., tb.Loader]
 
 def is_whole(array: np.ndarray, indices: np.ndarray) -> bool:
     return bool((array == indices[:, None]).all())
+
+
+def views_of(batch: tb.Batch) -> list[Any]:
+    return [batch, batch.numpy(), batch.torch(), np.from_dlpack(batch), memoryview(batch)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -35,7 +40,7 @@ def test_del_in_any_order(numbers: Numbers, order: tuple[int, ...], caplog: pyte
     loader = numbers(depth=2)
     batch = next(loader.epoch(0))
     indices = batch.indices
-    things = [batch, batch.numpy(), batch.torch(), np.from_dlpack(batch), memoryview(batch)]
+    things = views_of(batch)
     del batch
     for number in order:
         things[number] = None
@@ -53,9 +58,8 @@ def test_each_view_keeps_the_memory(numbers: Numbers, last: int, caplog: pytest.
     iterator = iter(loader)
     batch = next(iterator)
     indices = batch.indices
-    things = [batch, batch.numpy(), batch.torch(), np.from_dlpack(batch), memoryview(batch)]
-    kept = things[last]
-    del batch, things
+    kept = views_of(batch)[last]
+    del batch
     assert [batch.step for batch in itertools.islice(iterator, 3)] == [1, 2, 3]
     assert is_whole(kept.numpy() if isinstance(kept, tb.Batch) else np.asarray(kept), indices)
     if isinstance(kept, tb.Batch):
@@ -245,23 +249,17 @@ def test_threads_share_an_iterator(numbers: Numbers) -> None:
     iterator = numbers(depth=6).epochs(20)
     seen: list[int] = []
 
-    def take() -> None:
+    def take(_: int) -> None:
         for batch in iterator:
             assert is_whole(batch.numpy(), batch.indices)
             seen.extend(batch.indices.tolist())
             del batch
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, take)
     assert sorted(seen) == sorted(list(range(64)) * 20)
 
 
 def test_tensors_are_let_go_of_in_other_threads(numbers: Numbers) -> None:
-    import queue
-
     items: queue.Queue[torch.Tensor | None] = queue.Queue(1)
     sums = []
 
@@ -313,30 +311,19 @@ def test_after_a_fork(numbers: Numbers) -> None:
     iterator = iter(loader)
     batch = next(iterator)
     array = batch.numpy()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert is_whole(array, batch.indices)
-            uses = (
-                lambda: next(iterator),
-                lambda: iter(loader),
-                loader.report,
-                loader.close,
-                loader.__enter__,
-            )
-            for use in uses:
-                try:
-                    use()
-                    raise AssertionError(use)
-                except tb.ForkedError as error:
-                    assert "spawn" in str(error)
-            del array, batch, iterator, loader
-            gc.collect()
-            code = len(list(numbers().epoch(0))[-1:]) - 1
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def refuses() -> int:
+        nonlocal array, batch, iterator, loader
+        assert is_whole(array, batch.indices)
+        uses = (lambda: next(iterator), lambda: iter(loader), loader.report, loader.close, loader.__enter__)
+        for use in uses:
+            with pytest.raises(tb.ForkedError, match="spawn"):
+                use()
+        array = batch = iterator = loader = uses = use = None
+        gc.collect()
+        return len(list(numbers().epoch(0)))
+
+    assert in_a_fork(refuses) == 16
     assert [batch.step for batch in iterator] == list(range(1, 16))
 
 
@@ -359,17 +346,17 @@ def test_in_a_spawned_process(numbers: Numbers, tmp_path: os.PathLike[str]) -> N
 
 
 EXIT = """
-import logging, sys, threading, numpy as np, twinbuf as tb
+import logging, sys, threading, twinbuf as tb
+from sets import Numbers
 logging.disable()
 how, path = sys.argv[1:]
 data = tb.Records.open_npy(path)
-class Slow:
-    dtype, shape = "int64", (4,)
-    def __len__(self): return 64
+class Slow(Numbers):
+    shape = (4,)
     def read_into(self, indices, out):
         for _ in range(2000): pass
-        np.asarray(out)[:] = indices[:, None]
-source = Slow() if how.startswith("python") else data
+        super().read_into(indices, out)
+source = Slow(64) if how.startswith("python") else data
 loader = tb.Loader(source, tb.Plan(source, 4), depth=4)
 iterator = loader.epochs(1000)
 batch = next(iterator)
@@ -395,21 +382,18 @@ def test_the_interpreter_exits_while_batches_load(
     numbers: Numbers, tmp_path: os.PathLike[str], how: str
 ) -> None:
     numbers()
-    command = [sys.executable, "-X", "faulthandler", "-c", EXIT, how, f"{tmp_path}/numbers.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == (3 if how.endswith("error") else 0), done.stderr
-    assert done.stderr == ""
+    status, _, errors = run_program(EXIT, how, f"{tmp_path}/numbers.npy")
+    assert (status, errors) == (3 if how.endswith("error") else 0, "")
 
 
 DELETER = """
-import gc, threading, numpy as np, twinbuf as tb
-class Data:
-    dtype, shape = "int64", (4,)
-    def __init__(self, use): self.use = use
-    def __len__(self): return 64
+import gc, threading, twinbuf as tb
+from sets import Numbers
+class Data(Numbers):
+    def __init__(self, use): self.use, self.records = use, 64
     def read_into(self, indices, out):
         self.use(indices)
-        np.asarray(out)[:] = indices[:, None]
+        super().read_into(indices, out)
 failed = threading.Event()
 def fail(indices):
     if 4 in indices:
@@ -431,9 +415,7 @@ assert tensors == []
 
 def test_a_tensor_may_go_while_the_library_is_called() -> None:
     # torch calls the deleter without the GIL, below a call of this library that holds it.
-    command = [sys.executable, "-X", "faulthandler", "-c", DELETER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(DELETER) == (0, "", "")
 
 
 FORKED = """
@@ -463,17 +445,15 @@ gate.set()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
     """It waited one second at its exit for another thread's `next`."""
-    command = [sys.executable, "-c", FORKED]
-    out = subprocess.run(command, text=True, capture_output=True, timeout=100, check=True).stdout
-    assert float(out) < 0.9
+    status, out, errors = run_program(FORKED)
+    assert status == 0 and float(out) < 0.9, errors
 
 
-class Owner:
+class Owner(sets.Numbers):
     """Has an iterator of what its own methods make."""
 
-    dtype, shape = "int64", ()
-
     def __init__(self, kind: str) -> None:
+        super().__init__(100)
         items = {
             "generate": lambda: tb.generate(self.make, before=self.before),
             "prefetch": lambda: iter(tb.prefetch(self)),
@@ -489,12 +469,6 @@ class Owner:
 
     def before(self, number: int) -> None:
         pass
-
-    def read_into(self, indices: np.ndarray, out: memoryview) -> None:
-        np.asarray(out)[:] = indices
-
-    def __len__(self) -> int:
-        return 100
 
     def __iter__(self) -> Iterator[Any]:
         # What waits in the thread's slots refers to its owner too.

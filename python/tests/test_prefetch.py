@@ -8,17 +8,15 @@ import dataclasses
 import gc
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pytest
-from conftest import Rewinding, wait_for_threads
+from conftest import Rewinding, in_a_fork, run_program, saved, wait_for_threads
 
 import twinbuf as tb
 
@@ -76,14 +74,6 @@ def test_a_depth_of_nothing_or_of_all_memory_is_refused(depth: int) -> None:
         tb.prefetch([1], depth=depth)
 
 
-def test_an_iterator_that_begins_again_does_so() -> None:
-    items = tb.prefetch(Rewinding())
-    for _ in range(3):
-        assert list(items) == [1, 2, 3, 4, 5]
-    once = tb.prefetch(iter(range(3)))
-    assert [list(once), list(once)] == [[0, 1, 2], []]
-
-
 @pytest.mark.parametrize("left", ["break", "kept", "close"])
 @pytest.mark.parametrize("around", [lambda items: items, tb.watch, tb.prefetch])
 def test_an_iterator_that_begins_again_does_so_after_break(
@@ -139,7 +129,8 @@ def test_an_iterator_that_goes_on_does_so_after_break(around: Any, tmp_path: Any
 
     (tmp_path / "x").write_text("".join(f"{number}\n" for number in range(10)))
     with open(tmp_path / "x") as file:
-        for iterator in (Counts(), file, map(int, range(10)), (number for number in range(10))):
+        generator = (number for number in range(10))
+        for iterator in (Counts(), file, iter(range(10)), map(int, range(10)), generator):
             items = tb.prefetch(around(iterator))
             for number in items:
                 if int(number) == 3:
@@ -293,12 +284,9 @@ def test_code_that_closes_what_runs_it_is_told() -> None:
 
 
 def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_asks() -> None:
-    class Flaky:
+    class Flaky(Rewinding):
         count = 0
         asked = threading.Semaphore(0)
-
-        def __iter__(self) -> Flaky:
-            return self
 
         def __next__(self) -> int:
             self.count += 1
@@ -318,42 +306,24 @@ def test_an_iterator_that_goes_on_after_an_error_is_asked_only_if_the_caller_ask
     del items
 
 
-def test_break_closes_a_generator_and_ends_the_thread() -> None:
-    source = Source(1000)
-    for number in tb.prefetch(source):
-        if number == 3:
-            break
-    assert source.closed.wait(300)
-
-
-def test_a_generator_that_somebody_holds_is_closed() -> None:
-    closed = threading.Event()
-
-    def numbers() -> Iterator[int]:
-        try:
-            yield from range(1000)
-        finally:
-            closed.set()
-
-    held = numbers()
-    for _ in tb.prefetch(held):
-        break
-    assert closed.wait(300)
-    assert list(held) == []
-
-
-def test_the_collector_ends_the_thread_of_an_iterator_in_a_cycle() -> None:
+@pytest.mark.parametrize("left", ["break", "a held generator", "cycle"])
+def test_leaving_the_loop_closes_the_generator_and_ends_the_thread(left: str) -> None:
     source = Source(1000)
 
-    def abandon() -> None:
-        items = iter(tb.prefetch(source))
-        cycle: list[Any] = [items]
-        cycle.append(cycle)
-        next(items)
+    def leave() -> None:
+        items = iter(tb.prefetch(held))
+        assert next(items) == 0
+        if left == "cycle":
+            cycle: list[Any] = [items]
+            cycle.append(cycle)
 
-    abandon()
-    gc.collect()
+    held = iter(source) if left == "a held generator" else source
+    leave()
+    if left == "cycle":
+        gc.collect()
     assert source.closed.wait(300)
+    if left == "a held generator":
+        assert list(held) == []
 
 
 def test_a_new_iteration_waits_for_the_thread_of_the_one_before() -> None:
@@ -408,15 +378,6 @@ def test_an_exception_that_is_kept_does_not_hold_the_next_loop() -> None:
         kept.append(raised.value)
         fetched.close(timeout=30)
     assert len(kept) == 3
-
-
-def test_an_iterator_is_continued_after_break() -> None:
-    batches = tb.prefetch(iter(range(10)))
-    for number in batches:
-        if number == 3:
-            break
-    assert list(batches) == [4, 5, 6, 7, 8, 9]
-    assert list(batches) == []
 
 
 def test_close_ends_it() -> None:
@@ -614,49 +575,37 @@ def test_around_a_data_loader(options: dict[str, Any]) -> None:
     assert len(list(wrapped)) == 10
 
 
+def resumes(make: Any, counts: Iterable[int]) -> None:
+    """Assert that the state after so many items brings those that follow."""
+    wanted = [np.asarray(item).tolist() for item in make()]
+    for taken in counts:
+        batches = make()
+        items = iter(batches)
+        first = [np.asarray(next(items)).tolist() for _ in range(taken)]
+        state = batches.state_dict()
+        batches.close()
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert first + [np.asarray(item).tolist() for item in resumed] == wanted, taken
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_around_a_stateful_data_loader(workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     torch = pytest.importorskip("torch")
 
     def make() -> Any:
-        generator = torch.Generator().manual_seed(7)
-        data = torch.arange(24)
-        return stateful.StatefulDataLoader(
-            data, batch_size=4, shuffle=True, generator=generator, num_workers=workers
-        )
+        options = {"shuffle": True, "generator": torch.Generator().manual_seed(7), "num_workers": workers}
+        return tb.prefetch(stateful.StatefulDataLoader(torch.arange(24), batch_size=4, **options))
 
-    wanted = [batch.tolist() for batch in make()]
-    for taken in range(1, 6, 2 if workers else 1):
-        batches = tb.prefetch(make())
-        items = iter(batches)
-        first = [next(items).tolist() for _ in range(taken)]
-        state = batches.state_dict()
-        batches.close()
-        resumed = tb.prefetch(make())
-        resumed.load_state_dict(state)
-        assert first + [batch.tolist() for batch in resumed] == wanted
+    resumes(make, range(1, 6, 2 if workers else 1))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_around_a_loader_of_files(depth: int, tmp_path: Any) -> None:
-    np = pytest.importorskip("numpy")
-    np.save(tmp_path / "x.npy", np.arange(40, dtype="int64"))
-    data = tb.Records.open_npy(tmp_path / "x.npy")
-
-    def make() -> Any:
-        return tb.prefetch(tb.Loader(data, tb.Plan(data, batch=4, shuffle="full", seed=3)), depth=depth)
-
-    wanted = [batch.numpy().tolist() for batch in make()]
-    for taken in range(1, 10):
-        batches = make()
-        items = iter(batches)
-        first = [next(items).numpy().tolist() for _ in range(taken)]
-        state = batches.state_dict()
-        batches.close()
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert first + [batch.numpy().tolist() for batch in resumed] == wanted
+    data = saved(tmp_path / "x.npy", np.arange(40, dtype="int64"))
+    plan = tb.Plan(data, batch=4, shuffle="full", seed=3)
+    resumes(lambda: tb.prefetch(tb.Loader(data, plan), depth=depth), range(1, 10))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -665,48 +614,13 @@ def test_a_forked_child_is_told_and_can_start_its_own() -> None:
     batches = tb.prefetch(range(100))
     items = iter(batches)
     next(items)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            try:
-                next(items)
-            except RuntimeError as error:
-                os.write(write, str(error).encode())
-            os.write(write, f" {sum(tb.prefetch(range(5)))}".encode())
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as answer:
-        told = answer.read()
-    assert "threads do not survive a fork" in told and told.endswith(" 10")
 
+    def tells() -> int:
+        with pytest.raises(RuntimeError, match="threads do not survive a fork"):
+            next(items)
+        return sum(tb.prefetch(range(5)))
 
-def run(program: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for a single process")
-def test_ctrl_c_while_waiting_ends_at_once() -> None:
-    program = """
-import time, threading, twinbuf as tb
-class Stuck:
-    def __iter__(self): return self
-    def __next__(self):
-        print("waiting", flush=True)
-        threading.Event().wait()
-try:
-    for item in tb.prefetch(Stuck()): pass
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
-    process = run(program)
-    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
-    assert (out, process.returncode) == ("interrupted\n", 0), err
+    assert in_a_fork(tells) == 10
 
 
 def test_the_interpreter_exits_with_iterators_left() -> None:
@@ -715,9 +629,7 @@ import twinbuf as tb
 left = [iter(tb.prefetch(iter(range(10**9)))) for _ in range(4)]
 print([next(each) for each in left])
 """
-    process = run(program)
-    out, err = process.communicate(timeout=300)
-    assert (out, err, process.returncode) == ("[0, 0, 0, 0]\n", "", 0)
+    assert run_program(program) == (0, "[0, 0, 0, 0]\n", "")
 
 
 # A program that is stopped for longer than a thread that sleeps may take to leave.
@@ -747,9 +659,8 @@ next(iterator)
 begun.wait()
 {how}
 """
-    process = run(program)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == (3 if "3" in how else 1), err
+    status, _, err = run_program(program)
+    assert status == (3 if "3" in how else 1), err
     assert "abort" not in err.lower() and "fatal" not in err.lower()
 
 
@@ -760,5 +671,5 @@ sys.modules["torch"] = None
 import numpy, twinbuf as tb
 print(sum(int(x.sum()) for x in tb.prefetch([numpy.arange(3), numpy.arange(4)])))
 """
-    out, err = run(program).communicate(timeout=300)
-    assert out == "9\n", err
+    status, out, err = run_program(program)
+    assert (status, out) == (0, "9\n"), err
