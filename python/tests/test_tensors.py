@@ -25,9 +25,12 @@ from safetensors.torch import save_file
 import twinbuf as tb
 
 LAYERS = 5
+Saved = dict[str, torch.Tensor]
 
 
-def model(folder: Path) -> dict[str, torch.Tensor]:
+@pytest.fixture
+def tensors(tmp_path: Path) -> Saved:
+    """A model in two files, with an index."""
     torch.manual_seed(0)
     tensors = {"embed": torch.randn(7, 4)}
     for layer in range(LAYERS):
@@ -36,29 +39,32 @@ def model(folder: Path) -> dict[str, torch.Tensor]:
     names = sorted(tensors)
     files = {"a.safetensors": names[:6], "b.safetensors": names[6:]}
     for file, part in files.items():
-        save_file({name: tensors[name] for name in part}, folder / file)
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
     index = {"weight_map": {name: file for file, part in files.items() for name in part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     return tensors
+
+
+@pytest.fixture
+def opened(tensors: Saved, tmp_path: Path) -> tb.Tensors:
+    return tb.Tensors.open(tmp_path / "model.safetensors.index.json")
 
 
 def layer_of(name: str) -> int | None:
     return int(name.split(".")[1]) if name.startswith("layers.") else None
 
 
-def test_what_a_model_has(tmp_path: Path) -> None:
-    tensors = model(tmp_path)
-    found = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
-    assert isinstance(found, Mapping)
-    assert list(found) == list(found.keys()) == sorted(tensors)
-    assert found.keys() & {"embed", "x"} == {"embed"}
-    assert dict(found.items()) == dict(found) and list(found.values()) == [found[name] for name in found]
-    assert found.get("embed") == found["embed"] and found.get("x") is None and found.get("x", 3) == 3
-    assert (len(found), "embed" in found, "x" in found, 3 in found) == (11, True, False, False)
-    assert found["layers.0.up"] == tb.TensorInfo("bfloat16", (4, 6), 48)
-    assert [path.name for path in found.paths] == ["a.safetensors", "b.safetensors"]
+def test_what_a_model_has(tensors: Saved, opened: tb.Tensors, tmp_path: Path) -> None:
+    assert isinstance(opened, Mapping)
+    assert list(opened) == list(opened.keys()) == sorted(tensors)
+    assert opened.keys() & {"embed", "x"} == {"embed"}
+    assert dict(opened.items()) == dict(opened) and list(opened.values()) == [opened[name] for name in opened]
+    assert opened.get("embed") == opened["embed"] and opened.get("x") is None and opened.get("x", 3) == 3
+    assert (len(opened), "embed" in opened, "x" in opened, 3 in opened) == (11, True, False, False)
+    assert opened["layers.0.up"] == tb.TensorInfo("bfloat16", (4, 6), 48)
+    assert [path.name for path in opened.paths] == ["a.safetensors", "b.safetensors"]
     with pytest.raises(KeyError, match="missing"):
-        found["missing"]
+        opened["missing"]
     with pytest.raises(FileNotFoundError):
         tb.Tensors.open(tmp_path / "c.safetensors")
 
@@ -66,9 +72,8 @@ def test_what_a_model_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"cycle": True}, {"memory_limit": 16 << 20}, {"depth": 4, "cycle": True}]
 )
-def test_every_pass_has_every_group(tmp_path: Path, options: dict[str, int]) -> None:
-    tensors = model(tmp_path)
-    layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, **options)
+def test_every_pass_has_every_group(tensors: Saved, opened: tb.Tensors, options: dict[str, int]) -> None:
+    layers = tb.stream(opened, layer_of, **options)
     assert (len(layers), layers.kept) == (LAYERS, LAYERS if "memory_limit" in options else 0)
     for _ in range(3):
         numbers = []
@@ -84,8 +89,7 @@ def test_every_pass_has_every_group(tmp_path: Path, options: dict[str, int]) -> 
     assert (report.epochs, report.batches) == (3, LAYERS if layers.kept else 3 * LAYERS)
 
 
-def test_groups_by_name_in_any_order(tmp_path: Path) -> None:
-    tensors = model(tmp_path)
+def test_groups_by_name_in_any_order(tensors: Saved, tmp_path: Path) -> None:
     opened = tb.Tensors.open([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
     lists = [["layers.4.down", "embed"], ["layers.0.down"]]
     for group, names in zip(tb.stream(opened, lists), lists, strict=True):
@@ -106,8 +110,7 @@ def test_groups_by_name_in_any_order(tmp_path: Path) -> None:
         tb.stream(opened, lambda name: 1 / 0)
 
 
-def test_a_tensor_outlives_everything(tmp_path: Path) -> None:
-    tensors = model(tmp_path)
+def test_a_tensor_outlives_everything(tensors: Saved, tmp_path: Path) -> None:
     layers = tb.stream(tb.Tensors.open(tmp_path / "a.safetensors"), lambda name: name)
     passing = iter(layers)
     kept = next(passing).torch()["embed"]
@@ -117,17 +120,14 @@ def test_a_tensor_outlives_everything(tmp_path: Path) -> None:
     assert torch.equal(kept, tensors["embed"])
 
 
-def test_one_slot_would_be_held_by_the_loop(tmp_path: Path) -> None:
-    model(tmp_path)
+def test_one_slot_would_be_held_by_the_loop(opened: tb.Tensors) -> None:
     with pytest.raises(tb.OptionError, match="`depth`: wanted at least 2 slots, found 1"):
-        tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, depth=1)
+        tb.stream(opened, layer_of, depth=1)
 
 
 def test_groups_that_are_kept_take_their_memory_along(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tensors: Saved, opened: tb.Tensors, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tensors = model(tmp_path)
-    opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
     started = time.monotonic()
     groups = list(tb.stream(opened, layer_of, name="layers"))
     # A slot that nothing frees is waited for for 10 s.
@@ -141,11 +141,10 @@ def test_groups_that_are_kept_take_their_memory_along(
 
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("cycle", [True, False])
-def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(tmp_path: Path, depth: int, cycle: bool) -> None:
-    tensors = model(tmp_path)
-    layers = tb.stream(
-        tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of, depth=depth, cycle=cycle
-    )
+def test_a_loop_variable_of_an_earlier_pass_holds_nothing_up(
+    tensors: Saved, opened: tb.Tensors, depth: int, cycle: bool
+) -> None:
+    layers = tb.stream(opened, layer_of, depth=depth, cycle=cycle)
     kept = []
     started = time.monotonic()
     for left in (2, 0, LAYERS - 1, 3, 1, 2):
@@ -178,9 +177,8 @@ def test_a_limit_spares_the_slot_of_a_loop_variable(tmp_path: Path) -> None:
     assert {1, 2, 3, 8} <= found
 
 
-def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
-    model(tmp_path)
-    layers = tb.stream(tb.Tensors.open(tmp_path / "model.safetensors.index.json"), layer_of)
+def test_a_new_pass_ends_the_one_before(opened: tb.Tensors) -> None:
+    layers = tb.stream(opened, layer_of)
     old = iter(layers)
     assert next(old).number == 0
     iter(layers)  # a peek
@@ -194,12 +192,13 @@ def test_a_new_pass_ends_the_one_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("eager", ["main", "side", ""])
 @pytest.mark.parametrize("options", [{}, {"cycle": True}, {"keep": 2, "cycle": True}, {"depth": 3}])
-def test_groups_on_a_device(tmp_path: Path, eager: str, options: dict[str, Any]) -> None:
+def test_groups_on_a_device(
+    tensors: Saved, opened: tb.Tensors, tmp_path: Path, eager: str, options: dict[str, Any]
+) -> None:
     """Every kernel reads what its group is, also after a pass that was left early."""
     # Those of other tests: one whose start a signal cut off is listed for ever, though it never ran.
     others = threading.enumerate()
-    tensors, device = model(tmp_path), Late(eager)
-    opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
+    device = Late(eager)
     layers = tb.stream(opened, layer_of, device=device, trace=tmp_path / "trace.json", **options)
     read: list[tuple[str, torch.Tensor]] = []
     kept = []
@@ -239,13 +238,12 @@ def test_groups_on_a_device(tmp_path: Path, eager: str, options: dict[str, Any])
     assert {"gpu_queue_wait", "disk_load"} <= {event["name"] for event in events}
 
 
-def test_the_trace_is_whole_after_the_loop(tmp_path: Path) -> None:
+def test_the_trace_is_whole_after_the_loop(opened: tb.Tensors, tmp_path: Path) -> None:
     """The last `next` waits for the thread, which refers to the stream until it ends.
 
     Without that wait this thread has the GIL from there to the assertion, and the other one needs it to end.
     """
-    model(tmp_path)
-    opened, path = tb.Tensors.open(tmp_path / "model.safetensors.index.json"), tmp_path / "trace.json"
+    path = tmp_path / "trace.json"
     with no_forced_switch():
         layers = tb.stream(opened, layer_of, device=Late("side"), trace=path)
         gone = weakref.ref(layers)
@@ -268,9 +266,7 @@ def test_floats_that_only_torch_has_are_bytes(tmp_path: Path, name: str) -> None
         tb.Records.open_safetensors(tmp_path / "x.safetensors", "x")
 
 
-def test_groups_in_another_order(tmp_path: Path) -> None:
-    tensors = model(tmp_path)
-    opened = tb.Tensors.open(tmp_path / "model.safetensors.index.json")
+def test_groups_in_another_order(tensors: Saved, opened: tb.Tensors) -> None:
     forward = range(LAYERS)
     layers = tb.stream(opened, layer_of, order=[forward, forward[::-1]], keep=2, cycle=True)
     assert layers.kept == 2
@@ -285,9 +281,7 @@ def test_groups_in_another_order(tmp_path: Path) -> None:
             tb.stream(opened, layer_of, order=order)
 
 
-def test_page_locked_memory_counts(tmp_path: Path) -> None:
-    model(tmp_path)
-    opened = tb.Tensors.open(tmp_path / "a.safetensors")
+def test_page_locked_memory_counts(opened: tb.Tensors) -> None:
     layers = tb.stream(opened, layer_of, device=Late("side"), memory_limit=64 << 20)
     assert layers.kept == len(layers) == len(list(layers))
     with pytest.raises(tb.OptionError, match=r"memory_limit: wanted .* bytes for page-locked memory"):
