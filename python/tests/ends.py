@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from typing import Any
 
 HOMES = ("read_into", "map", "prefetch", "prefetch next", "generate", "device", "stream")
-WITH_TORCH = ("device", "stream", "loader")
 POLLS = ("poll1", "poll10", "poll50", "queue", "retry")
 WAITS = ("event", "spin", "matmul", "native")
+STAYS = ("poll10", "event", "spin", "slow1.30")
 TORCH = ("torch mm", "torch native")
 SLOW = tuple(f"slow{1 + step / 20:.2f}" for step in range(1, 21))
 NEIGHBOURS = tuple(f"{kind}{percent}" for kind in ("python", "numpy") for percent in (3, 10, 100))
@@ -48,18 +48,8 @@ LOOPS = (
 )
 CALLS = (
     *("prefetch", "prefetch next", "prefetch list", "prefetch files", "prefetch read_into"),
-    *(
-        "generate",
-        "generate hooks",
-        "files",
-        "files in turn",
-        "read_into",
-        "read_into 2",
-        "map",
-        "made",
-        "tuple",
-    ),
-    *("stream", "watch", "watch prefetch", "records"),
+    *("generate", "generate hooks", "files", "files in turn", "read_into", "read_into 2"),
+    *("map", "made", "tuple", "stream", "watch", "watch prefetch", "records"),
     *("rest of files", "rest of read_into", "rest of prefetch", "rest of generate"),
 )
 WHENS = ("atexit before", "atexit after", "finalize", "del", "del cycle")
@@ -72,21 +62,12 @@ PLACES = (
 # What a daemon thread asks for without a pause.
 ASKED = ("report", "watched", "paths", "tensors", "file", "stream", "state")
 
-CODES = {
-    "raise": 1,
-    "exit3": 3,
-    "sigint": -2,
-    "sigterm": 5,
-    "sigint wait": -2,
-    "sigterm wait": 5,
-    "second": 5,
-}
+CODES = {"raise": 1, "exit3": 3, "sigint": -2, "sigint wait": -2}
+CODES |= dict.fromkeys(("sigterm", "sigterm wait", "second"), 5)
 LIMIT = 2.0  # seconds from the mark to the end of the process
 # Not wrong: it was not run, or it ended as a program without twinbuf does.
 RIGHT = ("", "skipped", "plain")
-FATAL = re.compile(
-    "Fatal Python error|terminate called|panicked|PanicException|FATAL|Segmentation|core dumped"
-)
+FATAL = re.compile("Fatal Python|terminate called|panicked|PanicException|FATAL|Segmentation|core dumped")
 SKIPPED = 77
 
 
@@ -106,55 +87,34 @@ class Case:
         return f"{self.group}: {self.words[at]}"
 
 
-def foreign(
-    group: str, homes: Iterable[str], codes: Iterable[str], ends: Iterable[str], **more: Any
-) -> list[Case]:
-    busy, left = more.get("busy", ("quiet",)), more.get("left", ("break",))
-    return [Case(group, words) for words in itertools.product(homes, codes, ends, busy, left)]
+def product(group: str, *words: Iterable[str]) -> list[Case]:
+    return [Case(group, each) for each in itertools.product(*words)]
+
+
+def foreign(group: str, *words: Iterable[str], busy: Any = ("quiet",), left: Any = ("break",)) -> list[Case]:
+    """Homes, codes and ends, and what else the case has."""
+    return product(group, *words, busy, left)
 
 
 def every_case() -> list[Case]:
     homes = (*HOMES, "thread")
-    slow = [
-        case
-        for home, end in (
-            *(
-                ("loader torch", "fall"),
-                ("map torch", "fall"),
-                ("generate torch", "fall"),
-                ("tokens torch", "fall"),
-            ),
-            *(("loader torch", "raise"), ("loader torch", "sigint"), ("loader torch", "atexit")),
-        )
-        for case in foreign("slow", (home,), SLOW, (end,))
-    ]
-    left = foreign("left", homes, ("poll10", "slow1.30"), ("fall",), left=LEFT)
     cases = [
-        *(Case("lock", words) for words in itertools.product(("files in turn",), ("fall", "exit3", "raise"))),
+        *product("lock", ("files in turn",), ("fall", "exit3", "raise")),
         *foreign("poll", homes, POLLS, ENDS),
         *foreign("block", homes, WAITS, ENDS),
         *foreign("torch", homes, TORCH, ENDS),
-        *slow,
+        *foreign("slow", ("loader torch",), SLOW, ("fall", "raise", "sigint", "atexit")),
+        *foreign("slow", ("map torch", "generate torch", "tokens torch"), SLOW, ("fall",)),
         *foreign("slow", ("device", "stream", "thread torch"), SLOW[::4], ("fall", "raise")),
         *foreign("busy", homes, ("event", "poll10", "spin"), ("fall", "exit3"), busy=NEIGHBOURS),
-        *foreign(
-            "wait", homes, ("poll10", "queue", "event", "spin", "slow1.30"), ("sigint wait", "sigterm wait")
-        ),
-        *foreign("second", homes, ("poll10", "event", "spin", "slow1.30"), ("second",)),
-        *left,
-        *(
-            Case("daemon", words)
-            for words in itertools.product((*LOOPS, "thread"), ("1 ms", "50 ms"), ("held", "free"))
-        ),
-        *(Case("preempted", (kind, "50 ms", "held")) for kind in LOOPS),
-        *(Case("finalizer", words) for words in itertools.product((*CALLS, "thread"), WHENS)),
-        *(
-            Case("called", words)
-            for words in itertools.product(
-                (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")
-            )
-        ),
-        *(Case("asked", words) for words in itertools.product(ASKED, ("1", "2", "3"), ("fall", "exit3"))),
+        *foreign("wait", homes, ("queue", *STAYS), ("sigint wait", "sigterm wait")),
+        *foreign("second", homes, STAYS, ("second",)),
+        *foreign("left", homes, ("poll10", "slow1.30"), ("fall",), left=LEFT),
+        *product("daemon", (*LOOPS, "thread"), ("1 ms", "50 ms"), ("held", "free")),
+        *product("preempted", LOOPS, ("50 ms",), ("held",)),
+        *product("finalizer", (*CALLS, "thread"), WHENS),
+        *product("called", (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")),
+        *product("asked", ASKED, ("1", "2", "3"), ("fall", "exit3")),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -191,15 +151,28 @@ def mark() -> None:
     os.write(1, f"mark {time.monotonic()}\n".encode())
 
 
-def calibrated(product: Callable[[Any, Any], Any], square: Callable[[int], Any]) -> Callable[[], None]:
+def finish(end: str) -> None:
+    """The end of the program begins, with the exit code of its own."""
+    mark()
+    if end == "exit3":
+        sys.exit(3)
+    if end == "raise":
+        raise ValueError("mine")
+
+
+def daemon_thread(run: Callable[[], object]) -> None:
+    threading.Thread(target=run, daemon=True).start()
+
+
+def calibrated(multiply: Callable[[Any, Any], Any], square: Callable[[int], Any]) -> Callable[[], None]:
     """Return a single call that takes about 1.5 s without the GIL."""
     matrix = square(256)
-    product(matrix, matrix)
+    multiply(matrix, matrix)
     start = time.perf_counter()
-    product(matrix, matrix)
+    multiply(matrix, matrix)
     took = time.perf_counter() - start
     large = square(int(256 * (1.5 / took) ** (1 / 3)))
-    return lambda: product(large, large)
+    return lambda: multiply(large, large)
 
 
 def repeated(step: Callable[[], object]) -> Callable[[], None]:
@@ -281,7 +254,7 @@ def neighbour(kind: str) -> None:
             if share < 1:
                 time.sleep(0.02 * (1 - share))
 
-    threading.Thread(target=work, daemon=True).start()
+    daemon_thread(work)
 
 
 class Squares:
@@ -327,7 +300,7 @@ def plain(step: Callable[[int], object]) -> Iterator[int]:
             step(number)
             items.put(number)
 
-    threading.Thread(target=work, daemon=True).start()
+    daemon_thread(work)
     while True:
         yield items.get()
 
@@ -353,16 +326,17 @@ def layers(folder: str) -> Any:
 
     head, data = {}, b""
     for layer in range(40):
+        place = [len(data), len(data) + 32]
+        head[f"layers.{layer}.w"] = {"dtype": "F32", "shape": [8], "data_offsets": place}
         data += np.full(8, layer, "float32").tobytes()
-        head[f"layers.{layer}.w"] = {
-            "dtype": "F32",
-            "shape": [8],
-            "data_offsets": [len(data) - 32, len(data)],
-        }
     text = json.dumps(head).encode()
     with open(f"{folder}/model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
     return tb.Tensors.open(f"{folder}/model.safetensors")
+
+
+def layer_of(name: str) -> int:
+    return int(name.split(".")[1])
 
 
 def device(step: Callable[[int], object]) -> Any:
@@ -392,29 +366,25 @@ def home_of(home: str, step: Callable[[int], int], folder: str) -> tuple[Any, It
 
     import twinbuf as tb
 
-    if home == "prefetch":
-        things: Any = tb.prefetch(step(number) for number in range(100))
-        return things, iter(things)
-    if home == "prefetch next":
-        things = tb.prefetch(Next(step))
+    if home in ("prefetch", "prefetch next", "loader"):
+        around: Any = Next(step) if home == "prefetch next" else (step(number) for number in range(100))
+        if home == "loader":
+
+            class Data(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+                def __len__(self) -> int:
+                    return 100
+
+                def __getitem__(self, index: int) -> Any:
+                    return torch.tensor(step(index))
+
+            around = torch.utils.data.DataLoader(Data(), batch_size=None)
+        things = tb.prefetch(around)
         return things, iter(things)
     if home == "generate":
         items = tb.generate(step)
         return items, items
-    if home == "loader":
-
-        class Data(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
-            def __len__(self) -> int:
-                return 100
-
-            def __getitem__(self, index: int) -> Any:
-                return torch.tensor(step(index))
-
-        things = tb.prefetch(torch.utils.data.DataLoader(Data(), batch_size=None))
-        return things, iter(things)
     if home == "stream":
-        model = layers(folder)
-        items = iter(tb.stream(model, lambda name: int(name.split(".")[1]), device=device(step)))
+        items = iter(tb.stream(layers(folder), layer_of, device=device(step)))
         return items, items
     if home == "read_into":
         data: Any = Squares(step)
@@ -492,11 +462,10 @@ def program(words: tuple[str, ...], folder: str) -> None:
         assert inside.wait(20), "no item was begun"
         time.sleep(0.05)
         if end == "raise":
-            mark()
-            raise ValueError("mine")
+            finish(end)
         if end.endswith("wait"):
             number = signal.SIGINT if end == "sigint wait" else signal.SIGTERM
-            threading.Thread(target=soon, args=(number, 0.2, True), daemon=True).start()
+            daemon_thread(lambda: soon(number, 0.2, True))
         elif end.startswith("sig"):
             mark()
             os.kill(os.getpid(), signal.SIGINT if end == "sigint" else signal.SIGTERM)
@@ -504,7 +473,7 @@ def program(words: tuple[str, ...], folder: str) -> None:
             raise AssertionError("no signal was delivered")
         elif end == "second":
             mark()
-            threading.Thread(target=soon, args=(signal.SIGTERM, 0.3, False), daemon=True).start()
+            daemon_thread(lambda: soon(signal.SIGTERM, 0.3, False))
             sys.exit(5)
         elif left == "exception":
             raise KeyError("of the loop")
@@ -521,9 +490,7 @@ def program(words: tuple[str, ...], folder: str) -> None:
         with contextlib.suppress(TimeoutError):
             things.close(**({"timeout": 0.2} if left == "close.2" and home != "thread" else {}))
     del items, things
-    mark()
-    if end == "exit3":
-        sys.exit(3)
+    finish(end)
 
 
 def last(run: Callable[[], None]) -> None:
@@ -565,14 +532,10 @@ def lock(words: tuple[str, ...], folder: str) -> None:
         next(items)
         os.write(1, b"read\n")
 
-    threading.Thread(target=loop, daemon=True).start()
+    daemon_thread(loop)
     going.wait()
     time.sleep(0.2)
-    mark()
-    if words[1] == "exit3":
-        sys.exit(3)
-    if words[1] == "raise":
-        raise ValueError("mine")
+    finish(words[1])
 
 
 def daemon(words: tuple[str, ...], folder: str) -> None:
@@ -604,7 +567,7 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
         if kind == "hooks":
             return tb.generate(lambda number: number, before=slow, after=slow)
         if kind == "stream":
-            stream = tb.stream(layers(folder), lambda name: int(name.split(".")[1]), cycle=True)
+            stream = tb.stream(layers(folder), layer_of, cycle=True)
             return itertools.chain.from_iterable(itertools.repeat(stream))  # pass after pass
         of_files = kind in ("files", "made", "device")
         data: Any = numbers(folder, "files", 10**6) if of_files else Squares(slow, 10**6)
@@ -628,7 +591,7 @@ def daemon(words: tuple[str, ...], folder: str) -> None:
             error = "saw " + type(caught).__name__
         write(1, f"{error}\n".encode())
 
-    threading.Thread(target=loop, daemon=True).start()
+    daemon_thread(loop)
     going.wait()
     time.sleep(0.12)
     mark()
@@ -693,12 +656,10 @@ def called(words: tuple[str, ...], folder: str) -> None:
             else:
                 tb.Loader(files, tb.Plan(files, 2), device=place_of_device)
 
-    threading.Thread(target=use, daemon=True).start()
+    daemon_thread(use)
     assert inside.wait(20), "it was not called"
     time.sleep(0.05)
-    mark()
-    if end == "exit3":
-        sys.exit(3)
+    finish(end)
 
 
 def asked(words: tuple[str, ...], folder: str) -> None:
@@ -729,12 +690,10 @@ def asked(words: tuple[str, ...], folder: str) -> None:
             asks[words[0]]()
             going.set()
 
-    threading.Thread(target=loop, daemon=True).start()
+    daemon_thread(loop)
     assert going.wait(20), "no answer"
     time.sleep(0.05)
-    mark()
-    if words[-1] == "exit3":
-        sys.exit(3)
+    finish(words[-1])
 
 
 def calls(folder: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
@@ -881,11 +840,8 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str, limit: 
         return f"hang: no end {took:.1f} s after the mark" if took == took else "hang: no mark"
     end = next((word for word in words if word in CODES), "")
     wanted = CODES.get(end, 0)
-    if (
-        code == -signal.SIGABRT
-        and set(words) & set(TORCH)
-        and "terminate called without an active exception" in err
-    ):
+    aborted = code == -signal.SIGABRT and "terminate called without an active exception" in err
+    if aborted and set(words) & set(TORCH):
         return "plain"
     if code != wanted:
         return f"code: {code} in place of {wanted}"
@@ -978,19 +934,14 @@ def run(case: Case, python: str, limit: float = LIMIT) -> Result:
         return Result(case, judge(case, code, took, told, errors, limit), took, told + errors)
 
 
-def run_all(
-    cases: list[Case],
-    python: str,
-    jobs: int,
-    report: Callable[[Result], None] = lambda _: None,
-    limit: float = LIMIT,
-) -> list[Result]:
+def run_all(cases: list[Case], python: str, jobs: int, limit: float, report: Any = None) -> list[Result]:
     """Run the cases; one that is only late is run once more, alone: the machine may have been busy."""
     results = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         for result in pool.map(lambda case: run(case, python, limit), cases):
             results.append(result)
-            report(result)
+            if report:
+                report(result)
     for at, result in enumerate(results):
         if result.wrong.startswith("late"):
             results[at] = run(result.case, python, limit)
@@ -1027,30 +978,24 @@ def table(found: dict[str, list[Result]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--python", action="append", metavar="PATH", help="an interpreter; default: this one")
-    parser.add_argument(
-        "--only", type=re.compile, default=re.compile(""), metavar="REGEX", help="found in the name"
-    )
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument(
-        "--limit", type=float, default=LIMIT, metavar="SECONDS", help="more than 2 on a machine that is busy"
-    )
-    parser.add_argument("--quick", action="store_true", help="about 30 cases")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth case")
-    parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    parser.add_argument("--verbose", action="store_true", help="print what wrong cases printed")
-    parser.add_argument("--case", nargs=2, metavar=("NAME", "FOLDER"), help="be one case")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("--python", action="append", metavar="PATH", help="an interpreter; default: this one")
+    add("--only", type=re.compile, default=re.compile(""), metavar="REGEX", help="found in the name")
+    add("--jobs", type=int, default=2)
+    add("--limit", type=float, default=LIMIT, metavar="SECONDS", help="more than 2 on a busy machine")
+    add("--quick", action="store_true", help="about 30 cases")
+    add("--every", type=int, default=1, metavar="N", help="only each Nth case")
+    add("--list", action="store_true", help="print the names of the cases")
+    add("--verbose", action="store_true", help="print what wrong cases printed")
+    add("--case", nargs=2, metavar=("NAME", "FOLDER"), help="be one case")
     options = parser.parse_args()
     if options.case:
         child(*options.case)
         return 0
-    cases = [
-        case for case in (quick_cases() if options.quick else every_case()) if options.only.search(str(case))
-    ]
-    cases = cases[:: options.every]
+    cases = quick_cases() if options.quick else every_case()
+    cases = [case for case in cases if options.only.search(str(case))][:: options.every]
     if options.list:
         print(*cases, sep="\n")
         return 0
@@ -1066,7 +1011,7 @@ def main() -> int:
         version = [python, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"]
         name = subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip()
         start = time.monotonic()
-        found[name] = run_all(cases, python, options.jobs, report, options.limit)
+        found[name] = run_all(cases, python, options.jobs, options.limit, report)
         late = sum(result.took > LIMIT for result in found[name])
         took = f"{time.monotonic() - start:.0f} s, {late} of them in more than {LIMIT} s after the mark"
         print(f"{name}: {len(cases)} cases in {took}", flush=True)

@@ -12,10 +12,10 @@ import pytest
 def results() -> dict[str, ends.Result]:
     # Slow is no fault here: only what does not end is one.
     limit = 3 * ends.LIMIT
-    found = ends.run_all(ends.quick_cases(), sys.executable, jobs=2, limit=limit)
+    found = ends.run_all(ends.quick_cases(), sys.executable, 2, limit)
     # Once more, alone: on a busy machine all takes longer.
     wrong = [result.case for result in found if result.wrong not in ends.RIGHT]
-    again = ends.run_all(wrong, sys.executable, jobs=1, limit=limit) if wrong else []
+    again = ends.run_all(wrong, sys.executable, 1, limit) if wrong else []
     return {str(result.case): result for result in [*found, *again]}
 
 
