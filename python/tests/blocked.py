@@ -45,6 +45,7 @@ def program(how: str, code: str, end: str) -> None:
     # imported, which takes seconds on a busy machine.
     atexit.register(lambda: print(time.perf_counter(), flush=True))
     import numpy as np
+    from sets import Numbers
 
     import twinbuf as tb
 
@@ -59,16 +60,11 @@ def program(how: str, code: str, end: str) -> None:
             wait()
         return number
 
-    class Data:
-        dtype, shape = "int64", (1,)
-
-        def __len__(self) -> int:
-            return 100
-
-        def read_into(self, indices: Any, out: memoryview) -> None:
+    class Data(Numbers):
+        def read_into(self, indices: Any, out: Any) -> None:
             if code in ("read_into", "device"):
                 block(int(indices[-1]))
-            np.asarray(out)[:] = indices[:, None]
+            super().read_into(indices, out)
 
         def __iter__(self) -> Iterator[int]:
             return map(block, range(100))
@@ -79,12 +75,12 @@ def program(how: str, code: str, end: str) -> None:
 
     things: Any
     if code == "prefetch":
-        things = tb.prefetch(Data())
+        things = tb.prefetch(Data(100))
         items = iter(things)
     elif code == "generate":
         things = items = tb.generate(block)  # type: ignore[assignment]
     else:
-        data: Any = Data()
+        data: Any = Data(100)
         options: dict[str, Any] = {}
         if code == "device":
             from late import Late

@@ -12,6 +12,8 @@ from typing import Any
 import blocked
 import numpy as np
 import pytest
+from conftest import run_program
+from sets import Numbers
 
 import twinbuf as tb
 
@@ -22,8 +24,7 @@ CASES = [("sleep", code, end) for code in blocked.CODES for end in blocked.ENDS]
 def test_a_program_ends(how: str, code: str, end: str, tmp_path: Path) -> None:
     _, status, told = blocked.run(how, code, end, str(tmp_path))
     error = {"exception": "KeyError", "close": "LoaderTimeoutError"}.get(end, "")
-    if end.startswith("Ctrl-C"):
-        error = "KeyboardInterrupt"
+    error = "KeyboardInterrupt" if end.startswith("Ctrl-C") else error
     if (code, end) == ("generate", "close"):
         error = ""  # it does not wait
     assert error in told and "panicked" not in told and "Fatal" not in told, told
@@ -31,31 +32,25 @@ def test_a_program_ends(how: str, code: str, end: str, tmp_path: Path) -> None:
 
 
 def test_the_exit_waits_for_a_thread_that_drops_the_loader() -> None:
-    program = [sys.executable, "-X", "faulthandler", str(Path(blocked.__file__).with_name("exits.py"))]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert run_program("import runpy; runpy.run_module('exits', run_name='__main__')") == (0, "", "")
 
 
 STARVED = """
 import os, threading
 import numpy as np
 import twinbuf as tb
+from sets import Numbers
 
 inside, numbers = threading.Event(), np.random.default_rng(0).random(400_000)
 
-class Data:
-    dtype, shape = "int64", (1,)
-
-    def __len__(self):
-        return 8
-
+class Data(Numbers):
     def read_into(self, indices, out):
         if indices[0] == 4:
             os.sched_setaffinity(0, {CPU})
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             inside.set()
             np.sort(numbers)  # without the GIL
-        np.asarray(out)[:] = indices[:, None]
+        super().read_into(indices, out)
 
 data = Data()
 items = tb.Loader(data, tb.Plan(data, 2)).epochs(1)
@@ -71,13 +66,11 @@ def test_a_thread_with_a_small_share_of_a_processor_does_not_keep_a_program_from
     try:
         for program in busy:
             os.sched_setaffinity(program.pid, {processor})
-        command = [sys.executable, "-c", STARVED.replace("CPU", str(processor))]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert run_program(STARVED.replace("CPU", str(processor))) == (0, "", "")
     finally:
         for program in busy:
             program.kill()
             program.wait()
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 KEPT = """
@@ -86,12 +79,10 @@ kept, inside, go = [], threading.Event(), threading.Event()
 atexit.register(lambda: print(kept[0].sum()))  # before twinbuf's own, so called after it
 import numpy as np
 import twinbuf as tb
+from sets import Numbers
 
-class Data:
-    dtype, shape = "int64", (1 << 19,)
-
-    def __len__(self):
-        return 8
+class Data(Numbers):
+    shape = (1 << 19,)
 
     def read_into(self, indices, out):
         np.asarray(out)[:] = 1
@@ -114,23 +105,18 @@ except tb.LoaderTimeoutError:
 
 def test_a_close_does_not_free_what_a_read_in_progress_keeps() -> None:
     """The read kept an array of its slot after the close had begun, which freed the slot."""
-    ended = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{2 << 19}\n", "")
+    assert run_program(KEPT) == (0, f"{2 << 19}\n", "")
 
 
-class Gate:
-    dtype, shape = "int64", (1,)
-
+class Gate(Numbers):
     def __init__(self) -> None:
+        super().__init__()
         self.open = threading.Event()
-
-    def __len__(self) -> int:
-        return 8
 
     def read_into(self, indices: np.ndarray, out: memoryview) -> None:
         if indices[0] == 4:
             self.open.wait()
-        np.asarray(out)[:] = indices[:, None]
+        super().read_into(indices, out)
 
 
 def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:

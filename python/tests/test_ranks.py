@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import saved
 
 import twinbuf as tb
 
@@ -35,19 +36,13 @@ RANK = """
 """
 
 
-@pytest.mark.parametrize("ranks", [4])
-def test_every_record_once_over_all_ranks(tmp_path: Path, ranks: int) -> None:
+def test_every_record_once_over_all_ranks(tmp_path: Path) -> None:
     records = 120
     np.save(tmp_path / "numbers.npy", np.arange(records, dtype=np.int64)[:, None])
     (tmp_path / "rank.py").write_text(textwrap.dedent(RANK))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "rank.py"), str(tmp_path / "numbers.npy")],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command += [str(tmp_path / "rank.py"), str(tmp_path / "numbers.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     steps = [list(map(int, line.split())) for line in done.stdout.splitlines()]
     for epoch in range(2):
@@ -58,6 +53,5 @@ def test_every_record_once_over_all_ranks(tmp_path: Path, ranks: int) -> None:
 def test_without_a_launcher_there_is_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    np.save(tmp_path / "numbers.npy", np.arange(8)[:, None])
-    data = tb.Records.open_npy(tmp_path / "numbers.npy")
+    data = saved(tmp_path / "numbers.npy", np.arange(8)[:, None])
     assert len(tb.Loader(data, tb.Plan(data, 2, rank="env"))) == 4

@@ -24,7 +24,6 @@ def test_the_programs_in_the_readmes(
     tokens = np.arange(1024 * 100 + 1, dtype=np.uint16)
     for number in range(2):
         (tmp_path / f"fineweb_train_{number}.bin").write_bytes(header.tobytes() + tokens.tobytes())
-    for number in range(2):
         np.save(tmp_path / f"images_{number}.npy", np.zeros((200, 4, 4, 3), dtype=np.uint8))
         np.save(tmp_path / f"labels_{number}.npy", np.zeros(200, dtype=np.int64))
     save_file({f"layers.{layer}.up": torch.ones(3) for layer in range(2)}, tmp_path / "a.safetensors")
@@ -44,20 +43,9 @@ def test_the_programs_in_the_readmes(
             assert inputs.dtype == torch.int64
             targets.view(-1)  # as nanoGPT's model does
 
-    names: dict[str, Any] = {
-        "np": np,
-        "npt": npt,
-        "train": train,
-        "use": torch.sum,
-        "dataloader": [torch.ones(3)] * 4,
-        "os": os,
-        "torch": torch,
-        "Iterator": Iterator,
-        "data_dir": ".",
-        "block_size": 64,
-        "batch_size": 12,
-        "device": "cpu",
-    }
+    names: dict[str, Any] = {"np": np, "npt": npt, "os": os, "torch": torch, "Iterator": Iterator}
+    names |= {"train": train, "use": torch.sum, "dataloader": [torch.ones(3)] * 4}
+    names |= {"data_dir": ".", "block_size": 64, "batch_size": 12, "device": "cpu"}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 10
     for block in blocks:

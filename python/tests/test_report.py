@@ -2,8 +2,6 @@
 
 import errno
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import run_program
 from safetensors.torch import save_file
 
 import twinbuf as tb
@@ -66,19 +65,12 @@ def test_a_finalizer_reports_what_was_measured(numbers: Callable[..., tb.Loader]
     numbers()  # makes the file
     save_file({f"w{layer}": torch.zeros(8) for layer in range(4)}, tmp_path / "model.safetensors")
     code = """
-import numpy as np
 import twinbuf as tb
-
-class Data:
-    dtype, shape = "int64", (2,)
-    def __len__(self):
-        return 64
-    def read_into(self, indices, out):
-        np.asarray(out)[:] = indices[:, None]
+from sets import Numbers
 
 class Trainer:
     def __init__(self):
-        files, data, self.me = tb.Records.open_npy("numbers.npy"), Data(), self
+        files, data, self.me = tb.Records.open_npy("numbers.npy"), Numbers(64), self
         self.loops = [
             tb.Loader(files, tb.Plan(files, 4)),
             tb.Loader(files, tb.Plan(files, 4), overlap=False),
@@ -108,12 +100,9 @@ tb_error = tb.CheckpointError
 trainer = Trainer()
 trainer.fit()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    lines = done.stdout.splitlines()
-    assert lines[:1] == [str([49, 48, 48, 12, 48, 48])], done
+    _, out, errors = run_program(code, cwd=tmp_path)
+    lines = out.splitlines()
+    assert lines[:1] == [str([49, 48, 48, 12, 48, 48])], errors
     assert lines[1] == str(["4 epochs", *5 * ["3 epochs"]]), lines
-    assert lines[2] == "[(3, 1), (3, 0), (3, 0)]" and "version" in lines[3] and "Error" not in done.stderr, (
-        done
-    )
+    assert lines[2] == "[(3, 1), (3, 0), (3, 0)]" and "version" in lines[3], lines
+    assert "Error" not in errors

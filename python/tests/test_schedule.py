@@ -147,11 +147,7 @@ def test_a_schedule_is_a_value_and_what_is_none_is_refused(npy: Case) -> None:
         ([(1, 0), (1, 2)], tb.OptionError, "batch"),
         ([(-1, 2)], tb.OptionError, r"batch: wanted a whole number from 0 to 2\*\*64 - 1, found -1"),
         ([3, 4], TypeError, "batch: wanted a number of records, or pairs of steps and records, found 3"),
-        (
-            [(3, 4, 5)],
-            TypeError,
-            r"batch: wanted a number of records, or pairs of steps and records, found \(3, 4, 5\)",
-        ),
+        ([(3, 4, 5)], TypeError, r"batch: wanted a number of records, or pairs .*, found \(3, 4, 5\)"),
         ("12", TypeError, "batch: wanted"),
         (None, TypeError, "None"),
     ):

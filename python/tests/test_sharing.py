@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Case, every_dtype
+from conftest import Case, every_dtype, saved
 
 import twinbuf as tb
 
@@ -51,16 +51,14 @@ def test_every_type_of_torch(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_numbers(tmp_path: Path, dtype: str) -> None:
     array = (np.arange(12) * (1 + 2j)).reshape(6, 2).astype(dtype)
-    np.save(tmp_path / "a.npy", array)
-    data = tb.Records.open_npy(tmp_path / "a.npy")
+    data = saved(tmp_path / "a.npy", array)
     (batch,) = tb.Loader(data, tb.Plan(data, 6)).epoch(0)
     assert np.array_equal(batch.numpy(), array)
     assert np.array_equal(batch.torch().numpy(), array)
 
 
 def test_records_of_one_number(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.arange(10))
-    data = tb.Records.open_npy(tmp_path / "a.npy")
+    data = saved(tmp_path / "a.npy", np.arange(10))
     (batch,) = tb.Loader(data, tb.Plan(data, 10)).epoch(0)
     assert batch.numpy().tolist() == batch.torch().tolist() == list(range(10))
     assert bytes(batch) == np.arange(10).tobytes()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Case
+from conftest import Case, run_program
 
 import twinbuf as tb
 
@@ -131,7 +129,7 @@ print(tracemalloc.get_traced_memory()[1] // 1024, peak() - before)
 
 
 def test_a_range_takes_no_memory() -> None:
-    ended = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=600)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    traced, resident = map(int, ended.stdout.split())
+    status, out, errors = run_program(LARGE)
+    assert (status, errors) == (0, "")
+    traced, resident = map(int, out.split())
     assert traced <= 1024 and resident <= 1024, f"{traced} and {resident} KiB"

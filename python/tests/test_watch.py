@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import Rewinding
+from conftest import Rewinding, saved
 
 import twinbuf as tb
 
@@ -50,14 +51,6 @@ def test_a_loop_in_turn_is_told_what_a_thread_gains(capsys: pytest.CaptureFixtur
     assert "test_watch.py:" in printed and "put `tb.prefetch(...)` in place of `tb.watch(...)`" in printed
     assert "It saves at most " in printed
     assert "overlap(" not in printed and "loader" not in printed
-
-
-def test_epochs_add_up() -> None:
-    items = tb.watch(Loads(2))
-    for _ in range(3):
-        assert list(items) == [0, 1]
-    report = items.report()
-    assert (report.epochs, report.batches) == (3, 6)
 
 
 def test_what_happens_before_the_first_item_is_asked_for_does_not_count() -> None:
@@ -180,13 +173,15 @@ def test_iter_is_called_once_as_a_loop_does(iterable: Any, around: Any) -> None:
         assert list(zip(items, range(9), strict=False)) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_it_is_on_demand() -> None:
+def test_it_is_on_demand_and_epochs_add_up() -> None:
     items = tb.watch(Loads(10))
     assert str(items.report()) == "Nothing was measured."
     for number in items:
         if number == 1:
             assert items.report().batches == 2
     assert items.report().batches == 10
+    assert list(items) == list(items) == list(range(10))
+    assert (items.report().epochs, items.report().batches) == (3, 30)
 
 
 def test_workers_that_decide() -> None:
@@ -210,9 +205,7 @@ def test_a_report_of_the_programs_own_is_something_else() -> None:
 
 
 def test_what_has_a_report_is_asked_for_it(tmp_path: Any) -> None:
-    np = pytest.importorskip("numpy")
-    np.save(tmp_path / "x.npy", np.zeros((64, 4), "float32"))
-    data = tb.Records.open_npy(tmp_path / "x.npy")
+    data = saved(tmp_path / "x.npy", np.zeros((64, 4), "float32"))
     for overlap in (True, False):
         loader = tb.Loader(data, tb.Plan(data, batch=4), overlap=overlap)
         for watched in (lambda: loader, lambda: loader.epoch(1)):  # noqa: B023
