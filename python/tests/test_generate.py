@@ -166,6 +166,15 @@ def test_ctrl_c_and_errors_in_after() -> None:
     assert list(rounds) == []
 
 
+@pytest.mark.parametrize("hooks", [{}, {"before": int}, {"after": int}])
+def test_rounds_that_are_closed_twice_stay_closed(hooks: dict[str, Any]) -> None:
+    rounds = tb.generate(lambda number: number, **hooks)
+    assert next(rounds) == 0
+    rounds.close()
+    rounds.close()
+    assert list(rounds) == []
+
+
 def test_an_interrupted_close_keeps_the_error_of_before() -> None:
     def before(number: int) -> None:
         if number == 1:

@@ -29,6 +29,7 @@ class Loop(Generic[T]):
     # What sends the items to a device, where it has them from, and what starts its thread.
     _sender: Sender | None = None
     _batches: Any = None
+    _closed = False
     _start: Callable[[], None] | None = None
     # Where threads that share the iterator wait, if one at a time is to call functions of the program.
     _line: dict[Turn, None] | None = None
@@ -67,7 +68,7 @@ class Loop(Generic[T]):
                 if not cut:
                     raise
             if taken is None:  # another thread has closed or replaced it meanwhile
-                return next(self._batches)  # type: ignore[no-any-return]  # raises why
+                return self._gone()  # type: ignore[no-any-return]
             try:
                 found = taken.item if self._receive is None else self._receive(taken.item)
                 if self._map is not None:
@@ -93,8 +94,12 @@ class Loop(Generic[T]):
             self._start = None
         if self._sender is not None:
             if self._items.is_closed:
-                next(self._batches)  # raises why
+                self._gone()
             self._sender.recorder.asked()
+
+    def _gone(self) -> Any:
+        """Raise why there is no item: this was closed, or another thread closed or replaced what it reads."""
+        return next(iter(()) if self._closed else self._batches)
 
     def __del__(self) -> None:
         if self._sender is not None:
@@ -108,9 +113,10 @@ class Loop(Generic[T]):
         return self._items.report()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        batches, self._batches = self._batches, iter(())
-        if batches is not None:
-            batches.close()
+        # First: a thread in `__next__` then ends its loop. Ctrl-C may cut the rest off: call it again.
+        self._closed = True
+        if self._batches is not None:
+            self._batches.close()
         self._items.close()
 
     def replace(self) -> None:
