@@ -107,7 +107,7 @@ def program(how: str, code: str, end: str) -> None:
     elif end == "Ctrl-C in the loop":
         next(items)
     elif end == "Ctrl-C in close":
-        things.close(**({} if code == "generate" else {"timeout": None}))
+        things.close(**({} if code == "generate" else {"timeout": 60}))
         next(items)  # where close does not wait
 
 
