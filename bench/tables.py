@@ -113,6 +113,10 @@ class Loaders:
         return max(found, key=lambda subject: median(speeds[subject])) if found else None
 
 
+# The names of Python's subjects.
+PYTHON = re.compile(r" py\b|^(torch|SPDL|Grain)\b")
+
+
 def library_of(subject):
     return re.sub(r" (\d+|direct)$", "", subject)
 
@@ -147,6 +151,33 @@ def loaders_short():
     return table(columns, body) + f"\n\n{loaders_head()}"
 
 
+def loaders_cells():
+    """In each place, twinbuf's default to the best other subject that keeps the order: Rust's, then Python's."""
+    found = Loaders()
+    if not found.rows:
+        return None
+    body = []
+    for kind, order in unique((row["kind"], row["order"]) for row in found.rows):
+        cells = []
+        for cache, trains in [("cold", False), ("cold", True), ("warm", False), ("warm", True)]:
+            of = [place for place in found.index if place[1:] == (kind, order, cache, trains)]
+            both = []
+            for ours, is_python in [("twinbuf", False), ("twinbuf py", True)]:
+                others = [place for place in of if bool(PYTHON.search(place[0])) == is_python]
+                others = [
+                    found.values("samples_per_s", *place)
+                    for place in others
+                    if library_of(place[0]) not in ("twinbuf", "twinbuf py") and found.order.get(place[0]) == "yes"
+                ]
+                mine = found.values("samples_per_s", ours, kind, order, cache, trains)
+                if others and mine:
+                    best = max(others, key=median)
+                    both.append(ratio(median(a / b for a, b in zip(mine, best))))
+            cells.append("; ".join(both))
+        body.append([f"{kind}, {order}", *cells])
+    return table(["", "cold", "with a trainer", "warm", "with a trainer"], body)
+
+
 def train():
     """The output of the main job, with the machine in the first line."""
     path = RESULTS / "train.txt"
@@ -157,6 +188,7 @@ def train():
 
 
 TABLES = {
+    "loaders-cells": loaders_cells,
     "loaders-short": loaders_short,
     "train": train,
 }

@@ -26,7 +26,7 @@ pub const DIRECT: &str = "twinbuf direct";
 
 /// Shuffled or not, the cache, and whether it is also measured with a trainer.
 const PLACES: [(bool, &str, bool); 4] =
-    [(true, "cold", true), (true, "warm", true), (false, "cold", false), (false, "warm", false)];
+    [(true, "cold", true), (true, "warm", true), (false, "cold", true), (false, "warm", true)];
 
 /// The start of workers and what the first batches find out matter little in a warm run of this length.
 const LEAST: Duration = Duration::from_millis(300);
