@@ -478,7 +478,7 @@ pub extern "C" fn twinbuf_load(
 
 fn plan_of(records: &Records, options: &twinbuf_options) -> Result<Plan, Failure> {
     if options.first >= records.len() {
-        return Err(wrong("first", &format!("less than {}, the records", records.len()), options.first));
+        return Err(wrong("first", &format!("less than the {} records", records.len()), options.first));
     }
     // The loader refuses a range that ends behind the records.
     let end =

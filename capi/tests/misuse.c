@@ -116,7 +116,7 @@ static void wrong_arguments(void) {
     for (int i = 0; i < 5; i++) {
         options.first = ranges[i][0];
         options.records = ranges[i][1];
-        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, i < 2 ? "record" : "`first`: wanted less than 10");
+        FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_OPTION, i < 2 ? "record" : "`first`: wanted less than the 10 records");
     }
     // A handle of another kind, and none at all.
     FAILS(twinbuf_epochs((twinbuf_loader *)records, 0, 1), TWINBUF_ERROR_HANDLE, "a loader");

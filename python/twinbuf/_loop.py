@@ -113,7 +113,7 @@ class Loop(Generic[T]):
         return self._items.report()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        # First: a thread in `__next__` then ends its loop. Ctrl-C may cut the rest off: call it again.
+        # Set first, so that a thread in `__next__` ends its loop. Ctrl-C may cut the rest off: call again.
         self._closed = True
         if self._batches is not None:
             self._batches.close()

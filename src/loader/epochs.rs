@@ -77,6 +77,7 @@ impl<B: Backend> Loader<B> {
         let Self { pipe, order, .. } = self;
         let Start { epoch, step, rest, identity, later } = start;
         (order.rest, order.identity, order.later) = (rest, identity, later);
+        // The report counts the epochs, and so numbers them.
         order.next = Place { ordinal: pipe.recorder().report.epochs, epoch, step };
         order.last = last.filter(|&last| epoch <= last);
         if order.last.is_some() {
