@@ -112,6 +112,17 @@ class Loaders:
         found = [subject for subject in of if speeds[subject]]
         return max(found, key=lambda subject: median(speeds[subject])) if found else None
 
+    def to_best(self, ours, *place):
+        """The rate of `ours` to that of the best other subject of its language that keeps the order."""
+        same = bool(PYTHON.search(ours))
+        others = [
+            self.values("samples_per_s", subject, *place)
+            for subject in self.subjects
+            if not subject.startswith("twinbuf") and self.order.get(subject) == "yes" and bool(PYTHON.search(subject)) == same
+        ]
+        mine, best = self.values("samples_per_s", ours, *place), max(filter(None, others), key=median, default=None)
+        return ratio(median(a / b for a, b in zip(mine, best))) if mine and best else None
+
 
 # The names of Python's subjects.
 PYTHON = re.compile(r" py\b|^(torch|SPDL|Grain)\b")
@@ -157,24 +168,10 @@ def loaders_cells():
     if not found.rows:
         return None
     body = []
-    for kind, order in unique((row["kind"], row["order"]) for row in found.rows):
-        cells = []
-        for cache, trains in [("cold", False), ("cold", True), ("warm", False), ("warm", True)]:
-            of = [place for place in found.index if place[1:] == (kind, order, cache, trains)]
-            both = []
-            for ours, is_python in [("twinbuf", False), ("twinbuf py", True)]:
-                others = [place for place in of if bool(PYTHON.search(place[0])) == is_python]
-                others = [
-                    found.values("samples_per_s", *place)
-                    for place in others
-                    if library_of(place[0]) not in ("twinbuf", "twinbuf py") and found.order.get(place[0]) == "yes"
-                ]
-                mine = found.values("samples_per_s", ours, kind, order, cache, trains)
-                if others and mine:
-                    best = max(others, key=median)
-                    both.append(ratio(median(a / b for a, b in zip(mine, best))))
-            cells.append("; ".join(both))
-        body.append([f"{kind}, {order}", *cells])
+    for place in unique((row["kind"], row["order"]) for row in found.rows):
+        runs = [(*place, cache, trains) for cache in ("cold", "warm") for trains in (False, True)]
+        pairs = [[found.to_best(ours, *run) for ours in ("twinbuf", "twinbuf py")] for run in runs]
+        body.append([", ".join(place), *("; ".join(filter(None, pair)) for pair in pairs)])
     return table(["", "cold", "with a trainer", "warm", "with a trainer"], body)
 
 

@@ -54,7 +54,7 @@ pub struct Filling<'f> {
     pub(crate) times: &'f mut LoadTimes,
     /// Whose code runs: an error names it after a panic.
     who: &'f mut &'static str,
-    /// `None` if the caller fills the slot: nobody can ask meanwhile.
+    /// `None` if the caller fills the slot.
     doing: Option<&'f Mutex<Option<Doing>>>,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Shared<R: Ring> {
     posted: Condvar,
     /// Wakes the caller after a worker has left.
     left: Condvar,
-    /// What each worker is doing. A caller that fills a slot has no place here, as it cannot ask meanwhile.
+    /// What each worker is doing. A caller that fills a slot has no place here: it asks only when it waits.
     doing: Box<[Mutex<Option<Doing>>]>,
     /// Units started so far, of all calls. Counted by the holder of the turn.
     loads: AtomicU64,
@@ -490,8 +490,7 @@ impl<R: Ring> Shared<R> {
         self.loads.load(Ordering::Relaxed)
     }
 
-    /// The worker `index` begins to fill a slot, or has filled it. The caller's worker has no place, as the caller cannot
-    /// ask meanwhile.
+    /// The worker `index` begins to fill a slot, or has filled it. The caller's worker has no place.
     pub(super) fn does(&self, index: usize, fill: Option<Doing>) {
         if let Some(doing) = self.doing.get(index) {
             *lock(doing) = fill;

@@ -17,7 +17,7 @@ fn unclosed(path: &Path) -> Vec<Value> {
     serde_json::from_str(&(text + "]")).unwrap()
 }
 
-/// Sets what starts `test` of this program in a process of its own, with `variable` set to the path of its trace.
+/// Returns the command that runs `test` of this program in another process. `variable` is set to the path of its trace.
 fn again(test: &str, variable: &str, path: &Path) -> Command {
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", &format!("trace::{test}"), "--nocapture"]).env(variable, path);

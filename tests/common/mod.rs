@@ -113,7 +113,7 @@ pub fn saved(checkpoint: &Checkpoint) -> Checkpoint {
     serde_json::from_str(&serde_json::to_string(checkpoint).unwrap()).unwrap()
 }
 
-/// Checks the error of `option` for so many slots of at least `each` bytes, and returns what it names after their sum.
+/// Checks the error of `option` for `slots` slots of at least `each` bytes. Returns what the error names after their sum.
 pub fn more_than_memory(error: &Error, option: &str, slots: usize, each: u128) -> String {
     let Error::Option { option: found, wanted, found: bytes } = error else { panic!("{error:?}") };
     assert_eq!((*found, wanted.contains("bytes of memory")), (option, true), "{wanted}");

@@ -24,9 +24,8 @@ pub const SERIAL: &str = "llm.c";
 /// twinbuf past the page cache.
 pub const DIRECT: &str = "twinbuf direct";
 
-/// Shuffled or not, the cache, and whether it is also measured with a trainer.
-const PLACES: [(bool, &str, bool); 4] =
-    [(true, "cold", true), (true, "warm", true), (false, "cold", true), (false, "warm", true)];
+/// Shuffled or not, and the cache. Each is also measured with a trainer.
+const PLACES: [(bool, &str); 4] = [(true, "cold"), (true, "warm"), (false, "cold"), (false, "warm")];
 
 /// The start of workers and what the first batches find out matter little in a warm run of this length.
 const LEAST: Duration = Duration::from_millis(300);
@@ -128,10 +127,10 @@ pub fn speed(
         let mut processes: Vec<(&Subject, Option<Process>)> =
             subjects.iter().map(|subject| (subject, None)).collect();
         for files in kinds {
-            for (shuffled, cache, trains) in PLACES {
+            for (shuffled, cache) in PLACES {
                 let order = if shuffled { "shuffled" } else { "sequential" };
                 let mut work = files.work(shuffled);
-                for trains in [false, true].into_iter().take(1 + usize::from(trains)) {
+                for trains in [false, true] {
                     fastrand::shuffle(&mut processes);
                     let mut serial = None;
                     for (subject, process) in &mut processes {

@@ -96,7 +96,7 @@ fn any_other_is_another() {
     add("one file", named("joined", &[24_000]));
 }
 
-/// Swaps two files at a time: each order has a fingerprint of its own, which is added to `seen`.
+/// Swaps each pair of files, checks that the new order has a fingerprint that is not in `seen`, and adds it.
 fn swap_files(paths: &mut [PathBuf], record: usize, pairs: &[(usize, usize)], seen: &mut BTreeSet<u64>) {
     for &(one, other) in pairs {
         paths.swap(one, other);

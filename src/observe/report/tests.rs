@@ -25,7 +25,7 @@ fn report(used: u64, waits: u64, loads: u64) -> Report {
 }
 
 impl Report {
-    /// The same after so many loads, and with so much time and so many bytes of copies to a device.
+    /// The same report with these loads, and with this time and these bytes of copies to a device.
     fn with_transfers(self, loads: u64, transfer: Duration, transfer_bytes: u64) -> Self {
         Self { loads, transfer, transfer_bytes, ..self }
     }
@@ -53,7 +53,7 @@ fn full(mut report: Report) -> Report {
     report
 }
 
-/// A recorder of batches, and the time so many milliseconds after it was made.
+/// A recorder of batches, and a function that turns milliseconds since its start into a time.
 fn recorder() -> (Recorder, impl Fn(u64) -> Instant + Copy) {
     let empty = Report::new(Kind::Batches, report(0, 0, 0).settings);
     let (recorder, created) = (Recorder::new(None, Breakdown::off(), empty), Instant::now());
