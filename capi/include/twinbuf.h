@@ -187,7 +187,8 @@ typedef struct {
   uint32_t read_mode;
   // The number of reading threads. Default: 1.
   size_t workers;
-  // The number of slots. Default: 3, or 2 if they are large, or the number of workers plus 2.
+  // The number of slots. Default: as many as have 2 MiB in all, at least the number of workers plus 3 and at most 16; 2 of 16
+  // MiB or more for one worker.
   size_t depth;
   // How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
   uint64_t held_timeout_ms;

@@ -185,13 +185,15 @@ def model(tmp_path: Path) -> tb.Tensors:
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
-    """Loaders of 64 records, each four times its own number, in batches of 4."""
+    """Loaders of 64 records, each four times its own number, in batches of 4. They have few slots, so that each is used
+    again; `depth=None` is the default."""
     data = saved(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
 
     def loader(**options: object) -> tb.Loader:
         shuffle = options.pop("shuffle", "full")
         plan = tb.Plan(data, 4, shuffle=shuffle, seed=None if shuffle is None else 5)
-        return tb.Loader(data, plan, **options)
+        few = 2 + options.get("workers", 1) if options.get("overlap", True) else 2
+        return tb.Loader(data, plan, **{"depth": few, **options})
 
     return loader
 

@@ -114,7 +114,9 @@ class Loader(_Loader, Generic[Made]):
     depth
         The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two
         more than ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of
-        16 MiB or more, and without overlap. ``TWINBUF_DEPTH`` overrides it.
+        16 MiB or more, and without overlap. Smaller slots of files, without a ``memory_limit``, are as many
+        as have 2 MiB in all, at least three more than ``workers`` and at most 16. ``TWINBUF_DEPTH``
+        overrides it.
     workers
         The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files.
         More help with a Python data set whose ``read_into`` decodes and releases the GIL; several threads

@@ -48,8 +48,8 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
     for overlap in [false, true] {
         for hints in [false, true] {
             let (_dir, paths) = files(&[STEPS * BATCH]);
-            let mut loader =
-                Loader::builder(open(&paths), sequential()).overlap(overlap).hints(hints).build().unwrap();
+            let builder = Loader::builder(open(&paths), sequential()).depth(3);
+            let mut loader = builder.overlap(overlap).hints(hints).build().unwrap();
             let mut epoch = loader.epoch(0);
             drop(epoch.next().unwrap().unwrap());
             // In the middle of step 5. No reader has reached it: at most two slots are read ahead.

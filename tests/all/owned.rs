@@ -11,7 +11,7 @@ use twinbuf::{Batch, BoxError, Checkpoint, Dataset, Error, Loader, Plan, Records
 
 fn loader() -> (tempfile::TempDir, Loader) {
     let (dir, paths) = files(&[40]);
-    let loader = Loader::builder(open(&paths), plan(40, 4)).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan(40, 4)).depth(3).build().unwrap();
     (dir, loader)
 }
 

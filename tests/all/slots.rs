@@ -93,12 +93,12 @@ fn build_takes_the_wanted_slots_and_no_others() {
     // The bytes of a batch of the second plan in two fields, the first of 3 bytes a record.
     let pair = 64 + 7 * RECORD;
     let cases: [(Set, usize, usize); 7] = [
-        (|builder| builder, 3, pair),
+        (|builder| builder, 16, pair),
         (|builder| builder.depth(2), 2, pair),
-        (|builder| builder.workers(4), 6, pair),
+        (|builder| builder.memory_limit(1 << 20).workers(4), 6, pair),
         (|builder| builder.depth(3).workers(4).overlap(false), 3, pair),
         (|builder| builder.workers(4).breakdown(Breakdown::every(9).sink(|_| ())), 2, pair),
-        (|builder| builder.transform_field(1, Convert::U16ToU32), 3, pair + 7 * RECORD),
+        (|builder| builder.transform_field(1, Convert::U16ToU32), 16, pair + 7 * RECORD),
         (|builder| builder.memory_limit(u64::MAX).hints(false), 3, pair),
     ];
     let dir = tempfile::tempdir().unwrap();
@@ -125,6 +125,30 @@ fn build_takes_the_wanted_slots_and_no_others() {
             assert!(matches!(error, Error::Option { option: "slots", .. }), "case {case}: {error}");
         }
     }
+    // By default: slots of files that have 2 MiB in all, but 16 at most, and three more than workers at least.
+    const MIB: u64 = 1 << 20;
+    std::fs::File::options().write(true).open(&narrow).unwrap().set_len(16 * MIB).unwrap();
+    for (batch, workers, wanted) in [
+        (MIB / 8, 1, 16),
+        (MIB / 8 + 1, 1, 15),
+        (2 * MIB / 5, 1, 5),
+        (MIB, 1, 4),
+        (16 * MIB - 1, 1, 4),
+        (16 * MIB, 1, 2),
+        (MIB, 15, 18),
+        (16 * MIB, 2, 4),
+    ] {
+        let plan = Plan::builder(16 * MIB).batch(batch).build().unwrap();
+        let builder = Loader::builder(Records::open([&narrow], 1).unwrap(), plan).workers(workers);
+        let found = builder.wanted_slots().unwrap().0;
+        assert_eq!(found, wanted, "batches of {batch} bytes, {workers} workers");
+    }
+    let plan = Plan::builder(100).batch(10).build().unwrap();
+    assert_eq!(
+        Loader::builder(common::Reads(100, 8, common::nothing), plan).wanted_slots().unwrap().0,
+        3,
+        "not files"
+    );
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn parts_meet_wherever_the_records_end() {
         let data = Arc::new(Records::open([&path], record_bytes).unwrap());
         for mode in modes(&data) {
             let builder = Loader::builder(data.clone(), plan.clone()).read_mode(mode);
-            let mut loader = builder.transform(Convert::U16ToU32).build().unwrap();
+            let mut loader = builder.transform(Convert::U16ToU32).depth(3).build().unwrap();
             let found = batches(&mut loader, 0).concat();
             let wanted = tokens.iter().flat_map(|&token| u32::from(token).to_le_bytes());
             assert!(found.into_iter().eq(wanted), "{mode:?}, {record_bytes} bytes");
