@@ -51,7 +51,7 @@ def path_or_none(name: str, path: Path | None) -> str | None:
 
 
 def path_of(name: str, path: Path) -> str:
-    """Return a path that the file system can have."""
+    """Return a path that can be encoded."""
     wanted = "a path, as `str` or `Path`"
     found = os.fspath(instance_of(name, (str, os.PathLike), path, wanted))
     if not found:

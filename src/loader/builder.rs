@@ -66,8 +66,8 @@ pub(super) struct Own {
 }
 
 impl Loader {
-    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, three slots
-    /// (two if they are large), overlap and prefetch on, no transform, no trace.
+    /// Returns a builder for a loader that reads the batches of `plan` from `dataset`. Defaults: one worker, slots by
+    /// their size ([`depth`](LoaderBuilder::depth)), overlap and prefetch on, no transform, no trace.
     ///
     /// A tuple of data sets is a data set with several [`Fields`].
     pub fn builder(dataset: impl Fields, plan: Plan) -> LoaderBuilder {

@@ -3,6 +3,9 @@
 //!
 //! A stream is a loader whose batches are groups of tensors. It has the same thread, report, errors and trace as a
 //! loader. One pass over all groups is an epoch.
+//!
+//! To decode at batch 1 on a device, a stream does not pay: each token needs all weights, and the bus is slower than the
+//! device's memory.
 
 #[cfg(feature = "cuda")]
 mod device;

@@ -51,7 +51,7 @@ impl Call {
 pub enum Caching {
     /// With its page cache.
     Pages,
-    /// Every read of the program is one of the file system.
+    /// Every read of the program reaches the file system.
     Nothing,
 }
 
