@@ -78,7 +78,7 @@ def overhead(folder: Path, epochs: int) -> None:
         "batch.numpy()": tb.Batch.numpy,
         "batch.torch()": tb.Batch.torch,
     }
-    loaders = {name: tb.Loader(data, plan, depth=3) for name in uses}  # the default, and like Rust
+    loaders = {name: tb.Loader(data, plan, depth=3) for name in uses}  # like Rust
     times: dict[str, list[float]] = {"Rust": [], **{name: [] for name in uses}}
     for epoch in range(epochs):
         times["Rust"].append(native.epoch() / 1e3 / BATCHES)

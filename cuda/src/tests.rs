@@ -206,7 +206,8 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<St
     // waits replace some edges.
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
-    let kind = Slots::ALL[(seed % 2) as usize];
+    // Each pair with both kinds of slots, with and without a thread.
+    let kind = Slots::ALL[((seed + seed / 64 + seed / 256) % 2) as usize];
     let seen = train(&sim, &ctx, seed, (kind, depths, overlap, on), without).unwrap();
     let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));
     (sim.violations(), equal)

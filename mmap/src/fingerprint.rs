@@ -30,8 +30,8 @@ impl Ranges {
     /// It detects files that were replaced, swapped, resized or regenerated. It does not detect a change between the
     /// two samples of a file, or a deliberate forgery.
     ///
-    /// The hash has eight lanes of 64 bits, which start as their numbers 0 to 7. Word `i` of the input (8 bytes,
-    /// little-endian, the last filled up with zeros) changes lane `i % 8` to
+    /// The hash has eight lanes of 64 bits, which start as their numbers 0 to 7. Word `i` of each part of the
+    /// input (8 bytes, little-endian, the last filled up with zeros) changes lane `i % 8` to
     /// `rotate_left((lane ^ word) * 0x9E3779B97F4A7C15, 32)`, modulo 2^64. In the end the lanes change a lane that
     /// starts as 8. The result is the same in every version of this crate.
     ///

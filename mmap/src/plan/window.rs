@@ -10,8 +10,8 @@
 //!
 //! # The shares
 //!
-//! Each rank visits one contiguous part of the tape, its share. All ranks together read each byte once. A share
-//! consists of a part of a chunk, whole chunks, and a part of a chunk.
+//! Each rank visits one contiguous part of the tape, its share. A share consists of a part of a chunk, whole
+//! chunks, and a part of a chunk.
 //!
 //! # The window
 //!

@@ -166,7 +166,7 @@ fn finish() {
     });
 }
 
-/// One load, the announcement, a load before the sleep and one after it (by the strategy), and the last load.
+/// One load, the announcement, two loads of the strategy (before and after the sleep), and one load at the end.
 #[test]
 fn parked_recv() {
     ceiling("steps::parked_recv", "5 steps at most: a parked consumer spins", 5, || {
@@ -182,8 +182,8 @@ fn parked_acquire() {
     });
 }
 
-/// One load, two steps to register and one more if a wake interferes, a load, and the announcement unless it was made
-/// before.
+/// One load, two steps to register (three if a wake interferes), one load, and the announcement, unless an earlier poll has
+/// made it.
 #[test]
 fn poll() {
     ceiling("steps::poll", "6 steps at most: it is retried for ever", 6, || {
