@@ -152,7 +152,7 @@ impl Records {
         Self::options().open(paths, record_bytes)
     }
 
-    /// Returns the default [`Options`]: files that are too short or end with an incomplete record are errors.
+    /// Returns the default [`Options`]: `header(0)`, `partial(false)` and `skip_short(false)`.
     pub const fn options() -> Options {
         Options { header: 0, partial: false, skip_short: false }
     }

@@ -185,8 +185,10 @@ def model(tmp_path: Path) -> tb.Tensors:
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
-    """Loaders of 64 records, each four times its own number, in batches of 4. They have few slots, so that each is used
-    again; `depth=None` is the default."""
+    """Loaders of 64 records, each four times its own number, in batches of 4.
+
+    They have few slots, so that each is used again; `depth=None` is the default.
+    """
     data = saved(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
 
     def loader(**options: object) -> tb.Loader:

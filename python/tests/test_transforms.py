@@ -240,7 +240,8 @@ def test_records_one_by_one(case: Case, tmp_path: Path) -> None:
             data[index]
     for number in (np.array(3), np.array(-3, "int8")):
         assert np.array_equal(data[number], records[int(number)])
-    for wanted in ("x", True, (0, 1), (), np.array(0.5), np.array(True), np.array([True] * len(records))):
+    several = np.array([True] * len(records))
+    for wanted in ("x", True, (0, 1), (), np.array(0.5), np.array(True), torch.tensor(True), several):
         with pytest.raises(TypeError, match=r"index: wanted .* whole numbers, found"):
             data[wanted]
     data[0][:] = 0  # a copy

@@ -99,10 +99,8 @@ class InTurn:
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
     try:
-        found = worker.try_next()
-        while found:
+        while found := worker.try_next():
             _answer(worker)
-            found = worker.try_next()
         return found is not None
     finally:
         worker.calls_no_more()  # where Ctrl-C came before the answer

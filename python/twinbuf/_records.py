@@ -224,8 +224,9 @@ class Records(_Records):
             wanted = range(count)[wanted]
         elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
-                # numpy's bool is no number, where Python's is.
-                number = index(numpy.asarray(wanted)[()] if isinstance(wanted, bool) else wanted)
+                # numpy's bool is no number, where Python's and torch's are.
+                is_bool = str(getattr(wanted, "dtype", type(wanted).__name__)).endswith("bool")
+                number = index(numpy.asarray(wanted)[()] if is_bool else wanted)
             except TypeError:
                 kinds = "a whole number, a slice or a list of whole numbers"
                 raise TypeError(f"index: wanted {kinds}, found {wanted!r}") from None

@@ -18,8 +18,8 @@ pub struct Options {
     /// The caller's runtime, for all requests. It needs its own threads (`new_multi_thread`), timers and I/O. Default: a
     /// runtime with two threads for these objects.
     pub runtime: Option<Handle>,
-    /// The names of the objects below the URL, in the order of their records. HTTP servers have no lists and need them.
-    /// Default: none; all objects below the URL that are not empty, in the order of their names.
+    /// The names of the objects below the URL, in the order of their records. HTTP servers have no lists and need them
+    /// for more than one. Default: none: the URL's object or, behind a `/`, all below it but empty ones, by name.
     pub names: Vec<String>,
     /// The number of bytes at the start of each object that hold its header. Default: 64 KiB.
     pub header_bytes: u64,
