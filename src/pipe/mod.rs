@@ -912,8 +912,10 @@ mod tests {
     /// Otherwise the report would count the caller's time between two calls as a wait of the workers.
     #[test]
     fn a_call_waits_from_its_begin_on() {
+        let (shared, _consumer) = begun(2, 0..0);
         let before = Instant::now();
-        let (shared, _consumer) = begun(2, 7..8);
+        let order = Box::new(std::iter::once((Place::default(), 7)));
+        shared.begin(Posted { order, length: 1 }, u64::MAX);
         let Take::Unit(mut taken) = shared.take(Patience::None) else { panic!("every slot is free") };
         assert!(Numbered::parts(&mut taken).1.load.since >= before);
     }
