@@ -166,8 +166,8 @@ class Prefetcher(Around[T]):
     def __iter__(self) -> Iterator[T]:
         """Start fetching.
 
-        Waits for the thread of an iteration that was left early: the iterable is used by one thread at a
-        time.
+        Waits for the thread of an iteration whose iterator was dropped, as by ``break``: the iterable is
+        then used by one thread at a time.
         """
         if self._only is not None and not self._only.ended:
             return self._only

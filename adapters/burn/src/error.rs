@@ -31,7 +31,7 @@ pub enum Error {
         /// The ranks of the plan. A plan with slices has one.
         ranks: u64,
     },
-    /// A slice has too few records for a batch.
+    /// A slice is too short for its plan.
     Plan(PlanError),
 }
 

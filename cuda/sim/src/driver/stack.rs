@@ -72,8 +72,8 @@ fn python() -> Option<String> {
     Some(text)
 }
 
-/// The program's frames, innermost first: without those of the driver below the exported function, nor of the handler,
-/// nor of what starts a thread. One line each.
+/// The program's frames, innermost first: without those of the driver below the exported function, of the handler, and of
+/// what starts `main` or a thread of Rust. One line each.
 fn native(stack: &str) -> Vec<String> {
     let mut frames: Vec<String> = Vec::new();
     for line in stack.lines().map(str::trim) {
