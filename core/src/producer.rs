@@ -450,7 +450,7 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
 /// a device may still write to the slot, use a [`ReservedSlot`]: the ring reuses its slot only after the guard was
 /// committed or dropped.
 ///
-/// The slot contains the value that the consumer left in it, or the initial value. Reuse it as a buffer.
+/// The slot contains what its last user left in it, or the initial value. Reuse it as a buffer.
 ///
 /// A `WriteSlot` borrows the producer and cannot outlive it:
 ///
