@@ -1,4 +1,4 @@
-//! Reads a file in shuffled batches, one ahead of the one in use.
+//! Reads a file in shuffled batches, ahead of the one in use.
 //!
 //! ```sh
 //! cargo run --release --example hello -- any.file

@@ -17,7 +17,7 @@ def test_every_batch_is_the_slice_of_its_records(case: Case, order: str, drop_la
         seed = None if ORDERS[order] is None else 11
         options = {"seed": seed, "rank": rank, "world": world, "drop_last": drop_last}
         plan = tb.Plan(case.data, 5, shuffle=ORDERS[order], **options)
-        loader = tb.Loader(case.data, plan)
+        loader = tb.Loader(case.data, plan, depth=3)
         for epoch in range(2):
             steps = 0
             for batch in loader.epoch(epoch):

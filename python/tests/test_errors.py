@@ -166,7 +166,7 @@ def test_an_iteration_that_another_thread_closes_tells_so(device: bool) -> None:
     thread = threading.Thread(target=use)
     thread.start()
     data.asked.wait()
-    loader.close(timeout=None)
+    loader.close(timeout=60)
     thread.join()
     assert str(raised[0]) == "the loader was closed"
 
@@ -607,6 +607,18 @@ def test_what_the_environment_changes_is_logged_and_shown(
     assert told(depth=None) == ([], "depth=16, workers=1, overlap=True>")
     assert told(depth=2) == ([], "depth=2, workers=1, overlap=True>")
     assert told(depth=3, workers=2) == ([], "depth=3, workers=2, overlap=True>")
+    of_workers = ["TWINBUF_WORKERS of the environment: workers=2 and not 1"]
+    of_both = ["TWINBUF_WORKERS of the environment: depth=16 and not 2", *of_workers]
+    for switch, value, depth, messages in [
+        ("MEMORY", "1GiB", None, ["TWINBUF_MEMORY of the environment: depth=3 and not 16"]),
+        ("MEMORY", "1GiB", 2, []),
+        ("WORKERS", "1", 2, []),
+        ("WORKERS", "2", 2, of_both),
+        ("WORKERS", "2", None, of_workers),
+    ]:
+        monkeypatch.setenv(f"TWINBUF_{switch}", value)
+        assert told(depth=depth)[0] == messages
+        monkeypatch.delenv(f"TWINBUF_{switch}")
     monkeypatch.setenv("TWINBUF_DEPTH", " 4 ")
     of_depth = "TWINBUF_DEPTH of the environment: depth=4 and not {}"
     assert told(depth=None) == ([of_depth.format(16)], "depth=4, workers=1, overlap=True>")

@@ -31,7 +31,7 @@ def test_fields_are_matched_by_number(tmp_path: Path, labels_in: str) -> None:
     data = (x, y if labels_in == "a file" else Labels(50))
     plan = tb.Plan(data, 8, shuffle="full", seed=1, drop_last=False)
     assert (len(plan), plan.indices(0, 0).max() < 50) == (7, True)
-    loader = tb.Loader(data, plan)
+    loader = tb.Loader(data, plan, depth=3)
     for batch in loader.epochs(2):
         pixels, numbers = batch.numpy()
         assert np.array_equal(pixels, images[batch.indices])

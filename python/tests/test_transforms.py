@@ -173,7 +173,7 @@ def test_records_of_any_length_are_lists(tmp_path: Path) -> None:
     }
     plan = tb.Plan(data, 8, shuffle="full", seed=5, drop_last=False)
     seen = []
-    for batch in tb.Loader(data, plan).epochs(1):
+    for batch in tb.Loader(data, plan, depth=3).epochs(1):
         found = batch.numpy()
         assert list(found) == ["word", "label"]
         assert [word.tobytes() for word in found["word"]] == [words[label] for label in found["label"]]

@@ -28,16 +28,16 @@ use crate::transform::RecordTransform;
 /// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
 pub const MAX_WORKERS: usize = 64;
 
-/// By default, a loader with one worker has a third slot if slots have fewer bytes than this. The third slot hides the
+/// By default, a loader with one worker has only two slots if they have this many bytes or more. A further one hides the
 /// time that a sleeping thread needs to wake up, which does not matter beside the load of a larger batch.
 const SMALL: usize = 16 << 20;
 
-/// By default, small slots of files are as many as have this many bytes in all, and this many at most. A thread that waits
+/// By default, small slots of files are as many as have this many bytes in all, and 16 at most. A thread that waits
 /// for its turn on a busy processor then holds up the others less. With batches of 128 KiB beside two busy threads on two
 /// processors, 16 slots were 1.4 times as fast as 4; on a quiet machine there was no difference. A Python loop, which holds
-/// a batch while it asks for the next one, was 1.2 times as fast with 4 slots as with 3.
-const MANY_BYTES: usize = 2 << 20;
-const MANY: usize = 16;
+/// a batch while it asks for the next one, was 1.2 times as fast with 4 slots as with 3; but not where only three fit a huge
+/// page, which [`Buffer::several`] shares out.
+const MANY: usize = 2 << 20;
 
 /// Builds a [`Loader`]. [`Loader::builder`] returns it.
 #[must_use = "a builder does nothing until `build`"]
@@ -53,7 +53,7 @@ pub(super) struct Own {
     datasets: Vec<Box<dyn Dataset>>,
     pub(super) plan: Plan,
     pub(super) workers: usize,
-    /// `None`: computed from the number of workers.
+    /// `None`: computed from the workers and the size of a slot.
     pub(super) depth: Option<usize>,
     pub(super) hints: bool,
     read_mode: ReadMode,
@@ -175,8 +175,9 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Sets the number of host slots. Each slot takes the memory of one batch.
     ///
     /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots of
-    /// 16 MiB and more, and without overlap. Smaller slots of files, without a [`memory_limit`](Self::memory_limit), are
-    /// as many as have 2 MiB in all, and at least three more than workers and at most 16.
+    /// 16 MiB and more, and without overlap. Smaller slots that are filled from files alone (no transform of the caller's,
+    /// no [`memory_limit`](Self::memory_limit)) are as many as have 2 MiB in all, 16 at most; where those are less than two
+    /// more than workers, three more.
     ///
     /// With overlap the loader needs at least one more than workers; `build` returns [`Error::Option`] for fewer. More
     /// slots absorb bursts.
@@ -413,7 +414,8 @@ impl<B: Backend> LoaderBuilder<B> {
         if depth.is_none() && workers == 1 && layout.slot >= SMALL {
             layout.depths.host = 2;
         } else if depth.is_none() && layout.slot < SMALL && memory_limit.is_none() && files {
-            layout.depths.host = MANY.min(MANY_BYTES / layout.slot.max(1)).max(workers + 3);
+            let many = 16.min(MANY / layout.slot.max(1).next_multiple_of(LEAST));
+            layout.depths.host = if many < workers + 2 { workers + 3 } else { many };
         }
         check_memory("depth", layout.depths.host, layout.slot.max(LEAST), &layout)?;
         Ok(layout)

@@ -92,7 +92,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); without `TWINBUF_DEPTH` also the default [`depth`](Self::depth) |
     /// | `TWINBUF_DEPTH` | 1 and more | [`depth`](Self::depth) |
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
-    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit) |
+    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders; also the default `depth` | [`memory_limit`](Self::memory_limit) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
     /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`: 100; `off` or 0: no log | [`breakdown`](Self::breakdown) |
     ///
@@ -164,9 +164,10 @@ impl<B: Backend> LoaderBuilder<B> {
             "HINTS" => loader.hints = parse(name, value, ON_OR_OFF, on_or_off)?,
             "WORKERS" => {
                 let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
-                loader.workers = parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?;
-                // The program's depth was for another number of workers. `DEPTH` is set after this.
-                loader.depth = None;
+                let workers = parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?;
+                // The program's depth was for its number of workers. `DEPTH` is set after this.
+                loader.depth = loader.depth.filter(|_| workers == loader.workers);
+                loader.workers = workers;
             }
             "DEPTH" => {
                 let wanted = "a whole number from 1";

@@ -358,7 +358,7 @@ impl Sums<'_> {
     /// More slots. A generator has no option for them.
     fn deeper(&self) -> Option<Try> {
         let now = self.report.settings;
-        let settings = Settings { depth: now.depth + 2, ..now };
+        let settings = Settings { depth: (now.depth + 2).max(now.depth * 3 / 2), ..now };
         let change = format!("`depth({})` in place of {}, to load further ahead", settings.depth, now.depth);
         let option = self.set(&change, "DEPTH", settings.depth, settings);
         (self.report.kind != Kind::Rounds).then_some(option)

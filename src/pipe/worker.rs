@@ -119,17 +119,16 @@ impl<R: Ring> Worker<R> {
     }
 
     /// A worker's thread: fills slots until the pipe is closed.
-    pub(super) fn run(self, shared: &Shared<R>) {
-        let mut worker = self;
+    pub(super) fn run(mut self, shared: &Shared<R>) {
         shared.guard("source", || {
-            while let Take::Unit(unit) = worker.lane.take(shared) {
-                let (_, times) = worker.fill(shared, unit, None);
-                if worker.is_to_rest(shared, &times) {
+            while let Take::Unit(unit) = self.lane.take(shared) {
+                let (_, times) = self.fill(shared, unit, None);
+                if self.is_to_rest(shared, &times) {
                     std::thread::sleep(HELP_LIMIT);
                 }
             }
         });
-        shared.guard("source", || drop(worker));
+        shared.guard("source", || drop(self));
         shared.leave();
     }
 

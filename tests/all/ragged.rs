@@ -188,7 +188,9 @@ fn transforms_take_and_make_records_of_their_own_length() {
         bytes.iter().fold(bytes.len() as u64, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
     };
     for (overlap, workers) in [(false, 1), (true, 1), (true, 2)] {
-        let build = || Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers);
+        let build = || {
+            Loader::builder(data.clone(), plan.clone()).overlap(overlap).workers(workers).depth(workers + 2)
+        };
         let mut loader = build().transform(half.clone()).transform(twice.clone()).build().unwrap();
         for batch in loader.epoch(0).map(Result::unwrap) {
             assert!(records(&batch).into_iter().eq(batch.plan().runs().flatten().map(expected)));

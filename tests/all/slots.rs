@@ -9,7 +9,7 @@ use crate::common::{self, RECORD, files};
 use twinbuf::Breakdown;
 use twinbuf::loader::LoaderBuilder;
 use twinbuf::mmap::Buffer;
-use twinbuf::transform::Convert;
+use twinbuf::transform::{Convert, per_record};
 use twinbuf::{Batch, Error, LastBatch, Loader, Plan, Records};
 
 #[repr(align(64))]
@@ -92,13 +92,14 @@ fn build_takes_the_wanted_slots_and_no_others() {
     type Set = fn(LoaderBuilder) -> LoaderBuilder;
     // The bytes of a batch of the second plan in two fields, the first of 3 bytes a record.
     let pair = 64 + 7 * RECORD;
-    let cases: [(Set, usize, usize); 7] = [
+    let cases: [(Set, usize, usize); 8] = [
         (|builder| builder, 16, pair),
         (|builder| builder.depth(2), 2, pair),
         (|builder| builder.memory_limit(1 << 20).workers(4), 6, pair),
         (|builder| builder.depth(3).workers(4).overlap(false), 3, pair),
         (|builder| builder.workers(4).breakdown(Breakdown::every(9).sink(|_| ())), 2, pair),
         (|builder| builder.transform_field(1, Convert::U16ToU32), 16, pair + 7 * RECORD),
+        (|builder| builder.transform_field(0, per_record(3, |_, _, _| Ok(()))), 3, pair),
         (|builder| builder.memory_limit(u64::MAX).hints(false), 3, pair),
     ];
     let dir = tempfile::tempdir().unwrap();
@@ -125,13 +126,16 @@ fn build_takes_the_wanted_slots_and_no_others() {
             assert!(matches!(error, Error::Option { option: "slots", .. }), "case {case}: {error}");
         }
     }
-    // By default: slots of files that have 2 MiB in all, but 16 at most, and three more than workers at least.
+    // By default: slots of files that have 2 MiB in all, 16 at most; three more than workers if the two would not fit.
     const MIB: u64 = 1 << 20;
     std::fs::File::options().write(true).open(&narrow).unwrap().set_len(16 * MIB).unwrap();
     for (batch, workers, wanted) in [
         (MIB / 8, 1, 16),
         (MIB / 8 + 1, 1, 15),
-        (2 * MIB / 5, 1, 5),
+        (400 << 10, 1, 5),
+        (2 * MIB / 5, 1, 4), // whole pages
+        (600 << 10, 1, 3),
+        (700 << 10, 1, 4),
         (MIB, 1, 4),
         (16 * MIB - 1, 1, 4),
         (16 * MIB, 1, 2),
@@ -144,6 +148,8 @@ fn build_takes_the_wanted_slots_and_no_others() {
         assert_eq!(found, wanted, "batches of {batch} bytes, {workers} workers");
     }
     let plan = Plan::builder(100).batch(10).build().unwrap();
+    let driven = Loader::builder(Records::open([&narrow], 1).unwrap(), plan.clone()).driven();
+    assert_eq!(driven.wanted_slots().unwrap().0, 3, "driven");
     assert_eq!(
         Loader::builder(common::Reads(100, 8, common::nothing), plan).wanted_slots().unwrap().0,
         3,

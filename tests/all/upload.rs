@@ -130,7 +130,7 @@ fn reads_past_the_page_cache_fill_page_locked_slots() {
         let expected = batches(&mut host, 0);
         let (_sim, ctx) = start(1);
         let stream = ctx.new_stream().unwrap();
-        let mut loader = Loader::builder(data, plan).read_mode(mode).cuda(ctx).build().unwrap();
+        let mut loader = Loader::builder(data, plan).read_mode(mode).depth(3).cuda(ctx).build().unwrap();
         let found: Vec<_> = loader.epoch(0).map(|batch| bytes(&batch.unwrap(), &stream)).collect();
         assert!(found == expected, "records of {record_bytes} bytes");
     }
@@ -184,7 +184,7 @@ fn a_transform_comes_before_and_a_resumption_as_always() {
     let (_dir, paths) = files(&[32]);
     let (_sim, ctx) = start(1);
     let stream = ctx.new_stream().unwrap();
-    let build = || Loader::builder(open(&paths), plan(32, 4)).transform(Convert::U16ToU32);
+    let build = || Loader::builder(open(&paths), plan(32, 4)).depth(3).transform(Convert::U16ToU32);
     let mut host = build().build().unwrap();
     let expected = batches(&mut host, 0);
     let mut first = build().cuda(ctx.clone()).build().unwrap();
@@ -243,7 +243,7 @@ fn every_call_of_the_driver_that_fails_is_one_error_and_no_hang() {
     let (_dir, paths) = files(&[STEPS * 4]);
     let plan = Plan::builder(STEPS * 4).batch(4).build().unwrap();
     every_call_fails_in_turn(STEPS, |ctx, stream, overlap| {
-        let builder = Loader::builder(open(&paths), plan.clone()).overlap(overlap).cuda(ctx.clone());
+        let builder = Loader::builder(open(&paths), plan.clone()).depth(3).overlap(overlap).cuda(ctx.clone());
         let mut received = 0;
         let result = (|| {
             let mut loader = builder.build()?;

@@ -72,7 +72,7 @@ fn plan() -> Plan {
 }
 
 fn loader(records: Records, mode: ReadMode, overlap: bool) -> Result<Loader, Error> {
-    Loader::builder(Arc::new(records), plan()).read_mode(mode).overlap(overlap).build()
+    Loader::builder(Arc::new(records), plan()).depth(3).read_mode(mode).overlap(overlap).build()
 }
 
 /// The bytes of a batch.
