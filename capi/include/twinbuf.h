@@ -187,8 +187,8 @@ typedef struct {
   uint32_t read_mode;
   // The number of reading threads. Default: 1.
   size_t workers;
-  // The number of slots. Default: as many as have 2 MiB in all, 16 at most; where those are less than the workers plus 2,
-  // the workers plus 3. From 16 MiB on the workers plus 2, or 2 for one.
+  // The number of slots. Default: as many as fit 2 MiB, 16 at most; if those are fewer than the workers plus 2, the workers
+  // plus 3. From 16 MiB each on, the workers plus 2, or 2 for one worker.
   size_t depth;
   // How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
   uint64_t held_timeout_ms;

@@ -42,8 +42,8 @@ impl<M: 'static> DeviceBatches<M> {
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
     /// after [`finish`](crate::HostSlots::finish).
     ///
-    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If it fails,
-    /// every later CUDA call reports it, and a receive call does after the batches issued by then.
+    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy
+    /// fails, every later CUDA call reports the error, and so does a receive call, after the batches issued by then.
     ///
     /// # Errors
     ///

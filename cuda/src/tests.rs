@@ -206,7 +206,7 @@ fn run(seed: u64, without: Option<Edge>, tracking: bool, on: Streams) -> (Vec<St
     // waits replace some edges.
     let pair = ((seed % 8) as usize + 1, (seed / 8 % 8) as usize + 1);
     let depths = if without.is_some() { (2, 2) } else { pair };
-    // Each pair with both kinds of slots, with and without a thread.
+    // From 512 seeds on, each pair has both kinds of slots, with a thread and without.
     let kind = Slots::ALL[((seed + seed / 64 + seed / 256) % 2) as usize];
     let seen = train(&sim, &ctx, seed, (kind, depths, overlap, on), without).unwrap();
     let equal = seen.iter().copied().eq((0..BATCHES).flat_map(|seq| pattern(seed, seq)));

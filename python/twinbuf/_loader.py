@@ -115,8 +115,8 @@ class Loader(_Loader, Generic[Made]):
         The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two
         more than ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of
         16 MiB or more, and without overlap. Smaller slots of files, without `Records.map` and a
-        ``memory_limit``, are as many as have 2 MiB in all, 16 at most; where those are less than two more
-        than ``workers``, three more. ``TWINBUF_DEPTH`` overrides it.
+        ``memory_limit``, are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than two
+        more than ``workers``, three more than ``workers``. ``TWINBUF_DEPTH`` overrides it.
     workers
         The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files.
         More help with a Python data set whose ``read_into`` decodes and releases the GIL; several threads
@@ -217,9 +217,10 @@ class Loader(_Loader, Generic[Made]):
         """Log each argument that the environment has overridden."""
         asked, depth, found, *_ = self._settings
         options = ("depth", asked, depth), ("workers", workers, found), ("overlap", overlap, self._overlap)
+        # The breakdown turns overlap off. The default depth depends on overlap, workers and a limit.
+        changed = [option.upper() for option, argument, in_effect in options[1:] if argument != in_effect]
         for option, argument, in_effect in options:
-            # The breakdown turns overlap off, and other workers or a limit change the default depth.
-            others = ("WORKERS", "MEMORY") if option == "depth" else ("BREAKDOWN",)
+            others = (*changed, "BREAKDOWN", "MEMORY") if option == "depth" else ("BREAKDOWN",)
             by = next(filter(None, (_switch(self._name, name) for name in (option.upper(), *others))), None)
             if by and argument != in_effect:
                 prefix = f"{self._name}: " if self._name else ""

@@ -224,7 +224,7 @@ class Records(_Records):
             wanted = range(count)[wanted]
         elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
-                # numpy's bool is no number, where Python's and torch's are.
+                # Python's and torch's bools are numbers; numpy's is none, and is refused.
                 is_bool = str(getattr(wanted, "dtype", type(wanted).__name__)).endswith("bool")
                 number = index(numpy.asarray(wanted)[()] if is_bool else wanted)
             except TypeError:

@@ -402,7 +402,7 @@ def _follow(stream: Any, ahead: Any, streams: Accelerator) -> None:
 
 
 def _imported(leaf: Any) -> Any:
-    """Return a batch, or an array of a library but numpy, as a tensor of the same memory."""
+    """Return a batch, or an array of a library other than numpy, as a tensor of the same memory."""
     import torch
     from torch.utils.dlpack import from_dlpack
 

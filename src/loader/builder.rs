@@ -34,9 +34,9 @@ const SMALL: usize = 16 << 20;
 
 /// By default, small slots of files are as many as have this many bytes in all, and 16 at most. A thread that waits
 /// for its turn on a busy processor then holds up the others less. With batches of 128 KiB beside two busy threads on two
-/// processors, 16 slots were 1.4 times as fast as 4; on a quiet machine there was no difference. A Python loop, which holds
-/// a batch while it asks for the next one, was 1.2 times as fast with 4 slots as with 3; but not where only three fit a huge
-/// page, which [`Buffer::several`] shares out.
+/// processors, 16 slots were 1.4 times as fast as 4; on a quiet machine there was no difference. A Python loop holds a
+/// batch while it asks for the next one: with images in full shuffle from the page cache it was 1.2 times as fast with 4
+/// slots as with 3. Where three slots share a huge page ([`Buffer::several`]) and four do not fit it, three are faster.
 const MANY: usize = 2 << 20;
 
 /// Builds a [`Loader`]. [`Loader::builder`] returns it.
@@ -176,8 +176,8 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots of
     /// 16 MiB and more, and without overlap. Smaller slots that are filled from files alone (no transform of the caller's,
-    /// no [`memory_limit`](Self::memory_limit)) are as many as have 2 MiB in all, 16 at most; where those are less than two
-    /// more than workers, three more.
+    /// no [`memory_limit`](Self::memory_limit)) are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than
+    /// two more than workers, three more than workers.
     ///
     /// With overlap the loader needs at least one more than workers; `build` returns [`Error::Option`] for fewer. More
     /// slots absorb bursts.

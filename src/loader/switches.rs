@@ -89,10 +89,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | --- | --- | --- |
     /// | `TWINBUF_OVERLAP` | `1`, `on`, `true`; `0`, `off`, `false` | [`overlap`](Self::overlap) |
     /// | `TWINBUF_COPY_STREAM` | the values of `TWINBUF_OVERLAP` | `copy_stream` of a loader for a device; without effect on others |
-    /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); without `TWINBUF_DEPTH` also the default [`depth`](Self::depth) |
+    /// | `TWINBUF_WORKERS` | 1 to 64 | [`workers`](Self::workers); if that changes their number, also the default [`depth`](Self::depth), unless `TWINBUF_DEPTH` is set |
     /// | `TWINBUF_DEPTH` | 1 and more | [`depth`](Self::depth) |
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
-    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders; also the default `depth` | [`memory_limit`](Self::memory_limit) |
+    /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit); with it, another default [`depth`](Self::depth) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
     /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`: 100; `off` or 0: no log | [`breakdown`](Self::breakdown) |
     ///
@@ -149,7 +149,10 @@ impl<B: Backend> LoaderBuilder<B> {
                 None => return Err(Error::UnknownSwitch { name: found }),
             }
         }
+        let (workers, deep) = (self.own.workers, set.keys().any(|&(at, _)| NAMES[at] == "DEPTH"));
         set.into_iter().try_for_each(|((at, own), (name, value))| self.set(NAMES[at], &name, &value, own))?;
+        // The program's depth was for its number of workers.
+        self.own.depth = self.own.depth.filter(|_| deep || self.own.workers == workers);
         // An empty path: no trace.
         self.options.trace = self.options.trace.filter(|trace| !trace.path.as_os_str().is_empty());
         Ok(self)
@@ -164,10 +167,7 @@ impl<B: Backend> LoaderBuilder<B> {
             "HINTS" => loader.hints = parse(name, value, ON_OR_OFF, on_or_off)?,
             "WORKERS" => {
                 let wanted = format!("a whole number from 1 to {MAX_WORKERS}");
-                let workers = parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?;
-                // The program's depth was for its number of workers. `DEPTH` is set after this.
-                loader.depth = loader.depth.filter(|_| workers == loader.workers);
-                loader.workers = workers;
+                loader.workers = parse(name, value, &wanted, |value| number(value, MAX_WORKERS))?;
             }
             "DEPTH" => {
                 let wanted = "a whole number from 1";

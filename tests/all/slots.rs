@@ -126,7 +126,7 @@ fn build_takes_the_wanted_slots_and_no_others() {
             assert!(matches!(error, Error::Option { option: "slots", .. }), "case {case}: {error}");
         }
     }
-    // By default: slots of files that have 2 MiB in all, 16 at most; three more than workers if the two would not fit.
+    // By default: as many slots of files as fit 2 MiB, 16 at most; three more than workers if fewer than two more fit.
     const MIB: u64 = 1 << 20;
     std::fs::File::options().write(true).open(&narrow).unwrap().set_len(16 * MIB).unwrap();
     for (batch, workers, wanted) in [

@@ -27,9 +27,10 @@ const READS: usize = 4;
 /// Reads a whole checkpoint: each tensor by its name, as `candle_core::safetensors::load` does.
 ///
 /// On the CPU four threads read, and each byte is copied **once** (those of u16 and f8 twice), into the memory that its
-/// tensor owns: from the page cache if the files are there. Otherwise they are read past it, in pieces of 4 MiB. A disk could write to the tensor's
-/// own memory, but its requests are shorter where pages have 4 KiB, as those of a `Vec` do: that took twice as long. For
-/// another device each tensor is copied to it from a slot while the next one is read; no test here has run on one.
+/// tensor owns: from the page cache if the files are there. Otherwise they are read past it, in pieces of 4 MiB. A disk
+/// could write to the tensor's own memory, but its requests are shorter where pages have 4 KiB, as those of a `Vec` do:
+/// that took twice as long. For another device each tensor is copied to it from a slot while the next one is read; no test
+/// here has run on one.
 ///
 /// u16 becomes u32, as in candle's loader. Nothing else is converted.
 ///

@@ -19,7 +19,8 @@ pub struct Options {
     /// runtime with two threads for these objects.
     pub runtime: Option<Handle>,
     /// The names of the objects below the URL, in the order of their records. HTTP servers have no lists and need them
-    /// for more than one. Default: none: the URL's object or, behind a `/`, all below it but empty ones, by name.
+    /// for more than one. Default: none: the URL's object or, if the URL ends with `/`, all below it that are not empty, in
+    /// the order of their names.
     pub names: Vec<String>,
     /// The number of bytes at the start of each object that hold its header. Default: 64 KiB.
     pub header_bytes: u64,

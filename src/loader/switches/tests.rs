@@ -241,14 +241,17 @@ fn the_environment_wins_over_the_code() {
 fn wanted_slots_are_those_of_the_environment() {
     let wanted = |vars: &[(&str, &str)]| {
         let plan = Plan::builder(8).batch(4).build().unwrap();
-        let builder =
-            Loader::builder(Zeros, plan).depth(3).workers(2).with_vars(vars.iter().copied()).unwrap();
+        let builder = Loader::builder(Zeros, plan).name("valid").depth(3).workers(2);
+        let builder = builder.with_vars(vars.iter().copied()).unwrap();
         builder.wanted_slots().unwrap().0
     };
     assert_eq!(wanted(&[]), 3);
     assert_eq!(wanted(&[("TWINBUF_DEPTH", "5")]), 5);
     assert_eq!(wanted(&[("TWINBUF_DEPTH", "8"), ("TWINBUF_WORKERS", "7")]), 8);
     assert_eq!(wanted(&[("TWINBUF_WORKERS", "7")]), 9, "the depth of the code was for its workers");
+    assert_eq!(wanted(&[("TWINBUF_WORKERS", "2")]), 3, "the same number");
+    let back = [("TWINBUF_WORKERS", "7"), ("TWINBUF_VALID_WORKERS", "2")];
+    assert_eq!(wanted(&back), 3, "the same number in the end");
     assert_eq!(wanted(&[("TWINBUF_OVERLAP", "off")]), 3);
     assert_eq!(wanted(&[("TWINBUF_BREAKDOWN", "on")]), 3, "what is timed does not overlap");
 }
