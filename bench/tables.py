@@ -108,19 +108,22 @@ class Loaders:
     def best(self, library, kind, cache):
         """The setting of a library with the most samples a second."""
         of = [subject for subject in self.subjects if library_of(subject) == library]
-        speeds = {subject: self.values("samples_per_s", subject, kind, "shuffled", cache, False) for subject in of}
-        found = [subject for subject in of if speeds[subject]]
-        return max(found, key=lambda subject: median(speeds[subject])) if found else None
+        return self.fastest(of, kind, "shuffled", cache, False)
+
+    def fastest(self, of, *place):
+        """The one of these subjects with the most samples a second."""
+        speeds = {subject: found for subject in of if (found := self.values("samples_per_s", subject, *place))}
+        return max(speeds, key=lambda subject: median(speeds[subject]), default=None)
 
     def to_best(self, ours, *place):
         """The rate of `ours` to that of the best other subject of its language that keeps the order."""
         same = bool(PYTHON.search(ours))
         others = [
-            self.values("samples_per_s", subject, *place)
+            subject
             for subject in self.subjects
             if not subject.startswith("twinbuf") and self.order.get(subject) == "yes" and bool(PYTHON.search(subject)) == same
         ]
-        mine, best = self.values("samples_per_s", ours, *place), max(filter(None, others), key=median, default=None)
+        mine, best = (self.values("samples_per_s", subject, *place) for subject in (ours, self.fastest(others, *place)))
         return ratio(median(a / b for a, b in zip(mine, best))) if mine and best else None
 
 

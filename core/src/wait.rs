@@ -378,8 +378,8 @@ mod with_std {
             self.pause.store(pause << 16 | (2 * pause), sync::Ordering::Relaxed);
         }
 
-        /// Runs `sleep`. A short one ends a pause of at most `LONGEST_PAUSE`: the next wait looks. Otherwise both sides
-        /// could go on to sleep at once at every hand-off, each of them until the other wakes it.
+        /// Runs `sleep`. A short sleep ends a pause of at most `LONGEST_PAUSE`: the next wait looks before it sleeps.
+        /// Otherwise both sides could sleep at every hand-off, each until the other wakes it.
         fn slept(&self, sleep: impl FnOnce()) {
             let start = Instant::now();
             sleep();

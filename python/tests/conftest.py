@@ -187,7 +187,7 @@ def model(tmp_path: Path) -> tb.Tensors:
 def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
     """Loaders of 64 records, each four times its own number, in batches of 4.
 
-    They have few slots, so that each is used again; `depth=None` is the default.
+    They have few slots: each is used again. `depth=None` asks for the default number.
     """
     data = saved(tmp_path / "numbers.npy", np.repeat(np.arange(64, dtype=np.int64)[:, None], 4, axis=1))
 

@@ -607,7 +607,7 @@ def test_what_the_environment_changes_is_logged_and_shown(
     assert told(depth=None) == ([], "depth=16, workers=1, overlap=True>")
     assert told(depth=2) == ([], "depth=2, workers=1, overlap=True>")
     assert told(depth=3, workers=2) == ([], "depth=3, workers=2, overlap=True>")
-    of = " of the environment: "
+    of_overlap = "TWINBUF_OVERLAP of the environment: {}".format
     of_workers = ["TWINBUF_WORKERS of the environment: workers=2 and not 1"]
     of_both = ["TWINBUF_WORKERS of the environment: depth=16 and not 2", *of_workers]
     for switch, value, depth, messages in [
@@ -616,12 +616,7 @@ def test_what_the_environment_changes_is_logged_and_shown(
         ("WORKERS", "1", 2, []),
         ("WORKERS", "2", 2, of_both),
         ("WORKERS", "2", None, of_workers),
-        (
-            "OVERLAP",
-            "0",
-            None,
-            [f"TWINBUF_OVERLAP{of}depth=2 and not 16", f"TWINBUF_OVERLAP{of}overlap=False and not True"],
-        ),
+        ("OVERLAP", "0", None, [of_overlap("depth=2 and not 16"), of_overlap("overlap=False and not True")]),
     ]:
         monkeypatch.setenv(f"TWINBUF_{switch}", value)
         assert told(depth=depth)[0] == messages

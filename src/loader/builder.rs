@@ -32,9 +32,9 @@ pub const MAX_WORKERS: usize = 64;
 /// time that a sleeping thread needs to wake up, which does not matter beside the load of a larger batch.
 const SMALL: usize = 16 << 20;
 
-/// By default, small slots of files are as many as have this many bytes in all, and 16 at most. A thread that waits
-/// for its turn on a busy processor then holds up the others less. With batches of 128 KiB beside two busy threads on two
-/// processors, 16 slots were 1.4 times as fast as 4; on a quiet machine there was no difference. A Python loop holds a
+/// By default, small slots of files have this many bytes in all, and there are 16 at most. On a busy machine a thread waits
+/// for a processor, and with more slots the others can go on meanwhile. With batches of 128 KiB, two processors and two
+/// other busy threads, 16 slots were 1.4 times as fast as 4; on a quiet machine they were as fast. A Python loop holds a
 /// batch while it asks for the next one: with images in full shuffle from the page cache it was 1.2 times as fast with 4
 /// slots as with 3. Where three slots share a huge page ([`Buffer::several`]) and four do not fit it, three are faster.
 const MANY: usize = 2 << 20;
