@@ -9,9 +9,11 @@ use super::RecordList;
 use super::permute::{InOrder, Key, Permutation};
 use super::window::{self, Shares, Window};
 
-/// The record indices of one batch: of one rank at one step, in read order. A batch has at least one record.
+/// The record indices of one batch: of one rank at one step, in order. A batch has at least one
+/// record.
 ///
-/// The value contains a few numbers that determine the records. It contains no list of records and no data.
+/// The value contains a few numbers that determine the records, and shares the plan's
+/// [`RecordList`]. It contains no data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::len_without_is_empty, reason = "a batch holds at least one record")]
 pub struct BatchIndices {
@@ -34,7 +36,7 @@ pub struct BatchIndices {
     pub(super) seams: Option<Arc<[Seam]>>,
 }
 
-/// Chunks are requested an eighth of a window before their use, to give the disk time to read them.
+/// Chunks are requested this part of a window before their use, to give the disk time to read them.
 const LEAD: u64 = 8;
 
 impl BatchIndices {
@@ -89,8 +91,7 @@ impl BatchIndices {
 
     /// Returns the record indices as ranges of consecutive records, in batch order.
     ///
-    /// Adjacent ranges are merged: a sequential batch is one range. Each range takes O(1) per shuffled chunk that it
-    /// covers.
+    /// Adjacent ranges are merged: a batch of consecutive records is one range.
     #[must_use]
     pub fn runs(&self) -> impl FusedIterator<Item = Range<u64>> + Clone + fmt::Debug + use<> {
         let &Self { records, seed, shuffle, epoch, start, end, .. } = self;
@@ -118,9 +119,9 @@ impl BatchIndices {
         window::Order::new(self.records, chunk, chunks, Key::new(self.seed, self.epoch), self.shares)
     }
 
-    /// Returns the chunks that hold the records of a batch of a windowed shuffle. `None` with any other shuffle; for a
-    /// batch that is the only one of its share, because it visits too few records of each chunk; and for a batch with a
-    /// seam in it.
+    /// Returns the chunks that hold the records of a batch of a windowed shuffle. `None` with any
+    /// other shuffle; for a batch that is the only one of its share, because it visits too few
+    /// records of each chunk; and for a batch that crosses a seam or the end of a share.
     pub(crate) fn window(&self) -> Option<Window> {
         let Shuffle::Window { chunk_records: chunk, window_chunks: chunks } = self.shuffle else {
             return None;
@@ -141,10 +142,12 @@ impl BatchIndices {
     /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
     /// records. The chunk that has both the last and the first record is two ranges.
     ///
-    /// The next batches of the rank draw from most of these chunks too: a data set that keeps them reads each once. Takes
-    /// time in proportion to the number of chunks. Returns `None` with any other shuffle, with a
-    /// [list](RecordList) of records that are not consecutive, for the only batch of a rank, and for a batch that has
-    /// records from both sides of the place where an earlier run of the epoch stopped.
+    /// Later batches of the rank draw from these chunks too: a data set that keeps them need not
+    /// read them again. Takes time in proportion to the number of chunks. Returns `None` with any
+    /// other shuffle, with a [list](RecordList) of records that are not consecutive, for the only
+    /// full batch of a rank, for the batches that [`LastBatch::Keep`](super::LastBatch::Keep) or
+    /// [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and for a batch that has records
+    /// from both sides of the place where an earlier run of the epoch stopped.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -183,7 +186,7 @@ impl BatchIndices {
         Some(self.ranges(&window, first..asked(end - 1)))
     }
 
-    /// Whether this batch comes directly after `other`, in the same epoch and at the same rank.
+    /// Whether this batch comes directly after `other` in the order of the same epoch.
     pub(crate) fn is_behind(&self, other: &Self) -> bool {
         (self.seed, self.epoch, self.start) == (other.seed, other.epoch, other.end)
     }
@@ -284,9 +287,10 @@ impl FusedIterator for Runs {}
 
 /// How the records of an epoch are shuffled.
 ///
-/// The seed and the epoch determine the order. With [`Shuffle::Window`], the number of ranks and the batch size also
-/// affect it. The order does not depend on threads, depth or timing. It is the same on every platform and in every
-/// version of this crate.
+/// The seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the
+/// number of ranks, the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also
+/// affect it. The order does not depend on threads, depth or timing. It is the same on every
+/// platform and in every version of this crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -294,7 +298,7 @@ impl FusedIterator for Runs {}
     serde(rename_all = "snake_case", deny_unknown_fields)
 )]
 pub enum Shuffle {
-    /// No shuffle: every epoch visits the records in file order.
+    /// No shuffle: every epoch visits the records in the order of the files, or of the plan's list.
     #[default]
     None,
     /// Shuffles chunks of consecutive records. The order inside a chunk stays the same.
@@ -308,18 +312,18 @@ pub enum Shuffle {
     },
     /// Shuffles records within a sliding window of chunks in memory.
     ///
-    /// Chunks enter the window in random order. The shuffle draws one chunk's worth of records evenly from all
-    /// chunks in the window, then the window advances by one chunk. In each epoch, the chunk boundaries, the order
-    /// of the chunks and the order of the records differ. If the window holds all chunks of a rank, the rank's
-    /// records are fully shuffled.
+    /// Chunks enter the window in a random order that spreads them over the files. The shuffle
+    /// draws one chunk's worth of records evenly from all chunks in the window, then the window
+    /// advances by one chunk. In each epoch, the chunk boundaries, the order of the chunks and the
+    /// order of the records differ. If the window holds all chunks of a rank, the rank's records
+    /// are fully shuffled.
     ///
-    /// The disk reads whole chunks, each once per epoch over all ranks. Memory must hold one window plus the chunks
-    /// being read. The number of chunks in a window determines the quality of the shuffle: with the same memory,
-    /// many small chunks mix better than a few large chunks. Start with chunks of 128 to 256 KiB (large enough to
-    /// keep a disk busy if many are in flight), and four times as many chunks as a batch has records. This is close
-    /// to a full shuffle even if the files are sorted by class.
-    ///
-    /// The order depends on the number of ranks and the batch size, because each rank has separate chunks.
+    /// If memory holds one window plus the chunks being read, the disk reads each chunk about once
+    /// per epoch over all ranks. The number of chunks in a window determines the quality of the
+    /// shuffle: with the same memory, many small chunks mix better than a few large chunks. Start
+    /// with chunks of 128 to 256 KiB (large enough to keep a disk busy if many are in flight), and
+    /// four times as many chunks as a batch has records. This is close to a full shuffle even if
+    /// the files are sorted by class.
     Window {
         /// The number of records in a chunk, at least 1.
         chunk_records: u64,
@@ -340,7 +344,8 @@ impl Shuffle {
     }
 }
 
-/// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in file order.
+/// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in
+/// order.
 #[derive(Clone, Debug)]
 struct ShuffledChunks {
     records: u64,

@@ -12,7 +12,7 @@ pub struct PlanBuilder {
     pub(super) plan: Plan,
     /// Whether a seed was given.
     pub(super) seeded: bool,
-    /// The number of batch sizes that were given.
+    /// The number of batch sizes that were given, or 17 if there were more.
     pub(super) sizes: usize,
 }
 
@@ -22,13 +22,15 @@ impl PlanBuilder {
         self.batches([(u64::MAX, records)])
     }
 
-    /// Sets batch sizes that change during the training. Each of the 1 to 16 pairs is a number of steps and the number of
-    /// records in a batch of one rank during these steps. The last size applies until the training ends, and its number
-    /// of steps is ignored. [`build`](Self::build) returns [`PlanError::BatchSizes`] for another number of pairs, and
-    /// [`PlanError::ZeroBatch`] if a size is 0.
+    /// Sets batch sizes that change during the training. Each of the 1 to 16 pairs is a number of
+    /// steps and the number of records in a batch of one rank during these steps. The last size
+    /// applies until the training ends, and its number of steps is ignored. Other pairs with 0
+    /// steps are ignored. [`build`](Self::build) returns [`PlanError::BatchSizes`] for no pairs or
+    /// more than 16, and [`PlanError::ZeroBatch`] if a size that is not ignored is 0.
     ///
-    /// Steps are counted over all epochs. If the size changes within an epoch, the remaining records of the epoch form
-    /// batches of the new size. Each record is visited once, as in [`Plan::resume`].
+    /// Steps are counted over all epochs. If the size changes within an epoch, the remaining
+    /// records of the epoch form batches of the new size. The change itself drops and repeats no
+    /// record, as in [`Plan::resume`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -56,13 +58,14 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets the number of steps in an epoch, at least 1: the epoch takes the first records of its order. Each epoch has
-    /// its own order, so over several epochs all records are visited, some more often than others. Default: as many
-    /// steps as the records fill.
+    /// Sets the number of steps in an epoch, at least 1: the epoch takes the first records of its
+    /// order. With a shuffle, other epochs can visit the rest. Default: as many as the records and
+    /// [`LastBatch`] give.
     ///
-    /// With [`LastBatch::Wrap`], an epoch may have more steps than the records fill: its order starts again at the
-    /// front. Otherwise [`build`](Self::build) fails with [`PlanError::TooManySteps`]. To visit records repeatedly in
-    /// another order each time, make a list that has them several times.
+    /// With [`LastBatch::Wrap`], an epoch may have more steps than the records fill: its order
+    /// starts again at the front. Otherwise [`build`](Self::build) fails with
+    /// [`PlanError::TooManySteps`] or [`PlanError::NoStep`]. To shuffle the repeated records too,
+    /// make a list that has them several times.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -107,12 +110,15 @@ impl PlanBuilder {
     ///
     /// - [`PlanError::NoRecords`], [`PlanError::ZeroBatch`], [`PlanError::ZeroChunk`], [`PlanError::ZeroWindow`],
     ///   [`PlanError::ZeroSteps`]: a count is 0.
+    /// - [`PlanError::BatchSizes`]: [`batches`](Self::batches) got no sizes, or more than 16.
+    /// - [`PlanError::RangeTooLarge`]: a record has the number 2^64 - 1.
     /// - [`PlanError::SeedWithoutShuffle`]: a seed was set with [`Shuffle::None`].
     /// - [`PlanError::Rank`]: the rank is not less than the world size.
     /// - [`PlanError::NoStep`]: with [`LastBatch::Drop`], the records do not fill one step of all ranks.
-    /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], the records do not fill the steps of an epoch with each
-    ///   batch size.
-    /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], a step plus the data set exceeds 2^64 - 1 records.
+    /// - [`PlanError::TooManySteps`]: without [`LastBatch::Wrap`], the records do not fill the
+    ///   [`steps`](Self::steps) of an epoch with one of the batch sizes.
+    /// - [`PlanError::StepTooLarge`]: with [`LastBatch::Wrap`], one step, or all
+    ///   [`steps`](Self::steps) that were set, plus the records of the plan exceed 2^64 - 1.
     pub fn build(self) -> Result<Plan, PlanError> {
         let Self { plan, seeded, sizes } = self;
         if !(1..=MAX_SIZES).contains(&sizes) {
@@ -125,11 +131,11 @@ impl PlanBuilder {
     }
 }
 
-/// Why a [`Plan`] cannot be built.
+/// Why a [`Plan`] cannot be built or resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The data set has no records.
+    /// The plan has no records.
     #[error("a plan needs at least one record, found 0")]
     NoRecords,
     /// The batch size is 0.
@@ -170,7 +176,8 @@ pub enum PlanError {
         /// The seed.
         seed: u64,
     },
-    /// A record is 2^64 - 1 or more, which no data set has.
+    /// A record has the number 2^64 - 1, which no data set has, or the range of a saved plan ends
+    /// past 2^64 - 1.
     #[error("{records} records from {first} on end past 2^64")]
     RangeTooLarge {
         /// The first record of the range.
@@ -192,15 +199,15 @@ pub enum PlanError {
         keep the last batch"
     )]
     NoStep {
-        /// The number of records in the data set.
+        /// The number of records in the plan.
         records: u64,
         /// The number of records in a batch of one rank.
         batch: u64,
         /// The number of ranks.
         world: u64,
     },
-    /// With [`LastBatch::Wrap`], the number of records in one step of all ranks plus the number of records in the
-    /// data set exceeds 2^64 - 1.
+    /// With [`LastBatch::Wrap`], the records of one step of all ranks, or of all
+    /// [`steps`](PlanBuilder::steps) that were set, plus those of the plan exceed 2^64 - 1.
     #[error(
         "one step of {world} ranks needs {batch} records for each: together with the data set more than 2^64"
     )]
@@ -210,7 +217,8 @@ pub enum PlanError {
         /// The number of ranks.
         world: u64,
     },
-    /// A part passed to [`Plan::resume`] has more steps than the records that remained before it allow.
+    /// A part passed to [`Plan::resume`] has more steps than the records that remained before it,
+    /// or [`PlanBuilder::steps`], allow.
     #[error(
         "{} steps of {} ranks with {} records for each do not fit into the {left} records that were left",
         part.steps, part.world, part.batch

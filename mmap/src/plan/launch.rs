@@ -5,7 +5,7 @@ use super::{Plan, PlanBuilder};
 /// The two variables that a launcher sets for every process it starts: rank and world size.
 type Launcher = [&'static str; 2];
 
-/// Launchers that start the processes themselves.
+/// Pairs that are set for each process, not for each node.
 ///
 /// Sources: torchrun's documentation ("Environment Variables"); Open MPI's manual of `mpirun` ("Environment
 /// Variables"); the PMI-1 wire protocol of Hydra (MPICH, Intel MPI); MVAPICH2's user guide; Horovod's `gloo_run.py`;
@@ -26,10 +26,11 @@ const TORCHRUN: Launcher = ["RANK", "WORLD_SIZE"];
 /// Slurm starts the processes itself (`srun`), or starts one of the launchers above once per node. In the second case,
 /// Slurm's numbers are those of the launchers, not of the processes.
 ///
-/// Only the processes of a job step have its number of tasks, `SLURM_STEP_NUM_TASKS`. The manual of `srun` lists the
-/// variable ("Output environment variables"), and that of `sbatch` does not. Slurm's `src/common/env.c` sets it in
-/// `env_array_for_step`, not in `env_array_for_batch_job`. A batch script also has `SLURM_PROCID`, which is 0, and
-/// `SLURM_NTASKS` if its job was given a number of tasks.
+/// Slurm sets `SLURM_STEP_NUM_TASKS` only for the processes of a job step. The manual of `srun`
+/// lists the variable ("Output environment variables"), and that of `sbatch` does not. Slurm's
+/// `src/common/env.c` sets it in `env_array_for_step`, not in `env_array_for_batch_job`. A batch
+/// script also has `SLURM_PROCID`, which is 0, and `SLURM_NTASKS` if its job was given a number of
+/// tasks.
 const SLURM: Launcher = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
 
 /// A variable that torchrun sets for its workers. If torchrun's pair is set too, torchrun is the launcher closest to
@@ -43,10 +44,11 @@ const SLURM_LOCAL: &str = "SLURM_LOCALID";
 /// PALS (HPE Cray) and ALPS (Cray).
 const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
 
-/// Other variables that only a launcher or a cluster sets. None has the rank among all processes: they count nodes, pods
-/// and hosts, or the processes of one node. `PET_` are torchrun's options, for example from Kubeflow. `NODE_RANK` is from
-/// Lightning and others that start processes node by node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU
-/// and indexed jobs of Kubernetes.
+/// Other variables that launchers and clusters set. None is the rank among all processes: they name
+/// a job, or number nodes, pods, hosts or the processes of one node. `PET_` are torchrun's options,
+/// for example from Kubeflow. `NODE_RANK` is from Lightning and others that start processes node by
+/// node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU and indexed jobs of
+/// Kubernetes.
 const MARKS: &str = "TORCHELASTIC_RUN_ID LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK PET_NNODES PET_NODE_RANK \
     PET_NPROC_PER_NODE NODE_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID MPI_LOCALNRANKS PMIX_NAMESPACE \
     MV2_COMM_WORLD_LOCAL_RANK HOROVOD_LOCAL_RANK FLUX_TASK_LOCAL_ID PALS_LOCAL_RANKID PALS_APID \
@@ -68,10 +70,10 @@ impl Plan {
     /// | JAX | `JAX_PROCESS_ID` | `JAX_NUM_PROCESSES` |
     /// | Slurm (`srun`) | `SLURM_PROCID` | `SLURM_STEP_NUM_TASKS` |
     ///
-    /// Another launcher often starts torchrun: if `TORCHELASTIC_RUN_ID` and both variables of torchrun are set,
-    /// torchrun has precedence. Slurm's variables are used only if no other pair is set, because under Slurm other
-    /// launchers are started once per node. All other pairs must agree. `PMIX_RANK`, `PALS_RANKID` and
-    /// `ALPS_APP_PE`, if set, must equal the rank.
+    /// Another launcher often starts torchrun: if `TORCHELASTIC_RUN_ID` and both variables of
+    /// torchrun are set, no others are read. Otherwise, Slurm's variables are used only if no other
+    /// pair is set, because under Slurm other launchers are started once per node. All other pairs
+    /// must agree. `PMIX_RANK`, `PALS_RANKID` and `ALPS_APP_PE`, if set, must equal the rank.
     ///
     /// A process of a batch script (`sbatch`) that no launcher started is rank 0 of 1, regardless of the number of
     /// tasks of the job, because only `srun` sets the world size. `sbatch` passes on Slurm's variables, even with
@@ -81,10 +83,10 @@ impl Plan {
     ///
     /// [`RankError`], which names the variables:
     ///
-    /// - One variable of a pair is not set.
-    /// - A variable is not a nonnegative integer.
+    /// - Only one variable of a pair is set, except in a batch script.
+    /// - A rank or world size is not a nonnegative integer of 64 bits.
     /// - The rank is not less than the world size.
-    /// - Two launchers disagree.
+    /// - Two launchers or ranks disagree.
     /// - A launcher or a cluster set other variables but no pair, for example `LOCAL_RANK`,
     ///   `PMIX_RANK`, `NODE_RANK`, `PET_NNODES`, `TF_CONFIG`, `SM_HOSTS`, `TPU_WORKER_ID` or `JOB_COMPLETION_INDEX`.
     ///   Set the numbers with [`PlanBuilder::rank`].
@@ -114,8 +116,8 @@ struct Found {
 /// Reads a variable of the environment.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Returns the launcher closest to the process, and its numbers. Fails if launchers disagree, or if other variables
-/// show that there is a launcher.
+/// Returns the launcher closest to the process, and its numbers. Fails as [`Plan::from_env`]
+/// documents.
 fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     if [ELASTIC, TORCHRUN[0], TORCHRUN[1]].into_iter().all(|name| read(name).is_some()) {
         return pair(TORCHRUN, read);
@@ -166,7 +168,8 @@ fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     Ok(found)
 }
 
-/// Returns the numbers of one launcher, if both of its variables are set. Fails if only one is set.
+/// Returns the numbers of one launcher, if both of its variables are set. Fails if only one is set,
+/// or if they are no rank and world size.
 fn pair(launcher: Launcher, read: Read<'_>) -> Result<Option<Found>, RankError> {
     let [rank, world] = launcher;
     match (read(rank), read(world)) {
@@ -198,7 +201,8 @@ fn no_world(name: &str) -> RankError {
     ))
 }
 
-/// The environment gives no rank and world size, or several. The message names the variables, and what to do.
+/// The environment gives no valid rank and world size, or several. The message names the variables
+/// and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment: {0}")]
 pub struct RankError(String);

@@ -8,9 +8,10 @@ use super::permute::mix;
 
 /// The record numbers of a plan: a range, every n-th record of a range, or any numbers in any order, also repeated.
 ///
-/// A plan permutes the positions of the list; the list decides which record a position is. So each *position* is visited
-/// once in an epoch, and a record as often as the list has it. A range converts to a list, and any numbers can be
-/// collected to one. A list with equal steps takes no memory, any other 8 bytes a record; a clone shares them.
+/// A plan permutes the positions of the list; the list decides which record a position is. So an
+/// epoch that drops and repeats none visits each *position* once, and a record as often as the list
+/// has it. A range converts to a list, and any numbers can be collected to one. A list that rises
+/// in equal steps takes no memory, any other 8 bytes a record; a clone shares them.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, RecordList, Shuffle};
@@ -33,8 +34,8 @@ pub struct RecordList(List);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum List {
-    /// Numbers with equal steps: a position has the record `first + position * step`. The last record plus 1 fits a
-    /// u64.
+    /// Numbers that rise in equal steps: a position has the record `first + position * step`. The
+    /// last record plus 1 fits a u64, unless it is 2^64 - 1, which a plan refuses.
     Even { first: u64, step: u64, len: u64 },
     /// Any numbers. The other fields are the smallest and the largest number, and a hash of all numbers.
     Any(Arc<[u64]>, (u64, u64), u64),
@@ -91,8 +92,8 @@ impl RecordList {
         }
     }
 
-    /// Returns a number that identifies a list of unequal steps, for example in a checkpoint. Returns `None` for other
-    /// lists: [`range`](Self::range) and [`step`](Self::step) describe them.
+    /// Returns a hash of a list of unequal steps, for example for a checkpoint. Returns `None` for
+    /// other lists: [`range`](Self::range) and [`step`](Self::step) describe them.
     #[must_use]
     pub const fn fingerprint(&self) -> Option<u64> {
         match &self.0 {
@@ -101,7 +102,7 @@ impl RecordList {
         }
     }
 
-    /// Returns the step from a record to the next, at least 1, if all steps are equal.
+    /// Returns the step from a record to the next, if all steps are equal and at least 1.
     #[must_use]
     pub const fn step(&self) -> Option<u64> {
         match &self.0 {
@@ -120,7 +121,7 @@ impl RecordList {
             List::Any(numbers, ..) => {
                 // A plan has only positions within the list, so they fit a usize.
                 let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
-                // No overflow: no record has the number 2^64 - 1.
+                // No overflow in a plan, which refuses the record 2^64 - 1.
                 let follow = numbers[start..end].windows(2).take_while(|two| two[1] == two[0] + 1);
                 numbers[start]..numbers[start] + 1 + follow.count() as u64
             }
@@ -164,7 +165,8 @@ impl FromIterator<u64> for RecordList {
     }
 }
 
-/// Prints a list of equal steps whole, and of any other only its number of records and their range.
+/// Prints the range and the step of a list of equal steps, and the number of records and the range
+/// of any other.
 impl fmt::Debug for RecordList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {

@@ -1,4 +1,5 @@
-//! Plans: the records that a rank reads at a step, as a pure function of seed, epoch, rank, world size and step.
+//! Plans: the records that a rank reads at a step, as a pure function of the plan, the epoch and
+//! the step.
 
 mod batch;
 mod builder;
@@ -21,17 +22,19 @@ use window::Shares;
 
 /// The order of the records in every epoch, divided into batches and ranks.
 ///
-/// A `Plan` is a small value without tables; only a list of record numbers takes memory ([`RecordList`]). It computes
-/// any batch of any epoch in O(1): to resume, start at another step.
-/// With a schedule of batch sizes ([`PlanBuilder::batches`]) it takes O(1) for each size.
+/// A `Plan` is a small value, except for a [`RecordList`] of unequal steps. It computes any batch
+/// of any epoch in O(1): to resume, start at another step. With a schedule of batch sizes
+/// ([`PlanBuilder::batches`]) it takes O(1) for each size.
 ///
-/// In each epoch, the shuffle permutes positions. The record of a position is the position itself, or, after
-/// [`with_records`](Self::with_records), the number that a [`RecordList`] has there. Step `s` of rank `r` covers the `batch` positions that
-/// start at `(s * world + r) * batch`. All ranks together go through the positions in order.
+/// In each epoch, the shuffle permutes positions. The record of a position is the position itself,
+/// or the number that the plan's [`RecordList`] has there. With one batch size, full step `s` of
+/// rank `r` covers the `batch` positions that start at `(s * world + r) * batch`. All ranks
+/// together go through the positions in order.
 ///
-/// With [`Shuffle::Window`], each rank has separate chunks, and the order also depends on the number of ranks and on
-/// the batch size. Step `s` of rank `r` starts at position `(r * full + s) * batch`. `full` is the number of steps
-/// in which every rank has a whole batch.
+/// With [`Shuffle::Window`], each rank has its own part of the order, which also depends on the
+/// number of ranks, the batch size and [`PlanBuilder::steps`]. Step `s` of rank `r` starts at
+/// position `(r * full + s) * batch` if `s` is below `full`, the number of steps in which every
+/// rank has a whole batch and no position comes again.
 ///
 /// The number of ranks and the batch size may change between any two steps; see [`resume`](Self::resume).
 ///
@@ -60,7 +63,7 @@ use window::Shares;
 /// | field | content |
 /// | --- | --- |
 /// | `first`, `records` | the first record, and the number of records |
-/// | `step` | only if it is not 1: the step from a record to the next |
+/// | `step` | only for a list of equal steps other than 1: the step from a record to the next |
 /// | `list` | only for a list of unequal steps: all its numbers |
 /// | `batch` | the number of records in a batch; with a schedule, of its last size |
 /// | `batches` | only with a schedule: the sizes before the last, as pairs of steps and records |
@@ -74,8 +77,9 @@ use window::Shares;
 /// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
-/// All other fields are required, and further fields are an error. If [`PlanBuilder::build`] would refuse the plan, loading
-/// fails with the message of the [`PlanError`].
+/// The fields without *only* are required, and unknown fields are an error. If
+/// [`PlanBuilder::build`] would refuse the plan, loading fails with the message of the
+/// [`PlanError`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -123,7 +127,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError::Rank`], [`PlanError::NoStep`] or [`PlanError::StepTooLarge`], as for [`PlanBuilder::build`].
+    /// [`PlanError::Rank`], [`PlanError::NoStep`], [`PlanError::TooManySteps`] or
+    /// [`PlanError::StepTooLarge`], as for [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -142,8 +147,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError::NoRecords`], [`PlanError::NoStep`], [`PlanError::TooManySteps`] or [`PlanError::StepTooLarge`], as
-    /// for [`PlanBuilder::build`].
+    /// [`PlanError::NoRecords`], [`PlanError::RangeTooLarge`], [`PlanError::NoStep`],
+    /// [`PlanError::TooManySteps`] or [`PlanError::StepTooLarge`], as for [`PlanBuilder::build`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -159,14 +164,15 @@ impl Plan {
         Self { records: list.len(), list, ..self.clone() }.checked()
     }
 
-    /// Returns the number of positions in an epoch: that of the records, each as often as the plan's list has it.
-    /// [`LastBatch`] decides whether an epoch drops or repeats some of them.
+    /// Returns the number of positions in an epoch: that of the records, each as often as the
+    /// plan's list has it. [`LastBatch`] and [`PlanBuilder::steps`] decide whether an epoch drops
+    /// or repeats some of them.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.records
     }
 
-    /// Returns the records of the plan: `0..records`, or those set by [`with_records`](Self::with_records).
+    /// Returns the records of the plan: `0..records` if none were set.
     #[must_use]
     pub const fn list(&self) -> &RecordList {
         &self.list
@@ -224,9 +230,9 @@ impl Plan {
     /// Returns the number of steps of this rank in an epoch. It is the same for every epoch unless a schedule changes the
     /// batch size ([`PlanBuilder::batches`]).
     ///
-    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is the same for every rank and at least 1. With
-    /// [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if the data set has fewer
-    /// records than there are ranks.
+    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is the same for every rank and at least
+    /// 1. With [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if
+    /// the plan has fewer records than ranks.
     #[must_use]
     pub fn steps(&self, epoch: u64) -> u64 {
         self.epoch(epoch).end()
@@ -235,7 +241,8 @@ impl Plan {
     /// Returns the number of steps that this rank does in `epochs`. `trained` is the number of steps that the training
     /// completed before the first of these epochs; a step of all ranks counts once. Returns [`u64::MAX`] on overflow.
     ///
-    /// No rank does more steps than rank 0: the result for rank 0 is the number of steps of the training.
+    /// No rank does more steps than rank 0: the result for rank 0 is the number of steps of the
+    /// training in `epochs`.
     #[must_use]
     pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
         let (mut epoch, mut sum) = (epochs.start, 0_u64);
@@ -300,7 +307,7 @@ impl Plan {
         }
     }
 
-    /// The number of records that do not fill a whole step of all ranks.
+    /// The number of positions after the full steps.
     fn left_out(&self) -> u64 {
         self.records - self.full_steps() * self.batch.saturating_mul(self.world)
     }
@@ -315,7 +322,8 @@ impl Plan {
         Self { rank: 0, ..self.clone() }.own_steps()
     }
 
-    /// Returns the positions of a step, and the share of this rank: with a windowed shuffle, those of all its batches.
+    /// Returns the positions of a step, and the share around them: with a windowed shuffle, the
+    /// positions of all full steps of this rank, or of a later step alone.
     fn positions(&self, step: u64) -> Option<(Range<u64>, Range<u64>)> {
         if step >= self.own_steps() {
             None
@@ -329,7 +337,7 @@ impl Plan {
         }
     }
 
-    /// The shares of the ranks: the positions of their whole batches.
+    /// The shares of the ranks: the positions of their full steps.
     fn shares(&self) -> Shares {
         Shares { len: self.full_steps() * self.batch, count: self.world }
     }
@@ -371,7 +379,7 @@ impl Plan {
         }
     }
 
-    /// The number of steps in which every rank has a whole batch and no record is repeated.
+    /// The number of steps in which every rank has a whole batch and no position comes again.
     fn full_steps(&self) -> u64 {
         // A step of 2^64 records or more is larger than any data set: there is no whole step.
         let whole = self.batch.checked_mul(self.world).map_or(0, |step| self.records / step);
@@ -380,8 +388,8 @@ impl Plan {
 
     /// The positions of a whole batch.
     fn whole_batch(&self, step: u64) -> Range<u64> {
-        // No overflow: a full step ends within the records. With `LastBatch::Wrap`, there can be one more step, and the
-        // builder has checked its end.
+        // No overflow: a full step ends within the records. With `LastBatch::Wrap`, there can be
+        // more steps, and the builder has checked the end of the last.
         let full = self.full_steps();
         let batch = match self.shuffle {
             // Each rank has windows of its own, so the steps of one rank follow each other in the order.
@@ -392,8 +400,8 @@ impl Plan {
         start..start + self.batch
     }
 
-    /// The positions of this rank's smaller last batch: its part of the records that do not fill a whole step. Empty if
-    /// there are too few of them.
+    /// The positions of this rank's smaller last batch: its part of those after the full steps.
+    /// Empty if there are too few of them.
     fn smaller_batch(&self) -> Range<u64> {
         let remaining = self.left_out();
         let (each, extra) = (remaining / self.world, remaining % self.world);
@@ -411,19 +419,20 @@ impl Plan {
     serde(rename_all = "snake_case", deny_unknown_fields)
 )]
 pub enum LastBatch {
-    /// Drops these records in the present epoch. Every rank has the same number of steps. With a shuffle, each epoch
-    /// drops different records.
+    /// Drops these records in the present epoch. Every rank has the same number of steps. With a
+    /// shuffle, each epoch draws them anew.
     #[default]
     Drop,
     /// Divides these records evenly among the ranks, as a smaller last batch.
     ///
-    /// If there are fewer records than ranks, some ranks have **one step fewer**. A collective operation in every
-    /// step (all-reduce, barrier) would then block forever: let these ranks take part with an empty contribution, or
-    /// use [`LastBatch::Drop`].
+    /// If some are left, but fewer than there are ranks, some ranks have **one step fewer**. A
+    /// collective operation in every step (all-reduce, barrier) can then block forever: let these
+    /// ranks take part with an empty contribution, or use [`LastBatch::Drop`].
     Keep,
-    /// Fills the last step with records from the start of the same epoch's order, repeatedly if the epoch is shorter
-    /// than a step. Every rank has the same number of whole batches. No record is dropped. The repeated records are
-    /// fewer than one step of all ranks.
+    /// Fills the last step with records from the start of the same epoch's order, repeatedly if the
+    /// epoch is shorter than a step. Every rank has the same number of whole batches. Without
+    /// [`PlanBuilder::steps`], no record is dropped, and fewer records are repeated than one step
+    /// of all ranks has.
     Wrap,
 }
 

@@ -1,16 +1,19 @@
 //! A keyed permutation of `0..n` in O(1) memory.
 //!
-//! It permutes the words of b bits, the fewest that hold `n`, by rounds of three steps. Each step is a bijection:
-//! multiply by a random odd number, add a random number, and xor the upper half into the lower half. If `n` is no power
-//! of two, the permutation is repeated until the value is below `n`, which is called cycle walking: Black and Rogaway,
-//! "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). Less than two steps are expected from any start.
+//! It permutes the words of b bits, the fewest that hold all numbers below `n`, but at least 4, by
+//! rounds of three steps. Each step is a bijection: multiply by a random odd number, add a random
+//! number, and xor the upper half into the lower half. If there are more than `n` words, the
+//! permutation is repeated until the value is below `n`, which is called cycle walking: Black and
+//! Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). For `n` from 9 on, fewer than
+//! two passes are expected.
 //!
 //! The tests compare the permutation with a fair shuffle: all orders of a few items, pairs of items, and differences
 //! between neighbors. Six rounds fail the tests, ten pass, and the permutation uses twelve. It is no cipher.
 //!
-//! Keys are outputs of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All of it is integer arithmetic with fixed
-//! widths, so the numbers are the same on every machine. Golden values in the tests pin them, because a job that is
-//! resumed must see the order that it began with.
+//! Keys are made with the output function of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All
+//! of it is integer arithmetic with fixed widths, so the numbers are the same on every machine.
+//! Golden values in the tests pin them, because a job that is resumed must see the order that it
+//! began with.
 
 /// The rounds of a permutation.
 const ROUNDS: usize = 12;
@@ -42,13 +45,14 @@ impl Key {
 
     /// One of 2^64 keys that are derived from this one.
     pub(super) const fn of(self, index: u64) -> Self {
-        // Output number `index` of `SplitMix64` with the key as its state, mixed once more. Without that, two keys that
-        // differ by a multiple of `GAMMA` would give the same keys, only shifted.
+        // Output number `index` of `SplitMix64` with the key as its state, mixed once more. Without
+        // that, it could be a number that `Permutation::new` draws from this key.
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 
-    /// A number below `n`; `n` is at least 1. It is the product's upper half: Lemire, "Fast Random Integer Generation
-    /// in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
+    /// A number below `n`, or 0 if `n` is 0. It is the product's upper half: Lemire, "Fast Random
+    /// Integer Generation in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias
+    /// below `n` in 2^64.
     pub(super) fn below(self, n: u64) -> u64 {
         ((u128::from(self.0) * u128::from(n)) >> 64) as u64
     }
@@ -115,8 +119,7 @@ pub(super) struct InOrder {
     found: usize,
 }
 
-/// The number of positions that are looked up together. If only their first steps were done together, and the later
-/// ones one by one, a record would take 41 ns instead of 37.
+/// The number of positions that are looked up together.
 const LANES: usize = 16;
 
 impl InOrder {
@@ -163,8 +166,8 @@ impl InOrder {
     }
 }
 
-/// A permutation for positions in any order. A small one is looked up as a whole when it is made: batches of 256
-/// records of windows then take 14 µs instead of 19 (`cargo bench --bench plan`).
+/// A permutation for positions in any order. A small one is looked up as a whole when it is made,
+/// which saves time in windows.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     permutation: Permutation,
@@ -229,7 +232,8 @@ mod tests {
         }
     }
 
-    /// The seeds are fixed, so the results never vary. A fair shuffle exceeds these bounds once in a thousand times.
+    /// The seeds are fixed, so the results never vary. A fair shuffle exceeds each of these bounds
+    /// about once in a thousand times.
     #[test]
     fn every_order_of_a_few_is_as_likely_as_another() {
         for (n, orders, bound) in [(2, 2, 10.9), (3, 6, 4.11), (4, 24, 2.17), (5, 120, 1.43)] {
@@ -285,7 +289,8 @@ mod tests {
     fn an_epoch_has_its_own_order() {
         let still = |a: &[u64], b: &[u64]| a.iter().zip(b).filter(|(a, b)| a == b).count();
         let order = |seed, epoch| list(1000, seed, epoch);
-        // Two unrelated orders agree at one position on average, and at ten or more once in ten million times.
+        // Two unrelated orders agree at one position on average, and at ten or more about once in
+        // ten million times.
         assert!(still(&order(3, 0), &order(3, 1)) < 10);
         assert!(still(&order(3, 0), &order(4, 0)) < 10);
         assert!(still(&order(3, 0), &(0..1000).collect::<Vec<_>>()) < 10);

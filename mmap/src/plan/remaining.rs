@@ -6,15 +6,16 @@ use super::batch::Seam;
 use super::window::Shares;
 use super::{BatchIndices, LastBatch, PartialEpoch, Plan, PlanError, Shuffle};
 
-/// The rest of an epoch after other plans completed some of its steps: each remaining record once. [`Plan::resume`]
-/// returns it.
+/// An epoch, or the rest of one after other plans completed some of its steps. [`Plan::resume`] and
+/// [`Plan::epoch_after`] return it.
 ///
 /// Step numbers continue: the number of the first remaining step equals the number of completed steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemainingEpoch {
     /// The number of records in the whole epoch.
     records: u64,
-    /// The legs before the last one. There is one leg for each batch size.
+    /// The legs before the last one. There is one leg for each batch size that is left in the
+    /// epoch.
     earlier: Vec<Leg>,
     last: Leg,
 }
@@ -96,9 +97,10 @@ impl Past {
 }
 
 impl Plan {
-    /// Returns the rest of an epoch after `parts`. `parts` are the completed steps, in order, with other batch sizes
-    /// or other numbers of ranks. The remaining records are divided into this plan's batches and ranks. The other
-    /// plans must have the same shuffle, seed and range as this plan.
+    /// Returns the rest of an epoch after `parts`. `parts` are the completed steps, in order, with
+    /// any batch sizes and numbers of ranks. The remaining records are divided into this plan's
+    /// batches and ranks. The other plans must have the same records, shuffle, seed and
+    /// [`steps`](super::PlanBuilder::steps) as this plan.
     ///
     /// The remaining records keep the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop), records that
     /// do not fill a last step of this plan are dropped. With [`Shuffle::Window`], the first part determines the
@@ -109,7 +111,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`PlanError::PartialEpoch`] if a part has more whole steps than the remaining records allow.
+    /// [`PlanError::PartialEpoch`] if a part has more whole steps than the remaining records or the
+    /// steps of the epoch allow.
     ///
     /// ```
     /// use twinbuf_mmap::{PartialEpoch, Plan};
@@ -129,7 +132,7 @@ impl Plan {
         Ok(self.after(trained, past))
     }
 
-    /// A whole epoch after that many steps of the training.
+    /// Returns a whole epoch that starts after `trained` steps of the training.
     #[must_use]
     pub fn epoch_after(&self, trained: u64) -> RemainingEpoch {
         self.after(trained, Past::new(self))
@@ -166,13 +169,14 @@ impl RemainingEpoch {
         self.earlier.first().unwrap_or(&self.last).base
     }
 
-    /// Returns the number of this rank's last step plus one.
+    /// Returns the number of this rank's last step plus one, or [`first`](Self::first) if this rank
+    /// has no step left.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.last.base + self.last.left.own_steps()
     }
 
-    /// Returns the number of the last step of any rank plus one.
+    /// Returns the largest [`end`](Self::end) of all ranks.
     #[must_use]
     pub fn max_steps(&self) -> u64 {
         self.last.base + self.last.left.longest()
@@ -199,7 +203,8 @@ impl RemainingEpoch {
         })
     }
 
-    /// Returns the parts that it has before `step`, all of whole steps, for [`Plan::resume`]: one for each batch size.
+    /// Returns the steps from [`first`](Self::first) up to, but not including, `step`, for
+    /// [`Plan::resume`]: one part for each batch size. They must be whole steps.
     #[must_use]
     pub fn parts(&self, step: u64) -> Vec<PartialEpoch> {
         let ends = self.legs().skip(1).map(|leg| leg.base).chain([u64::MAX]);

@@ -198,7 +198,7 @@ fn golden_orders() {
     );
 }
 
-/// Over the batches of a rank, each chunk is requested once and given up once, for any sizes.
+/// Over the batches of a rank, each chunk is requested once and given up once, for several sizes.
 #[test]
 fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     for (n, chunk, chunks, batch, world) in
@@ -234,8 +234,8 @@ fn a_window_is_asked_for_by_the_batches_of_the_one_before() {
     assert_eq!(sole.batch(0, 0).unwrap().chunks(false), None);
 }
 
-/// All records of a batch are in its window. The windows of a rank have only its own records, so each rank reads its
-/// share once, for any number of ranks.
+/// All records of a batch are in its window. The windows of a rank have only its own records, so
+/// each rank reads its share once, for several numbers of ranks.
 #[test]
 fn ranks_read_their_shares_and_nothing_else() {
     for (n, chunk, chunks, batch) in
@@ -312,8 +312,8 @@ fn sorted_classes_are_mixed() {
     assert!(in_one > 120.0 && in_many > 195.0 && neighbors < 750, "{in_one}, {in_many}, {neighbors}");
 }
 
-/// If there is one chunk more than a window has, the records are mixed as well as before. Each larger window mixes at
-/// least as well.
+/// If there is one chunk more than a window has, the records are mixed as well as before. Each
+/// larger window mixes about as well or better.
 #[test]
 fn a_larger_window_never_mixes_worse() {
     let mut last = (0.0, 0.0);
@@ -368,7 +368,8 @@ fn golden_hash_of_a_million_records() {
     }
 }
 
-/// Checks every batch: a schedule has the right size after the steps of all epochs so far, and every epoch is complete.
+/// Checks every batch: a schedule has the right size after the steps of all epochs so far, and
+/// every epoch has all records that it does not drop.
 #[test]
 fn a_schedule_counts_the_steps_of_the_training() {
     for (n, world, tail) in [

@@ -10,14 +10,14 @@
 //!
 //! # The shares
 //!
-//! Each rank visits one contiguous part of the tape, its share. A share consists of a part of a chunk, whole
-//! chunks, and a part of a chunk.
+//! Each rank visits one contiguous part of the tape, its share. A share consists of a part of a
+//! chunk, whole chunks, and a part of a chunk; any of them may be missing.
 //!
 //! # The window
 //!
-//! A window of `W` chunks slides over the whole chunks of a share, by one chunk for each block. Each block visits as
-//! many records as a chunk has, from all chunks of the window: chunk `k` gives a slice of its records to each of the
-//! blocks `k - W + 1` to `k`. With `W` = 4:
+//! A window of `W` chunks slides over the whole chunks of a share, by one chunk for each block.
+//! Each block visits as many records as a chunk has, from the chunks of the window: chunk `k` gives
+//! a slice of its records to each of the blocks `k - W + 1` to `k`. With `W` = 4:
 //!
 //! ```text
 //!            chunk  0   1   2   3   4   5
@@ -38,13 +38,16 @@
 //!
 //! # The slices
 //!
-//! The records of a chunk are numbered in their order of use. Number `x` is in slice `slice(x)`, which grows with `x`,
-//! and `slice(x) + slice(chunk - 1 - x) = W - 1`. So block `t` has exactly one record of each number `x`: that of chunk
-//! `t + W - 1 - slice(x)`. And two chunks of the start, `k` and `W - 2 - k`, together give it as many records as one
-//! chunk has. So the record of any position can be computed without the others.
+//! The records of a chunk are numbered in their order of use. Number `x` is in slice `slice(x)`,
+//! which never falls with `x`, and `slice(x) + slice(chunk - 1 - x) = W - 1`, except for the middle
+//! number of an odd chunk if `W` is even. So block `t` has exactly one record of each number `x`:
+//! that of chunk `t + W - 1 - slice(x)`. And two chunks of the start, `k` and `W - 2 - k`, together
+//! give it as many records as one chunk has. So the record of any position can be computed without
+//! the others.
 //!
-//! Neighbors in a file are kept apart: a chunk with more records than there are slices is divided into strands of at
-//! most `W` consecutive records, and a slice takes at most one record of each strand.
+//! Most neighbors in a file are kept apart: a chunk with more records than there are slices is
+//! divided into strands of at most `W` consecutive records, and a slice takes at most one record of
+//! each strand.
 
 use std::ops::Range;
 
@@ -108,9 +111,9 @@ impl Order {
 
 /// The chunks that hold the records of a batch.
 ///
-/// The chunks of a share are numbered in the order of their first use. From batch to batch of a share, both ends of
-/// [`resident_at`](Self::resident_at) only grow. So a reader can drop the chunks before this range, needs those in it,
-/// and reads those after it next, in order.
+/// The chunks of a share are numbered in the order of the tape. From batch to batch of a share,
+/// neither end of [`resident_at`](Self::resident_at) moves back. So a reader can drop the chunks
+/// before this range, needs those in it, and reads those after it next, in order.
 pub(crate) struct Window {
     tape: Tape,
     share: Share,
@@ -118,7 +121,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The most chunks that are needed at a time.
+    /// The number of whole chunks in a window.
     pub(crate) const fn most(&self) -> u64 {
         self.tape.window
     }
@@ -375,8 +378,8 @@ const fn slice(tape: &Tape, x: u64) -> u64 {
 /// the positions after the records before the first whole chunk.
 const fn corner(tape: &Tape, at: u64) -> (u64, u64) {
     let (chunk, x) = (at / tape.chunk, at % tape.chunk);
-    // The chunk gives this section only a part of its records. For each of the other numbers `x`, the chunk
-    // `window - 2 - chunk` gives its record `chunk - 1 - x`.
+    // The chunk gives this section only a part of its records. For each of the other numbers `x`,
+    // the chunk `window - 2 - chunk` gives its record `tape.chunk - 1 - x`.
     if slice(tape, x) < tape.window - 1 - chunk {
         (chunk, x)
     } else {
@@ -410,7 +413,8 @@ fn stride(n: u64, key: Key) -> u64 {
         }
         a == 1
     };
-    // About 30 strides are tried. The limit of the quotients grows with the number of tries, so the loop ends.
+    // On average 5 to 50 strides are tried for 16 to ten million chunks. The limit of the quotients
+    // grows with the number of tries, so the loop ends.
     let mut tried = 0;
     loop {
         let stride = key.of(tried).below(n);
