@@ -79,17 +79,16 @@ impl Format {
     }
 }
 
-/// How to read files that do not describe their records.
+/// How files are cut into records.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Shape {
-    /// Bytes of a record: reads the files as plain bytes, whatever their format
+    /// Bytes of a record: reads the files as plain bytes
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "dtype")]
     pub(crate) record_bytes: Option<u64>,
-    /// Type of the elements, e.g. u16; one element is a record. For files without a header
+    /// Type of the elements, e.g. u16; without --sequence one is a record. For files without a header
     #[arg(long, value_parser = dtype)]
     pub(crate) dtype: Option<DType>,
-    /// Tokens of a sequence: a record has T inputs and the target of the last one; one record starts every T tokens.
-    /// For llm.c's files and .npy, or with --dtype
+    /// Tokens of a sequence: a record has T inputs and the target of the last one; one record starts every T tokens
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "record_bytes")]
     pub(crate) sequence: Option<u64>,
 }

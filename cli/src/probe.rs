@@ -48,13 +48,13 @@ pub(crate) struct Options {
     /// How often
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Drop the files from the page cache before the first epoch, to measure the disk
+    /// Drop the files from the page cache before each round, to measure the disk
     #[arg(long)]
     cold: bool,
     /// Read past the page cache, with the loader's `ReadMode::Direct`
     #[arg(long, conflicts_with = "cold")]
     direct: bool,
-    /// Write a page for any browser here, about the last round; replaces no file but an older page
+    /// Write a page for any browser here, about the last round; replaces only an older page or an empty file
     #[arg(long, value_name = "OUT")]
     html: Option<PathBuf>,
     /// Write JSON
@@ -115,7 +115,7 @@ struct Figures {
     lines: Vec<String>,
 }
 
-/// The first reading of the batches, or the second one. Medians over all rounds.
+/// The first reading of the batches, or the second one. Times are medians over all rounds.
 #[derive(Serialize)]
 struct Epoch {
     /// The average time to load a batch.
@@ -137,14 +137,14 @@ struct Tried {
     /// The shortest and the longest later epoch of all rounds, with the defaults (here) and with the options (`range`).
     defaults_range: [f64; 2],
     range: [f64; 2],
-    /// Whether every round was faster than all with the defaults, and the first epoch was not slower.
+    /// Whether each later epoch was faster than all with the defaults, and the first one at most 2 % slower (medians).
     recommended: bool,
 }
 
 /// If a larger percentage of the bytes was in memory, the disk was not what was measured.
 const COLD: f64 = 1.0;
 
-/// The first epoch may be slower by this much where later ones are faster.
+/// The first epoch may take up to this many times as long where later ones are faster.
 const FIRST: f64 = 1.02;
 
 pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
@@ -199,7 +199,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
 }
 
 /// Whether the page may be written, which is also asked before anything is measured: in a folder that exists, and over no
-/// other file than a page. With `--html *.bin` the shell names a file of data here.
+/// regular file but a page or an empty one. With `--html *.bin` the shell names a file of data here.
 fn writable(path: &Path) -> io::Result<()> {
     const START: &[u8] = b"<!DOCTYPE html>";
     match fs::metadata(path) {

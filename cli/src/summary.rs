@@ -15,7 +15,7 @@ const MOST: usize = 10;
 #[derive(Serialize)]
 pub(crate) struct Summary {
     pub(crate) wall_s: f64,
-    /// Epochs that have ended. The trace does not tell whether the caller left one early.
+    /// Epochs that have ended, also early.
     pub(crate) epochs: u64,
     pub(crate) steps: u64,
     pub(crate) tracks: Vec<Row>,

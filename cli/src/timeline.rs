@@ -115,9 +115,9 @@ pub(crate) struct Timeline {
     pub(crate) processes: Vec<String>,
     /// Process by process.
     pub(crate) tracks: Vec<Track>,
-    /// Lines that are not an event: the last line of a killed program, or foreign text.
+    /// Lines that are no valid event: the last line of a killed program, or foreign text.
     pub(crate) unread: u64,
-    /// Files without an end: their programs were killed or are still running.
+    /// Files without an end: their programs were killed, are still running or could not write on.
     pub(crate) open: Vec<PathBuf>,
 }
 
