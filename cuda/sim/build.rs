@@ -10,8 +10,8 @@ fn main() {
     println!("cargo::rerun-if-changed=src");
     let variable = |name: &str| env::var(name).unwrap_or_default();
     let driver = PathBuf::from(variable("OUT_DIR")).join("driver.so");
-    // Programs of another system could not load it, and musl's targets have no shared libraries: `Sim` and `cuda-sim`
-    // return an error there.
+    // Programs of another system could not load it, and musl's targets have no shared libraries by default: there
+    // `Sim::start` panics and `cuda-sim` ends with an error.
     if variable("TARGET") != variable("HOST")
         || variable("CARGO_CFG_TARGET_OS") != "linux"
         || variable("CARGO_CFG_TARGET_ENV") != "gnu"

@@ -1,4 +1,4 @@
-"""The host fills a page-locked buffer again while a copy may still read it. Any Python will do: no package, no device."""
+"""The host fills a page-locked buffer again while a copy may still read it. The program needs no package and no device."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-//! The types passed from test code to the driver. Both compile this file.
+//! The types that test code and the driver exchange. Both compile this file.
 
 /// The C form of [`Options`](crate::Options).
 #[repr(C)]
@@ -17,7 +17,7 @@ pub(crate) struct RawOptions {
     pub(crate) host_threads_apart: u32,
 }
 
-/// How a violation begins in a report, and how the last line of a program begins.
+/// How a violation begins in a report, and how the report's last line begins.
 pub(crate) const VIOLATION: &str = "violation: ";
 pub(crate) const END: &str = "end: ";
 
@@ -25,7 +25,7 @@ pub(crate) const END: &str = "end: ";
 pub(crate) const TARGET_API: u32 = 0;
 /// Calls of any name.
 pub(crate) const TARGET_CALL: u32 = 1;
-/// Work of one kind.
+/// Work of one kind, or of any.
 pub(crate) const TARGET_WORK: u32 = 2;
 /// The kinds of work.
 pub(crate) const KINDS: [&str; 7] = ["h2d", "d2h", "d2d", "memset", "kernel", "host", "any"];
@@ -42,11 +42,11 @@ pub(crate) struct RawFailure {
     pub(crate) effect: u32,
 }
 
-/// The resources that the driver currently holds for its user.
+/// The resources that the driver currently holds for its user, without modules and graphs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
-    /// Retains of the primary context that were not released.
+    /// Retains of primary contexts that were not released, and created contexts that were not destroyed.
     pub contexts: u64,
     /// Streams that were created and not destroyed; default streams do not count.
     pub streams: u64,
@@ -64,8 +64,8 @@ pub struct Live {
     pub peak_host_bytes: u64,
     /// The most device bytes held at one time since the start.
     pub peak_device_bytes: u64,
-    /// Worker threads: one for each stream that was used, including default streams. The thread of a destroyed stream
-    /// ends when its work is done: see [`Control::drain`](crate::Control::drain).
+    /// Worker threads: one for each created stream, and one for each default stream that was used. The thread of a
+    /// destroyed stream ends when its work is done: see [`Control::drain`](crate::Control::drain).
     pub threads: u64,
 }
 

@@ -89,9 +89,10 @@ fn load() -> io::Result<Symbols> {
     Symbols::of(library, file).ok_or_else(|| io::Error::other("not a driver of this package"))
 }
 
-/// The control calls. They are not driver calls: they are not counted or delayed, and order nothing.
+/// The control calls. They are not driver calls: only launches of a [`Kernel`] are counted, as `cuLaunchKernel`, and only
+/// [`Control::release`] and [`Control::acquire`] order anything.
 ///
-/// With the real driver ([`Control::is_real`]) they do nothing, and launching a [`Kernel`] returns `None`.
+/// With the real driver ([`Control::is_real`]) they do nothing, and launching a [`Kernel`] returns `Ok(None)`.
 #[derive(Clone, Copy)]
 pub struct Control {
     symbols: Option<&'static Symbols>,
@@ -124,7 +125,7 @@ impl Control {
     ///
     /// # Panics
     ///
-    /// If this driver lacks the call or the kind of work.
+    /// If this driver lacks the call or the kind of work, or the call is `cuGetErrorName` or `cuGetErrorString`.
     pub fn inject(self, failure: Failure) {
         let cannot_fail = failure.cannot_fail();
         let Failure { raw, name } = failure;
@@ -147,8 +148,8 @@ impl Control {
         self.symbols.map_or_else(Vec::new, |sim| texts(sim.injected))
     }
 
-    /// Loses the context immediately: queued work is dropped, and every later call in it returns `code`
-    /// (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
+    /// Loses the context immediately: queued operations are dropped, and later calls on streams, events and memory return
+    /// `code` (`CUDA_ERROR_CONTEXT_IS_DESTROYED` is 709, an uncorrectable ECC error 214).
     ///
     /// # Panics
     ///
@@ -161,7 +162,8 @@ impl Control {
         }
     }
 
-    /// The number of driver calls since the start, as [`Failure::call`] counts them.
+    /// The number of driver calls since the start, without those that [`Failure::call`] does not count. A
+    /// `cuEventSynchronize` on an event without `BLOCKING_SYNC` counts twice.
     #[must_use]
     pub fn calls(self) -> u64 {
         // SAFETY: null asks for all names.
@@ -193,8 +195,8 @@ impl Control {
         self.symbols.map_or(0, |sim| unsafe { (sim.own_calls)(name.as_ptr()) })
     }
 
-    /// The violations that the checker found since the last call: a sentence each, and in further lines the call stacks of
-    /// the accesses that it names.
+    /// The violations that the checker found since the last call, at most 16: a sentence each, and in further lines the
+    /// call stacks of the accesses that it names.
     #[must_use]
     pub fn violations(self) -> Vec<String> {
         self.symbols.map_or_else(Vec::new, |sim| texts(sim.violations))
@@ -211,8 +213,8 @@ impl Control {
         live
     }
 
-    /// The first half of an edge that the driver cannot see: stores the clock of this thread, or of the host function,
-    /// in `token`. Any number can be a token.
+    /// The first half of an edge that the driver cannot see: adds the clock of this thread, or of the host function,
+    /// to `token`. Any number can be a token.
     pub fn release(self, token: u64) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
@@ -220,7 +222,7 @@ impl Control {
         }
     }
 
-    /// The second half: joins the clocks stored in `token` so far into this thread's.
+    /// The second half: joins the clocks added to `token` so far into that of this thread or host function.
     pub fn acquire(self, token: u64) {
         if let Some(sim) = self.symbols {
             // SAFETY: takes a plain value.
@@ -278,8 +280,9 @@ impl Control {
         }
     }
 
-    /// The digest ([`checksum_of`]) of the bytes that a kernel read or wrote; `None` if it was dropped after an error.
-    /// Waits for the kernel, but the checker does not count that as synchronization.
+    /// The digest ([`checksum_of`]) of the bytes that a kernel read or wrote; `None` after an error, for a captured kernel
+    /// whose graph has not run, and with the real driver. Waits for a kernel that was not captured, but the checker does
+    /// not count that as synchronization.
     #[must_use]
     pub fn checksum(self, kernel: Kernel) -> Option<u64> {
         let sim = self.symbols?;
@@ -289,7 +292,7 @@ impl Control {
     }
 
     /// A copy of device memory as it is now. Makes no driver call, and the checker does not see it. `None` if no
-    /// allocation contains the range, or with the real driver.
+    /// allocation contains the range, if its free has run, or with the real driver.
     #[must_use]
     pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
         let sim = self.symbols?;
@@ -298,8 +301,8 @@ impl Control {
         (unsafe { (sim.peek)(address, copy.as_mut_ptr(), bytes) } == 0).then_some(copy)
     }
 
-    /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. An operation other
-    /// than a copy or a kernel is one piece. Streams still pass events.
+    /// Lets the device run `pieces` more pieces of work, then stops it until the guard is dropped. A host function is one
+    /// piece, and so is a kernel of a module, except `twinbuf_sum`. Streams still pass events and frees.
     #[must_use = "dropping it resumes the device"]
     pub fn hold(self, pieces: u64) -> Held {
         self.allow(pieces);
@@ -359,7 +362,8 @@ fn texts(get: unsafe extern "C" fn(*mut u8, usize) -> usize) -> Vec<String> {
     texts.split('\0').filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// One run of the driver, from [`Sim::start`] until this is dropped. It starts without any state of earlier runs.
+/// One run of the driver, from [`Sim::start`] until this is dropped. It starts without what earlier runs created, counted
+/// and injected.
 ///
 /// A process has one driver, so only one `Sim` exists at a time: a second `start` waits until the first is dropped.
 /// Declare it before everything that uses CUDA: it must be dropped last.
@@ -395,6 +399,10 @@ impl Sim {
     }
 
     /// The same, but `None` where the machine's driver is used: for tests of what only this one does.
+    ///
+    /// # Panics
+    ///
+    /// As [`Sim::start`].
     #[must_use]
     pub fn start_software(options: Options) -> Option<Self> {
         let sim = Self::start(options);

@@ -1,4 +1,4 @@
-//! The settings of a test: the simulated machine, and the errors to inject.
+//! The settings of a run: the simulated machine, and the errors to inject.
 
 use std::str::FromStr;
 
@@ -22,9 +22,9 @@ pub enum Installed {
 pub struct Options {
     /// The seed of all delays.
     pub seed: u64,
-    /// The longest delay before an operation and between the pieces of a copy, in microseconds. 0: no delays.
+    /// The longest delay before each piece of an operation, and before an asynchronous free, in microseconds. 0: no delays.
     pub delay_us: u32,
-    /// The number of pieces that a copy or a kernel runs in, at least 1.
+    /// The most pieces that a copy, a memset or a simulated kernel runs in. 0 counts as 1.
     pub pieces: u32,
     /// Whether the device has memory pools, and with them `cuMemAllocAsync`.
     pub pools: bool,
@@ -34,12 +34,12 @@ pub struct Options {
     pub host_bytes: u64,
     /// What is installed: devices, a driver without a device, or the stub.
     pub installed: Installed,
-    /// The number of devices, 1 or 2. They share the memory limits and the sticky error.
+    /// The number of devices, clamped to 1 or 2. They share the memory limits and the sticky error.
     pub devices: u32,
     /// Whether the checker treats each host thread as a separate agent. If `true`, an edge between two threads exists
-    /// only if [`Control::release`](crate::Control::release) and [`Control::acquire`](crate::Control::acquire) announce
-    /// it. If `false`, all host threads are one agent: a missing edge *between host threads* shows only if their
-    /// accesses happen in the wrong order in this run.
+    /// only if it passes through a stream, or if [`Control::release`](crate::Control::release) and
+    /// [`Control::acquire`](crate::Control::acquire) announce it. If `false`, all host threads are one
+    /// agent: a missing edge *between host threads* shows only if their accesses happen in the wrong order in this run.
     pub host_threads_apart: bool,
 }
 
@@ -133,8 +133,8 @@ impl FromStr for Settings {
 /// An error to inject: the call or operation that fails, counted from [`Control::inject`](crate::Control::inject), and
 /// its code.
 ///
-/// A failed call has no effect, with one exception: a call that frees something (destroy, free, release) always frees
-/// it. The real driver also returns errors of earlier work from such calls.
+/// Without [`after_effect`](Self::after_effect), a failed call has no effect, except that a call that frees something
+/// (destroy, free, release) frees it. The real driver also returns errors of earlier work from such calls.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(crate) raw: RawFailure,
@@ -188,8 +188,8 @@ impl Failure {
     }
 
     /// Fails the `nth` operation (from 1) of this kind *while it runs*: `h2d`, `d2h`, `d2d`, `memset`, `kernel`, `host` (a
-    /// host function) or `any`. The error is sticky: every later call returns it, queued work is dropped, and host
-    /// functions are not called.
+    /// host function, which fails before it runs) or `any`. The error is sticky: later calls on streams, events and memory
+    /// return it, queued operations are dropped, and host functions are not called.
     ///
     /// # Panics
     ///
@@ -199,14 +199,15 @@ impl Failure {
         Self::new(TARGET_WORK, kind, nth, code)
     }
 
-    /// Fails this many calls or operations in a row. Default: 1. `u64::MAX`: all from the first one on.
+    /// Fails this many calls or operations in a row. Default: 1. `u64::MAX`: all from the `nth` on.
     #[must_use]
     pub fn times(mut self, times: u64) -> Self {
         self.raw.times = times;
         self
     }
 
-    /// Lets the call take effect before it returns the error, like a call that reports an error of earlier work.
+    /// Lets the call take effect before it returns the error, like a call that reports an error of earlier work. An
+    /// operation ([`op`](Self::op)) ignores this.
     #[must_use]
     pub fn after_effect(mut self) -> Self {
         self.raw.effect = 1;

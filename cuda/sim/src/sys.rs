@@ -1,5 +1,5 @@
-//! What this package calls of the C library, declared here: `build.rs` compiles the driver without dependencies. Numbers and
-//! layouts are those of Linux and glibc on 64 bits (`bits/mman.h`, `bits/sigaction.h`, `sys/ucontext.h`, `dlfcn.h`).
+//! What this library calls of the C library, declared here: `build.rs` compiles the driver without dependencies. Numbers and
+//! layouts are those of Linux and glibc on 64 bits (`sys/mman.h`, `signal.h`, `sys/ucontext.h`, `dlfcn.h`).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::File;
@@ -93,7 +93,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// All libraries that the program has loaded for itself (`RTLD_DEFAULT`).
+    /// The libraries in the program's global scope (`RTLD_DEFAULT`).
     pub(crate) const PROGRAM: Self = Self(null_mut());
 
     /// # Safety
@@ -111,7 +111,7 @@ impl Library {
         Ok(Self(library))
     }
 
-    /// The address of a function; `None` if the library has none of this name.
+    /// The address of a function; `None` if the library and its dependencies have none of this name.
     pub(crate) fn find(&self, name: &CStr) -> Option<*mut c_void> {
         // SAFETY: the library is loaded, or `PROGRAM`; the name is a C string.
         let function = unsafe { dlsym(self.0, name.as_ptr()) };

@@ -19,8 +19,8 @@ pub(crate) fn library() -> io::Result<&'static [u8]> {
     if LIBRARY.is_empty() { Err(Error::new(ErrorKind::Unsupported, none)) } else { Ok(LIBRARY) }
 }
 
-/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else puts files of these names anywhere, so it
-/// takes a real driver's place only for a program that is told to look there. What the folder has under these names is
+/// Puts the driver into a folder, as `libcuda.so.1` and `libcuda.so`. Nothing else here makes files of these names, so it
+/// takes a real driver's place only for programs that search this folder. What the folder has under these names is
 /// replaced.
 ///
 /// # Errors
@@ -79,11 +79,11 @@ fn name(library: &mut [u8]) -> Option<()> {
 /// The end of a program.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its exit code; 128 and the signal's number if a signal ended it.
+    /// Its exit code; 128 plus the signal's number if a signal ended it.
     pub code: i32,
     /// What the checker found: a sentence each, and in further lines the call stacks.
     pub violations: Vec<String>,
-    /// How many were found and what was not freed. `None` if the program did not get to its end, or has no driver.
+    /// How many were found and what was not freed. `None` if the program made no driver call or skipped its exit handlers.
     pub end: Option<String>,
 }
 
@@ -92,7 +92,8 @@ pub struct Outcome {
 ///
 /// # Errors
 ///
-/// Whatever the file system says; `InvalidInput` if a setting is wrong.
+/// Those of the file system and of starting the program; `InvalidInput` if a setting is wrong; `Unsupported` if a call
+/// is to fail and the driver was not built for this system.
 pub fn run(folder: &Path, settings: &str, program: &mut Command) -> io::Result<Outcome> {
     let wrong = |error| Error::new(ErrorKind::InvalidInput, error);
     let parsed = settings.parse::<Settings>().map_err(wrong)?;

@@ -38,7 +38,7 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
         fn signal(signal: c_int, handler: extern "C" fn(c_int)) -> usize;
     }
 
-    /// Ctrl-C ends the program that runs. This one then removes its folder, and starts no other.
+    /// Ctrl-C goes to the program that runs, too. When that ends, this one removes its folder, and starts no other.
     extern "C" fn interrupted(_: c_int) {
         INTERRUPTED.store(true, Ordering::Relaxed); // a flag alone: nothing is published with it
     }

@@ -1,4 +1,4 @@
-//! The `cu*` functions: those that cudarc's driver API needs for contexts, streams, events, memory and copies.
+//! The `cu*` functions: contexts, streams, captures, graphs, modules, events, memory and copies.
 //!
 //! cudarc looks a symbol up when it is first called and panics if it is missing. The CUDA driver API reference has the
 //! names and signatures, and describes what each function checks and waits for. README.md lists where this driver is
@@ -78,9 +78,9 @@ macro_rules! calls {
     };
 }
 
-/// The functions that have several signatures, each with the version of CUDA that introduced it. A program calls the newest
-/// one that the `cuda.h` of its version has. The list includes functions that this driver lacks, so that no program gets
-/// an older signature in their place. All other functions have had one signature since CUDA 3.2 or 4.0.
+/// Functions that not every supported version of CUDA has, each with the version that introduced it. A program calls the
+/// newest one that the `cuda.h` of its version has. The list includes functions that this driver lacks, so that no program
+/// gets an older signature in their place.
 const VERSIONS: [(&str, c_int); 13] = [
     ("cuCtxCreate_v4", 12050),
     ("cuCtxCreate_v3", 11040),
@@ -97,7 +97,8 @@ const VERSIONS: [(&str, c_int); 13] = [
     ("cuThreadExchangeStreamCaptureMode", 10010),
 ];
 
-/// The function that a program, built for this version of CUDA, calls by this name. `None` if this driver lacks it.
+/// The function that a program, built for this version of CUDA, calls by this name. `None` if this driver lacks it, or
+/// that version does by [`VERSIONS`].
 fn newest(name: &str, version: c_int) -> Option<*const c_void> {
     let since = |name: &String| VERSIONS.iter().find(|(known, _)| known == name).map(|(_, since)| *since);
     let names = ["_v4", "_v3", "_v2", ""].map(|suffix| format!("{name}{suffix}"));
@@ -236,7 +237,7 @@ calls! {
         created.set(stream as usize)
     };
     fn cuStreamCreateWithPriority(created: Out<usize>, flags: c_uint, _priority: c_int) Context |mut core| {
-        // A priority outside the range is clamped to it, as the real driver does.
+        // The priority has no effect here. As with the real driver, one outside the range is no error.
         let stream = core.create_stream(flags)?;
         created.set(stream as usize)
     };

@@ -23,10 +23,10 @@ const GLOBAL: Mode = 0;
 const THREAD_LOCAL: Mode = 1;
 const RELAXED: Mode = 2;
 
-/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: they enqueue nothing in a stream, so a
-/// capture would not contain them. They are waits and queries by the host, allocations without a stream, synchronous
-/// copies and loads of modules. Queries of an event and copies to pageable memory are unsafe too: their bodies call
-/// [`Captures::permit`].
+/// "Potentially unsafe" calls in the sense of `cuThreadExchangeStreamCaptureMode`: they enqueue nothing in a created stream,
+/// so a capture would not contain them. They are waits and queries by the host, allocations and frees without a stream,
+/// synchronous copies, and loads and unloads of modules. Waits for an event, queries of one and copies to pageable memory are
+/// unsafe too: their bodies call [`Captures::permit`].
 pub(super) const UNSAFE: [&str; 14] = [
     "cuCtxSynchronize",
     "cuMemAllocHost_v2",
@@ -66,7 +66,7 @@ pub(super) struct Captured {
     clock: Clock,
 }
 
-/// The captures that have not ended.
+/// The captures that have not ended, and the graphs.
 pub(super) struct Captures<Operation> {
     open: BTreeMap<Id, Capture<Operation>>,
     begun: Id,
@@ -157,7 +157,7 @@ impl<Operation> Captures<Operation> {
         }
     }
 
-    /// Adds work to the capture of a stream. `operation` is `None` for an allocation.
+    /// Adds work to the capture of a stream. `operation` is `None` for an allocation or a free.
     pub(super) fn work(&mut self, id: Id, stream: u64, operation: Option<Operation>) -> Result<(), Code> {
         let capture = self.valid(id)?;
         capture.streams.entry(stream).or_default().tick(stream);
@@ -205,7 +205,7 @@ impl<Operation> Captures<Operation> {
         Ok(false)
     }
 
-    /// Queries an event that was recorded in a capture. This is an error and ends the capture.
+    /// Queries an event. If it was recorded in a capture, this is an error and invalidates the capture.
     pub(super) fn ask(&mut self, event: Option<&Captured>) -> Result<(), Code> {
         let Some(event) = event else { return Ok(()) };
         self.invalidate(event.id);
@@ -222,7 +222,7 @@ impl<Operation> Captures<Operation> {
         self.open.get_mut(&id).filter(|capture| !capture.broken).ok_or(CAPTURE_INVALIDATED)
     }
 
-    /// Invalidates the captures that forbid "potentially unsafe" calls to the calling thread.
+    /// Invalidates the captures that forbid "potentially unsafe" calls to the calling thread; an error if there are any.
     pub(super) fn permit(&mut self, run: u64) -> Result<(), Code> {
         let mode = own_mode(run);
         if mode == RELAXED {

@@ -2,8 +2,8 @@
 //!
 //! An *agent* (a stream, or the host) numbers its steps. For every agent, a clock holds the last step known to happen
 //! before. An edge (event wait, synchronize, enqueue) joins one clock into another. An access races with an earlier one
-//! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. All of this
-//! happens when work is *enqueued*, so the workers' timing does not matter.
+//! if they overlap, one of them writes, and the later one's clock does not contain the earlier one's step. For
+//! work, all of this happens when it is *enqueued*, so the workers' timing does not matter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::guard::{Closed, PAGE};
 use super::stack::Stack;
 use crate::sys;
 
-/// A stream's handle, or a host thread's number.
+/// The number of a stream, of the host, or of a host thread.
 pub(super) type Agent = u64;
 
 /// For every agent, the number of its last known step.
@@ -55,7 +55,7 @@ pub(super) struct Access {
     pub(super) write: bool,
     /// The operation: `h2d`, `host write`, ...
     pub(super) what: &'static str,
-    /// The call that made it.
+    /// Where it was made.
     pub(super) stack: Arc<Stack>,
     /// Whether it was part of a reported violation: the guard then no longer closes its pages.
     pub(super) reported: bool,
@@ -69,7 +69,7 @@ impl Access {
     }
 }
 
-/// The accesses to one allocation, except those that later ones cover.
+/// The accesses to one allocation that calls made, except those that later ones cover.
 #[derive(Debug, Default)]
 pub(super) struct History(Vec<Access>);
 

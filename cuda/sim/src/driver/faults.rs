@@ -1,4 +1,5 @@
-//! The handlers of SIGSEGV and SIGTRAP: an access to a closed page of page-locked memory stops here (`guard`). To open a
+//! The handlers of SIGSEGV and SIGTRAP: an access to a closed page of memory that the program sees stops here
+//! (`guard`). To open a
 //! page for one instruction, they set the processor's trap flag.
 
 use std::ffi::{c_int, c_void};
@@ -37,7 +38,7 @@ fn install() {
 fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &OnceLock<SigAction>) {
     let Some(before) = before.get() else { return };
     if sys::NO_HANDLERS.contains(&before.handler) {
-        // There was no handler. The default action ends the process when the instruction runs again.
+        // There was no handler. After a fault, the default action ends the process when the instruction runs again.
         // SAFETY: the action is the one that the process had.
         unsafe { sys::sigaction(signal, before, null_mut()) };
         return;

@@ -1,6 +1,6 @@
-//! The guard: page-locked memory is mapped twice. The device works through one mapping. The other one is the program's:
-//! its pages are closed while a copy may use them, so that an access which no synchronization orders stops at its
-//! instruction, with its call stack.
+//! The guard: page-locked and managed memory is mapped twice. The device works through one mapping. The
+//! other one is the program's: its pages are closed while the device may use them, so that an access which no
+//! synchronization orders stops at its instruction, with its call stack.
 //!
 //! Pages are coarser than copies. If a closed page is touched at a byte that no copy uses, it is opened for one
 //! instruction, and closed again (`faults`).
@@ -32,7 +32,7 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// `None` if there is no memory.
+    /// `None` if the memory cannot be made.
     pub(super) fn new(bytes: u64) -> Option<Self> {
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let length = usize::try_from(bytes).ok()?;
@@ -49,7 +49,7 @@ impl Mapping {
         Some(mapping)
     }
 
-    /// Opens all pages but these.
+    /// Sets the protection of these pages, and opens all others.
     pub(super) fn close(&mut self, closed: Vec<Closed>) {
         for &(from, to, _) in self.closed.iter().filter(|old| !closed.contains(old)) {
             self.protect(from, to, OPEN);
@@ -112,8 +112,8 @@ pub(super) fn stepped() -> Vec<(u64, u64)> {
 pub(super) enum Verdict {
     /// The fault is not the guard's.
     Foreign,
-    /// The page is open now: the access was a violation, and has been reported.
+    /// The page is open now: the access was a violation.
     Opened,
-    /// No copy uses the byte: the page is open for one instruction.
+    /// The access conflicts with nothing: the page is open for one instruction.
     Step,
 }

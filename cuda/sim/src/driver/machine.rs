@@ -1,7 +1,7 @@
 //! The driver's state, behind one lock: streams with their queues, events, allocations, clocks.
 //!
-//! Host calls that wait for work and workers that wait for events share one condition variable. Every change notifies
-//! it. This is simple, and fast enough for a few streams.
+//! Host calls that wait for work and workers that wait for events share one condition variable. Every change that
+//! they wait for notifies it. This is simple, and fast enough for a few streams.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,11 +35,11 @@ pub(super) type Core = MutexGuard<'static, State>;
 /// handles (see `FIRST_HANDLE`).
 const HOST: Agent = 1;
 const LEGACY: [u64; 2] = [2, 3];
-/// Handles of streams, events, kernels and host threads are greater than this. They are never reused, so handles of an
-/// earlier run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
+/// Handles are greater than this, except those of primary contexts and default streams. They are never reused, so handles
+/// of an earlier run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
 const FIRST_HANDLE: u64 = 0x5_0000;
-/// Device addresses begin here, in the half of the address space that user processes lack: dereferencing one on the
-/// host faults.
+/// Device addresses, except those of managed memory, begin here, in the half of the address space that user processes
+/// lack: dereferencing one on the host faults.
 const FIRST_DEVICE_ADDRESS: u64 = 0xDE00_0000_0000_0000;
 
 /// The agent of an access, its step, and its clock.
@@ -75,11 +75,11 @@ pub(super) struct State {
     events: BTreeMap<u64, Event>,
     pub(super) host: BTreeMap<u64, Allocation>,
     pub(super) device: BTreeMap<u64, Allocation>,
-    /// The allocations, of `host` and `device`, with pages that are closed to the program.
+    /// The allocations, of `host` and `device`, that are not freed and have pages closed to the program.
     closed: BTreeSet<u64>,
     hosts: BTreeMap<Agent, Clock>,
     tokens: BTreeMap<u64, Clock>,
-    /// The digest of each kernel; `None` inside until it has run.
+    /// The digest of each simulated kernel; `None` inside until it has run.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
     pub(super) captures: Captures<Operation>,
     /// The texts of loaded modules.
@@ -196,8 +196,8 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what to do with an access that a page fault stopped. If the fault is inside a call of this driver, because a
-/// result's pointer is into a closed page, it ends the process: this thread may hold the lock.
+/// Decides what to do with an access that a page fault stopped. A fault inside a call of this driver, because a result's
+/// pointer is into a closed page, is passed on, and by default ends the process: this thread may hold the lock.
 pub(super) fn stopped(address: u64, write: bool) -> Verdict {
     if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write) }
 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
-    /// Whether it is one number of 64 bits, which may be an address.
+    /// Whether it is one integer of 64 bits, which may be an address.
     pub(super) address: bool,
-    /// Whether the kernel stores at an address that it computes from this one.
+    /// Whether the entry's own code stores at an address that it computes from this one in registers.
     pub(super) written: bool,
 }
 

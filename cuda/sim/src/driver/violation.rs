@@ -1,5 +1,5 @@
-//! A violation: its sentence, and the call stacks of the accesses that it names. Also the report of a program that is not a
-//! test.
+//! A violation: its sentence, and the call stacks of the accesses that it names. Also the report of a program without
+//! `Sim`.
 
 use std::fmt::Write as _;
 use std::fs::File;

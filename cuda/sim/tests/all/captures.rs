@@ -47,7 +47,7 @@ fn start() -> (Sim, Arc<CudaContext>) {
     (sim, ctx)
 }
 
-/// Every call on a captured stream: its code, and the code of the capture's end.
+/// Calls while a stream is captured: the code of each, and the code of the capture's end.
 #[test]
 fn each_call_on_a_captured_stream_returns_its_code() {
     let (_sim, ctx) = start();

@@ -5,7 +5,8 @@
 //!   `ctx.check_err()` before a call whose error has another meaning, or use the `result` functions, which never look there.
 //! - With tracking on, a wait or a record that fails is kept in the same way, and the copy is enqueued **without its edge** and
 //!   returns `Ok`. If creating an event fails, the memory of `alloc`, `alloc_zeros` and `clone_htod` is lost.
-//! - `CudaContext::new` and `new_stream` leave the context retained, or in multi-stream mode, if their last call fails.
+//! - `CudaContext::new` leaves the context retained if its attribute query fails; `new_stream` leaves it in multi-stream mode if
+//!   creating the stream fails.
 //! - With pools, a `CudaSlice` that is dropped on a thread where its context is not current loses memory of a default stream.
 //! - A missing symbol or library panics at the first call, in drops too; ask `is_culib_present()`, or load the library first.
 

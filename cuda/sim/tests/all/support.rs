@@ -60,7 +60,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` and freed once. The driver counts an error.
+        // SAFETY: allocated in `new` and freed once.
         let _ = unsafe { result::free_host(self.pointer) };
     }
 }
@@ -99,7 +99,7 @@ pub(crate) fn slot() -> (Arc<CudaContext>, Arc<CudaStream>, CudaSlice<u8>, Pinne
     (context, stream, memory, Pinned::new(BYTES).unwrap())
 }
 
-/// Device memory, allocated on `stream`.
+/// Device memory, allocated on `stream` if there are pools.
 pub(crate) fn device(stream: &Arc<CudaStream>, bytes: usize) -> Result<CudaSlice<u8>, DriverError> {
     // SAFETY: bytes of any value are bytes.
     unsafe { stream.alloc(bytes) }
@@ -125,7 +125,8 @@ impl Edges {
     pub(crate) const ALL: Self = Self { refill: true, copied: true, consumed: true };
 }
 
-/// Runs `batches` batches. Batch `n` is filled with the byte `n`. Returns what the kernels read.
+/// Runs `batches` batches. Batch `n` is filled with the byte `n`. Returns the kernels that read them; with the real driver,
+/// `None` for each.
 pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Option<Kernel>>, DriverError> {
     let context = context()?;
     let copy = context.new_stream()?;
@@ -160,7 +161,7 @@ pub(crate) fn pipeline(sim: Control, edges: Edges, batches: u8) -> Result<Vec<Op
     Ok(kernels)
 }
 
-/// The codes that the tests inject, as cudarc's enum.
+/// The codes that the tests expect, as cudarc's enum.
 pub(crate) fn error(code: u32) -> sys::CUresult {
     match code {
         2 => sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY,

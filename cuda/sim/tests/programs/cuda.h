@@ -1,5 +1,5 @@
-// The part of NVIDIA's cuda.h that the programs here use, for machines without a toolkit. As there, macros give a call's
-// name its newest version.
+// A part of NVIDIA's cuda.h that the programs here need, for machines without a toolkit. As there, macros give a call's name
+// a later version.
 #pragma once
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-// What every program here begins with: a context, and short names for what it makes.
+// What `documented.c` and the zoo begin with: a context, and short names for what they make.
 #pragma once
 #include "cuda.h"
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { BYTES = 1 << 16, BATCHES = 7 };
 
-// Ends the program if a call fails. The faults of these programs are missing edges, never wrong calls.
+// Ends the program if a call fails. A call that a capture should refuse is made without it.
 #define CK(call) check((call), #call)
 static inline void check(CUresult result, const char *call) {
     if (result == CUDA_SUCCESS) return;

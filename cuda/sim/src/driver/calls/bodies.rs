@@ -12,7 +12,7 @@ use crate::driver::machine::{Core, State, lock};
 use crate::driver::ptx::{self, Parameter};
 
 /// Checks an operation, and enqueues its work in the stream of a handle; if `wait` is set, waits for it. If the stream is
-/// being captured, the operation goes into the graph instead.
+/// being captured, the operation goes into the graph instead, and is checked at each launch.
 pub(super) fn enqueue(
     mut core: Core,
     handle: usize,
@@ -33,8 +33,8 @@ pub(super) fn enqueue(
 }
 
 /// A copy from the host. A page-locked source is read when the copy runs, and `wait` waits for it. Any other source is
-/// staged before this returns, after the stream's earlier work if `wait` is set: the copy to the device may still be
-/// under way then ("API synchronization behavior" of the CUDA driver API).
+/// staged before this returns (or the graph's launch), after the stream's earlier work if `wait` is set: the copy to the
+/// device may still be under way then ("API synchronization behavior" of the CUDA driver API).
 pub(super) fn upload(
     mut core: Core,
     to: u64,
@@ -71,7 +71,8 @@ pub(super) fn upload(
     })
 }
 
-/// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set.
+/// A copy to the host. Returns when it is done, unless the destination is page-locked and `wait` is not set, or the copy
+/// is captured.
 pub(super) fn download(
     mut core: Core,
     to: *mut c_void,
@@ -143,7 +144,7 @@ pub(super) fn set(core: Core, to: u64, value: u8, bytes: usize, handle: usize) -
     })
 }
 
-/// Launches a simulated kernel that reads or fills a range. Counted under the real driver's name.
+/// Launches a simulated kernel that reads or fills a range. Counted as `cuLaunchKernel`.
 pub(in crate::driver) fn launch(
     launched: &mut u64,
     handle: usize,
@@ -156,7 +157,7 @@ pub(in crate::driver) fn launch(
         *launched = id;
         let stream = stream(&mut core, handle)?;
         if core.captures.of(stream).is_some() {
-            // The capture only records the kernel, so this launch never has a digest.
+            // The capture only records the kernel: there is no digest until its graph has run.
             core.kernels.insert(id, Some(Err(CAPTURE_UNSUPPORTED)));
         }
         enqueue(core, handle, false, move |core, stream| {

@@ -1,4 +1,5 @@
-//! The entry of every call: counts it, checks the context, applies an injected error.
+//! The entry of every call but `cuGetErrorName` and `cuGetErrorString`: counts it, checks the context, applies an injected
+//! error.
 
 use crate::driver::capture::{Id, UNSAFE};
 use crate::driver::codes::{
@@ -86,7 +87,7 @@ fn enter_locked(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Res
     }
 }
 
-/// Whether the context is current and alive.
+/// Whether a context is current on this thread, and alive.
 pub(super) fn current(core: &Core) -> Result<(), Code> {
     if core.current() == 0 {
         return Err(INVALID_CONTEXT);

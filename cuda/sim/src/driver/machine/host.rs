@@ -1,4 +1,4 @@
-//! The vector clock of each host thread.
+//! The vector clock of the host, or of each host thread.
 
 use std::cell::OnceCell;
 

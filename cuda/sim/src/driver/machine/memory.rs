@@ -21,7 +21,7 @@ pub(in crate::driver) struct Allocation {
     bytes: usize,
     /// `CU_MEMHOSTALLOC_*` of host memory.
     flags: u32,
-    /// The contents of device memory, until the free has run.
+    /// The contents of device memory that is not managed, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
     /// Memory that the program sees, page-locked or managed: it stays until the next run.
     mapping: Option<Mapping>,
@@ -86,7 +86,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if the range is page-locked in part.
+    /// `INVALID_VALUE` if the range is page-locked in part, or has device memory in it.
     pub(in crate::driver) fn pinned(&mut self, address: u64, bytes: usize) -> Result<Option<u64>, Code> {
         let end = address.checked_add(bytes as u64).ok_or(INVALID_VALUE)?;
         let before = self.host.range(..end).next_back();
@@ -176,7 +176,7 @@ impl State {
         Verdict::Opened
     }
 
-    /// The bytes of a range of device memory, if one allocation contains it and its free has not run.
+    /// The bytes of a range of device memory, if one allocation contains it and still has its contents.
     pub(in crate::driver) fn bytes(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
         let allocation = self.holder(Space::Device, address, bytes)?;
         let from = usize::try_from(address - allocation.base).ok()?;
@@ -196,7 +196,7 @@ impl State {
         (!allocation.freed).then_some((allocation.base, allocation.bytes))
     }
 
-    /// Adds a violation, with the stacks of what it names.
+    /// Adds a violation, with the stacks of what it names, unless it is kept already or there are too many.
     fn report(&mut self, sentence: String, stacks: Vec<(&'static str, Arc<Stack>)>) {
         let known = self.violations.iter().any(|violation| violation.sentence == sentence);
         if self.violations.len() < MOST_VIOLATIONS && !known {
@@ -359,7 +359,7 @@ impl State {
         self.free(space, base, &actor, "host free")
     }
 
-    /// Drops a device allocation's contents.
+    /// Drops a device allocation's contents, unless a race was found.
     pub(in crate::driver) fn forget(&mut self, base: u64) {
         if let Some(allocation) = self.device.get_mut(&base).filter(|allocation| !allocation.raced) {
             allocation.data = None;

@@ -127,7 +127,7 @@ impl State {
         if captured.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
     }
 
-    /// Whether a handle names the legacy default stream of a device.
+    /// Whether a stream is the legacy default stream of a device.
     pub(in crate::driver) fn is_legacy(stream: u64) -> bool {
         LEGACY.contains(&stream)
     }
@@ -281,7 +281,7 @@ impl State {
         Ok(())
     }
 
-    /// An event's last record, to query whether it was passed.
+    /// An event's last record, to query or to wait for.
     pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         let last = event.last.clone();

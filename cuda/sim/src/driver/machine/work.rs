@@ -9,7 +9,7 @@ use crate::driver::clock::Clock;
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 use crate::driver::ptx::Parameter;
 
-/// The state captured by one `cuEventRecord`. A later record of the event makes a new mark.
+/// A point in a stream, made by a `cuEventRecord` or a wait. A later record of the event makes a new mark.
 #[derive(Default)]
 pub(in crate::driver) struct Mark {
     /// When the stream passed it, with the sticky error at that time.
@@ -26,7 +26,8 @@ pub(in crate::driver) enum Work {
         to: u64,
         from: Source,
     },
-    /// `to` is in the device's mapping of page-locked memory, or in pageable memory of a caller that waits.
+    /// `to` is in the device's mapping of page-locked memory, or in pageable memory of a caller that waits or
+    /// has captured the copy.
     Download {
         to: u64,
         from: u64,
@@ -108,7 +109,7 @@ pub(in crate::driver) fn wait_passed(mut core: Core, mark: &Mark) -> (Core, Code
     }
 }
 
-/// Waits until these marks are passed. The calling host thread learns their clocks.
+/// Waits until these marks are passed. The calling host thread learns the clocks of those passed without an error.
 pub(in crate::driver) fn synchronize(mut core: Core, marks: &[Arc<Mark>]) -> Result<(), Code> {
     let mut result = Ok(());
     for mark in marks {

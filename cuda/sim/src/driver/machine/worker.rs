@@ -151,7 +151,8 @@ impl Worker {
     }
 
     /// Runs an operation in pieces. `piece` takes an offset and a length, and returns the lock and a code. An error is
-    /// sticky. An injected error applies after the first piece. After a sticky error, nothing runs.
+    /// sticky. An injected error applies after the first piece, that of a host function before it. After a
+    /// sticky error, nothing runs.
     fn operate(
         &mut self,
         mut core: Core,
@@ -243,13 +244,14 @@ fn write_device(core: &mut Core, to: u64, data: &[u8]) -> Code {
 
 fn read_host(address: u64, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
-    // SAFETY: inside a page-locked allocation that is not freed before this run's workers have ended. A simultaneous
+    // SAFETY: inside a page-locked allocation that is not unmapped before this run's workers have ended. A simultaneous
     // write there is the violation that tests look for.
     unsafe { std::ptr::copy_nonoverlapping(address as *const u8, copy.as_mut_ptr(), bytes) };
     copy
 }
 
 fn write_host(address: u64, data: &[u8]) {
-    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller that waits for this copy.
+    // SAFETY: inside a page-locked allocation (see `read_host`), or in memory of a caller that waits for this copy, or
+    // captured it and guarantees the memory at each launch.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), address as *mut u8, data.len()) };
 }

@@ -1,4 +1,4 @@
-// Page-locked memory is freed, or goes back to the program's pool, while the copy still reads it.
+// Page-locked memory is freed while the copy may still read it.
 #include "../program.h"
 
 int main(int count, char **arguments) {

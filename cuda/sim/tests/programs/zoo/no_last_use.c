@@ -1,5 +1,5 @@
-// The last use of a device slot is not recorded: the next copy overwrites what the kernel still reads. It is the use on a
-// second stream that is forgotten, say that of an evaluation.
+// The copy does not wait for one use of a device slot, that of an evaluation on a second stream: it overwrites what the
+// kernel may still read.
 #include "../program.h"
 
 int main(int count, char **arguments) {

@@ -1,4 +1,4 @@
-// The compute stream does not wait for the copy: it computes with the batch before, or with half of each.
+// The compute stream does not wait for the copy: it may compute with the batch before, or with half of each.
 #include "../program.h"
 
 int main(int count, char **arguments) {

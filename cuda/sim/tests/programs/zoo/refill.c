@@ -1,4 +1,4 @@
-// A slot is refilled before its copy is done: half of the next batch arrives.
+// A slot is refilled before its copy is done: half of the next batch may arrive.
 #include "../program.h"
 
 int main(int count, char **arguments) {
