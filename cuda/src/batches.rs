@@ -16,15 +16,17 @@ use crate::slot::DeviceBuf;
 /// The training side of an uploader: receives batches in device memory. [`Uploader::build`](crate::Uploader::build)
 /// returns it.
 ///
-/// It is the consumer of a ring. Each [`Lease`] holds a device slot, and slots come round in turn: if a lease still holds
-/// the slot of the next batch, the batch cannot be copied. [`is_held`](DeviceBatches::is_held) tells. Dropping the lease
-/// wakes [`recv_deadline`](DeviceBatches::recv_deadline) and the task of [`poll_recv`](DeviceBatches::poll_recv).
+/// It is the consumer of a ring. Each [`Lease`] holds a device slot, and slots come round in turn: if a lease still
+/// holds the slot of the next batch, the batch cannot be copied. [`is_held`](DeviceBatches::is_held) tells. Dropping
+/// the lease wakes [`recv_deadline`](DeviceBatches::recv_deadline) and the task of
+/// [`poll_recv`](DeviceBatches::poll_recv).
 ///
 /// # Errors
 ///
 /// Every receive call returns
-/// - the error that ended the uploader, or [`Error::Abandoned`] if the host slots were dropped without `finish`. The
-///   caller first receives all earlier batches. Every later call returns the same error;
+/// - the error that ended the uploader, or [`Error::Abandoned`] if the host slots were dropped without `finish` or the
+///   caller's code panicked in a copy. The caller first receives all earlier batches. Every later call returns the same
+///   error;
 /// - [`Error::Cancelled`]: the reserved slot of this batch was dropped without a commit. Returned once.
 pub struct DeviceBatches<M: 'static> {
     // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread.
@@ -42,21 +44,21 @@ impl<M: 'static> DeviceBatches<M> {
     /// Waits until the copy of the next batch has been issued, and returns the batch. Returns `None` at the end,
     /// after [`finish`](crate::HostSlots::finish).
     ///
-    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy
-    /// fails, every later CUDA call reports the error, and so does a receive call, after the batches issued by then.
+    /// The copy may still be running. The streams that use the batch wait for it; the host does not. If the copy fails,
+    /// later CUDA calls in the context report the error, and so do receive calls, after the batches issued by then.
     ///
     /// # Errors
     ///
-    /// - [`Error::SlotHeld`]: a lease holds the next device slot, the lease was leaked, or the lease was dropped
-    ///   while a stream that used it was being captured. To wait for the slot could block forever; to wait with a limit,
-    ///   use [`recv_deadline`](DeviceBatches::recv_deadline).
-    /// - [`Error::Empty`]: with `overlap(false)`, nothing was committed.
+    /// - [`Error::SlotHeld`]: a lease holds the next device slot, the lease was leaked, or the lease was dropped while
+    ///   a stream that used it was being captured. To wait for the slot could block forever; to wait with a limit, use
+    ///   [`recv_deadline`](DeviceBatches::recv_deadline).
+    /// - [`Error::Empty`]: with `overlap(false)`, the next batch is not committed.
     /// - The errors of [`DeviceBatches`].
     pub fn recv(&mut self) -> Result<Option<Lease<M>>, Error> {
         match self.try_recv() {
             Err(Error::Empty) if self.hand.is_none() => {
-                // The next slot is empty, so no lease holds it, and only receive calls make leases. This call waits for a
-                // copy, never for a lease.
+                // The next slot is empty, so no lease holds it, and only receive calls make leases. This call waits for
+                // a copy, never for a lease.
                 let received = self.ring.recv().map(keep);
                 self.lease(received.map_err(TryRecvError::from))
             }
@@ -64,7 +66,8 @@ impl<M: 'static> DeviceBatches<M> {
         }
     }
 
-    /// Returns the next batch if its copy has been issued. Does not wait. Returns `None` at the end.
+    /// Returns the next batch if its copy has been issued. Does not wait for that. Returns `None` at the end. With
+    /// `overlap(false)`, it may wait for earlier copies and for a call on another thread to end.
     ///
     /// # Errors
     ///
@@ -81,13 +84,14 @@ impl<M: 'static> DeviceBatches<M> {
     }
 
     /// Waits until the copy of the next batch has been issued or `deadline` passes, and returns the batch. Returns
-    /// `None` at the end. The release of the slot by a lease ends a part of the wait. With `overlap(false)`, the call does
-    /// not wait, because the caller itself commits the batches.
+    /// `None` at the end. It also waits for a lease to release the slot. With `overlap(false)`, it does what
+    /// [`try_recv`](DeviceBatches::try_recv) does, because the caller itself commits the batches.
     ///
     /// # Errors
     ///
     /// - [`Error::Empty`]: at the deadline, the copy has not been issued.
     /// - [`Error::SlotHeld`]: at the deadline, a lease still holds the next device slot.
+    /// - With `overlap(false)`, both at once.
     /// - The errors of [`DeviceBatches`].
     pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Lease<M>>, Error> {
         if self.hand.is_some() {
@@ -102,18 +106,18 @@ impl<M: 'static> DeviceBatches<M> {
         }
     }
 
-    /// Returns the next batch if its copy has been issued, or `None` at the end. Otherwise returns `Pending`, and
-    /// wakes the task of `cx` when the copy has been issued, or when the lease that holds the next device slot is
-    /// dropped. The copy thread calls the waker, or the thread that drops the lease: a waker must not wait for the thread
-    /// that fills the slots.
+    /// Returns the next batch if its copy has been issued, or `None` at the end. Otherwise returns `Pending`, and wakes
+    /// the task of `cx` when the copy has been issued, or when the lease that holds the next device slot is dropped.
+    /// The copy thread or a thread that uses the uploader calls the waker: a waker must not wait for the thread that
+    /// fills the slots.
     ///
     /// # Errors
     ///
     /// - [`Error::SlotHeld`]: a capture holds the slot. Nothing wakes the task when the capture ends.
     /// - [`Error::Empty`], as for [`recv`](DeviceBatches::recv), and the errors of [`DeviceBatches`].
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Lease<M>>, Error>> {
-        // Do not wait for a slot that a capture holds: nothing wakes the task. Without a copy thread, do not wait for a batch:
-        // the caller itself commits it. But wait for a lease, because another thread may drop it.
+        // Do not wait for a slot that a capture holds: nothing wakes the task. Without a copy thread, do not wait for a
+        // batch: the caller itself commits it. But wait for a lease, because another thread may drop it.
         if self.held_by_a_capture() || self.hand.is_some() && !self.ring.is_held() {
             return Poll::Ready(self.try_recv());
         }
@@ -123,7 +127,7 @@ impl<M: 'static> DeviceBatches<M> {
 
     /// Returns `true` if a lease holds the device slot of the next batch. The batch cannot be received before the lease
     /// is dropped. Also if the lease was dropped while a stream that used it was being captured: then until the first
-    /// receive call after the capture.
+    /// receive (with `overlap(false)`, also acquire) call after the capture.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.ring.is_held()
@@ -135,8 +139,8 @@ impl<M: 'static> DeviceBatches<M> {
         self.ring.depth()
     }
 
-    /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. No call may wait
-    /// for that slot, because only the next call releases it.
+    /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. No call may
+    /// wait for that slot, because only the next call releases it.
     fn held_by_a_capture(&self) -> bool {
         let before = self.next.checked_sub(self.ring.depth() as u64);
         self.shared.release_captured(Some(before.unwrap_or(u64::MAX)))

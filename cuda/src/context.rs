@@ -1,4 +1,4 @@
-//! The context of a device. Returns errors where cudarc panics.
+//! The context of a device. Returns an error where cudarc panics for lack of a driver.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::error::Error;
 /// Returns the primary context of a device. `ordinal` is the number of the device, from 0. Frameworks share this
 /// context.
 ///
-/// It does the same as [`CudaContext::new`], but returns errors where that function panics. It does not change the
-/// calling thread's current context.
+/// It does the same as [`CudaContext::new`], but returns an error where that function panics because there is no
+/// driver. It does not change the calling thread's current context.
 ///
 /// # Errors
 ///
-/// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was found.
+/// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was loaded.
 /// - [`Error::NoDevice`]: the driver has no usable device.
 /// - [`Error::Option`]: `ordinal` is out of range.
 /// - [`Error::Driver`]: a driver call failed.

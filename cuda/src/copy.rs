@@ -61,7 +61,8 @@ impl<M> Copies<M> {
         let (start, issued) = (slot.start.as_ref().map(Event::raw), slot.issued);
         // An empty batch is not copied, although the driver would accept it: there is nothing to wait for.
         let copied = (slot.len > 0).then(|| slot.copied.raw());
-        // Track the copy before it is enqueued: if a call below fails, the drop of `Copies` waits before it drops `source`.
+        // Track the copy before it is enqueued: if a call below fails, the drop of `Copies` waits before it drops
+        // `source`.
         self.running.push_back(Running { seq, start, copied, issued, source });
         let Some(copied) = copied else { return Ok(()) };
         if let Some(start) = start {
@@ -80,8 +81,8 @@ impl<M> Copies<M> {
         Ok((Current::enter(self.stream.context())?, BesideCaptures::enter()))
     }
 
-    /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if no copy runs or, unless it is to
-    /// `wait`, if the oldest still runs.
+    /// Releases the oldest copy's host slot, then calls `on_copied`. Returns `false` if no copy runs or, unless it is
+    /// to `wait`, if the oldest still runs.
     fn retire(&mut self, wait: bool) -> Result<bool, Error> {
         if let Some(copied) = self.running.front().and_then(|oldest| oldest.copied) {
             // SAFETY: the event is in a device slot, which lives as long as the ring.
@@ -212,7 +213,7 @@ impl<M: 'static> Engine<M> {
                 Poll::Pending => Err(TryRecvError::Empty),
             })?;
             // A thread cannot wait for a slot and for an event at once, so it polls the events while copies run. A
-            // batch that is committed in the meantime unparks it, and is enqueued behind those copies without a gap.
+            // batch that is committed in the meantime unparks it, and is enqueued behind those copies.
             let pause = self.copies.pause();
             match (needs, pause) {
                 (Needs::Room, _) => self.copies.make_room()?,
@@ -359,7 +360,8 @@ impl<M: 'static> Hand<M> {
         result
     }
 
-    /// Issues the copies of the committed batches, as far as device slots are free. After the last batch, ends the engine.
+    /// Issues the copies of the committed batches, as far as device slots are free. After the last batch, ends the
+    /// engine.
     pub(crate) fn pump(&self) -> Result<(), Error> {
         if self.is_within() {
             return Ok(()); // the call around this one, or the next one, copies what was committed
@@ -371,8 +373,8 @@ impl<M: 'static> Hand<M> {
         Ok(())
     }
 
-    /// Waits for the next device slot, for as long as only the caller can release it, and for the copy from the next
-    /// host slot.
+    /// Waits for the next device slot as `waiting` allows (`Forever` does not: only the caller may be able to release
+    /// it), and for the copy from the next host slot.
     pub(crate) fn wait(
         &self,
         hosts: &mut Producer<'static, HostBuf<M>>,

@@ -15,8 +15,8 @@ use libloading::os::unix;
 
 use crate::error::Error;
 
-/// The names to try, in cudarc's order: both should find the same library. `libcuda.so` exists if the development files
-/// or the toolkit's stub are installed; the driver alone installs only `libcuda.so.1`.
+/// The names to try, in cudarc's order: both should find the same library. `libcuda.so` may be the
+/// toolkit's stub, and some packages of the driver have only `libcuda.so.1`.
 #[cfg(not(windows))]
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
@@ -98,7 +98,7 @@ impl Driver {
         Err(refused.unwrap_or(Error::NoDriver { tried }))
     }
 
-    /// Refuses the toolkit's stub, so that the driver behind it in the library path is found.
+    /// Looks up the functions. Refuses the toolkit's stub, so that the driver behind it in the library path is found.
     fn of(name: &'static str, library: Library) -> Result<Self, Error> {
         macro_rules! function {
             ($function:literal) => {

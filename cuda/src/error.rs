@@ -18,12 +18,12 @@ pub(crate) fn ended(fate: &Fate) -> Error {
 
 /// The error type of this crate.
 ///
-/// An error of the driver ends an uploader. The caller still receives the batches that were copied before it. After
-/// them, every call on both sides returns the same error.
+/// A driver error in a copy ends the uploader. The training side still receives the batches before it, and then this
+/// error from every receive call. Every acquire and commit call returns it too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No CUDA driver is installed: none of the library names could be loaded.
+    /// No CUDA driver was found: none of the library names could be loaded.
     #[error(
         "no CUDA driver found; tried {}: install the NVIDIA driver, or make it visible to this container",
         names(tried)
@@ -58,7 +58,7 @@ pub enum Error {
     /// A driver call failed. CUDA may also report an error of earlier asynchronous work in this way.
     #[error("{call}: {name} ({code})")]
     Driver {
-        /// The name of the driver function.
+        /// The name of the driver function, or what is known of it if cudarc had kept the error.
         call: &'static str,
         /// The `CUresult` it returned.
         code: u32,
@@ -75,7 +75,7 @@ pub enum Error {
         /// The value that was passed.
         found: String,
     },
-    /// A function of the caller that fills or takes the bytes of a [`Stager`](crate::Stager)'s slot failed.
+    /// A function of the caller that fills a [`Stager`](crate::Stager)'s slot failed.
     #[error("the bytes of a copy could not be read or written: {message}")]
     Fill {
         /// The kind of its error.
@@ -101,8 +101,9 @@ pub enum Error {
          `into_owned`, or use a stream from `new_stream` or `default_stream`"
     )]
     PerThreadStream,
-    /// The stream is being captured into a graph. Captured work cannot wait for a copy, and the next copy cannot
-    /// wait for captured work. Use the batch on the stream that launches the graph.
+    /// The stream is being captured into a graph, or is the default stream while a blocking stream is. Captured work
+    /// cannot wait for a copy, and the next copy cannot wait for captured work. Use the batch on the stream that
+    /// launches the graph.
     #[error(
         "wanted a stream that is not being captured into a graph: use the batch on the stream that launches it"
     )]
@@ -121,22 +122,23 @@ pub enum Error {
     /// [`ReservedSlot`](crate::ReservedSlot) holds it.
     #[error("the next host slot is still being filled or copied")]
     Full,
-    /// The next batch is not ready. With `overlap(false)`, one thread both commits and receives: `recv` also returns
-    /// this error, because it would wait forever.
+    /// The next batch is not ready. With `overlap(false)`, `recv` returns this error too: the thread that receives may
+    /// be the one that commits.
     #[error("the next batch is not ready: it was not committed, or its copy was not issued yet")]
     Empty,
     /// A [`ReservedSlot`](crate::ReservedSlot) was dropped without a commit: its batch will not come. The next receive
     /// call continues after it.
     #[error("a reserved host slot was dropped without a commit: its batch will not come")]
     Cancelled,
-    /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or
-    /// [`on_copied`](crate::Uploader::on_copied) panicked. The data may be incomplete.
+    /// The [`HostSlots`](crate::HostSlots) were dropped without `finish`, or the caller's code panicked while batches
+    /// were copied ([`on_copied`](crate::Uploader::on_copied), a waker). The data may be incomplete.
     #[error(
         "the host slots were dropped without `finish`, or `on_copied` panicked: the data may be incomplete"
     )]
     Abandoned,
     /// The [`DeviceBatches`](crate::DeviceBatches) were dropped, so nothing will receive what is committed; or the
-    /// [`HostSlots`](crate::HostSlots) were, before a reserved slot was committed.
+    /// [`HostSlots`](crate::HostSlots) were without `finish`, before a reserved slot was committed; or the caller's
+    /// code panicked, as for [`Abandoned`](Error::Abandoned).
     #[error("one side of the uploader was dropped: no one receives what is committed")]
     Closed,
 }

@@ -1,4 +1,4 @@
-//! The filling side: hands out page-locked host slots in turn, to be filled by any number of threads.
+//! The filling side: hands out host slots in turn, to be filled by any number of threads.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::slot::HostBuf;
 ///
 /// It is the producer of a ring. An acquire call returns the next slot as a [`HostSlot`], which borrows this side.
 /// [`HostSlot::reserve`] converts it to a [`ReservedSlot`], which does not: several threads can then fill slots at the
-/// same time and commit them in any order. The batches are received in the order of the reservations. Threads share this
-/// side under a lock, held while a slot is acquired and reserved.
+/// same time and commit them in any order. The batches are received in the order in which the slots were acquired. To
+/// share this side between threads, hold a lock while a slot is acquired and reserved.
 ///
 /// Call [`finish`](HostSlots::finish) at the end of the data. If it is dropped without this call, the training side
 /// receives [`Error::Abandoned`] after the last batch, because the data may be incomplete.
@@ -26,19 +26,20 @@ use crate::slot::HostBuf;
 ///
 /// Every acquire call returns
 /// - the error that ended the uploader;
-/// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped;
+/// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the caller's code panicked in a
+///   copy;
 /// - [`Error::SlotHeld`]: with `overlap(false)`, a lease holds the next device slot. No other thread would copy the
 ///   batch later, so it needs that slot too.
 pub struct HostSlots<M: 'static> {
-    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread, which would wait for a
-    // batch otherwise.
+    // Fields drop in this order: `ring` must end before the last `_thread` joins the copy thread, which would wait for
+    // a batch otherwise.
     pub(crate) ring: Producer<'static, HostBuf<M>>,
     pub(crate) copying: Copying<M>,
     pub(crate) _thread: Option<ThreadShare>,
 }
 
-/// Keeps the copies going after each commit. A copy thread needs nothing: the ring wakes it. Without one, the filling side
-/// issues the copies itself, after a commit and when it is dropped.
+/// Keeps the copies going after each commit. A copy thread needs nothing: the ring wakes it. Without one, the filling
+/// side issues the copies itself, after a commit and when it is dropped.
 pub(crate) struct Copying<M: 'static> {
     pub(crate) fate: Arc<Fate>,
     /// `None` with a copy thread.
@@ -84,8 +85,8 @@ pub(crate) struct Thread(pub(crate) Option<JoinHandle<()>>);
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Code of the caller, such as a waker, may drop the last side on the copy thread. A thread cannot join itself, so it
-        // ends without being joined.
+        // Code of the caller, such as a waker, may drop the last side on the copy thread. A thread cannot join itself,
+        // so it ends without being joined.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
         if let Some(thread) = self.0.take().filter(other) {
             // A panic is ignored here: the panic hook has reported it, and both sides see the end.
@@ -105,7 +106,7 @@ impl<M: 'static> HostSlots<M> {
         now(self.slot(Waiting::Forever))
     }
 
-    /// Returns the next slot if it is free. Does not wait for another thread.
+    /// Returns the next slot if it is free. Does not wait for a slot that a thread has.
     ///
     /// # Errors
     ///
@@ -121,7 +122,8 @@ impl<M: 'static> HostSlots<M> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Full`]: the slot is still in use at the deadline.
+    /// - [`Error::Full`]: the slot is still in use at the deadline. With `overlap(false)`: a [`ReservedSlot`] holds it,
+    ///   at once.
     /// - The errors of [`HostSlots`].
     pub fn acquire_deadline(&mut self, deadline: Instant) -> Result<HostSlot<'_, M>, Error> {
         now(self.slot(Waiting::Until(deadline)))
@@ -132,7 +134,8 @@ impl<M: 'static> HostSlots<M> {
     ///
     /// # Errors
     ///
-    /// See [`HostSlots`]. [`Error::SlotHeld`] only if a capture holds the slot: nothing wakes the task then.
+    /// See [`HostSlots`]. [`Error::SlotHeld`] only while a capture holds a slot: nothing wakes the task then. With
+    /// `overlap(false)`, also [`Error::Full`]: a [`ReservedSlot`] holds the slot.
     pub fn poll_acquire(&mut self, cx: &mut Context<'_>) -> Poll<Result<HostSlot<'_, M>, Error>> {
         self.slot(Waiting::Task(cx))
     }
@@ -167,17 +170,17 @@ impl<M: 'static> HostSlots<M> {
     /// Marks the end of the data: nothing more will be acquired. The training side receives all batches that were
     /// committed or reserved, then `None`.
     ///
-    /// A [`ReservedSlot`] may still be open, on any thread. The training side waits for it.
+    /// A [`ReservedSlot`] may still be open, on any thread. The end comes after it.
     pub fn finish(self) {
         self.ring.finish();
     }
 }
 
-/// A free host slot to fill in place: page-locked memory of the uploader's slot size. It dereferences to its bytes.
-/// CUDA does not guarantee an alignment.
+/// A free host slot to fill in place: page-locked or lent memory of the uploader's slot size. It dereferences to its
+/// bytes. CUDA does not guarantee an alignment.
 ///
 /// **Dropping it does not commit the batch**: call [`commit`](HostSlot::commit). The next acquire call then returns the
-/// same slot. The slot contains bytes of an earlier batch, or zeros.
+/// same slot. The slot contains what was last written to it: at first zeros, or what lent memory contains.
 #[must_use = "a slot dropped without `commit` is not handed over"]
 pub struct HostSlot<'p, M: 'static> {
     slot: WriteSlot<'p, 'static, HostBuf<M>>,
@@ -238,9 +241,9 @@ impl<M: 'static> DerefMut for HostSlot<'_, M> {
 /// [`HostSlots`]. If both sides of the uploader are dropped, nothing waits for it.
 ///
 /// * **Dropped** without a commit: the training side receives [`Error::Cancelled`] at its position, once.
-/// * **Leaked** (`mem::forget`): the slot is never reused, and the training side waits at its position, also after
-///   [`finish`](HostSlots::finish). If the [`HostSlots`] are dropped without it, the training side receives
-///   [`Error::Abandoned`].
+/// * **Leaked** (`mem::forget`): the slot is never reused, and the training side waits at its position (without a copy
+///   thread: receives [`Error::Empty`]), also after [`finish`](HostSlots::finish). If the [`HostSlots`] are dropped
+///   without it, the training side receives [`Error::Abandoned`].
 #[must_use = "a slot dropped without `commit` is received as `Cancelled`"]
 pub struct ReservedSlot<M: 'static> {
     // `slot` drops first and cancels its batch. The drop of `copying` then issues the copies that waited for it.
@@ -258,9 +261,10 @@ impl<M: 'static> ReservedSlot<M> {
     /// - [`Error::Option`]: `len` exceeds the size of the slot.
     /// - The error that ended the uploader.
     /// - [`Error::Closed`]: the [`DeviceBatches`](crate::DeviceBatches) were dropped, or the [`HostSlots`] were without
-    ///   `finish`, and the copies have ended before this slot.
+    ///   `finish`, and the copies have ended before this slot, or the caller's code panicked in a copy.
     ///
-    /// In all cases the batch is not committed.
+    /// The batch is not committed. Exception: with `overlap(false)`, an error of a copy is returned after the commit,
+    /// and the batch may still be received.
     pub fn commit(self, len: usize, meta: M) -> Result<(), Error> {
         let Self { copying, mut slot } = self;
         slot.put(len, meta)?;

@@ -34,13 +34,14 @@ const PER_THREAD: usize = 2;
 ///
 /// Dropping the lease records an event on every stream that used the batch, and the next copy into the slot waits
 /// for these events. Drop the lease as soon as the work that reads the batch is *enqueued*. If an event cannot be
-/// recorded, the drop blocks until the stream is done; otherwise it does not block. Leases may be dropped in any
+/// recorded, the drop blocks until the stream is done; it may also block if it is the last part of the uploader, which
+/// frees the memory. Leases may be dropped in any
 /// order and on any thread. If a lease is leaked (`mem::forget`), its slot is never refilled.
 ///
 /// **If one of these streams is being captured** into a graph when the lease is dropped, the slot stays occupied,
-/// because an event recorded at this time would belong to the graph. The first receive call after the end of the
-/// capture releases the slot. Until then, a receive call that needs this slot returns [`Error::SlotHeld`]. If the
-/// uploader and its leases are dropped before, the memory of the slot is leaked.
+/// because an event recorded at this time would belong to the graph. The first receive (with `overlap(false)`, also
+/// acquire) call after the end of the capture releases the slot. Until then, a receive call that needs this slot
+/// returns [`Error::SlotHeld`]. If the uploader and its leases are dropped before, the memory of the slot is leaked.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///
@@ -53,7 +54,7 @@ pub struct Lease<M: 'static> {
 
 pub(crate) type Slot<M> = KeptSlot<'static, DeviceBuf<M>>;
 
-/// State that an uploader's leases and its receiving side share.
+/// State that an uploader's leases and its sides share.
 pub(crate) struct Shared<M: 'static> {
     pub(crate) ctx: Owner<Arc<CudaContext>>,
     pub(crate) device_depth: usize,
@@ -73,8 +74,8 @@ impl<M: 'static> Shared<M> {
         Self { ctx, device_depth, clock, elsewhere, captured: Mutex::default() }
     }
 
-    /// Releases the slots held by captures that have ended. Returns whether another capture still holds the slot of batch
-    /// `seq`; without a number, whether one holds any slot.
+    /// Releases the slots held by captures that have ended. Returns whether another capture still holds the slot of
+    /// batch `seq`; without a number, whether one holds any slot.
     pub(crate) fn release_captured(&self, seq: Option<u64>) -> bool {
         let mut captured = lock(&self.captured);
         let ended: Vec<_> = captured.extract_if(.., |slot| slot.end_uses()).collect();
@@ -99,19 +100,19 @@ impl<M: 'static> Lease<M> {
 
     /// Returns a view of the batch as elements of type `T`, for use on `stream`.
     ///
-    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that
-    /// was enqueued on `stream` before the lease was dropped. Call this method once for each stream that uses the
-    /// batch; repeated calls for one stream cost nothing. A copy of the [`View`] on any other stream fails with a driver
-    /// error.
+    /// Work enqueued on `stream` after this call runs after the copy. The slot's next copy runs after all work that was
+    /// enqueued on `stream` before the lease was dropped. Call this method once for each stream that uses the batch;
+    /// repeated calls for one stream do not wait again. A copy of the [`View`] on a stream without this call fails with
+    /// a driver error.
     ///
-    /// To use a batch in a graph, copy it to the graph's own memory before the launch. When the graph is launched again,
-    /// the slot may contain a different batch.
+    /// To use a batch in a graph, copy it to the graph's own memory before the launch. When the graph is launched
+    /// again, the slot may contain a different batch.
     ///
     /// # Errors
     ///
     /// - [`Error::OtherContext`]: the stream belongs to another context.
     /// - [`Error::PerThreadStream`]: the stream is the per-thread default stream.
-    /// - [`Error::Option`]: the size of the batch is not a multiple of the size of `T`.
+    /// - [`Error::Option`]: the size of the batch is not a multiple of the size of `T`, or that is 0.
     /// - [`Error::Captured`]: `stream` is being captured, or `stream` is the default stream and any blocking stream
     ///   is being captured. The capture stays valid.
     /// - [`Error::Driver`]: the stream could not be made to wait for the copy. Do not use the batch on this stream.
@@ -124,7 +125,7 @@ impl<M: 'static> Lease<M> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: the range is out of bounds or not aligned for `T`.
+    /// - [`Error::Option`]: the range is out of bounds, not aligned for `T`, or no multiple of its size.
     /// - The errors of [`on`](Lease::on).
     pub fn on_range<T: Element>(
         &self,
@@ -136,7 +137,7 @@ impl<M: 'static> Lease<M> {
     }
 
     /// Copies the batch to new device memory, on `stream`, for frameworks that own their memory. The host does not
-    /// wait. The slot can be refilled when this copy is complete.
+    /// wait for the copy. The slot can be refilled when this copy is complete.
     ///
     /// The method accepts the per-thread default stream, because the use of the slot ends within the call. The
     /// returned slice is bound to the stream, like every slice that cudarc allocates on it: cudarc frees the slice
@@ -151,7 +152,8 @@ impl<M: 'static> Lease<M> {
     /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
     /// - The errors of [`on`](Lease::on), except [`Error::PerThreadStream`].
     pub fn into_owned<T: Element>(self, stream: &Arc<CudaStream>) -> Result<CudaSlice<T>, Error> {
-        // `stream` may be the per-thread default stream: this call also drops `self`, so the use ends on the same thread.
+        // `stream` may be the per-thread default stream: this call also drops `self`, so the use ends on the same
+        // thread.
         let view = self.view::<T>(0..self.len(), stream)?;
         if view.is_empty() {
             let (wanted, found) = ("a batch with bytes".to_string(), "an empty one".to_string());
@@ -203,7 +205,8 @@ impl<M: 'static> Lease<M> {
         self.len() == 0
     }
 
-    /// Returns the sequence number of the batch, starting at 0, in commit order.
+    /// Returns the sequence number of the batch, starting at 0, in the order in which slots were acquired. A cancelled
+    /// one counts.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.slot().seq()
@@ -225,8 +228,8 @@ impl<M: 'static> Lease<M> {
         meta
     }
 
-    /// Returns the time of the copy. Does not wait. Returns `None` if the copy is still running, if the batch is
-    /// empty, or if copies are not timed ([`times`](crate::Uploader::times)).
+    /// Returns the time of the copy. Does not wait. Returns `None` if the copy is still running, if the batch is empty,
+    /// or if copies are not timed ([`times`](crate::Uploader::times), [`on_copied`](crate::Uploader::on_copied)).
     ///
     /// # Errors
     ///

@@ -2,19 +2,20 @@
 //! slots, and a copy stream. And weights, into memory that the caller allocated.
 //!
 //! * [`Uploader`] builds the two sides: the reading side fills [`HostSlots`], and the training side receives
-//!   [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are [`twinbuf_core::Ring`]s.
+//!   [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are
+//!   [`twinbuf_core::HeapRing`]s.
 //! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a
 //!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that
 //!   stream. For other frameworks use [`on_raw`](Lease::on_raw), or [`into_owned`](Lease::into_owned) if they need a
 //!   [`CudaSlice`](cudarc::driver::CudaSlice).
-//! * A [`Stager`] copies between the host and memory of the caller's, in pieces of any size, within a scope that borrows
-//!   both.
-//! * Between the first batch and the last, only the copy thread waits on the host, asleep, and the device is never
+//! * A [`Stager`] copies between the host and device memory of the caller's, in pieces of any size, within a scope that
+//!   borrows both.
+//! * Between the first batch and the last, only the copy thread waits for the device, asleep, and the device is not
 //!   synchronized as a whole. Exceptions: [`Lease::wait_copied`]; with `overlap(false)`, which has no copy thread, the
-//!   calls that issue copies; dropping the second side joins the copy thread; dropping a lease waits for a stream on
-//!   which no event can be recorded.
-//! * The caller's context is not changed: event tracking, the count of streams, the calling thread's current context,
-//!   and captures on other threads stay as they are.
+//!   calls of both sides; dropping the second side joins the copy thread; dropping a lease waits for a stream on which
+//!   no event can be recorded; the allocation of [`Lease::into_owned`] may wait.
+//! * The caller's context is not changed: event tracking, the count of streams, the calling thread's current context
+//!   and, with a [copy stream](Uploader::copy_stream), captures stay as they are.
 //! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], never a
 //!   panic.
 //! * It does **not** read files, convert numbers or make tensors: a batch is bytes plus a value of the caller's type.
@@ -32,7 +33,7 @@
 //!     for step in 0..100 {
 //!         let mut slot = slots.acquire()?; // page-locked memory; its previous copy is done
 //!         slot[..4096].fill(7); // read a batch into it
-//!         slot.commit(4096, step)?; // the copy starts in the background
+//!         slot.commit(4096, step)?; // copied in the background
 //!     }
 //!     slots.finish();
 //!     Ok::<(), Error>(())
@@ -41,15 +42,15 @@
 //! while let Some(batch) = batches.recv()? {
 //!     let view = batch.on::<f32>(&stream)?; // this stream waits for the copy; the host does not
 //!     // launch kernels on `stream` that read `view`
-//!     assert_eq!((view.len(), *batch.meta()), (1024, 0));
+//!     assert_eq!((view.len(), *batch.meta()), (1024, batch.seq()));
 //! } // dropped: the slot is refilled once the stream is done with it
 //! # Ok::<(), Error>(())
 //! ```
 //!
 //! # The edges
 //!
-//! The copy engine and the compute streams run independently: each could overwrite what another still reads. Exactly
-//! three waits prevent that, shown for host slot `h` and device slot `d`:
+//! The reader, the copy engine and the compute streams run independently: one could overwrite what another still reads,
+//! or read too early. Three waits prevent that, shown for host slot `h` and device slot `d`:
 //!
 //! ```text
 //! reader        fill h ───┐                                  ┌── fill h again
@@ -62,10 +63,12 @@
 //!                  of the last use                                  (lease dropped)
 //! ```
 //!
-//! 1. **The host waits for `copied`** before the reader refills `h`: the copy thread queries the event, or blocks on
-//!    it. A host function on the stream could not do this, because it does not run after an error.
-//! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`], once per stream.
-//! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams.
+//! 1. **The host waits for `copied`** before the reader refills `h`: the copy thread (without one, the calling thread)
+//!    queries the event, or blocks on it. A host function on the stream could not do this, because it does not run
+//!    after an error.
+//! 2. **Every stream that uses the batch waits for `copied`**: [`Lease::on`] and its siblings, once per stream.
+//! 3. **The copy stream waits for `consumed`**. Dropping the lease records this event on each of those streams, or
+//!    the next receive after the capture of one.
 //!
 //! In these edges, cudarc's event tracking is not involved: they are the same with it on or off.
 #![deny(missing_docs)]

@@ -1,4 +1,4 @@
-//! The memory of slots: page-locked (allocated here or by the caller), and on the device.
+//! The memory of slots: on the host (page-locked here, or the caller's), and on the device.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::driver::check;
 use crate::error::Error;
 use crate::lent::{Host, Lender};
 
-/// A device slot's memory, freed in the copy stream. Not cudarc's `CudaSlice`: that creates two events for cudarc's
-/// tracking.
+/// A device slot's memory, freed after the copy stream's work. Not cudarc's `CudaSlice`: that creates two events for
+/// cudarc's tracking.
 pub(crate) struct DeviceBytes {
     start: CUdeviceptr,
     stream: Arc<Stream>,

@@ -52,7 +52,8 @@ impl StagerBuilder {
         self
     }
 
-    /// Sets the number of slots for each thread, 1 to 65536. Default: 2, one being filled while the other one is copied.
+    /// Sets the number of slots for each thread, 1 to 65536. Default: 2, one being filled while the other one is
+    /// copied.
     pub fn depth(mut self, slots: usize) -> Self {
         self.depth = slots;
         self
@@ -68,8 +69,9 @@ impl StagerBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Option`] if a number is out of range; [`Error::Driver`] if there is not enough memory or the driver
-    /// fails. Everything allocated before the error is freed.
+    /// [`Error::Option`] if a number is out of range; [`Error::NoDriver`], [`Error::NotADriver`] or
+    /// [`Error::StubDriver`] if no usable driver was loaded; [`Error::Driver`] if there is not enough memory or the
+    /// driver fails. Everything allocated before the error is freed.
     pub fn build(self) -> Result<Stager, Error> {
         let Self { ctx, slot_bytes, depth, fill_threads } = self;
         for (option, range, found) in [
@@ -105,15 +107,15 @@ impl StagerBuilder {
 
 /// Copies between the host and device memory of the caller's, through page-locked slots.
 ///
-/// All copies happen within a [`scope`](Stager::scope), as threads do in [`std::thread::scope`]. Fill threads read or copy
-/// into the slots in parallel, each slot is one copy for every run of adjacent destinations, and the copies run on a
-/// separate stream while the next slots are being filled.
+/// All copies are asked for within a [`scope`](Stager::scope), as threads are in [`std::thread::scope`]. Fill threads
+/// read or copy into the slots in parallel, each slot is one copy for every run of adjacent destinations, and the
+/// copies run on a separate stream while the next slots are being filled.
 ///
 /// * **Destinations and sources are borrowed until the end of the scope**, also if a value is leaked with
 ///   [`mem::forget`]: no safe code frees or uses memory under a running copy.
 /// * The copies come after the work that is in the scope's stream, and the stream's later work comes after the copies.
-///   The host waits only until the slots have been filled and the copies enqueued.
-/// * If a fill or a driver call fails, the copies that were issued are waited for before the error is returned.
+///   The host waits until the slots have been filled and the copies enqueued, and for the bytes of offloads.
+/// * If a fill or a driver call fails, the copies that were issued are waited for before `scope` returns the error.
 /// * Slots are allocated once: keep a stager for many scopes. Threads are started by each scope.
 ///
 /// # Examples
@@ -130,7 +132,7 @@ impl StagerBuilder {
 ///
 /// let mut stager = Stager::new(&ctx).slot_bytes(32 << 20).fill_threads(4).build()?;
 /// stager.scope(&stream, |to| {
-///     // Called by several threads, each for a part.
+///     // Called for each part that fits in a slot, by several threads.
 ///     # #[cfg(unix)]
 ///     to.upload_with(|at, out| std::os::unix::fs::FileExt::read_exact_at(&file, out, at as u64), weights.as_view_mut())?;
 ///     to.upload(&ones, bias.as_view_mut())
@@ -171,20 +173,20 @@ impl Stager {
         StagerBuilder { ctx: Owner::new(ctx.clone()), slot_bytes: 8 << 20, depth: 2, fill_threads: 4 }
     }
 
-    /// Calls `work`, which says what to copy. When this returns, every fill is done and every upload is enqueued: work that
-    /// is enqueued on `stream` from then on finds the data.
+    /// Calls `work`, which says what to copy. When this returns `Ok`, every fill and offload is done and every upload
+    /// is enqueued: work that is enqueued on `stream` from then on finds the data.
     ///
     /// `stream` is the stream that uses the memory. As with cudarc's own copies on it, the uses of that memory on other
-    /// streams are ordered by cudarc's event tracking, or by the caller if that is off. It may be the per-thread default
-    /// stream.
+    /// streams are ordered by cudarc's event tracking, or by the caller if that is off. It may be the per-thread
+    /// default stream.
     ///
     /// # Errors
     ///
     /// The error that `work` returns; otherwise the first one of a copy: [`Error::Fill`], [`Error::Driver`],
-    /// [`Error::Spawn`] if a thread cannot be started; [`Error::OtherContext`]; [`Error::Captured`] if `stream` is being
-    /// captured, at the beginning, in between or at the end. The capture stays valid. After an error no copy is running,
-    /// and the contents of the destinations are unspecified. The stager can be used again, unless the driver failed to
-    /// wait for the copies: every later call then returns that error, and the slots are leaked.
+    /// [`Error::Spawn`] if a thread cannot be started; [`Error::OtherContext`]; [`Error::Captured`] if `stream` is
+    /// being captured, at the beginning, in between or at the end. The capture stays valid. After an error none of its
+    /// copies is running, and the contents of the destinations are unspecified. The stager can be used again, unless
+    /// the driver failed to wait for the copies: every later call then returns that error, and the slots are leaked.
     ///
     /// # Panics
     ///

@@ -13,13 +13,13 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyTime {
-    /// The start of the copy. It is never before the copy was issued, and never so late that the copy would end in
-    /// the future. Within these bounds, it is as accurate as the device's clock. The two clocks are aligned once,
-    /// when the uploader is built, and then drift apart. CUDA reports times as a 32-bit float in milliseconds: the
-    /// resolution is 0.06 ms after ten minutes, and 0.25 ms after an hour.
+    /// The start of the copy. It is never before the copy was issued, and otherwise never so late that the copy would
+    /// end in the future. Within these bounds, it is as accurate as the device's clock. The two clocks are aligned
+    /// once, when the uploader is built, and then drift apart. CUDA reports times as a 32-bit float in milliseconds:
+    /// the resolution is 0.06 ms after ten minutes, and 0.25 ms after an hour.
     pub start: Instant,
     /// The duration of the copy, measured by the events before and after it, accurate to about half a microsecond.
-    /// On an idle stream, the first event completes before the copy is enqueued; the duration then includes the
+    /// On an idle stream, the first event may complete before the copy is enqueued; the duration then includes the
     /// microseconds that the host needs to enqueue the copy. Without a copy stream
     /// ([`Uploader::copy_stream`](crate::Uploader::copy_stream)) it may include work that other threads enqueue
     /// meanwhile.

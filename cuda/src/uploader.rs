@@ -19,15 +19,15 @@ use crate::time::{Clock, Copied, OnCopied};
 
 /// Builds the two sides of an upload: [`HostSlots`] and [`DeviceBatches`].
 ///
-/// [`build`](Uploader::build) allocates all memory: `host_depth × slot_bytes` of page-locked host memory and
-/// `device_depth × slot_bytes` of device memory. Nothing is allocated per batch. Page-locking takes long compared with
-/// a batch, so keep an uploader for many epochs. The host slots are on the NUMA node of the thread that calls `build`,
-/// unless a policy (`numactl`) chooses another. On a machine with several nodes, call `build` on a thread bound near
-/// the device.
+/// [`build`](Uploader::build) allocates the slots: `host_depth × slot_bytes` of page-locked host memory (unless they
+/// are lent) and `device_depth × slot_bytes` of device memory. Only [`Lease::into_owned`](crate::Lease::into_owned)
+/// allocates memory per batch. Page-locking takes long compared with a batch, so keep an uploader for many epochs. On
+/// Linux, the host slots are on the NUMA node of the thread that calls `build`, unless a policy (`numactl`) chooses
+/// another. On a machine with several nodes, call `build` on a thread bound near the device.
 ///
 /// A device that other code resets (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) takes the slots' memory and events
-/// with it. Drop all uploaders, leases and stagers before: afterwards their calls return errors, and on the CPU the host
-/// slots are no longer mapped.
+/// with it. Drop all uploaders, leases and stagers before: afterwards their calls return errors, and on the CPU the
+/// page-locked slots are no longer mapped.
 ///
 /// In a forked child process neither CUDA nor the copy thread works. Forget both sides there (`mem::forget`), because
 /// dropping them joins that thread. (`twinbuf`'s loader does this.)
@@ -68,7 +68,7 @@ pub struct Uploader {
 
 impl Uploader {
     /// Creates a builder for an uploader in this context. `slot_bytes` is the maximum size of a batch in bytes, at
-    /// least 1. Defaults: two host slots, two device slots, a copy thread, no timing.
+    /// least 1. Defaults: two host slots, two device slots, a copy thread, a copy stream, no timing.
     pub fn new(ctx: &Arc<CudaContext>, slot_bytes: usize) -> Self {
         Self {
             ctx: Owner::new(ctx.clone()),
@@ -91,9 +91,9 @@ impl Uploader {
         self
     }
 
-    /// Sets the number of host slots, at least 1. Default: 2, or the number of [`host_slots`](Self::host_slots). With one
-    /// slot, reading does not overlap with copying; with several filling threads, one more than threads keeps all of them
-    /// busy. [`build`](Self::build) returns [`Error::Option`] for 0.
+    /// Sets the number of host slots, at least 1. Default: 2, or the number of [`host_slots`](Self::host_slots). With
+    /// one slot, reading does not overlap with copying; with several filling threads, take one slot more than there are
+    /// threads. [`build`](Self::build) returns [`Error::Option`] for 0.
     pub fn host_depth(mut self, slots: usize) -> Self {
         self.host_depth = Some(slots);
         self
@@ -107,27 +107,28 @@ impl Uploader {
     }
 
     /// Sets whether a copy thread issues the copies. Default: `true`. With `false`,
-    /// [`commit`](crate::ReservedSlot::commit) issues them, and no call waits for another thread: use this to drive both
-    /// sides from one thread.
+    /// [`commit`](crate::ReservedSlot::commit) and later calls of both sides issue them, on the calling thread: use
+    /// this to drive both sides from one thread.
     pub fn overlap(mut self, overlap: bool) -> Self {
         self.overlap = overlap;
         self
     }
 
-    /// Sets whether the copies have a stream of their own. Default: `true`. With `false`, they are issued on the context's
-    /// default stream ([`CudaContext::default_stream`]), in order with the work on it: a copy does not overlap with
-    /// computing there. Use this to measure what the copy stream gains. The slots and the waits stay the same.
+    /// Sets whether the copies have a stream of their own. Default: `true`. With `false`, they are issued on the
+    /// context's default stream ([`CudaContext::default_stream`]), in order with the work on it: a copy does not
+    /// overlap with computing there. Use this to measure what the copy stream gains. The slots and the waits stay the
+    /// same.
     ///
     /// A stream that does not synchronize with the default stream, such as one of [`CudaContext::new_stream`], still
-    /// overlaps with copies. While a stream that does is being captured, make no call and drop nothing of this uploader:
-    /// that would invalidate the capture, and the uploader ends with [`Error::Driver`]. The times of copies may include
-    /// work that other threads enqueue on the default stream meanwhile: compare wall times.
+    /// overlaps with copies. While a stream that does is being captured, make no call and drop nothing of this
+    /// uploader: that would invalidate the capture, and the uploader ends with [`Error::Driver`]. The times of copies
+    /// may include work that other threads enqueue on the default stream meanwhile: compare wall times.
     pub fn copy_stream(mut self, copy_stream: bool) -> Self {
         self.copy_stream = copy_stream;
         self
     }
 
-    /// Sets whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). Timing costs one more event per
+    /// Sets whether each copy is timed, for [`Lease::copied`](crate::Lease::copied). Timing costs one more record per
     /// batch, and timing events are slower. Default: `false`. With [`on_copied`](Uploader::on_copied), copies are
     /// always timed.
     pub fn times(mut self, times: bool) -> Self {
@@ -135,25 +136,28 @@ impl Uploader {
         self
     }
 
-    /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on
-    /// the copy thread, or inside `acquire` with `overlap(false)`. Empty batches are not copied and cause no call.
-    /// If `on_copied` panics, the uploader ends with [`Error::Abandoned`].
+    /// Calls `on_copied` for each completed copy, in order, after its host slot was released. The call is made on the
+    /// copy thread, or inside a call of either side with `overlap(false)`. Empty batches are not copied and cause no
+    /// call. If `on_copied` panics, the training side receives [`Error::Abandoned`], and the filling side
+    /// [`Error::Closed`].
     ///
-    /// The call is made when the copies are next polled: soon with a copy thread, and after one further batch per
-    /// slot with `overlap(false)`. There is no call for a copy that is still running when the [`DeviceBatches`] are
-    /// dropped, or, with `overlap(false)`, when the [`HostSlots`] are dropped without [`finish`](HostSlots::finish).
-    /// To get the time of one batch without this delay, use [`Lease::copied`](crate::Lease::copied).
+    /// The call is made when the copies are next polled: soon with a copy thread, and at most one further batch per
+    /// host slot later with `overlap(false)`. There is no call for a copy that was not yet polled as complete when the
+    /// [`DeviceBatches`] are dropped or an error ends the uploader. To get the time of one batch without this delay,
+    /// use [`Lease::copied`](crate::Lease::copied).
     pub fn on_copied(mut self, on_copied: impl FnMut(Copied) + Send + 'static) -> Self {
         self.on_copied = Some(Box::new(on_copied));
         self
     }
 
-    /// Allocates the slots and starts the copy thread. `M` is the type of the value committed with each batch.
+    /// Allocates the slots and starts the copy thread, if there is to be one. `M` is the type of the value committed
+    /// with each batch.
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: a depth or a size is out of range, or a lent host slot is smaller than the slot size.
-    /// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was found.
+    /// - [`Error::Option`]: a depth or a size is out of range, a lent host slot is smaller than the slot size, or
+    ///   `host_depth` is not the number of lent slots.
+    /// - [`Error::NoDriver`], [`Error::NotADriver`], [`Error::StubDriver`]: no usable driver was loaded.
     /// - [`Error::Driver`]: a driver call failed, for example because there is not enough memory.
     /// - [`Error::Spawn`]: the system could not start the copy thread.
     ///

@@ -1,5 +1,5 @@
-//! Measures uploads on the machine's GPU. Each figure is a line of JSON, printed as soon as it is measured: the output
-//! is complete lines whenever the run is stopped.
+//! Measures uploads on the machine's GPU. Each entry is a line of JSON, printed as soon as it is measured: the lines before
+//! a stop are complete.
 //!
 //! `cargo run --release -p twinbuf-cuda --example gpu_report`; `-- --quick` for a short one; `-- SECTION...` for a part.
 //! `-- promises FOLDER` compares the figures in that folder with what the crate promises.
@@ -48,7 +48,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 pub(crate) struct Extent {
     /// Sizes of copies, in bytes.
     pub(crate) sizes: Vec<usize>,
-    /// Each figure is the median of this number of rounds.
+    /// The number of rounds of a measurement; most figures are medians over them.
     rounds: usize,
     /// Bytes that a round copies, within [`Self::MOST`] copies. A round must be much longer than the wake-ups of
     /// threads at its ends, which an uploader has and a plain copy does not.
@@ -59,7 +59,7 @@ pub(crate) struct Extent {
     large: usize,
     /// Bytes of a stager's slot.
     slot: usize,
-    /// The three-stage runs' longest stage.
+    /// The longest stage of a three-stage run, at most.
     stage: Duration,
     /// The target duration of that stage for all batches: long compared with one batch's time in the other two.
     epoch: Duration,
@@ -105,7 +105,7 @@ pub(crate) struct Bench {
 type Line<'a> = &'a mut dyn FnMut(Result<Value>);
 type Section = fn(&Bench, Line<'_>);
 
-/// The sections, in the order of a whole run: the most important first.
+/// The sections, in the order of a whole run.
 pub(crate) const SECTIONS: [(&str, Section); 13] = [
     ("machine", |bench, line| line(machine(&bench.ctx))),
     ("captures", |bench, line| captures::captures(&bench.ctx, line)),

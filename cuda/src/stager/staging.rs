@@ -17,8 +17,8 @@ use crate::lease::Element;
 
 /// Says what to copy in a [scope](crate::Stager::scope).
 ///
-/// Each call returns as soon as its pieces are in slots, some of them perhaps not handed over yet. A call waits for a free
-/// slot if all of them are being filled or copied.
+/// Each call returns as soon as its pieces have slots, some of them perhaps not handed over yet. A call waits for a
+/// free slot if all of them are being filled or copied.
 ///
 /// Memory is named by cudarc's views: `slice.as_view_mut()`, `slice.slice_mut(8..16)`, the parts of
 /// `slice.as_view_mut().chunks_exact_mut(8)`, `slice.as_view()`.
@@ -26,8 +26,8 @@ use crate::lease::Element;
 /// # Errors
 ///
 /// Each call returns [`Error::Option`] if the two lengths differ, [`Error::OtherContext`], [`Error::Captured`] if the
-/// scope's stream is being captured, and any error of a copy that was asked for earlier. An error other than the first two
-/// is also the scope's, whatever the closure returns.
+/// scope's stream is being captured, [`Error::Driver`], and the error of an earlier call's copy that has failed by
+/// then. An error other than the first two is also the scope's if the closure returns `Ok`.
 pub struct Staging<'s, 'env: 's> {
     pub(super) copies: &'s Stream,
     pub(super) used: Used<'env>,
@@ -56,9 +56,9 @@ impl<'s, 'env> Staging<'s, 'env> {
 
     /// Copies what `fill` writes to device memory.
     ///
-    /// `fill(at, out)` writes the bytes from byte `at` on to all of `out`, which contains other data before: it reads them
-    /// from a file, or converts them. It is called for each part of the destination once, by several threads at a time if
-    /// the destination is longer than a slot.
+    /// `fill(at, out)` writes the bytes from byte `at` on to all of `out`, which contains other data before: it reads
+    /// them from a file, or converts them. It is called for each part of the destination once, by several threads at a
+    /// time if the destination spans slots.
     ///
     /// # Errors
     ///
@@ -83,8 +83,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         self.add(device, len, Way::Upload, |at, _| Host::Fill(fill.clone(), at))
     }
 
-    /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in `out`
-    /// when [`Stager::scope`](crate::Stager::scope) returns.
+    /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in
+    /// `out` when [`Stager::scope`](crate::Stager::scope) returns.
     ///
     /// # Errors
     ///
@@ -142,8 +142,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// Packs `len` bytes of device memory, from `device` on, into slots. `host(offset, len)` returns the host's end of a
-    /// piece.
+    /// Packs `len` bytes of device memory, from `device` on, into slots. `host(offset, len)` returns the host's end of
+    /// a piece.
     fn add(
         &mut self,
         device: CUdeviceptr,
@@ -183,8 +183,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         Ok(())
     }
 
-    /// Whether the driver has one allocation for these bytes. Allocations may follow each other, and a copy must not cross
-    /// from one to the next.
+    /// Whether the driver has one allocation for these bytes. Allocations may follow each other, and a copy must not
+    /// cross from one to the next.
     fn is_in_one_allocation(&mut self, bytes: Range<CUdeviceptr>) -> bool {
         let within = |all: &Range<CUdeviceptr>| all.start <= bytes.start && bytes.end <= all.end;
         if !within(&self.allocation) {
@@ -206,8 +206,8 @@ impl<'s, 'env> Staging<'s, 'env> {
         order.commit().map_err(|_closed| ended(self.fate))
     }
 
-    /// Hands the last slot over, if the caller's work has succeeded, and ends the ring of orders. The fill threads first
-    /// finish the orders that are in it.
+    /// Hands the last slot over, if the caller's work has succeeded, and ends the ring of orders. The fill threads
+    /// first finish the orders that are in it.
     pub(super) fn finish(mut self, worked: bool) -> Used<'env> {
         // The result is ignored: `fate` has the error of this call, or of the fill threads that have ended.
         let _ = if worked { self.dispatch() } else { Ok(()) };

@@ -1,4 +1,4 @@
-//! Captures of streams into graphs: each call of the API while a stream is being captured, in every mode. No call
+//! Captures of streams into graphs: calls of the API while a stream is being captured, in every mode. No call
 //! breaks the capture, and the uploader works afterwards.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
@@ -56,7 +56,7 @@ impl Scene {
 
 type Call = fn(&mut Scene);
 
-/// Each call of the API.
+/// Calls of the API.
 const CALLS: [(&str, Call); 14] = [
     ("context", |_| drop(twinbuf_cuda::context(0).unwrap())),
     ("build and drop", |scene| {

@@ -1,4 +1,5 @@
-//! Every driver call fails in turn, once or permanently: a typed error in order, everything freed, no hang.
+//! Every driver call fails in turn, once or permanently: a typed error in order, no hang, and everything freed if the
+//! driver works again.
 #![allow(clippy::cast_possible_truncation)] // of small counts
 
 use std::sync::Arc;

@@ -40,7 +40,7 @@ pub(crate) fn start_software() -> Option<(Sim, Arc<CudaContext>)> {
     (!sim.is_real()).then_some((sim, ctx))
 }
 
-/// A test that takes longer hangs. By default a hundred times the longest test, for busy machines.
+/// A test that takes longer hangs. Default: 20 minutes, for busy machines.
 fn hung() -> Duration {
     let seconds = std::env::var("TWINBUF_HUNG_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(1200))
