@@ -13,11 +13,11 @@ impl Records {
     /// (`DType::U16`, see `data/openwebtext/prepare.py`), or 32-bit token IDs (`DType::U32`). `cut` sets how
     /// elements become records; a row is one element.
     ///
-    /// Without a header, the call can check only the size of the files. It also refuses files that start like
-    /// another format, because their headers would be read as elements: the formats that this crate opens, archives
-    /// and compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures,
-    /// sound, documents, programs, and, unless the elements have one byte, JSON lines and other text.
-    /// [`Options::header`] skips a header.
+    /// The call checks the size of the files, and refuses those that start like a format it knows,
+    /// because their headers would be read as elements: most formats that this crate opens, and
+    /// common ones of archives and compressed files, tables and databases (such as HDF5, Parquet
+    /// and Arrow), pickles, pictures, sound, documents, programs, and, unless the elements have one
+    /// byte, JSON lines and other text. [`Options::header`] skips a header.
     ///
     /// # Errors
     ///
@@ -25,7 +25,8 @@ impl Records {
     /// - [`Error::TooShort`]: a file contains less than one record.
     /// - [`Error::ZeroRecord`], [`Error::ZeroStride`]: the window or the stride is 0.
     /// - [`Error::Format`]: a file has another format.
-    /// - The remaining errors of [`Options::open`](crate::Options::open).
+    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// See [`Cut`] for an example.
     pub fn open_headerless(
@@ -81,8 +82,8 @@ const MEMBERS: &str = "open an array of it with `Records::open_npz`, or save its
 const NOTHING: &str = "it has no records";
 const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
 
-/// Known formats: the offset and the bytes of the magic, the name of the format, and what to do with such a file. Fewer
-/// than four bytes could also be tokens, so the entry of a short magic includes more of the header.
+/// Known formats: the offset and the bytes of the magic, the name of the format, and what to do
+/// with such a file. A short magic could also be tokens, so its entry includes more of the header.
 const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x93NUMPY", "numpy's .npy", "open it with `Records::open_npy`"),
     // `HEADERS_INFO` in llm.c's `dev/data/data_common.py`: magic and version.
@@ -103,8 +104,9 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
     (0, b"PAR1", "Parquet", TABLE),
     (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
-    // Pickles of protocol 4 and 5, if they start with a frame, which every pickler writes. Of protocol 2 and 3, only
-    // pickles of a dict and of a list, and those of torch.save.
+    // Pickles of protocol 4 and 5, if they start with a frame, which Python writes unless they are
+    // tiny. Of protocol 2, only pickles of a dict and of a list, and those of torch.save; of
+    // protocol 3, only those of a dict.
     (0, b"\x80\x04\x95", "a Python pickle", PARSE),
     (0, b"\x80\x05\x95", "a Python pickle", PARSE),
     (0, b"\x80\x02}q\0", "a Python pickle", PARSE),
@@ -172,7 +174,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
     (length < len && little(8, 4)? == u64::from(masked)).then_some(("TFRecord", PARSE))
 }
 
-/// Recognizes text in UTF-8 without control characters.
+/// Recognizes text in UTF-8 without control characters other than tabs, line ends and form feeds.
 fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
     let text = match std::str::from_utf8(front) {
         // `front` may end within a character: look at the text before it.

@@ -34,7 +34,8 @@ impl Records {
     /// - [`Error::Mixed`]: one file has 16-bit tokens and another has 32-bit tokens.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`], as for
     ///   [`open_headerless`](Self::open_headerless).
-    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
+    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Records};

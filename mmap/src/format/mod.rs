@@ -1,4 +1,4 @@
-//! File formats: where an array in C order is in a file, and how it is cut into records.
+//! File formats: where the records or tensors of a file are.
 
 #[cfg(feature = "safetensors")]
 mod gguf;
@@ -76,7 +76,7 @@ impl Cut {
     }
 }
 
-/// An array in C order in a file, as its header describes it.
+/// An array in C order in a file.
 struct Array {
     /// The offset of its first byte.
     offset: u64,

@@ -46,8 +46,8 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// The call returns the errors of [`open_npz`](Self::open_npz) that concern the archive. The item of an array
-    /// contains the errors that concern the array.
+    /// The call returns the errors of [`open_npz`](Self::open_npz) that concern the archive. The
+    /// item of an array contains the others.
     ///
     /// ```no_run
     /// use twinbuf_mmap::{Cut, Records};
@@ -110,7 +110,7 @@ struct Archive<'a> {
     arrays: BTreeMap<String, Place>,
 }
 
-/// Where an array is in the archive, or how it was compressed.
+/// Where an array is in the archive, or its compression or encryption.
 type Place = Result<ZipArchiveEntryWayfinder, String>;
 
 impl<'a> Archive<'a> {

@@ -12,9 +12,10 @@ use crate::{DType, Error};
 /// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the
 /// next.
 ///
-/// A `RaggedRecords` is an immutable description, and any number of threads can share it. It uses 8 bytes of memory
-/// per record. [`Options::open`](crate::Options::open) documents how many data files stay open. Pass
-/// [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read batches, as for [`Records`](crate::Records).
+/// A `RaggedRecords` is an immutable description, and any number of threads can share it. It uses
+/// about 8 bytes of memory per record. [`Options::open`](crate::Options::open) documents how many
+/// data files stay open. Pass [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read
+/// batches, as for [`Records`](crate::Records).
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, RaggedRecords};
@@ -63,7 +64,7 @@ impl RaggedRecords {
     /// - [`Error::Format`]: the index contains another type, is not one-dimensional or has fewer than two offsets; an
     ///   offset is negative or less than the previous offset; or the last offset is not the size of the data file.
     /// - The errors of [`Records::open_npy`](crate::Records::open_npy) for the index.
-    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
+    /// - The remaining errors of [`Options::open`](crate::Options::open).
     pub fn open_indexed<P: AsRef<Path>, Q: AsRef<Path>>(
         pairs: impl IntoIterator<Item = (P, Q)>,
     ) -> Result<Self, Error> {
@@ -90,7 +91,8 @@ impl RaggedRecords {
     /// - [`Error::Format`]: the index is invalid or has no sequence; a length is negative; a sequence does not start at
     ///   the end of the previous sequence; or the size of the index or of the data file does not match the index.
     /// - [`Error::Mixed`]: the files have different token types.
-    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
+    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    ///   [`Error::Truncated`]: an index cannot be read.
     pub fn open_megatron(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         // Append `.bin` instead of replacing an extension: a prefix may have a dot in it.
         let data = paths.into_iter().map(|path| match path.as_ref() {

@@ -30,7 +30,8 @@ impl Records {
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
-    /// - The errors of [`Options::open`](crate::Options::open) for files that cannot be opened.
+    /// - The remaining errors of [`Options::open`](crate::Options::open); [`Error::Read`],
+    ///   [`Error::Truncated`]: a header cannot be read.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, DType, Records};
@@ -56,14 +57,14 @@ impl Records {
         Self::options().open_safetensors(paths, tensor, cut)
     }
 
-    /// Returns an iterator over all tensors of one file, sorted by name. Each item is the name and the opened
-    /// tensor. The iterator opens a tensor when it reaches the tensor. The call reads the header once, so the time
-    /// is proportional to the number of tensors.
+    /// Returns an iterator over all tensors of one file, sorted by name. Each item is the name and
+    /// the opened tensor. The iterator opens a tensor when it reaches the tensor. The call reads
+    /// the header once.
     ///
     /// # Errors
     ///
-    /// The call returns the errors of [`open_safetensors`](Self::open_safetensors) that concern the file. The item
-    /// of a tensor contains the errors that concern the tensor.
+    /// The call returns the errors of [`open_safetensors`](Self::open_safetensors) that concern the
+    /// file. The item of a tensor contains the others.
     ///
     /// ```
     /// use twinbuf_mmap::{Cut, Records};

@@ -19,8 +19,9 @@ const LONGEST: u64 = 100_000_000;
 
 /// The tensors of a model, by name. Requires the feature `safetensors`.
 ///
-/// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a model in several
-/// files. The crate opens each file once and reads only its header. A clone is another handle to the same files.
+/// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a
+/// model in several files. The crate reads only headers and indexes. A clone is another handle to
+/// the same files.
 ///
 /// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`].
 ///
@@ -39,7 +40,7 @@ const LONGEST: u64 = 100_000_000;
 /// let model = Tensors::open([&path])?;
 /// let up = model.get("layers.0.up")?;
 /// assert_eq!((up.dtype(), up.shape(), up.len()), (Some(DType::Bf16), &[2, 3][..], 12));
-/// let scale = model.get("layers.0.scale")?; // a type that Rust lacks: bytes
+/// let scale = model.get("layers.0.scale")?; // no `DType`: bytes
 /// assert_eq!((scale.dtype(), scale.format_type(), scale.len()), (None, "F8_E8M0", 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,11 +65,12 @@ impl Tensors {
     /// # Errors
     ///
     /// - [`Error::NoPaths`]: the list of paths is empty.
-    /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`], [`Error::Read`]: a
-    ///   file, or a file named by an index, could not be opened or read.
-    /// - [`Error::Format`]: a header or an index is invalid; tensors overlap, or two have the same name; a GGUF tensor
-    ///   does not consist of whole blocks, or the size of its type is unknown; or the size of the tensors does not match
-    ///   the size of the file.
+    /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`],
+    ///   [`Error::Read`], [`Error::Truncated`]: a file, or a file named by an index, could not be
+    ///   opened or read.
+    /// - [`Error::Format`]: a header or an index is invalid; tensors overlap, or two have the same
+    ///   name; a GGUF tensor does not consist of whole blocks, or the size of its type is unknown;
+    ///   or the tensors end past the end of the file, or, for `safetensors`, before it.
     /// - [`Error::MissingParts`]: a GGUF file is a part of a model, and not all parts were given.
     /// - [`Error::NoTensor`]: an index lists a tensor that its file does not have.
     pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {

@@ -2,7 +2,7 @@
 
 use crate::DType;
 
-/// Why a [`Transform`](super::Transform) cannot be created or applied.
+/// Why a [`Transform`](super::Transform) cannot be created, or a conversion of this module fails.
 ///
 /// Each message is one line.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum TransformError {
     /// The number of pixels is 0.
     #[error("a picture needs at least one pixel, found 0")]
     NoPixels,
-    /// The size of a picture is `isize::MAX` bytes or more.
+    /// The size of a picture is about `isize::MAX` bytes or more as `f32`.
     #[error(
         "a picture of {pixels} pixels with {channels} channels is larger than any memory: give height times width as \
         pixels"

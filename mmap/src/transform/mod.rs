@@ -2,19 +2,20 @@
 //!
 //! - [`Transform`]: `u8`, `u16`, `i16`, `f16` or `bf16` to `f32`, with an optional scale and shift per channel, and
 //!   an optional change from interleaved channels (NHWC) to planes (NCHW).
-//! - [`u16_to_u32`], [`u16_to_i64`]: tokens to the index types of embeddings.
+//! - [`u16_to_u32`], [`u16_to_i64`]: tokens to index types of embeddings.
 //! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16-bit floats.
 //!
-//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Each function writes to
-//! the start of the destination and returns the number of elements written. On an error, the destination is
-//! unchanged.
+//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Each
+//! conversion writes to the start of the destination and returns the number of elements written. On
+//! an error, the destination is unchanged.
 //!
-//! Results are bit-identical on every machine, for every instruction set, alignment and length. There is one
-//! exception: if several operands are NaN, Rust does not specify the resulting NaN.
+//! Results are bit-identical on every machine, for every instruction set, alignment and length.
+//! There is one exception: Rust does not specify the bits of a NaN that results from a scale and
+//! shift.
 //!
-//! On x86-64, the loops are compiled for SSE2 and AVX2. The feature `simd` (on by default) selects one at run time.
-//! Without this feature, they use SSE2, or the instructions that `-C target-cpu` allows. On other processors, they
-//! are compiled for the target's baseline (`AArch64`: NEON).
+//! The loops are compiled for the instructions that the target and `-C target-cpu` allow (x86-64:
+//! SSE2; `AArch64`: NEON). On x86-64, the feature `simd` (on by default) also compiles them for
+//! AVX2, and selects one version at run time.
 //!
 //! ```
 //! use twinbuf_mmap::{DType, transform::Transform};
@@ -119,7 +120,8 @@ impl Transform {
     /// # Errors
     ///
     /// - [`TransformError::NoPixels`]: `pixels` is 0.
-    /// - [`TransformError::PictureTooLarge`]: the size of a picture is `isize::MAX` bytes or more as `f32`.
+    /// - [`TransformError::PictureTooLarge`]: the size of a picture is about `isize::MAX` bytes or
+    ///   more as `f32`.
     pub fn planar(self, pixels: usize) -> Result<Self, TransformError> {
         if pixels == 0 {
             return Err(TransformError::NoPixels);
@@ -225,7 +227,7 @@ impl Transform {
     }
 }
 
-/// Converts `u16` tokens to `u32`, the index type of embeddings in `candle`.
+/// Converts `u16` tokens to `u32`, an index type of embeddings in `candle`.
 ///
 /// `src` contains little-endian `u16` at any alignment. The result is written to the start of `dst`. Returns the
 /// number of elements written.
@@ -247,7 +249,7 @@ pub fn u16_to_u32(src: &[u8], dst: &mut [u32]) -> Result<usize, TransformError> 
     each::<U16ToU32>(src, dst)
 }
 
-/// Converts `u16` tokens to `i64`, the index type of embeddings in `PyTorch`.
+/// Converts `u16` tokens to `i64`, an index type of embeddings in `PyTorch`.
 ///
 /// `src` contains little-endian `u16` at any alignment. The result is written to the start of `dst`. Returns the
 /// number of elements written.
@@ -269,9 +271,9 @@ pub fn u16_to_i64(src: &[u8], dst: &mut [i64]) -> Result<usize, TransformError> 
 /// Rounds `f32` to IEEE binary16, to nearest even (IEEE 754, 4.3.1). The results are the bits of the numbers, in the
 /// byte order of the host.
 ///
-/// Magnitudes of 65520 or more become infinity with the same sign. Results below 2^-14 are subnormal. A NaN becomes
-/// a quiet NaN and keeps its sign and the 9 payload bits after the quiet bit. To fill a slice of `half::f16`, pass
-/// `dst.reinterpret_cast_mut()`.
+/// Magnitudes of 65520 or more become infinity with the same sign. Results below 2^-14 are
+/// subnormal or 0. A NaN becomes a quiet NaN and keeps its sign and the 9 payload bits after the
+/// quiet bit. To fill a slice of `half::f16`, pass `dst.reinterpret_cast_mut()`.
 ///
 /// `src` contains little-endian `f32` at any alignment. The result is written to the start of `dst`. Returns the
 /// number of elements written.

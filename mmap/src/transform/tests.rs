@@ -1,4 +1,5 @@
-//! Compares every path through the loops with a reference, for every instruction set and every kind of destination.
+//! Compares the loops with a reference, for both versions of them and for destinations at several
+//! alignments.
 
 use std::cell::Cell;
 
@@ -217,7 +218,7 @@ fn channels() -> impl Strategy<Value = usize> {
     prop_oneof![1..=9_usize, 13..=18_usize, Just(33), 1000..1100_usize]
 }
 
-/// Checks lengths near the sizes of blocks and vectors.
+/// Lengths near the sizes of blocks and vectors, and others.
 fn len() -> impl Strategy<Value = usize> {
     prop_oneof![0..70_usize, 480..560_usize, 1000..1060_usize, 0..5000_usize]
 }
