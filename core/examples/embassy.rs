@@ -1,4 +1,5 @@
-//! A task of embassy awaits blocks that an interrupt fills. The executor sleeps until the commit wakes it.
+//! A task of embassy awaits blocks that an interrupt (here a thread) fills. The executor sleeps until the commit
+//! wakes it.
 //!
 //! `cargo run --example embassy`
 

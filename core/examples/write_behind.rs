@@ -1,5 +1,5 @@
 //! `impl Write` over a thread that writes: one buffer is written while the caller fills the other. When the disk is
-//! full, the next `write` says so.
+//! full, a later `write` or `flush` says so.
 //!
 //! `cargo run --example write_behind`
 

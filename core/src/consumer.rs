@@ -21,12 +21,12 @@ use crate::wait::{Auto, Wait, WaitUntil};
 /// the kept slot is in use, on this thread or another.
 ///
 /// The ring reuses slots in order. In a ring of `N` slots, the consumer can receive `N - 1` further slots while one
-/// slot is kept. The next receive call then **waits until the kept slot is dropped**. Dropping it also wakes a
-/// waiting task. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
+/// slot is kept. The next receive call then **waits until the kept slot is dropped** and filled again. Dropping it
+/// also wakes a waiting task. Do not wait for a slot that the same thread keeps. [`try_recv`](Consumer::try_recv) and
 /// [`is_held`](Consumer::is_held) report a kept slot without waiting. Once the producer is dropped, the consumer
 /// receives the end of the data even while slots are kept.
 ///
-/// One thread or task uses the consumer at a time: it is `Send` but not `Sync`.
+/// One thread or task uses the consumer at a time: it is `Send` if `T` is, but not `Sync`.
 ///
 /// Dropping the consumer closes the ring: the producer's next acquire or commit returns [`Closed`](crate::Closed).
 /// The consumer may be dropped at any time, also while slots are kept.
@@ -86,8 +86,8 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     /// # Errors
     ///
     /// - [`Abandoned`](RecvError::Abandoned): the producer is dropped without `finish`, and the next slot is not filled.
-    ///   Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed at this
-    ///   position in the meantime.
+    ///   Later calls return the same error, unless a [`ReservedSlot`](crate::ReservedSlot) is committed or dropped at
+    ///   this position in the meantime.
     /// - [`Cancelled`](RecvError::Cancelled): the next slot was reserved and dropped without a commit. Returned once
     ///   per slot.
     ///
@@ -118,6 +118,7 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
     }
 
     /// Waits up to `timeout` until the next slot is filled, and returns it. Returns `None` at the end of the data.
+    /// Waits without a limit if [`after`](WaitUntil::after) returns `None`.
     ///
     /// # Errors
     ///
@@ -228,9 +229,9 @@ impl<'r, T, W: Wait> Consumer<'r, T, W> {
         self.take(seen)
     }
 
-    /// Returns `true` if an earlier [`KeptSlot`] still holds the next slot and the producer exists. A receive call
-    /// would then wait until that guard is dropped. Returns `false` once the producer is dropped: a receive call then
-    /// does not wait for that guard, because no data follows in this slot.
+    /// Returns `true` if an earlier [`KeptSlot`] still holds the next slot and the producer exists.
+    /// [`recv`](Self::recv) would then wait for that guard. Returns `false` once the producer is dropped: a receive
+    /// call then does not wait for that guard, because no data follows in this slot.
     ///
     /// ```
     /// let mut ring = twinbuf_core::Ring::new([0; 1]);
@@ -463,11 +464,11 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
 /// value.
 ///
 /// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard of a
-/// [`HeapRing`](crate::HeapRing) or of a `static` ring is `'static` and keeps the ring alive: a task, a tensor or a
-/// foreign object can hold it.
+/// [`HeapRing`](crate::HeapRing) of `'static` values or of a `static` ring is `'static` and keeps the ring alive: a
+/// task, a tensor or a foreign object can hold it.
 ///
-/// If the guard is leaked (`mem::forget`), the ring never reuses its slot. Receive calls then wait at this slot
-/// until the producer finishes or is dropped.
+/// If the guard is leaked (`mem::forget`), the ring never reuses its slot. [`recv`](Consumer::recv) then waits at this
+/// slot until the producer finishes or is dropped.
 ///
 /// It cannot outlive a borrowed ring:
 ///

@@ -3,7 +3,7 @@
 use core::error::Error;
 use core::fmt;
 
-/// The consumer has been dropped: nothing will read committed slots.
+/// The consumer has been dropped, or the ring ended by a leak ([`split`](crate::Ring::split)): nothing receives slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 pub struct Closed;
@@ -16,7 +16,7 @@ pub enum TryAcquireError {
     /// The next slot is in use: the consumer has not released it, or an earlier
     /// [`ReservedSlot`](crate::ReservedSlot) still holds it.
     Full,
-    /// The consumer has been dropped.
+    /// See [`Closed`].
     Closed,
 }
 
@@ -25,7 +25,8 @@ pub enum TryAcquireError {
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]
 pub enum RecvError {
-    /// The producer has been dropped without [`finish`](crate::Producer::finish). The data may be incomplete.
+    /// The producer has been dropped without [`finish`](crate::Producer::finish), or the ring ended by a leak
+    /// ([`split`](crate::Ring::split)). The data may be incomplete.
     Abandoned,
     /// The producer reserved this slot and dropped the guard without a commit. The consumer receives this error
     /// once, at the position of the slot. The next call continues with the next slot.

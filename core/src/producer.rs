@@ -20,20 +20,19 @@ use crate::wait::{Auto, Wait, WaitUntil};
 /// # One slot, or several
 ///
 /// [`acquire`](Producer::acquire) returns the next slot as a [`WriteSlot`]. A `WriteSlot` borrows the producer: only
-/// one can exist at a time, and dropping it leaves the ring unchanged. [`WriteSlot::reserve`] converts it to a
+/// one can exist at a time, and dropping it hands nothing over. [`WriteSlot::reserve`] converts it to a
 /// [`ReservedSlot`], and the producer can then acquire the next slot while the reserved slot is being filled, on
 /// this thread or another.
 ///
-/// One thread or task uses the producer at a time: it is `Send` but not `Sync`, and so is a [`WriteSlot`]. Workers of a
-/// pool share it in a `Mutex`, which they lock to reserve a slot, not to fill it. If a worker waits in
-/// [`acquire`](Producer::acquire) with the mutex locked, the other workers sleep, and each has to be woken. So each worker
-/// first tries [`try_acquire`](Producer::try_acquire) a few times, and yields in between with the mutex unlocked: see the
-/// example `pool.rs`.
+/// One thread or task uses the producer at a time: it is `Send` if `T` is, but not `Sync`, and so is a [`WriteSlot`].
+/// Workers of a pool share it in a `Mutex`, which they lock to reserve a slot, not to fill it. If a worker waits in
+/// [`acquire`](Producer::acquire) with the mutex locked, the other workers sleep, and each has to be woken. So each
+/// worker first tries [`try_acquire`](Producer::try_acquire) a few times, and yields in between with the mutex
+/// unlocked: see the example `pool.rs`.
 ///
 /// # Cancelling
 ///
-/// A wait for a slot can be cancelled at any time. A timeout, a dropped future or a dropped [`WriteSlot`] leaves the
-/// ring unchanged, and the next call returns the same slot.
+/// A timeout, a dropped future or a dropped [`WriteSlot`] loses no slot: the next acquire call is for the same slot.
 pub struct Producer<'r, T, W: Wait = Auto> {
     ring: RingRef<'r, T, W>,
     at: Cursor,
@@ -47,7 +46,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         Self { ring, at: Cursor::START, finished: false, share }
     }
 
-    /// Returns the next slot if it is free. Never waits. The call costs at most one atomic load.
+    /// Returns the next slot if it is free. Never waits. The call costs one atomic load.
     ///
     /// # Errors
     ///
@@ -79,7 +78,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     /// Waits until the next slot is free, and returns it.
     ///
     /// If every slot of the ring is reserved, the call waits until the oldest [`ReservedSlot`] has been committed
-    /// *and* the consumer has released its slot. Do not wait for a guard that the same thread holds.
+    /// or dropped *and* the consumer has released its slot. Do not wait for a guard that the same thread holds.
     ///
     /// # Errors
     ///
@@ -102,7 +101,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         self.write_slot(seen)
     }
 
-    /// Waits up to `timeout` until the next slot is free, and returns it.
+    /// Waits up to `timeout` until the next slot is free, and returns it. Waits without a limit if
+    /// [`after`](WaitUntil::after) returns `None`.
     ///
     /// # Errors
     ///
@@ -157,8 +157,8 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
         }
     }
 
-    /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when the slot is
-    /// free.
+    /// Returns the next slot if it is free. Otherwise returns `Pending`, and wakes the task of `cx` when this may have
+    /// changed.
     ///
     /// Only the waker of the latest call is stored; the waker of an earlier call is dropped.
     ///
@@ -219,7 +219,7 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     ///
     /// # Panics
     ///
-    /// If `fill` panics. The slot is then not committed.
+    /// If `fill` panics (the slot is then not committed), or as [`WriteSlot::commit`].
     ///
     /// # Examples
     ///
@@ -238,12 +238,16 @@ impl<'r, T, W: Wait> Producer<'r, T, W> {
     }
 
     /// Marks the end of the data: nothing more will be acquired. The consumer receives all slots that were committed or
-    /// reserved, then `None`.
+    /// reserved (`Cancelled` for those dropped), then `None`.
     ///
-    /// A [`ReservedSlot`] may still be open, on any thread. The consumer waits for it, in every kind of receive call, as
-    /// if the producer still existed. The ring cannot distinguish an open guard from a leaked one: at the position of a
-    /// leaked guard, a blocking call waits forever, a call with a time limit returns
-    /// [`Empty`](crate::TryRecvError::Empty), and no call reports the end.
+    /// A [`ReservedSlot`] may still be open, on any thread. Receive calls treat it as if the producer still existed.
+    /// The ring cannot distinguish an open guard from a leaked one: at the position of a leaked guard, a blocking
+    /// call waits forever, `try_recv` and a call with a time limit return [`Empty`](crate::TryRecvError::Empty), and
+    /// no call reports the end.
+    ///
+    /// # Panics
+    ///
+    /// If waking the consumer's task panics. The end has then been marked.
     ///
     /// # Examples
     ///
@@ -446,7 +450,7 @@ impl<T, W: Wait> fmt::Debug for Producer<'_, T, W> {
 /// **Dropping it does not commit the slot**, because incomplete data must not reach the consumer. Call
 /// [`commit`](WriteSlot::commit). A [`ReadSlot`](crate::ReadSlot) differs: dropping it *does* release the slot.
 ///
-/// If a `WriteSlot` is dropped or leaked, the ring is unchanged: the next acquire call returns **the same slot**. If
+/// If a `WriteSlot` is dropped or leaked, nothing is handed over: the next acquire call returns **the same slot**. If
 /// a device may still write to the slot, use a [`ReservedSlot`]: the ring reuses its slot only after the guard was
 /// committed or dropped.
 ///
@@ -473,7 +477,7 @@ impl<'r, T, W: Wait> WriteSlot<'_, 'r, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot. [`unread`](Producer::unread) may tell why.
+    /// [`Closed`] if the consumer is dropped: nothing receives the slot. [`unread`](Producer::unread) may tell why.
     ///
     /// # Panics
     ///
@@ -579,7 +583,8 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
 ///
 /// Several reserved slots may exist at the same time. They may move to other threads and may be committed in any
 /// order. The consumer receives them in the order of their [`seq`](ReservedSlot::seq), and waits if one is not yet
-/// committed. A guard of an owned or `static` ring is `'static`, keeps the ring alive, and may outlive its producer.
+/// committed. A guard may outlive its producer. In an owned ring of `'static` values and in a `static` ring it is
+/// `'static`, and keeps the ring alive.
 ///
 /// * **Committed:** the consumer receives the slot at its position in the order.
 /// * **Dropped:** the consumer receives [`Cancelled`](crate::RecvError::Cancelled) at this position, once. Later
@@ -622,7 +627,7 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
     ///
     /// # Errors
     ///
-    /// [`Closed`] if the consumer is dropped. Nothing will then read the slot.
+    /// [`Closed`] if the consumer is dropped: nothing receives the slot.
     ///
     /// # Panics
     ///

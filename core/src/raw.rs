@@ -4,20 +4,20 @@
 //! # The orderings
 //!
 //! A hand-off publishes with a Release read-modify-write of the slot's word, and the other side takes it with an
-//! Acquire load of the same word. The end of a handle works the same way: what a side did before its end is visible to
+//! Acquire read of the same word. The end of a handle works the same way: what a side did before its end is visible to
 //! the side that sees the end. There is no fence, and nothing is `SeqCst`.
 //!
 //! # Why no wakeup is lost
 //!
-//! Waiter and waker both do a read-modify-write on the same word, so one comes first in the word's modification
-//! order.
+//! Waiter (unless `WAITER` is set already) and waker both do a read-modify-write on the same word, so one comes first
+//! in the word's modification order.
 //!
 //! * *The waiter first:* it has added `WAITER`; the next change of the word replaces a state with `WAITER` and so
 //!   wakes it. The strategy may not sleep through that ([`Wait`]'s contract).
-//! * *The other side first:* the waiter's compare-exchange fails. The waiter looks at the value that it found and does
-//!   not sleep.
+//! * *The other side first:* the waiter's compare-exchange fails. The waiter looks at the value that it found
+//!   before it sleeps.
 //!
-//! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off one needless wake.
+//! A `WAITER` left behind by a wait that timed out or was cancelled costs the next hand-off at most one needless wake.
 //!
 //! Both sides can wait for the same slot. While a reserved slot is open, the consumer waits for its commit and the
 //! producer, one lap ahead, waits for its release. While a kept slot is held, the producer waits for its release and
@@ -216,7 +216,7 @@ impl<T, W> Share<'_, T, W> {
 
 #[cfg(feature = "alloc")]
 impl<T, W> Share<'_, T, W> {
-    /// Makes the first share of this new block. The block's values must not outlive `'r`.
+    /// Makes the first share of this new block. The block's values must outlive `'r`.
     pub(crate) fn first(block: Box<Block<T, W>>) -> (NonNull<Block<T, W>>, Self) {
         let block = NonNull::from(Box::leak(block));
         (block, Self { block: Some(block), ..Self::BORROWED })
@@ -382,7 +382,7 @@ impl<'r, T, W> RingRef<'r, T, W> {
 }
 
 impl<T, W: Wait> RingRef<'_, T, W> {
-    /// Ends one side: sets on each word the `bits` of the lap of this side's next visit, then wakes the other `side` if
+    /// Ends one side: sets on each word the `bits` of the lap of this side's next visit, and wakes the other `side` if
     /// it waits. `at` is where this side ends.
     ///
     /// It visits the words in the order of the ring. A side that reads the end from one word therefore finds it in the
@@ -409,19 +409,19 @@ impl<T, W: Wait> RingRef<'_, T, W> {
     }
 }
 
-/// The position of a handle: the slot that it handles next, its lap, and the number of hand-offs so far.
+/// The position of a handle: the slot that it handles next, its lap, and the number of slots that it has passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
     pub(crate) index: usize,
     pub(crate) lap: Lap,
-    /// The number of hand-offs so far, and thus the number of the next one.
+    /// The number of slots passed, and thus the number of the next one.
     pub(crate) seq: u64,
 }
 
 impl Cursor {
     pub(crate) const START: Cursor = Cursor { index: 0, lap: Lap::FIRST, seq: 0 };
 
-    /// Returns the position one hand-off later, in a ring of `len` slots.
+    /// Returns the position one slot later, in a ring of `len` slots.
     #[inline]
     pub(crate) fn next(self, len: usize) -> Cursor {
         let seq = self.seq.wrapping_add(1);
@@ -531,8 +531,8 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         self.cell().with_mut(|_| ());
         let word = self.word();
         let mut seen = seen.bits();
-        // While we own the slot, the other side may set its sticky bits and either side may set `WAITER`; nothing else
-        // in the word can change, so the loop repeats at most four times. Release: what we did to the value happens
+        // While we own the slot, either side may set its sticky bits and `WAITER`, each once; nothing else in the word
+        // can change, so the exchange fails at most three times. Release: what we did to the value happens
         // before the other side's next access. Acquire on failure: the value found may contain the other side's end,
         // and what that side did before its end must be visible.
         while let Err(now) = word.compare_exchange(
@@ -602,7 +602,7 @@ impl<T, W: Wait> SlotRef<'_, T, W> {
         }
     }
 
-    /// Adds `WAITER` to the word if it is still `seen`; otherwise returns its current state.
+    /// Adds `WAITER` to the word, unless `seen` has it. Returns the current state if that is no longer `seen`.
     fn announce(self, seen: State) -> Result<(), State> {
         if seen.has_waiter() {
             return Ok(());

@@ -26,10 +26,11 @@ pub type DoubleBuffer<T, W = Auto> = Ring<T, 2, W>;
 /// A ring is used through its two handles: borrowed ([`split`](Ring::split)) or from a `static`
 /// ([`try_split_static`](Ring::try_split_static)).
 ///
-/// The slots are stored inside this type, next to their state words. This is the fastest layout for small values and needs no
-/// allocator. For slots on the heap, handles that own their ring, or a depth known at run time, use a `HeapRing`.
+/// The slots are stored inside this type, next to their state words. This needs no allocator. For slots on the heap,
+/// handles that own their ring, or a depth known at run time, use a `HeapRing`.
 ///
-/// A ring that is dropped after a guard was leaked leaks the values of its slots. The memory of the ring itself belongs
+/// A ring that is dropped after a handle, a [`ReservedSlot`](crate::ReservedSlot) or a [`KeptSlot`](crate::KeptSlot)
+/// was leaked leaks the values of its slots. The memory of the ring itself belongs
 /// to its owner: give the address of a slot to a device only if the ring is a `static` or on the heap.
 ///
 /// # Examples
@@ -74,10 +75,10 @@ pub type DoubleBuffer<T, W = Auto> = Ring<T, 2, W>;
 /// let (tx2, rx2) = ring.split();
 /// drop((tx, rx));
 /// ```
-// The words come first, with the slots right behind them. All words share one cache line (spread out they cost three
-// lines per hand-off instead of one), small slots fit on the same line, and the alignment keeps other data away. The
-// line is 128 bytes where processors fetch pairs of 64 (Intel's Optimization Reference Manual on the spatial
-// prefetcher) or have lines of 128 (Apple, POWER), and 32 on small cores.
+// The words come first, with the slots right behind them. The words share cache lines (spread out they cost three
+// lines per hand-off instead of one), few small slots fit on the same line, and the alignment keeps other data away.
+// The line is 128 bytes where processors fetch pairs of 64 (Intel's Optimization Reference Manual on the spatial
+// prefetcher) or have lines of 128 (Apple, POWER), 32 on small cores, and 64 elsewhere.
 #[repr(C)]
 #[cfg_attr(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "powerpc64"), repr(align(128)))]
 #[cfg_attr(any(target_arch = "arm", target_arch = "riscv32"), repr(align(32)))]
@@ -148,7 +149,7 @@ impl<T, const N: usize, W> Ring<T, N, W> {
         }
     }
 
-    /// Whether a handle or a guard of the last pair was leaked. None of them can still be alive.
+    /// Whether a handle or a guard of an earlier pair was leaked. None of them can still be alive.
     fn is_leaked(&mut self) -> bool {
         // Relaxed: we have `&mut self`, so everything done through handles and guards happened before this.
         let leaked = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed)).is_leaked();
@@ -166,10 +167,10 @@ impl<T, const N: usize, W> Drop for Ring<T, N, W> {
 }
 
 impl<T, const N: usize, W: Wait> Ring<T, N, W> {
-    /// Returns a producer and a consumer that borrow the ring. Does not allocate. When both are dropped, the ring
-    /// can be split again.
+    /// Returns a producer and a consumer that borrow the ring. Does not allocate. When they and their guards are gone,
+    /// the ring can be split again.
     ///
-    /// All slots are free after the split, even if an earlier pair of handles left unread slots. If a handle or a
+    /// All slots are then free, even if an earlier pair of handles left unread slots. But if a handle or a
     /// guard ([`ReservedSlot`](crate::ReservedSlot), [`KeptSlot`](crate::KeptSlot)) of an earlier pair was leaked,
     /// the ring has ended permanently, because the slot may still be in use: the producer gets
     /// [`Closed`](crate::Closed), and the consumer gets [`Abandoned`](crate::RecvError::Abandoned).
@@ -221,8 +222,8 @@ impl<T, const N: usize, W: Wait> Ring<T, N, W> {
 
 /// A ring on the heap. Its depth is chosen at run time, and its handles own it.
 ///
-/// The slots are the elements of a `Vec` and stay in its memory: large slots do not move. Only slots of a few bytes
-/// move to the cache line of their words. The handles are the same types as a [`Ring`]'s.
+/// The slots are the elements of a `Vec` and stay in its memory if it has no spare capacity. Only up to four slots of
+/// about 26 bytes or less move to the cache line of their words. The handles are the same types as a [`Ring`]'s.
 ///
 /// # Examples
 ///
@@ -278,7 +279,7 @@ impl<T> HeapRing<T> {
 impl<T, W> HeapRing<T, W> {
     /// Creates a ring with these slots. Blocking calls use the wait strategy `wait`.
     ///
-    /// If the vector has spare capacity, it is first shrunk to its length. This may move the slots within the heap.
+    /// If the vector has spare capacity, it is shrunk to its length. This may move the slots within the heap.
     ///
     /// # Panics
     ///
@@ -292,7 +293,8 @@ impl<T, W> HeapRing<T, W> {
     }
 
     /// Returns a producer and a consumer that own the ring together. The ring is freed when both handles and all
-    /// guards are dropped. If a guard is leaked, the ring is never freed.
+    /// guards are dropped: never if a handle, a [`ReservedSlot`](crate::ReservedSlot) or a
+    /// [`KeptSlot`](crate::KeptSlot) is leaked.
     #[must_use]
     pub fn into_handles<'r>(self) -> (Producer<'r, T, W>, Consumer<'r, T, W>)
     where

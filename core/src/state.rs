@@ -19,7 +19,7 @@
 //! ```
 //!
 //! A *free* slot belongs to the producer, a `FULL` one to the consumer. The owner of a slot is the only one that
-//! touches its value and the only one that moves the word along the diagram; the other side may only add bits.
+//! touches its value (but for `Producer::unread`) and moves the word along the diagram; either side may add bits.
 //!
 //! `LAP` is the parity of a lap: in a free slot, of the lap in which the producer may fill it; in a full slot, of the
 //! lap in which the producer filled it.
@@ -41,7 +41,7 @@
 //! | `FULL`, this lap | must wait | may read; skips it if `CANCELLED` |
 //! | `FULL`, other lap | must wait | must wait: its own guard of the lap before is alive |
 //! | `FULL`, this lap, `TX_GONE` | | as without: the data comes before the end |
-//! | otherwise, `TX_GONE` | | abandoned |
+//! | otherwise, `TX_GONE` without `TX_DONE` | | abandoned |
 //! | otherwise, `TX_DONE`, `TX_ODD` of this lap | | finished |
 //! | otherwise, `TX_DONE`, `TX_ODD` of the other lap | | must wait: the slot is reserved and still open |
 //! | `RX_GONE` | closed | |
@@ -52,14 +52,14 @@
 //! `FULL` of the previous lap, because the producer cannot refill a slot that was not released. When the producer
 //! returns to a slot that it reserved and has not committed, the word is free for the previous lap, because the
 //! consumer cannot release a slot that was not filled. Neither side is ever two laps ahead, so one bit of parity tells
-//! the two laps apart. A leaked guard costs its slot; it never leads to a second reference.
+//! the two laps apart. Leaking such a guard costs its slot; it never leads to a second reference.
 //!
 //! # How a leaked guard is found
 //!
 //! The owner of a borrowed ring gets exclusive access again only after both handles and all guards are gone or leaked.
-//! Each word then shows a leak: a dropped handle has set `TX_GONE` or `RX_GONE`; a slot that the producer passed
-//! without a commit is free for a lap other than `TX_ODD`; a slot that the consumer passed without a release is `FULL`
-//! of a lap other than `RX_ODD`. After a leak the ring never hands out a slot again.
+//! The words then show a leak: a dropped handle has set `TX_GONE` or `RX_GONE`; a slot that the producer passed
+//! without a commit or a drop is free for a lap other than `TX_ODD`; a slot that the consumer passed without a
+//! release is `FULL` of a lap other than `RX_ODD`. After a leak the ring never hands out a slot again.
 //!
 //! # Why an open slot is not the end
 //!
@@ -120,7 +120,7 @@ pub enum ConsumerView {
     Full,
     /// The producer reserved the slot and dropped it without a commit: release it and take the next one.
     Cancelled,
-    /// Not filled yet; the producer exists, or a slot that it reserved before `finish` is still open.
+    /// Not filled yet; the producer exists, or the slot was reserved before `finish` and is open or leaked.
     Empty,
     /// The producer called `finish` and everything before it has been received.
     Finished,
@@ -144,7 +144,7 @@ impl State {
 
     /// The word of a new ring: free for the first lap, no waiter, both handles alive.
     pub const NEW: State = State(0);
-    /// The word of a ring that never hands out a slot again, because a guard was leaked before this split. Its bits say
+    /// The word of a ring that never hands out a slot again, because a handle or guard was leaked before. Its bits say
     /// that both handles are gone, although new handles exist, and the slot counts as leaked.
     pub const DEAD: State = State(Self::TX_GONE | Self::TX_ODD | Self::RX_GONE);
 
@@ -270,7 +270,7 @@ impl State {
         self.0 & Self::RX_GONE != 0
     }
 
-    /// Whether the slot is filled and the consumer was dropped before it passed it: no guard of it can be alive.
+    /// Whether the slot is committed and the consumer was dropped before it passed it: no guard of it can be alive.
     #[must_use]
     pub const fn is_unread(self) -> bool {
         let next = Lap(if self.0 & Self::RX_ODD == 0 { 0 } else { Self::LAP });
@@ -287,7 +287,7 @@ impl State {
     }
 }
 
-/// The names of the set bits, such as `FULL|LAP|WAITER`; `free` if `FULL` is not set.
+/// The names of the set bits, such as `FULL|LAP|WAITER`; `free` first if `FULL` is not set.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [(u32, &str); 9] = [

@@ -1,6 +1,6 @@
-//! The atomics and cells of the ring. The only file that depends on `cfg(loom)` and `cfg(shuttle)`.
+//! The atomics and cells of the ring. Only it, and its line in `lib.rs`, depend on `cfg(loom)` or `cfg(shuttle)`.
 //!
-//! In a normal build these are the types of `core`, at no cost. With `cfg(loom)` they come from
+//! In a normal build these are the types of `core` (or `portable-atomic`), at no cost. With `cfg(loom)` they come from
 //! `tests/loom/checked.rs`; the package `tests/loom` sets it and compiles this crate a second time. With
 //! `cfg(shuttle)`, set by the package `tests/shuttle`, the atomics are shuttle's, for long random schedules.
 

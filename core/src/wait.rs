@@ -7,7 +7,8 @@ use core::time::Duration;
 use crate::sync::{self, AtomicU32, Ordering};
 
 /// The state word of a slot, as a wait strategy sees it. A strategy can read the word and take its address, but
-/// cannot write it. A strategy that wrote the word could give the same slot to the producer and the consumer at once.
+/// safe code cannot write it. A strategy that wrote the word could give the same slot to the producer and the
+/// consumer at once.
 ///
 /// ```compile_fail,E0599
 /// use twinbuf_core::{Wait, Word};
@@ -51,16 +52,17 @@ impl fmt::Debug for Word<'_> {
 ///
 /// | strategy | needs | a waiting side | choose it when |
 /// | --- | --- | --- | --- |
-/// | [`Auto`] | nothing | with `std`: looks for a few µs while that pays, then sleeps; without: as `Spin` | by default |
+/// | [`Auto`] | nothing | with `std`: looks for up to about 20 µs while that pays, then sleeps; without: as `Spin` | by default |
 /// | [`Spin`] | nothing | uses its core fully | each side has its own core, and a wake-up (about 10 µs) is too late |
 /// | `Park` | `std` | sleeps in the kernel at once | every wait is long, or other threads keep the processors busy |
 /// | your own | | for example WFE/SEV, an RTOS semaphore | the target has no `std` |
 ///
 /// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
 ///
-/// The ring calls the strategy only if the slot is not ready. It first calls [`relax`](Wait::relax) until this
+/// A call waits only if the slot is not ready. It first calls [`relax`](Wait::relax) until this
 /// returns `false`. Then it sets the `WAITER` bit of the word and calls [`wait`](Wait::wait). A side that changes a
-/// word with this bit calls [`wake`](Wait::wake). If `relax` never returns `false`, the other side has no cost.
+/// word with this bit calls [`wake`](Wait::wake). If `relax` never returns `false`, a blocked side costs the other
+/// nothing.
 ///
 /// # Contract
 ///
@@ -105,7 +107,7 @@ impl fmt::Debug for Word<'_> {
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the word has not changed. `round` is the number of earlier calls in this wait that returned
+    /// Called when the slot is not ready. `round` is the number of earlier calls in this wait that returned
     /// `true`.
     ///
     /// Return `true` to check the word again; pause in this method if needed. Return `false` to announce the waiter
@@ -121,8 +123,8 @@ pub trait Wait {
 
 /// A [`Wait`] strategy that supports a deadline.
 ///
-/// The strategy chooses the clock: `std::time::Instant` for the strategies of this crate, or ticks on a system
-/// without this clock.
+/// The strategy chooses the clock: `std::time::Instant` (feature `std`) for this crate's strategies, or ticks on a
+/// system without this clock.
 ///
 /// # Examples
 ///
@@ -183,8 +185,8 @@ pub trait WaitUntil: Wait {
 
 /// Polls the word in a loop, with the processor's spin hint between polls.
 ///
-/// This is the fastest strategy if each side has its own core. If both sides share one core, a wait uses up the rest
-/// of its time slice: a round trip takes about 8 ms of CPU time.
+/// Use it if each side has its own core. If both sides share one core, a wait can use up the rest of its time slice:
+/// a round trip then takes milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin;
 
@@ -208,8 +210,8 @@ impl Wait for Spin {
 /// its processor and looks again, up to 64 times: about 20 µs if no other thread wants the processor. Then it sleeps as
 /// `Park` does, also after a yield of more than 50 µs. Without `std`, it polls in a loop as [`Spin`] does.
 ///
-/// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits, or
-/// one whose sides share a processor, spends almost no time on looking. A wait that a look ends halves that number. A
+/// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits
+/// spends almost no time on looking. A wait that a look ends halves that number. A
 /// sleep of less than 50 µs resets it to none.
 ///
 /// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds. After
@@ -270,9 +272,9 @@ mod with_std {
 
     /// Sleeps in the kernel immediately. A waiting side uses no CPU.
     ///
-    /// On 64-bit Linux, a wait and a wake are one `futex(2)` call each on the slot's word, without a lock or an
-    /// allocation. On other systems they use `parking_lot_core`, with a lock on each call and one allocation per
-    /// thread.
+    /// On 64-bit Linux, a sleep and a wake are one `futex(2)` call each on the slot's word, without a lock or an
+    /// allocation of the process. On other systems they use `parking_lot_core`, with a lock on each call and
+    /// allocations when a thread first sleeps.
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Park;
 
@@ -339,17 +341,17 @@ mod with_std {
         /// processor, as long as a sleep and a wake take. If the other side wants it, one yield is enough, and costs
         /// less than a sleep and a wake.
         const YIELDS: u32 = 64;
-        /// The longest pause: how many waits sleep at once after a look in vain.
+        /// The longest pause after a look in vain: how many waits then sleep at once.
         const LONGEST_PAUSE: u32 = 256;
         /// If a sleep takes less than this, looks would have ended the wait as well. On a busy machine, sleeps take
         /// longer.
         const SHORT: Duration = Duration::from_micros(50);
 
-        /// A yield that takes longer gave a time slice to another program. The next yield would do so again, even if
-        /// the other side is ready soon. A sleep ends as soon as the other side is ready.
+        /// A yield that takes longer gave a time slice to another program. The next yield may do so again, even if
+        /// the other side is ready soon. A sleep ends when the other side is ready.
         const SLICE: Duration = Duration::from_micros(500);
 
-        /// Called when a wait begins. Returns whether this wait looks before it sleeps.
+        /// Called before the first look of a wait. Returns whether this wait looks before it sleeps.
         fn looks(&self) -> bool {
             let pause = self.pause.load(sync::Ordering::Relaxed);
             if pause == 0 {

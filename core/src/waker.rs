@@ -1,4 +1,4 @@
-//! A cell where one task leaves its `Waker` for the other side of the ring.
+//! A cell where one task leaves its `Waker` for whoever changes the slot's word.
 //!
 //! A ring has two cells: the producer registers in one, the consumer in the other. One *registrant* at a time (the
 //! calls that register take the handle by `&mut`); any number of threads may wake.
@@ -22,9 +22,9 @@
 //!   `TAKING` is cleared, then the task is woken. With a wake in progress and a newer registration, `AGAIN` makes that
 //!   wake run once more. With nothing registered, the word is written back unchanged.
 //!
-//! In every state one place belongs to the registrant, and a publication can fail only because a wake made progress. So
-//! registering never waits for an interrupted wake: if an executor polls inside an interrupt handler, on the only core,
-//! while the main thread is in the middle of a wake, it registers and returns.
+//! After the take-back, a place belongs to the registrant, and a publication can fail only because a wake made
+//! progress. So registering never waits for an interrupted wake: if an executor polls inside an interrupt handler, on
+//! the only core, while the main thread is in the middle of a wake, it registers and returns.
 //!
 //! # Why no wakeup is lost
 //!
@@ -36,7 +36,7 @@
 //! * *R first:* K finds the registration and wakes it, or finds a wake in progress that has taken it or that `AGAIN`
 //!   makes run once more.
 //! * *K first:* R acquires what K released, so C happens before A: A reads C's word or a later one, and the task does
-//!   not sleep.
+//!   not sleep on an older one.
 
 use core::task::Waker;
 
@@ -68,7 +68,7 @@ impl WakerCell {
         }
     }
 
-    /// Stores a clone of `waker` for one `wake`, replacing an earlier registration.
+    /// Stores a clone of `waker` for one `wake`, or keeps the clone that is there, replacing an earlier registration.
     ///
     /// Only one thread at a time may register or unregister.
     pub(crate) fn register(&self, waker: &Waker) {
@@ -99,7 +99,7 @@ impl WakerCell {
         }
     }
 
-    /// Wakes the registered task, if there is one, and removes the registration.
+    /// Wakes the registered task, if there is one (or a wake in progress does), and removes the registration.
     pub(crate) fn wake(&self) {
         loop {
             let (waker, again) = self.take();
