@@ -8,21 +8,23 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 
-/// Bytes in a huge page, on systems whose pages have 4 KiB. On other systems, the advice for huge pages only has less
-/// effect.
+/// Bytes in a huge page, on x86-64 and aarch64 with pages of 4 KiB. On other systems, the advice
+/// for huge pages only has less effect.
 pub(crate) const HUGE: usize = 2 << 20;
 
-/// Small buffers share a huge page if they have at least this many bytes together. With fewer, the unused rest of the
-/// huge page would waste too much memory.
+/// Two or more buffers share a huge page if they fit it and have at least this many bytes together.
+/// With fewer, the unused rest of the huge page would waste too much memory.
 const SHARED: usize = 256 << 10;
 
-/// Memory of a fixed size at a fixed address. [`new`](Self::new) allocates it, starting at a page boundary.
-/// [`lent`](Self::lent) uses memory that other code allocated. A buffer dereferences to its bytes.
+/// Memory of a fixed size at a fixed address. [`new`](Self::new), [`untouched`](Self::untouched)
+/// and [`several`](Self::several) allocate it, starting at a page boundary. [`lent`](Self::lent)
+/// uses memory that other code allocated. A buffer dereferences to its bytes.
 ///
-/// A new buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, a new buffer of 2 MiB or more asks for
-/// huge pages (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
-/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number of separate
-/// memory pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal pages.
+/// An allocated buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, it asks for huge
+/// pages (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
+/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number
+/// of separate memory pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal
+/// pages.
 ///
 /// ```
 /// let mut slot = twinbuf_mmap::Buffer::new(3 << 20).ok_or("no memory")?;
@@ -45,8 +47,8 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Allocates `len` bytes and fills them with zeros. Later reads into the buffer then cause no page faults.
-    /// Returns `None` if the memory cannot be allocated.
+    /// Allocates `len` bytes and fills them with zeros, so that later reads into the buffer need
+    /// not wait for the kernel to provide pages. Returns `None` if the memory cannot be mapped.
     #[must_use]
     pub fn new(len: usize) -> Option<Self> {
         let mut buffer = Self::untouched(len)?;
@@ -54,9 +56,9 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// Allocates `len` bytes without touching them. The bytes are zero. The kernel provides each page when it is
-    /// first written, on the thread that writes it. Use it if a read fills the memory anyway. Returns `None` if the
-    /// memory cannot be mapped.
+    /// Allocates `len` bytes without touching them. The bytes are zero. The kernel provides each
+    /// page when it is first used, on the thread that uses it. Use it if a read fills the memory
+    /// anyway. Returns `None` if the memory cannot be mapped.
     #[must_use]
     pub fn untouched(len: usize) -> Option<Self> {
         let align = if len < HUGE { 1 } else { HUGE };
@@ -74,10 +76,11 @@ impl Buffer {
         Some(Self { start, len, owner: Arc::new(map) })
     }
 
-    /// Allocates buffers of these lengths, for example the slots of a ring, and fills them with zeros. Buffers that take
-    /// 256 KiB to 2 MiB together share one block of 2 MiB. The block is a huge page where the kernel has one: it copies
-    /// small records into it in two thirds of the time. The last buffer frees the block. Returns `None` if the memory
-    /// cannot be allocated.
+    /// Allocates buffers of these lengths, for example the slots of a ring, and fills them with
+    /// zeros. Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share one
+    /// block of 2 MiB. The block is a huge page where the kernel has one: it copies small records
+    /// into it in two thirds of the time. The last buffer frees the block. Returns `None` if the
+    /// memory cannot be mapped.
     ///
     /// ```
     /// let slots = twinbuf_mmap::Buffer::several(&[128 << 10; 3]).ok_or("no memory")?;
@@ -106,7 +109,8 @@ impl Buffer {
         Some(starts.into_iter().zip(lens).map(buffer).collect())
     }
 
-    /// Allocates untouched memory for reads that may be in flight during a `fork`. The child finds zeros in it.
+    /// Allocates untouched memory for reads that may be in flight during a `fork`. On Linux since
+    /// 4.14, the child finds zeros in it.
     ///
     /// Otherwise parent and child would share the pages, and the process that writes to a page first would get a copy
     /// of it. A disk that is still writing would then write to the page of the other process (NOTES in `open(2)`).
@@ -179,7 +183,7 @@ impl DerefMut for Buffer {
 
 /// Bytes in a page of memory.
 pub(crate) fn page_size() -> usize {
-    /// The page size of Windows, and the smallest page size of any system.
+    /// The page size of Windows, and the smallest of the systems here.
     const SMALLEST: usize = 4096;
     #[cfg(not(unix))]
     return SMALLEST;
@@ -203,8 +207,8 @@ pub(crate) fn around(bytes: &Range<u64>, len: u64, page: u64) -> Range<u64> {
     start / page * page..end.checked_next_multiple_of(page).map_or(len, |end| end.min(len))
 }
 
-/// Loads the `len` bytes from `first` on into the processor's cache. The program cannot observe a prefetch, so any
-/// address is allowed.
+/// On x86-64, loads the `len` bytes from `first` on into the processor's cache. The program cannot
+/// observe a prefetch, so any address is allowed.
 pub(crate) fn prefetch(first: *const u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     for line in (0..len).step_by(64) {

@@ -6,7 +6,8 @@ use crate::file::DataFile;
 use crate::ranges::{Extent, Ranges, Shard};
 use crate::{BatchIndices, Error, system};
 
-/// The number of pages of a data set or a batch, and how many of them are in the page cache.
+/// The number of pages of a data set, a model or a batch, and how many of them are in the page
+/// cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Residency {
@@ -31,27 +32,29 @@ impl Ranges {
     /// Counts the pages of all shards in the page cache, with `mincore(2)`. It counts the pages from the first to
     /// the last record of each shard. Linux only.
     ///
-    /// The time is proportional to the number of pages. With `cachestat(2)` (Linux 6.5), the call skips regions
-    /// without cached pages.
+    /// The time is proportional to the number of pages. With `cachestat(2)` (Linux 6.5), the call
+    /// skips runs of 4096 pages of which none is cached, except on overlayfs and FUSE.
     ///
-    /// Since Linux 5.2, the count is correct only if the process owns the file or may write to it (`can_do_mincore`
-    /// in `mm/mincore.c`). Otherwise the kernel reports all pages as resident.
+    /// Since Linux 5.2, the count is correct only if the process owns the file or may write to it
+    /// (`can_do_mincore` in `mm/mincore.c`). Otherwise it may be too large: the kernel reports all
+    /// pages that it is asked about as resident.
     ///
     /// # Errors
     ///
     /// - [`Error::System`]: a shard could not be mapped, or the system call failed.
+    /// - The errors of [`Ranges::read`] for a file that could not be reopened.
     /// - [`Error::Unsupported`]: the operating system is not Linux.
     pub fn residency(&self) -> Result<Residency, Error> {
         Residency::of(self.shards())
     }
 
-    /// Counts the pages of one batch in the page cache, as [`residency`](Self::residency) does. If two runs of
-    /// consecutive records share a page, the page is counted twice.
+    /// Counts the pages of one batch in the page cache, as [`residency`](Self::residency) does. A
+    /// page that several runs of consecutive records share is counted for each.
     ///
     /// # Errors
     ///
     /// - [`Error::NoSuchRecord`]: the batch has a record that the data set does not have.
-    /// - [`Error::System`] and [`Error::Unsupported`], as for [`residency`](Self::residency).
+    /// - The errors of [`residency`](Self::residency).
     pub fn residency_of(&self, batch: &BatchIndices) -> Result<Residency, Error> {
         self.extents(batch.runs()).try_fold(Residency::default(), |found, extent| {
             let Extent { file, bytes, .. } = extent?;
@@ -59,8 +62,8 @@ impl Ranges {
         })
     }
 
-    /// Asks the kernel to drop the files of all shards from the page cache, including headers. The next read then
-    /// comes from disk. Linux only.
+    /// Asks the kernel to drop the files of all shards from the page cache, including headers, so
+    /// that the next read comes from disk. Linux only.
     ///
     /// The call first writes each file to disk (`fsync`), because `posix_fadvise(POSIX_FADV_DONTNEED)` drops only
     /// clean pages. Pages that another data set or process has mapped and touched stay in the cache. File systems in
@@ -69,6 +72,7 @@ impl Ranges {
     /// # Errors
     ///
     /// - [`Error::System`]: the system call failed.
+    /// - The errors of [`Ranges::read`] for a file that could not be reopened.
     /// - [`Error::Unsupported`]: the operating system is not Linux.
     pub fn evict(&self) -> Result<(), Error> {
         self.shards().iter().try_for_each(|shard| system::evict(&shard.file))

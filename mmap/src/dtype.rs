@@ -4,8 +4,8 @@ use std::fmt;
 
 /// The type of a record's elements.
 ///
-/// Elements are **little-endian, as in the file**. This crate does not convert the byte order: on a big-endian
-/// machine, the caller must convert it.
+/// Elements are **little-endian, as in the file**. Reads do not convert the byte order: on a
+/// big-endian machine, the caller must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {

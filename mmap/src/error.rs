@@ -1,4 +1,4 @@
-//! Errors with path, offset, expected value, found value, and advice.
+//! Errors of files: what, where, and what to do.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::DType;
 
-/// The error type of this crate: why files could not be opened, read or queried.
+/// Why files could not be opened, read or queried.
 ///
 /// `Display` prints one line without the [`source`](std::error::Error::source), because error reporters print the
 /// source separately. `Debug` prints the message and the source; `main` uses `Debug` for a returned error. Offsets and
@@ -18,25 +18,25 @@ pub enum Error {
     /// The list of paths is empty.
     #[error("no files were given: name at least one")]
     NoPaths,
-    /// The record size is 0.
+    /// The record size, or the number of rows in a window, is 0.
     #[error("a record needs at least one byte, found 0")]
     ZeroRecord,
     /// The stride is 0.
     #[error("the stride from a record to the next needs at least one row, found 0")]
     ZeroStride,
-    /// A folder contains no files, or a pattern matches no file.
+    /// A folder contains no files, or a pattern matches none or is invalid.
     #[error("{path:?}: no files: name a folder with files, or another pattern")]
     NoFiles {
         /// The folder or pattern.
         path: PathBuf,
     },
-    /// The file does not exist.
+    /// The file or folder does not exist.
     #[error("{path:?}: no such file{}", pattern(path))]
     NotFound {
         /// The file.
         path: PathBuf,
     },
-    /// This process may not read the file, or may not search a folder of its path.
+    /// This process may not read the file, or may not list or search a folder.
     #[error("{path:?}: permission denied: check the file's mode and those of its folders")]
     PermissionDenied {
         /// The file.
@@ -53,15 +53,17 @@ pub enum Error {
         /// The kind of the path: `directory`, `FIFO`, `socket` or `device`.
         found: &'static str,
     },
-    /// The file was written to since it was opened, or another file now has its path. A [`Reader`](crate::Reader) looks
-    /// at the length and the time of the last change once an epoch. If there are too many files to keep open, the crate
-    /// reopens each file for use and compares device and inode too.
+    /// The file was written to since it was opened, or, for a file that is not kept open, another
+    /// file now has its path. A [`Reader`](crate::Reader) of batches checks the time of the last
+    /// change once an epoch, one of groups at each read. A file that is not kept open is reopened
+    /// for each use, and its device and inode are compared too. A file that only became shorter is
+    /// [`Error::Truncated`].
     #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {
         /// The file.
         path: PathBuf,
     },
-    /// The file could not be opened for another reason.
+    /// The file or folder could not be opened, or its metadata not be read, for another reason.
     #[error(
         "{path:?}: cannot be opened{}",
         if too_many(source) { ": too many open files: raise the limit (`ulimit -n`)" } else { "" }
@@ -98,13 +100,14 @@ pub enum Error {
         /// The number of bytes from `offset` to the end of the file.
         found: u64,
     },
-    /// The total size of the records is 2^64 bytes or more, or one record exceeds the address space.
+    /// The total size of the records is 2^64 bytes or more, or one record or group of tensors
+    /// exceeds the address space.
     #[error("{path:?}: wanted fewer than 2^64 bytes in all records, found more with this file")]
     TooLarge {
         /// The file at which the size overflows.
         path: PathBuf,
     },
-    /// The header of the file, or the array that it describes, cannot be read.
+    /// The file, its header or its index is not as the format requires, or is not supported.
     #[error(
         "{path:?}: {problem}{}{}{}{}",
         offset.map(|offset| format!(" at byte {offset}")).unwrap_or_default(),
@@ -138,14 +141,14 @@ pub enum Error {
         /// another form.
         missing: Vec<PathBuf>,
     },
-    /// The file has no tensor or array with this name.
+    /// The file or model has no tensor or array with this name.
     #[error("{path:?}: no such tensor or array: wanted {wanted:?}, found {}", few(found))]
     NoTensor {
         /// The file.
         path: PathBuf,
         /// The requested name.
         wanted: String,
-        /// The names in the file, sorted.
+        /// The names in the file or model, sorted.
         found: Vec<String>,
     },
     /// The element type or the record shape of a file differs from the first file.
@@ -162,20 +165,21 @@ pub enum Error {
         /// The element type and record shape of the file that differs.
         found: (DType, Vec<usize>),
     },
-    /// A batch contains a record that the files do not have. The plan was made for another data set.
+    /// A batch contains a record that the files do not have, because the plan was made for another
+    /// data set; or a reader of groups has no such group or file.
     #[error(
         "no such record: wanted number {wanted}, found {found} records: make the plan with `Records::len`"
     )]
     NoSuchRecord {
-        /// The index of the record, from 0.
+        /// The index of the record, group or file, from 0.
         wanted: u64,
-        /// The number of records in the files.
+        /// The number of records, groups or files.
         found: u64,
     },
-    /// The buffer is smaller than the batch.
+    /// The buffer is smaller than the batch or group.
     #[error("the buffer is too small for the batch: wanted {wanted} bytes, found {found}")]
     BufferTooSmall {
-        /// The size of the batch in bytes; `u64::MAX` if it does not fit.
+        /// The size of the batch or group in bytes; `u64::MAX` if it does not fit.
         wanted: u64,
         /// The size of the buffer in bytes.
         found: u64,
@@ -200,7 +204,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// The offset of the failed read.
+        /// The offset of the failed read; 0 for the directory of an `.npz` file.
         offset: u64,
         /// The system's error.
         source: io::Error,
@@ -210,13 +214,13 @@ pub enum Error {
     System {
         /// The file.
         path: PathBuf,
-        /// The name of the call: `mmap`, `mincore`, `fsync`, `fstat`, `madvise`, `posix_fadvise`, `open(O_DIRECT)`,
+        /// The name of the call: `mmap`, `mincore`, `fsync`, `posix_fadvise`, `open(O_DIRECT)`,
         /// `preadv(O_DIRECT)` or `ReOpenFile`.
         call: &'static str,
         /// The system's error.
         source: io::Error,
     },
-    /// This operating system does not have the system call.
+    /// The crate has no such call for this operating system.
     #[error("this operating system has no {call}")]
     Unsupported {
         /// The name of the missing call.
@@ -225,8 +229,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the file, and the offset in it in bytes, that the error is about. `None` for an error about no file or no
-    /// place.
+    /// Returns the file, folder or pattern that the error is about, and the offset in bytes if
+    /// there is one. `None` for an error about none of them.
     #[must_use]
     pub fn place(&self) -> Option<(&Path, Option<u64>)> {
         match self {

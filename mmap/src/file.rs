@@ -1,4 +1,4 @@
-//! One regular file. It is opened without blocking and read at explicit offsets.
+//! One regular file, read at explicit offsets.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -24,7 +24,7 @@ pub(crate) struct DataFile {
     /// The open file. `None`: each use opens the file again, by the path `again`.
     pub(crate) kept: Option<Arc<File>>,
     again: PathBuf,
-    /// Device and inode. No other file has the same pair.
+    /// Device and inode; zeros on other systems than Unix.
     pub(crate) id: [u64; 2],
     /// Bytes in the file when it was opened.
     pub(crate) len: u64,
@@ -100,14 +100,15 @@ impl DataFile {
         Error::System { path: self.path.clone(), call, source }
     }
 
-    /// Whether the file is unchanged (not written to, not truncated) since it was opened. `false` if that is
-    /// unknown.
+    /// Whether the file has the length and the time of change with which it was opened. `false` if
+    /// that is unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
         self.modified.is_some() && self.kept.as_ref().is_some_and(|file| file.metadata().is_ok_and(same))
     }
 
-    /// Fails if the file was written to since it was opened, because its header may have changed. Does nothing for a
+    /// Fails if the file was written to since it was opened, because its header may have changed,
+    /// or if its metadata cannot be read. A file that is only shorter passes. Does nothing for a
     /// file that is not kept open: [`file`](Self::file) checks such a file at each use.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         self.kept.as_ref().map_or(Ok(()), |file| match file.metadata() {
@@ -116,8 +117,8 @@ impl DataFile {
         })
     }
 
-    /// Closes the file; each later use opens it again. Does nothing on systems where the crate cannot check that it
-    /// opens the same file again.
+    /// Closes the file; each later use opens it again. Does nothing if its path cannot be made
+    /// absolute, and on systems where the crate cannot check that it opens the same file again.
     pub(crate) fn give_back(&mut self) {
         // Keep an absolute path: the program may change its working directory.
         if let (true, Ok(path)) = (cfg!(unix), std::path::absolute(&self.path)) {
@@ -134,8 +135,8 @@ impl DataFile {
         self.check(&metadata).map(|()| Arc::new(file))
     }
 
-    /// Fails if `found` belongs to another file, or to this file after it was written to. A file that is only shorter
-    /// passes: reading it returns [`Error::Truncated`].
+    /// Fails if `found` belongs to another file, or to this file after it was written to. A file
+    /// that is only shorter passes: reading past its end returns [`Error::Truncated`].
     fn check(&self, found: &Metadata) -> Result<(), Error> {
         let written = found.len() >= self.len && found.modified().ok() != self.modified;
         if id(found) == self.id && !written {
@@ -223,7 +224,8 @@ fn id(metadata: &Metadata) -> [u64; 2] {
     }
 }
 
-/// Opens a regular file and returns its metadata. Refuses anything else without opening it.
+/// Opens a regular file and returns its metadata. Refuses anything else, without opening it if the
+/// path does not change meanwhile.
 fn open(path: &Path) -> Result<(File, Metadata), Error> {
     let regular = |metadata: Metadata| match special(&metadata) {
         Some(found) => Err(Error::NotAFile { path: path.to_owned(), found }),
@@ -234,9 +236,10 @@ fn open(path: &Path) -> Result<(File, Metadata), Error> {
     regular(std::fs::metadata(path).map_err(failed)?)?;
     let mut options = OpenOptions::new();
     options.read(true);
-    // This flag keeps the open from blocking if a FIFO has replaced the file since the check. On a regular file, the
-    // flag matters only if a file server holds a lease: the open then fails with EWOULDBLOCK (open(2), fcntl(2)). The
-    // code below opens it again without the flag, to wait for the lease. The open of a FIFO never fails so.
+    // This flag keeps the open from blocking if a FIFO has replaced the file since the check. On a
+    // regular file, the flag matters only if another process, such as a file server, holds a lease:
+    // the open then fails with EWOULDBLOCK (open(2), fcntl(2)). The code below opens it again
+    // without the flag, to wait for the lease. The open of a FIFO never fails so.
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
     let file = match options.open(path) {

@@ -22,13 +22,14 @@ impl Ranges {
     /// Returns a number that identifies the data set. Save it together with a position, and compare it before you
     /// use the position.
     ///
-    /// The fingerprint depends on the element type, shape and stride of the records, the number of files, and the
-    /// offset and number of records of each file. It also depends on the first and the last 8 KiB of the records of
-    /// **every** file, and, for records of varying length, on the offset of every record. The call makes two reads for
-    /// each file. Paths and file times have no effect: a copy has the same fingerprint on any platform.
+    /// The fingerprint depends on the element type, shape and stride of the records, the number of
+    /// files, and the offset and number of records of each file. It also depends on the first and
+    /// the last 8 KiB of the records of **every** file, and, for records of varying length, on the
+    /// offset of every record. The call makes about two reads for each file. Paths and file times
+    /// have no effect: a copy has the same fingerprint on any platform.
     ///
-    /// It detects files that were replaced, swapped, resized or regenerated. It does not detect a change between the
-    /// two samples of a file, or a deliberate forgery.
+    /// It is made to detect files that were replaced, swapped, resized or regenerated. It does not
+    /// detect a change between the two samples of a file, or a deliberate forgery.
     ///
     /// The hash has eight lanes of 64 bits, which start as their numbers 0 to 7. Word `i` of each part of the
     /// input (8 bytes, little-endian, the last filled up with zeros) changes lane `i % 8` to
@@ -39,8 +40,8 @@ impl Ranges {
     ///
     /// - [`Error::Truncated`]: a file became shorter after it was opened.
     /// - [`Error::Read`]: a read failed.
-    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
-    ///   kept open could not be reopened.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`],
+    ///   [`Error::NotAFile`], [`Error::Open`]: a file that is not kept open could not be reopened.
     ///
     /// ```
     /// use twinbuf_mmap::Records;
@@ -91,7 +92,8 @@ fn of_shard(shard: &Shard) -> Result<u64, Error> {
     if let Places::Offsets(offsets) = &shard.at {
         hash.words(offsets);
     }
-    // The first and the last `SAMPLE` bytes. If the file has fewer than both together, all of its bytes, each once.
+    // The first and the last `SAMPLE` bytes. If the records have fewer than both together, all of
+    // their bytes, each once.
     let front = all.start..all.end.min(all.start + SAMPLE as u64);
     let back = front.end.max(all.end.saturating_sub(SAMPLE as u64))..all.end;
     let mut bytes = [0; SAMPLE];

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use crate::ranges::Extent;
 use crate::{Error, Tensor, Tensors};
 
-/// The block size for which extents are aligned: an extent starts as far into a block of memory as into a block of the
-/// file. A disk with blocks of this size or less can then write each byte to its final place.
+/// The block size for which extents are aligned: an extent of tensors at multiples of their element
+/// sizes starts as far into a block of memory as into a block of the file. A disk with blocks of
+/// this size or less can then write whole blocks to their final places.
 pub(crate) const BLOCK: usize = 4096;
 
 /// The alignment in memory of a tensor whose offset in the file is not a multiple of its element size.
@@ -24,8 +25,9 @@ const GAP: u64 = BLOCK as u64;
 /// [`Tensors::groups_by`] and [`Tensors::groups`] make groups. A `Groups` value is only a description; it reads no
 /// tensor data. Cloning it is cheap.
 ///
-/// In memory, each tensor of a group starts at a multiple of its element size. Tensors that are adjacent in a file
-/// stay adjacent in memory and are read with one call.
+/// In memory, each tensor of a group starts at a multiple of its element size. Tensors of a group
+/// that are adjacent in a file, at multiples of their element sizes, stay adjacent in memory and
+/// are read together.
 #[derive(Clone)]
 pub struct Groups {
     tensors: Tensors,
@@ -112,8 +114,8 @@ impl Groups {
         self.groups.is_empty()
     }
 
-    /// Returns the size of a group in memory, in bytes, including the gaps between its tensors. Returns 0 if the
-    /// index is out of range.
+    /// Returns the size of a group in memory, in bytes, including the gaps before and between its
+    /// tensors. Returns 0 if the index is out of range.
     #[must_use]
     pub fn bytes(&self, group: usize) -> usize {
         self.groups.get(group).map_or(0, |group| group.bytes)

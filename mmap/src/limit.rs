@@ -1,6 +1,7 @@
 //! How many files may stay open, and how much memory is left.
 
-/// Returns how many of `files` files to keep open. The caller opens the others for each use.
+/// Returns how many files to keep open at most. The caller opens the others of its `files` files
+/// for each use.
 ///
 /// The result is a quarter of the process's limit of descriptors. The others are for direct reads (a second descriptor
 /// for each file) and for the rest of the program. If the soft limit is too low for `files`, the call raises it, at
@@ -27,14 +28,15 @@ pub(crate) fn kept(files: usize) -> usize {
     usize::try_from(limit.rlim_cur / SHARE).unwrap_or(usize::MAX)
 }
 
-/// Keeps all files open: this system has no such limit.
+/// Keeps all files open: this system has no such low limit.
 #[cfg(not(unix))]
 pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
 }
 
-/// Returns how many bytes of memory this process can still use: those of the machine, or those left in its control
-/// group if that is less. Memory that the page cache would give up counts as usable. `None` if unknown.
+/// Returns how many bytes of memory this process can still use: those of the machine, or those left
+/// in one of its control groups if that is less. Memory that the page cache would give up counts as
+/// usable. `None` if unknown.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;
@@ -93,8 +95,8 @@ pub(crate) const fn memory_left() -> Option<u64> {
     None
 }
 
-/// Returns how many ranks of this job run on this machine, from the variables of torchrun, Open MPI, MPICH or Slurm.
-/// Returns 1 if none of them is set.
+/// Returns how many ranks of this job run on this machine, from the variables of torchrun, Open
+/// MPI, MPICH or Slurm (there, on the first node). Returns 1 if none of them is set.
 pub(crate) fn ranks_here() -> u64 {
     const NAMES: [&str; 4] =
         ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];

@@ -49,9 +49,9 @@ pub struct Location {
 /// to the next.
 ///
 /// A [`Reader`](crate::Reader) reads the batches of a `Ranges`. [`Records`](crate::Records) and
-/// [`RaggedRecords`](crate::RaggedRecords) each contain a `Ranges` and dereference to it. `Ranges` is immutable,
-/// `Send` and `Sync`: reads use explicit offsets and share no file cursor, and any number of readers and threads can
-/// use it at the same time. A record never spans two files.
+/// [`RaggedRecords`](crate::RaggedRecords) each contain a `Ranges` and dereference to it. `Ranges`
+/// is immutable, `Send` and `Sync`: reads use explicit offsets, and any number of readers and
+/// threads can use it at the same time. A record never spans two files.
 #[derive(Debug)]
 #[expect(clippy::len_without_is_empty, reason = "a data set holds at least one record")]
 pub struct Ranges {
@@ -97,8 +97,9 @@ struct Span {
 }
 
 impl Ranges {
-    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. If there is a
-    /// list `skipped`, files that are too short are added to it and are no error.
+    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same
+    /// [`Kind`]. If there is a list `skipped`, files that are too short are added to it and, unless
+    /// all are, are no error.
     pub(crate) fn assemble(
         paths: impl IntoIterator<Item: AsRef<Path>>,
         mut skipped: Option<&mut Vec<PathBuf>>,
@@ -407,7 +408,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns the path as it was passed to the open call.
+    /// Returns the path as it was passed to the open call; a prefix of Megatron-LM files ends in
+    /// `.bin`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.file.path
@@ -420,7 +422,7 @@ impl Shard {
     }
 }
 
-/// The files of a data set or a model, as far as they are open.
+/// The files of a data set or a model, while they are opened one by one.
 pub(crate) struct Shards {
     pub(crate) all: Vec<Shard>,
     /// How many files stay open. The others are opened again for each use.
@@ -435,8 +437,8 @@ impl Shards {
     pub(crate) fn open(&mut self, path: &Path) -> Result<DataFile, Error> {
         match DataFile::open(path) {
             Err(Error::Open { source, .. }) if too_many(&source) && self.kept > 0 => {
-                // The process has too many open files, because the program has opened other files. Close those of this
-                // data set, and open each again for each use, so that the program has descriptors left.
+                // The process or the system has too many open files. Close those of this data set,
+                // and open each again for each use, so that the program has descriptors left.
                 self.kept = 0;
                 self.all.iter_mut().for_each(|shard| shard.file.give_back());
                 DataFile::open(path)

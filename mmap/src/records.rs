@@ -33,8 +33,8 @@ pub struct Options {
 
 impl Options {
     /// Sets the number of bytes at the start of every file that [`open`](Self::open) and
-    /// [`open_headerless`](Self::open_headerless) skip: a header of a format that this crate does not know. Default: 0.
-    /// The formats that the crate knows have a header that states its own length, and ignore this option.
+    /// [`open_headerless`](Self::open_headerless) skip: a header of a format that this crate does
+    /// not know. Default: 0. The openers of known formats ignore this option.
     ///
     /// For example, the files of MNIST have 16 bytes before the pixels and 8 before the labels, as `numpy.fromfile` skips
     /// them with `offset`:
@@ -67,23 +67,28 @@ impl Options {
 
     /// Opens files as records of `record_bytes` untyped bytes. The files in this order are the data set.
     ///
-    /// The files stay open, up to a quarter of the limit on open files (`RLIMIT_NOFILE`). The call raises the soft
-    /// limit toward the hard limit for them. The remaining files are reopened for each use. This costs a few
-    /// microseconds per use; do not rename or replace them ([`Error::Replaced`]).
+    /// On Unix, up to a quarter of the limit on open files (`RLIMIT_NOFILE`) stay open; if needed,
+    /// the call raises the soft limit toward the hard limit. The remaining files, or all if the
+    /// process has no descriptor left, are reopened for each use. This costs a few microseconds per
+    /// use; do not rename or replace them ([`Error::NotFound`], [`Error::Replaced`]).
     ///
-    /// On Unix, each file has one read-only mapping for page hints. The mapping takes address space, but takes no
-    /// memory until pages are touched, unless the process locks all mappings (`mlockall(MCL_FUTURE)`). If the system
-    /// refuses a mapping, prefetch has no effect for this file, and reads still work. If the address space is
-    /// exhausted (`RLIMIT_AS`, `vm.max_map_count`), the crate releases all mappings of this data set.
+    /// On Unix, each file has one read-only mapping for page hints and, on Linux, copies. The
+    /// mapping takes address space, but takes no memory until pages are touched, unless the process
+    /// locks all mappings (`mlockall(MCL_FUTURE)`). If the system refuses a mapping, this file gets
+    /// no page hints, and reads still work. If the address space is exhausted (`RLIMIT_AS`,
+    /// `vm.max_map_count`), the crate releases all mappings of this data set.
     ///
     /// # Errors
     ///
     /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
-    /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header).
+    /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header), or is a pointer of
+    ///   Git LFS.
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
+    /// - [`Error::Read`], [`Error::Truncated`]: looking for such a pointer, in a file of less than
+    ///   1 KiB, fails.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
     pub fn open(
         self,
@@ -105,17 +110,21 @@ impl Options {
 
 /// Records of one size in one or more files. Record indices start at 0 and continue from each file to the next.
 ///
-/// [`open`](Self::open) reads files without headers as untyped bytes. [`open_headerless`](Self::open_headerless),
-/// [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy) and `open_safetensors` (feature `safetensors`)
-/// have an element type and can cut overlapping windows ([`Cut`](crate::Cut)).
+/// [`open`](Self::open) reads files without headers as untyped bytes.
+/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c),
+/// [`open_npy`](Self::open_npy), `open_npz` (feature `npz`) and `open_safetensors` (feature
+/// `safetensors`) give records an element type and can cut overlapping windows
+/// ([`Cut`](crate::Cut)).
 ///
-/// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets and share no file
-/// cursor, and several threads can read at the same time.
+/// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets, and
+/// several threads can read at the same time.
 ///
-/// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`]. A
-/// [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the epoch on in which it finds that a file was written
-/// to; until then, and with [`Ranges::read`], reads return the present content. On Unix, a file that stays open keeps its content when its
-/// name is deleted or given to another file, as `mv` does. [`Options::open`] documents how many files stay open.
+/// Do not write to the files while they are open. Reading bytes that a truncation removed fails
+/// with [`Error::Truncated`]. A [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the
+/// epoch on in which it finds that a file was written to; until then, and with [`Ranges::read`],
+/// reads of files that stay open return the present content. On Unix, a file that stays open keeps
+/// its content when its name is deleted or given to another file, as `mv` does. [`Options::open`]
+/// documents how many files stay open.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, Records};
@@ -146,8 +155,7 @@ impl Records {
     ///
     /// # Errors
     ///
-    /// The errors of [`Options::open`]. A file that is too short or ends with an incomplete record is an error:
-    /// [`Error::TooShort`], [`Error::Ragged`].
+    /// The errors of [`Options::open`].
     pub fn open(paths: impl IntoIterator<Item: AsRef<Path>>, record_bytes: usize) -> Result<Self, Error> {
         Self::options().open(paths, record_bytes)
     }

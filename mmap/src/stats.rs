@@ -10,18 +10,19 @@ use std::time::Duration;
 pub struct ReadStats {
     /// The number of bytes delivered to the caller.
     pub bytes: u64,
-    /// The number of bytes read from disk, in whole blocks and pages, including prefetched bytes of later batches.
-    /// On systems other than Linux, and on file systems that do not count disk reads, only direct I/O counts.
+    /// The number of bytes read from disk, including prefetched bytes of later batches. On systems
+    /// other than Linux, and on file systems that do not count disk reads, only direct I/O counts.
     pub disk: u64,
-    /// The number of bytes in accepted prefetch hints, in whole pages. It includes pages that were already in
-    /// memory.
+    /// The number of bytes in accepted prefetch requests, also for pages that were already in
+    /// memory. A touch ahead of a sequential read counts as 128 KiB.
     pub hinted: u64,
-    /// The number of prefetch requests. One may cover many ranges, or take several system calls. It is 0 if the system
-    /// does not support hints, if it refused the mapping, or if all data was in memory.
+    /// The number of prefetch requests to the page cache. One may cover many ranges, or take
+    /// several system calls.
     pub hints: u64,
-    /// The number of hints that failed. The bytes are still read, but later and more slowly.
+    /// The number of prefetch requests that failed or could not be made. This fails no read.
     pub failed: u64,
-    /// The time spent in hint calls. A hint starts a read and does not wait for it, but the call itself takes time.
+    /// The time spent in prefetch requests to the page cache. They start reads and do not wait for
+    /// them, but the calls take time.
     pub hint_time: Duration,
 }
 
@@ -36,18 +37,19 @@ impl std::ops::AddAssign for ReadStats {
     }
 }
 
-/// How a [`Reader`](super::Reader) reads the files of a plan, and why. `Display` prints it as one line.
+/// How a [`Reader`](super::Reader) reads its files, and why. `Display` prints it as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ReadChoice {
-    /// The size in bytes of the plan's records in the files.
+    /// The size in bytes of the files from the first to the last record of the plan; of the groups'
+    /// data for a reader of groups.
     pub data: u64,
-    /// The part of `data`, in bytes, that is read through the page cache and stays there. The rest is read with
-    /// direct I/O in every epoch.
+    /// The part of `data`, in bytes, that is read through the page cache. The rest is read with
+    /// direct I/O.
     pub cached: u64,
-    /// The available memory in bytes when the reader was created. `None` if it did not affect the choice or is
-    /// unknown.
+    /// The available memory in bytes when the reader was created, without what other readers of the
+    /// process count on. `None` if it did not affect the choice or is unknown.
     pub left: Option<u64>,
 }
 

@@ -27,7 +27,8 @@ const FOLLOWED: u64 = 1 << 20;
 pub(super) struct Ahead<D: Units> {
     /// The prefetch window, in bytes.
     pub(super) prefetch: u64,
-    /// One read requests at most this many bytes of the next units, or twice its own size if that is more.
+    /// One read requests about this many bytes of the next units at most, or twice its own size if
+    /// that is more.
     burst: u64,
     /// Bytes from the start of a record to the start of the next.
     pub(super) stride: u64,
@@ -160,8 +161,8 @@ impl<D: Units> Ahead<D> {
         }
     }
 
-    /// Divides an extent into the bytes to hint or to touch, which it adds to `hints` or `ahead`, and the bytes to
-    /// stream, which it adds to `pending`.
+    /// Divides an extent into the bytes to hint or to touch, which it adds to `hints` or `points`,
+    /// and the bytes to stream, which it adds to `pending`.
     fn ask_for(&self, window: &mut Window<D::Unit>, of: (&[Shard], &Source), extent: &Extent, how: Use) {
         let (shards, source) = of;
         let (file, shard) = (extent.file, &shards[extent.file]);
@@ -190,7 +191,8 @@ impl<D: Units> Ahead<D> {
         let bytes = extent.bytes.start.max(until)..extent.bytes.end;
         if let Some(stream) = source.stream.as_ref().filter(|_| !bytes.is_empty()) {
             let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. Otherwise do not stream large extents: each is read directly into the slot.
+            // Stream all chunks of a window. Otherwise do not stream extents that are read directly
+            // into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room[AHEAD]);

@@ -1,5 +1,5 @@
-//! Direct I/O (`O_DIRECT`): the disk writes to the caller's buffer, past the page cache, and the processor copies
-//! nothing.
+//! Direct I/O (`O_DIRECT`): the disk writes whole blocks to the caller's buffer, past the page
+//! cache.
 //!
 //! [`system`] has the system calls. The kernel accepts such a read only if its offset, its length and its address are
 //! multiples of the disk's block size. The incomplete blocks at both ends are therefore read into separate memory, the
@@ -108,7 +108,7 @@ impl Direct {
         })
     }
 
-    /// Does one read, like `pread`. Returns the number of bytes, which is 0 only at the end of the file.
+    /// Does one read, like `pread`. Returns the number of bytes, which is 0 at the end of the file.
     ///
     /// If the kernel cannot pin the pages of `out` (`EFAULT`), this function reads into the bounce buffer and copies.
     /// Page-locked memory that a device's driver allocated can be of that kind: the driver chooses how it maps such
@@ -154,8 +154,9 @@ impl Direct {
     }
 }
 
-/// Fills `out` with the bytes of a file from `start` on, by calls of `read_at`. One bad block of the disk may fail the
-/// whole read. If so, the bytes are read again block by block, so that the error has the offset of the bad block.
+/// Fills `out` with the bytes of a file from `start` on, by calls of `read_at`. One bad block of
+/// the disk may fail the whole read. If so, the bytes are read again in blocks of at least 4 KiB,
+/// so that the error has the offset of the bad block.
 fn read_exact(
     data: &DataFile,
     out: &mut [u8],

@@ -52,7 +52,7 @@ pub(super) struct Share {
     claim: Arc<Claim>,
 }
 
-/// Device and inode. Two files with the same pair are the same file.
+/// Device and inode. On Unix, two files with the same pair are the same file.
 type Id = [u64; 2];
 
 /// The memory that a reader counts on: ranges of files in the page cache, and bytes of its buffers.

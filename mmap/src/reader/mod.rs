@@ -1,10 +1,11 @@
 //! Reads units (batches of records, or groups of tensors) and prefetches the next ones. All reads of units go through
 //! this module.
 //!
-//! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`]) is a list of
-//! extents in the order of use. [`ahead`] requests those of the next units, and [`source`] fills a slot with extents. The front of the data set is read through the
-//! page cache ([`cached`]), and the rest with direct I/O ([`stream`]). [`memory`] decides how large the front is, for
-//! all readers of the process together.
+//! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`])
+//! is a list of extents in the order of the slot. [`ahead`] requests those of the next units, and
+//! [`source`] fills a slot with extents. The front of the data set is read through the page cache
+//! ([`cached`]), and the rest with direct I/O ([`stream`]). [`memory`] decides how large the front
+//! is, for all readers of the process together.
 
 mod ahead;
 pub(crate) mod cached;
@@ -32,56 +33,62 @@ use crate::file::READ_CALLS;
 use crate::ranges::{Ranges, Shard};
 use crate::{BatchIndices, Error, Plan, ReadChoice, ReadStats, Records, limit, system};
 
-/// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader requests ahead. A larger
-/// batch is the window. With batches of 4 MiB in shuffled chunks, every page was then in memory when it was read. With a
-/// window of one batch, only half of the pages were (`bench/disk`, section `resident`).
+/// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader
+/// requests ahead. A larger batch is the window. With batches of 4 MiB in shuffled chunks, every
+/// page was then in memory when it was read. With a window of one batch, only half of the pages
+/// were.
 const PREFETCH: u64 = 32 << 20;
 
 /// How a [`Reader`](crate::Reader) reads files.
 ///
-/// All modes return the same bytes, and none can raise a signal.
+/// All modes return the same bytes, and none can raise SIGBUS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReadMode {
     /// Reads as much data through the page cache as fits in memory, and the rest with direct I/O.
     ///
-    /// The rule is the same for every order. The reader takes the memory available when it is created (of the
-    /// machine, or of the control group if that is less; the page cache counts as available) and leaves one
-    /// sixteenth of it free. If the files of the plan fit in the rest, the reader uses the page cache for all data.
-    /// If they do not fit, it reserves buffers for direct I/O (32 MiB, plus one and an eighth windows with
-    /// [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the data set, as large as the
-    /// remaining memory, through the page cache. This part stays in the page cache, and an epoch reads only the
-    /// other part from disk. Ranks on one machine share these pages. So do the readers of a process: each counts on what
-    /// the earlier ones leave, and bytes that two of them read count once.
+    /// The reader takes the memory available when it is created (of the machine, or of a control
+    /// group if that is less; the page cache counts as available) and leaves one sixteenth of it
+    /// free. If the data of the plan fits in the rest, the reader uses the page cache for all of
+    /// it. If not, it reserves buffers for direct I/O (up to 32 MiB, plus up to one and an eighth
+    /// windows with [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the
+    /// data set, as large as the remaining memory, through the page cache. This part stays in the
+    /// page cache, and an epoch reads only the other part from disk. Ranks on one machine share
+    /// these pages. So do the readers of a process: each counts on what the earlier ones leave, and
+    /// bytes that two of them read count once.
     ///
-    /// The kernel can reclaim page cache memory when programs need it, and then reads these pages again.
-    /// [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read through the page cache on
-    /// systems other than Linux, for files without direct I/O, and for files that are reopened for each use.
+    /// The kernel can reclaim page cache memory when programs need it, and then reads these pages
+    /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read
+    /// through the page cache on systems other than Linux, with less than 16 MiB of memory for a
+    /// rank, and if a file has no direct I/O, is on FUSE or is reopened for each use.
     #[default]
     Auto,
-    /// Reads through the page cache, with one system call per contiguous run of records (`pread` on Unix, `ReadFile`
-    /// with an offset on Windows). On Linux, small scattered records are copied from the mapping, many per call
-    /// (`process_vm_writev`), and so are longer ones once 32 MiB were found in the page cache without a gap, into
-    /// slots of 2 MiB and more. The pages copied from count as resident memory of the process.
+    /// Reads through the page cache, with a system call for each contiguous run of records (`pread`
+    /// on Unix, `ReadFile` with an offset on Windows). On Linux, scattered runs of up to 4 KiB are
+    /// copied from the mapping, many per call (`process_vm_writev`), and so are longer ones once 32
+    /// MiB were found in the page cache without a gap: up to 16 KiB, and any into huge pages of the
+    /// slot. The pages copied from count as resident memory of the process.
     Pread,
-    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on Windows. Other
-    /// systems have none.
+    /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on
+    /// Windows. On other systems it is an error.
     ///
-    /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and the container allow
-    /// it, otherwise with up to 32 threads. They fill buffers of the reader
-    /// ([`Reader::memory`](crate::Reader::memory)), and the reader copies batches from these buffers.
+    /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and
+    /// the container allow it (on x86-64 and aarch64), otherwise up to 32, with as many threads.
+    /// They fill buffers of the reader ([`Reader::memory`](crate::Reader::memory)), and the reader
+    /// copies batches from these buffers.
     ///
-    /// A run of 4 MiB or more is read with one call directly into the caller's buffer, without a copy. This is
-    /// fastest with a [`Buffer`](crate::Buffer). Do not call `fork` during such a read (NOTES in `open(2)`). Files
-    /// that are reopened for each use (see [`Options::open`](crate::Options::open)) and files on FUSE are also read
-    /// directly into the caller's buffer.
+    /// A run of 4 MiB or more is read directly into the caller's buffer, except for up to three
+    /// blocks at its ends. This is fastest with a [`Buffer`](crate::Buffer): bytes that are not
+    /// aligned for the disk are moved. Do not call `fork` during such a read (NOTES in `open(2)`).
+    /// Files that are reopened for each use (see [`Options::open`](crate::Options::open)) and files
+    /// on FUSE are also read directly into the caller's buffer.
     ///
     /// After a `fork`, a reader of the parent works in the child, but waits for each read before it starts the next.
     /// Create a new reader in the child instead.
     ///
-    /// The page cache is neither used nor filled: every read waits for the disk, even if the same record was read
-    /// before. The reader opens each file a second time: through `/proc/self/fd` on Linux, through its handle on
-    /// Windows, and by its path on other systems. The path must still name the same file.
+    /// The page cache is neither used nor filled: a record that was read before is read from the
+    /// disk again. The reader opens each file a second time: through `/proc/self/fd` on Linux,
+    /// through its handle on Windows.
     Direct,
 }
 
@@ -133,8 +140,8 @@ pub struct Reader<D: Units = Arc<Ranges>> {
 }
 
 impl Reader {
-    /// Creates a reader for batches of `plan`. The plan's range, shuffle and batch size affect how the files are
-    /// read.
+    /// Creates a reader for batches of `plan`. The plan's range, shuffle, batch size and number of
+    /// ranks affect how the files are read.
     ///
     /// # Errors
     ///
@@ -142,7 +149,7 @@ impl Reader {
     ///
     /// - [`Error::Unsupported`]: the operating system has no direct I/O.
     /// - [`Error::System`]: the kernel or the file system refuses direct I/O.
-    /// - [`Error::Replaced`]: another file now has the path of a file.
+    /// - [`Error::Replaced`] and the other errors of reopening a file that is not kept open.
     pub fn new(ranges: Arc<Ranges>, plan: &Plan, mode: ReadMode) -> Result<Self, Error> {
         Self::with_memory(ranges, plan, mode, (&READERS, limit::memory_left()))
     }
@@ -233,15 +240,18 @@ impl Reader<crate::Groups> {
         Ok(Self::with_share(groups, data, share, true, ahead))
     }
 
-    /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its [`ByteRange`](crate::ByteRange).
-    /// Several threads may read at a time, and each has one read in flight.
+    /// Fills `out` with bytes of a file, from `start` on: a tensor, or a part of one, by its
+    /// [`ByteRange`](crate::ByteRange). Several threads may read at a time.
     ///
-    /// Past the page cache the disk writes to `out` from 4 MiB on. Bytes are moved by less than a block if `out` does not
-    /// begin as far into a block of memory as `start` is into a block of the file.
+    /// Past the page cache, 4 MiB or more are read directly into `out`, except for up to three
+    /// blocks at the ends. Bytes are moved by less than a block if `out` does not begin as far into
+    /// a block of memory as `start` is into a block of the file.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read); [`Error::NoSuchRecord`] if there is no such file.
+    /// [`Error::NoSuchRecord`] if there is no such file; [`Error::Truncated`], [`Error::Read`], and
+    /// errors of reopening a file. It does not check whether a file that is kept open was written
+    /// to.
     pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
         let shards = self.groups().model().shards();
         if file >= shards.len() {
@@ -284,22 +294,25 @@ impl<D: Units> Reader<D> {
     /// Sets the list of the next units, in read order, and discards the previous list. The reader prefetches along
     /// this list.
     ///
-    /// Each [`read`](Self::read) prefetches further units of the list. The caller may read other units, and
-    /// several at the same time; these reads benefit less from prefetch.
+    /// Each [`read`](Self::read) prefetches further units of the list, unless all data is in
+    /// memory. The caller may read other units, and several at the same time; these reads benefit
+    /// less from prefetch.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
     }
 
     /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
     ///
-    /// Before the read, it requests at most twice this number of bytes of the next units, and does not wait for
-    /// them. Past the page cache, a group is read without a copy where it has 4 MiB or more in one place and `out` starts
-    /// at a page boundary, as a [`Buffer`](crate::Buffer) does.
+    /// It also requests the next units, as far as the prefetch window reaches, and does not wait
+    /// for them. Past the page cache, a part of a group of 4 MiB or more in one place of a file is
+    /// read without a copy, except for up to three blocks at its ends, if `out` starts at a page
+    /// boundary, as a new [`Buffer`](crate::Buffer) does.
     ///
     /// # Errors
     ///
-    /// [`Error::BufferTooSmall`], [`Error::NoSuchRecord`], [`Error::Truncated`], [`Error::Read`], and errors of
-    /// reopening a file, in the cases of [`Ranges::read`].
+    /// The errors of [`Ranges::read`]; [`Error::Replaced`] if a file was written to, and
+    /// [`Error::Open`] if the system cannot tell. All files of batches are checked once an epoch,
+    /// those of a group at each read.
     pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
@@ -317,9 +330,9 @@ impl<D: Units> Reader<D> {
         read
     }
 
-    /// Returns the maximum memory of the reader in bytes: the buffers for direct I/O, and the list of what was prefetched
-    /// of small records. The list has 1 MiB for each TiB that is read through the page cache, at most 4 MiB, and counts in
-    /// whole pages of 4 KiB.
+    /// Returns the most bytes that two parts of the reader take: the buffers for direct I/O, and
+    /// the list of what was prefetched of small records. The list has 1 MiB for each TiB that is
+    /// read through the page cache, at most 4 MiB, and is rounded down to pages of 4 KiB.
     #[must_use]
     pub fn memory(&self) -> u64 {
         let around = self.ahead.memory(&self.data, &self.source);
@@ -340,16 +353,18 @@ impl<D: Units> Reader<D> {
         self.choice
     }
 
-    /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
-    /// it was asked for.
+    /// Returns whether the reader reads all files through the page cache, and found there each of
+    /// the last 16 MiB that it was asked for or requested. `false` if the file system does not
+    /// count disk reads.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         let missing = lock(&self.ahead.window).missing;
         !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
-    /// Fails if a file was written to since it was opened. For batches, it checks all files once per epoch. Groups have
-    /// no epochs, so it checks the files of each group when the group is read.
+    /// Fails if a file that is kept open was written to since it was opened. For batches, it checks
+    /// all files once per epoch. Groups have no epochs, so it checks the files of each group when
+    /// the group is read.
     fn check(&self, unit: &D::Unit) -> Result<(), Error> {
         let shards = self.data.shards();
         let Some(epoch) = D::epoch(unit) else {
@@ -377,9 +392,10 @@ impl Ranges {
     /// Reads the records of `batch` in batch order into the start of `out`, through the page cache and without
     /// prefetch. Returns the number of bytes read.
     ///
-    /// Each contiguous run of records in a file is one system call. On Linux, one call reads up to 1024 small
-    /// scattered records. Bytes shared by overlapping windows are read once and then copied inside `out`. If a file
-    /// is truncated during the read, the call returns an error and cannot raise SIGBUS.
+    /// Each contiguous run of records in a file takes a system call. On Linux, one call reads up to
+    /// 1024 small scattered runs. Bytes shared by overlapping windows of a run are read once and
+    /// then copied inside `out`. If a file is truncated during the read, the call returns an error
+    /// for missing bytes and cannot raise SIGBUS.
     ///
     /// # Errors
     ///
@@ -387,8 +403,8 @@ impl Ranges {
     /// - [`Error::NoSuchRecord`]: the plan was made for a larger data set.
     /// - [`Error::Truncated`]: a file became shorter after it was opened.
     /// - [`Error::Read`]: a read failed.
-    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a file that is not
-    ///   kept open could not be reopened.
+    /// - [`Error::Replaced`], [`Error::NotFound`], [`Error::PermissionDenied`],
+    ///   [`Error::NotAFile`], [`Error::Open`]: a file that is not kept open could not be reopened.
     ///
     /// After every error except `BufferTooSmall`, the contents of `out` are unspecified.
     pub fn read(&self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, Error> {
@@ -401,8 +417,9 @@ impl Ranges {
 }
 
 impl Records {
-    /// Returns the number of read requests that this thread has made through this crate: system calls that read
-    /// files, plus direct I/O requests. Subtract two values to count the requests of a read.
+    /// Returns the number of read requests that this thread has made through this crate: system
+    /// calls that read records or most headers, plus direct I/O requests. Subtract two values to
+    /// count the requests of a read.
     #[must_use]
     pub fn read_calls() -> u64 {
         READ_CALLS.with(std::cell::Cell::get)

@@ -20,8 +20,8 @@ const AGAIN: usize = 128;
 /// How the bytes of a data set are read. The default reads all bytes through the page cache.
 #[derive(Default)]
 pub(super) struct Source {
-    /// How many bytes are read through the page cache. They are counted from the front of all files, one file after the
-    /// other.
+    /// The position up to which bytes are read through the page cache, counted from the front of
+    /// all files, one file after the other.
     pub(super) cached: u64,
     /// Reads the other bytes with direct I/O. `None`: there are no other bytes.
     pub(super) stream: Option<Stream>,
@@ -57,7 +57,7 @@ impl Source {
         if self.stream.is_none() { u64::MAX } else { self.cached.saturating_sub(shard.before) }
     }
 
-    /// Fills the front of the slot `out` with `extents`, which have `wanted` bytes. Returns this front.
+    /// Fills the front of the slot `out`, of `wanted` bytes, with `extents`. Returns this front.
     pub(super) fn fill<'o>(
         &self,
         shards: &[Shard],

@@ -57,9 +57,9 @@ pub trait Sealed: Debug + Send + Sync {
 /// How an extent that is requested ahead will be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// With its unit, which starts where the last unit ended in the file.
+    /// With its unit. A batch starts where the last one ended in the file, and is one run.
     InOrder,
-    /// With its unit, which starts elsewhere.
+    /// With its unit, any other batch.
     Next,
     /// By several units, which all end within the next so many bytes of units.
     Window(u64),
@@ -110,8 +110,8 @@ impl Sealed for Arc<Ranges> {
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
         }
-        // Compare only the first run of this batch with the last run of the batch before. The read itself goes through
-        // all runs. Doing that here too would double the work.
+        // A batch is in order if its first run is all of it, and starts where the batch before
+        // ended.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();

@@ -1,4 +1,4 @@
-//! Linux and Android: `process_madvise` for hints, `posix_fadvise`, `mincore`, `O_DIRECT`.
+//! Linux and Android.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -25,8 +25,8 @@ thread_local! {
     static RANGES: RefCell<[Vec<libc::iovec>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// Hints pieces of files: with one call for all of them if the kernel permits that, otherwise with one call for each. A
-/// piece starts at a page.
+/// Hints pieces of files: up to [`PIECES`] of them with one call if the kernel permits that,
+/// otherwise with one call for each. A piece starts at a page.
 pub(crate) fn will_need<'f>(pieces: impl Iterator<Item = (&'f DataFile, Range<u64>)>, stats: &mut ReadStats) {
     /// The most bytes in one call, below the kernel's limit of 2 GiB less a page (`MAX_RW_COUNT`).
     const BYTES: usize = 1 << 30;
@@ -72,9 +72,10 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
     matches!(cached(file, before..at), Ok(1..)) && [before, at].iter().all(|&at| read_now(file, at))
 }
 
-/// Reads a byte without waiting: if its page is not complete, the call fails at once (`filemap_get_pages` in the
-/// kernel's `mm/filemap.c`). Returns whether the kernel has such a call. The call is made by its number, because old
-/// versions of libc have no name for it.
+/// Reads a byte without waiting: if its page is not complete, the call fails at once
+/// (`filemap_get_pages` in the kernel's `mm/filemap.c`). Returns `false` after any other error, as
+/// if the kernel has no such call. The call is made by its number, because old versions of libc
+/// have no name for it.
 fn read_now(file: &File, at: u64) -> bool {
     let mut byte = 0_u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -165,9 +166,9 @@ fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
 
 /// Copies pieces of mapped files to their places in `out`, which do not overlap, with one call.
 ///
-/// It calls `process_vm_writev` on this process. The kernel reads the pieces as it reads any argument, so a missing
-/// page ends the call and raises no SIGBUS. The call pins the pages of `out` once for each contiguous part of it, and
-/// enters no file system.
+/// It calls `process_vm_writev` on this process. The kernel reads the pieces as it reads any
+/// argument, so a missing page ends the call and raises no SIGBUS. The call pins the pages of `out`
+/// once for each contiguous part of it.
 pub(crate) fn gather<'f>(
     pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     out: &mut [u8],
@@ -268,7 +269,8 @@ fn is_stacked(file: &File) -> bool {
     file_system_kind(file).is_none_or(|kind| [OVERLAYFS, FUSE].contains(&kind))
 }
 
-/// Counts pages with `mincore`, a stretch at a time. Skips stretches in which `cachestat` finds no page.
+/// Counts pages with `mincore`, a stretch at a time. Skips full stretches in which `cachestat`
+/// finds no page, unless the file system is stacked.
 pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Error> {
     let map = data.mapping()?;
     let [mut found, mut resident] = [0; 2];
@@ -303,11 +305,13 @@ pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Err
 /// Returns how many pages of the cache hold these bytes of a file. There is at least one byte. The time depends only on
 /// the number of pages found.
 ///
-/// If the result is 0, `mincore` finds none either, unless tmpfs has the pages in the swap cache. A larger result may
-/// be too large: it includes pages that are still being read from the disk (`filemap_cachestat` in the kernel's
-/// `mm/filemap.c`, `mincore_page` in `mm/mincore.c`).
+/// If the result is 0, `mincore` finds none either, unless the file system is stacked, or is tmpfs
+/// and has the pages in the swap cache. A larger result may be too large: it includes pages that
+/// are still being read from the disk (`filemap_cachestat` in the kernel's `mm/filemap.c`,
+/// `mincore_page` in `mm/mincore.c`).
 pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
-    /// The number is the same on all architectures that have the call, except on MIPS: there no call has this number.
+    /// The number is the same on all architectures of Rust's Linux targets, except on MIPS: there
+    /// no call has this number.
     const CACHESTAT: libc::c_long = 451;
     let range = [bytes.start, bytes.end - bytes.start];
     // Numbers of pages: cached, dirty, being written, evicted, recently evicted (`include/uapi/linux/mman.h`).
@@ -319,8 +323,8 @@ pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     if status == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Drops a whole file from the page cache. Releases this mapping's pages and writes out the file first, because the
-/// kernel keeps pages that are in use or dirty.
+/// Asks the kernel to drop a whole file from the page cache. Releases this mapping's pages and
+/// writes out the file first, because the kernel keeps pages that are in use or dirty.
 pub(crate) fn evict(data: &DataFile) -> Result<(), Error> {
     if let Ok(map) = &data.map {
         // SAFETY: no reference to the mapping's bytes exists, and what is read through it later comes from the file.

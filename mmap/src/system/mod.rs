@@ -1,7 +1,8 @@
 //! System calls that differ between operating systems: prefetch hints, queries of the page cache, and direct I/O.
 //!
-//! Both files have the same functions. If a system lacks a call, the function returns
-//! [`Error::Unsupported`](crate::Error::Unsupported). Hints are the exception, because reads work without them.
+//! Both files have the functions below. If a system lacks the call, `count`, `evict` and `reopen`
+//! return [`Error::Unsupported`](crate::Error::Unsupported). The others do without, because reads
+//! work without them.
 
 #[cfg_attr(any(target_os = "linux", target_os = "android"), path = "linux.rs")]
 #[cfg_attr(not(any(target_os = "linux", target_os = "android")), path = "others.rs")]
@@ -10,13 +11,14 @@ mod this;
 // Hints:
 // - `will_need(pieces, stats)` hints pieces of files, and counts the hints.
 // - `hints_wait(file)`: whether a hint for this file can block in its file system.
-// - `touch(file, at)` reads the byte at `at` without waiting, so that the kernel reads ahead from there. Returns
-//   `false`, and reads nothing, if the byte before it was not requested, or if the system has no such call.
+// - `touch(file, at)` reads the byte at `at` without waiting, so that the kernel reads ahead from
+//   there. Returns `false`, and reads nothing, if the page of the byte before it is not in the
+//   cache, or if the system has no such call.
 pub(crate) use this::{hints_wait, touch, will_need};
 // The page cache:
 // - `count(file, bytes)` returns the number of pages that hold these bytes, and how many of them are in the cache.
 //   Pages past the end of the file do not count.
-// - `evict(file)` writes a file out, and drops all of it from the cache.
+// - `evict(file)` writes a file out, and asks the kernel to drop all of it from the cache.
 // - `gather(pieces, out)` copies pieces of mappings to places in `out`. It raises no signal, whatever happens to the
 //   files.
 // - `read_from_disk()` returns how many bytes the disks have read for this thread, as far as the system counts them.
@@ -24,7 +26,7 @@ pub(crate) use this::{hints_wait, touch, will_need};
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
 // Direct I/O:
 // - `reopen(data)` opens the file a second time, for direct I/O.
-// - `read(file, start, pieces)` fills the pieces one after the other.
+// - `read(file, start, pieces)` reads into the pieces, one after the other.
 // - `too_small(error)`: whether the file's blocks are larger than the block size of the read.
 // - `cannot_be_pinned(error)`: whether the caller's memory is of a kind that cannot be used for direct I/O.
 pub(crate) use this::{cannot_be_pinned, read, reopen, too_small};
@@ -39,7 +41,8 @@ pub(crate) enum Gathered {
     All,
     /// Some bytes are no longer in their file, or the kernel cannot write to their places.
     Fault,
-    /// Nothing was copied: the system has no such call, or it cannot be used for these files.
+    /// Nothing was copied: the system has no such call, or it cannot be used for these files, or it
+    /// failed.
     Unavailable,
 }
 

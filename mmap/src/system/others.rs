@@ -1,7 +1,7 @@
-//! Systems that this crate is compiled for but not run on: hints and direct I/O, where a system has them.
+//! Systems other than Linux and Android: hints and direct I/O, where a system has them.
 //!
 //! - Windows: `PrefetchVirtualMemory`, `FILE_FLAG_NO_BUFFERING`.
-//! - Unixes: `madvise` for hints, and nothing else.
+//! - Other Unixes: `madvise` for hints, and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -96,12 +96,13 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
-/// Returns `false`: these systems have no read that does not wait for the disk.
+/// Returns `false`: on these systems, the crate has no read that does not wait for the disk.
 pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
 }
 
-/// Copies nothing: these systems have no call that copies from a mapping and raises no signal.
+/// Copies nothing: on these systems, the crate has no call that copies from a mapping and raises no
+/// signal.
 pub(crate) fn gather<'f>(
     _: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     _: &mut [u8],
@@ -109,7 +110,7 @@ pub(crate) fn gather<'f>(
     Gathered::Unavailable
 }
 
-/// Returns 0: these systems do not count the disk reads of a thread.
+/// Returns 0: on these systems, the crate does not count the disk reads of a thread.
 pub(crate) const fn read_from_disk() -> u64 {
     0
 }
@@ -130,7 +131,7 @@ pub(crate) fn cannot_be_pinned(_: &io::Error) -> bool {
     false
 }
 
-/// Reads as `preadv` does, with one call for each piece. Stops after a piece that it cannot fill.
+/// Reads as `preadv` does, piece by piece. Stops at the end of the file and at an error.
 pub(crate) fn read(file: &File, start: u64, pieces: [&mut [u8]; 3]) -> io::Result<usize> {
     let mut done = 0;
     for piece in pieces {
