@@ -1,13 +1,13 @@
 #!/bin/sh
-# Measures everything and writes the tables and pictures of the READMEs anew, in 56 minutes and the time to build.
+# Measures these sections and writes the tables and pictures of the READMEs anew, in 56 minutes and the time to build.
 # The machine should do nothing else meanwhile.
 #
 #   bench/run.sh                        handoff disk grid loaders train weights
 #   bench/run.sh disk grid              these sections alone
-#   bench/run.sh --quick [SECTION..]    does it work? A round of each; writes to bench/target/quick alone
+#   bench/run.sh --quick [SECTION..]    does it work? Shorter, without weights; figures go to bench/target/quick
 #
-# PYTHON=PATH is an interpreter that has the package twinbuf and what bench/python/requirements.txt names. Without it an
-# environment is made in bench/target/python (6 GB, because of PyTorch). Libraries that it lacks are left out.
+# For loaders, PYTHON=PATH is an interpreter that has the package twinbuf and what bench/python/requirements.txt names.
+# Without it an environment is made in bench/target/python (6 GB, because of PyTorch). Libraries that it lacks are left out.
 set -eu
 cd "$(dirname "$0")/.."
 out=bench/results quick= rounds=20
@@ -32,7 +32,7 @@ wanted() {
 }
 sections=$*
 
-# What is built is built before anything is measured.
+# All but weights is built before anything is measured.
 if wanted loaders && [ -z "${PYTHON-}" ]; then
     PYTHON=bench/target/python/bin/python
     if [ ! -e bench/target/python/whole ]; then

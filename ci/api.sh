@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Every public item of the published crates, against the snapshot in ci/api. Needs a nightly toolchain: rustdoc's JSON.
+# Every public item of four published crates, against the snapshots in ci/api. Needs a nightly toolchain: rustdoc's JSON.
 #
-#   ci/api.sh            fails if the public API differs from the snapshot
-#   ci/api.sh --write    takes the snapshot anew
+#   ci/api.sh            fails if the public API differs from a snapshot
+#   ci/api.sh --write    takes the snapshots anew
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/public-api

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The C library: lints, its header is current, its README shows read.c as it is, C under AddressSanitizer (with its leak
-# check), and the same batches and the same loss from C, C++, Zig and Rust, in both ranks, as in capi/examples/expected.txt,
-# which python/tests/test_capi.py compares too.
+# check), and in both ranks the same batches from C, C++, Zig and Rust, and of all but C the same loss, as in
+# capi/examples/expected.txt, which python/tests/test_capi.py compares too.
 #
 #   ci/capi.sh            checks
 #   ci/capi.sh --write    makes the header and the README's program anew

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Other people's programs on the software driver, unchanged: a prefetcher on NVIDIA's Python binding, with its faults, and
-# cudarc's own tests. Programs in C are among the tests of `cuda/sim`.
+# Other people's bindings on the software driver: a prefetcher on NVIDIA's Python binding, clean and with faults, and cudarc's
+# own tests. Programs in C are among the tests of `cuda/sim`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 retry=$PWD/tools/retry.sh
@@ -30,7 +30,7 @@ for fault in host stream use; do
 done
 echo "cuda-bindings $("$venv/bin/pip" show cuda-bindings | sed -n 's/^Version: //p'): the prefetcher is clean, 3 of 3 faults are found"
 
-# cudarc's own tests, as they are in the registry, but for those that need something else than a driver.
+# cudarc's own tests, as they are in the registry, but for those that need something else than a driver or misuse it.
 other='
 driver::safe::core::tests::test_default_pinned_host_reads_are_faster_than_write_combined  compares times
 driver::safe::core::tests::test_pinned_copy_is_faster  compares times

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares what the published crates say of their features with what exists.
+"""Compares what four published crates say of their features with what exists.
 
     ci/features.py
 
-Each feature has a comment in its Cargo.toml. Each name in backticks there is in the code of the crate or of a crate of
-ours that it uses, or begins with a dependency. A table of features in a README has exactly the features.
+Each feature but `default` has a comment in its Cargo.toml. Each name in backticks there is in the code of the crate or of
+a crate of ours that it uses, begins with a dependency, or is of a target or `std`. A table of features in a README has exactly
+the features but `default`.
 """
 
 import re

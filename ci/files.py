@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds files and folders that the Markdown names in backticks or links to and that are not there, packages, features,
-examples, benchmarks and tests that a command of a document, of a comment or of a script names and that are not there,
-scripts without a line in CONTRIBUTING.md, and conflicts that a merge has left in the Markdown.
+"""Finds files (of code, TOML and Markdown) and folders that the Markdown names in backticks or links to and that are not
+there, packages, features, examples, benchmarks and tests that a command of a document, of a comment or of a script names and
+that are not there, scripts without a line in CONTRIBUTING.md, and conflicts that a merge has left in the Markdown.
 
     ci/files.py
 

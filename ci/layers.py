@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds imports from a module above: the top modules of a crate's `src` form layers. A layer uses those below it.
+"""Finds imports from a module above: the top modules of `src` and of `mmap/src` form layers. A layer uses those below it.
 
     ci/layers.py            fails if a crate has an import upwards or sideways
     ci/layers.py --test     runs its own tests

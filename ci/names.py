@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the names that a user of each published crate sees at its root: modules, re-exports and items, with all features.
+"""Counts the names that a user of four published crates sees at each root: modules, re-exports and items, with all features.
 
     ci/names.py            prints them; fails if a crate has more than its limit
 

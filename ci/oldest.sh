@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the published crates with the oldest version of each direct dependency that their Cargo.toml allows. Needs a
+# Checks four published crates with the oldest version of each direct dependency that their Cargo.toml allows. Needs a
 # nightly cargo: no other can choose them. The lock file is put back.
 set -euo pipefail
 cd "$(dirname "$0")/.."

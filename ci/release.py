@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The published crates in the order in which they can be published, and whether their versions agree.
 
-    ci/release.py            checks the order against the dependencies, and the versions
+    ci/release.py            checks the order against the dependencies, and the versions, also of the Python package
     ci/release.py v0.1.0     and that this is the tag of this version, with a date in the changelog
     ci/release.py --crates   prints the name, version and manifest of each crate
 """

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, lints, docs, import circles between the files of a crate, the names at the crates' roots, the words about
-# features, and the actions of hosted CI.
+# Formatting, lints, docs, the Python scripts beside this one, the tables of the READMEs, and the actions of hosted CI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo fmt --all --check

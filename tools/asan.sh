@@ -1,7 +1,7 @@
 #!/bin/bash
 # Core's tests under AddressSanitizer (with its leak check): reads and writes outside of what is alive.
 #
-#   tools/asan.sh              the stress, thread, property and corpus tests
+#   tools/asan.sh              all but those in the documentation
 #   tools/asan.sh ARGUMENTS    `cargo test ARGUMENTS` instead
 #
 # Needs a nightly toolchain. TWINBUF_STRESS_HANDOFFS sets how long the stress test runs.

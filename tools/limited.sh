@@ -1,10 +1,10 @@
 #!/bin/bash
 # Reads epochs of files that are smaller and larger than the memory of a control group, and prints what came from disk.
 #
-#   tools/limited.sh [MEBIBYTES [MODE...]]    in a group of 256 MiB, in modes auto and pread; root, and a target folder on a disk
+#   tools/limited.sh [MEBIBYTES [MODE...]]    by default 256, and modes auto and pread; root, and a target folder on a disk
 #
 # For each file: its size by the limit, bytes of a record, the order, the mode, and for each of three epochs the seconds and
-# the share of the data that came from disk.
+# the share of the data that came from disk; then what the reader chose.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/group.sh

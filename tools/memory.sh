@@ -3,13 +3,13 @@
 #
 #   tools/memory.sh [GIBIBYTES [MEBIBYTES]]      a file of 20 GiB in 256 MiB of memory, by default
 #
-# The limit is a control group's. It counts the page cache too, and takes root, or systemd. Where there is
-# neither, it is `ulimit -d`. It counts this process's own memory alone. Swapping is off in either.
+# The limit is a control group's, without swapping. It counts the page cache too, and takes root, or systemd. Where there is
+# neither, it is `ulimit -d`, which counts the process's own memory alone.
 # Holes need no disk: the times are those of the kernel and of the copies. `cpu` is that of all processors, and not
 # disturbed as much by other programs.
 #
-# VmHWM is the most that the process had mapped, pages of the file included. `group` is the most that the group
-# had at any time, page cache included. The run fails if one of them is killed.
+# VmHWM is the most that the process had resident, mapped pages of the file included. `group` is the most that the group
+# had at any time, page cache included; not by systemd. The run fails if one of them is killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/group.sh

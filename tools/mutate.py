@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The ordering gate: breaks the ring in one place at a time and runs the models, which must notice.
 
-    python3 tools/mutate.py            all mutants; exit status 1 if one survives (some minutes on two cores)
+    python3 tools/mutate.py            all mutants; exit status 1 if one survives, or the gate itself is broken (15 minutes)
     python3 tools/mutate.py --write    and writes the list to tests/loom/mutants.txt
     python3 tools/mutate.py --list     only says what would be tried
     python3 tools/mutate.py --only X   only mutants whose description matches the regular expression X
-    python3 tools/mutate.py --gate     all of them if the ring, its models or this script differ from what the list was
-                                       written from, comments aside; otherwise every eighth: they still die here
+    python3 tools/mutate.py --gate     all of them if the ring or its tests (comments aside) or this script differ from what
+                                       the list was written from; otherwise every eighth: they still die here
 
 Kinds of mutant, found in core/src/raw.rs, core/src/waker.rs and core/src/ring.rs:
 
@@ -20,9 +20,10 @@ and `logic`, the changes written out in LOGIC below: a protocol step that forget
 PROMISES: what no model can see, for core's own tests.
 
 A mutant that no test can kill, because it means the same, is excused by a comment on its line or the line
-above, `// mutate: ok KIND REASON`. An excuse whose mutant dies is reported as stale.
+above, `// mutate: ok KIND REASON`. A run of all mutants reports an excuse whose mutant dies
+as stale.
 
-The workspace is not touched: every mutant is made in a private copy. Exit status 2: the gate itself is broken.
+The workspace is not touched: every mutant is made in a private copy.
 """
 
 import argparse

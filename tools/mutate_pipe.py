@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Breaks the pipe (src/pipe) in one place at a time and runs its tests. They must notice.
 
-    python3 tools/mutate_pipe.py            all mutants; exit status 1 if one survives that has no excuse (half an hour)
+    python3 tools/mutate_pipe.py            all mutants; exit status 1 if one survives that has no excuse (an hour)
     python3 tools/mutate_pipe.py --only X   only mutants whose description matches the regular expression X
     python3 tools/mutate_pipe.py --list     only says what would be tried, and checks that each text is there once
     python3 tools/mutate_pipe.py --log F    appends each verdict to the file F, and skips the mutants that it has

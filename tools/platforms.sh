@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests on other processors and systems than this machine's, by emulation, and checks that the library compiles for
-# those that cannot be emulated. Prints the minutes of each line as it ends, and all of them with their sum at the end;
+# Tests on other processors and systems than this machine's, by emulation but for i686, and checks that the library compiles
+# for others. Prints the minutes of each line as it ends, and all of them with their sum at the end;
 # fails if any line failed.
 #
 #   tools/platforms.sh              every line of the table below

@@ -12,7 +12,7 @@
 #   slurm      `srun`:           apt-get install slurmd slurmctld slurm-client munge, and a cluster of one node
 #   by-hand    no launcher:      Slurm's two variables, set by this script
 #
-# TORCHRUN names another torchrun. It needs cargo and python3.
+# TORCHRUN names another torchrun. Needs cargo and python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,7 +3,7 @@
     CARGO_PROFILE_DEV_DEBUG=true cargo build --example hello
     gdb -q -batch -x tools/walk.py --args target/debug/examples/hello FILE
 
-FILE is any file of a few MiB. A breakpoint on each function of `core`, `mmap` and `src` counts the files of one batch on
+FILE is any file of a few MiB. A breakpoint on each function of `core`, `mmap` and `src` finds the files of one batch on
 each of two threads: from one wait for a slot to the next, and from one call of the iterator to the next.
 Fails if a file that ARCHITECTURE.md numbers is not entered, or if the
 numbered files of a thread are entered first in another order. Needs gdb.

@@ -7,8 +7,8 @@ Each line of JSON starts a run, such as {"kind": "images", "data": FILE, "order"
 
 Their setup:
 
-- A whole batch is one item; its index is an array of record numbers. So there is one call per batch, and no collation
-  of items.
+- A whole batch is one item, made of an array of record numbers. So there is one call per batch, and no collation
+  of records.
 - torch: `batch_size=None` and a sampler of index arrays ("Disable automatic batching" in the documentation of
   torch.utils.data). A worker copies from the mapping into the shared memory of the batch, like torch's
   `default_collate` in a worker. `persistent_workers=True`: processes are started once, not once per epoch.

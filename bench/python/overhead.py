@@ -5,7 +5,8 @@
 
 Overhead: both sides alternately read the epochs of one plan from a file in the page cache, in batches so small that the
 batch itself costs little. Python reads them once without using a batch, once as an array, once as a tensor. Prints
-microseconds per batch, medians of the epochs with their quartiles, and the medians of the differences.
+microseconds per batch, medians of the epochs with their quartiles, and those of the differences. Then the same of an item
+of `prefetch`, and of two `SimpleQueue`s.
 
 GIL: a thread counts in Python on a separate processor, in short windows that alternate between three cases: batches of
 16 MiB are loaded here; in the Rust program, for the same use of the memory and of the other processors; not at all.

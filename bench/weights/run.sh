@@ -1,12 +1,12 @@
 #!/bin/bash
-# Models of layers in a control group with less memory than they have. Each way runs once in a round, each time cold.
+# Models of 24 layers, cold: each way runs once in a round.
 #
 #   bench/weights/run.sh [SECTION..] [ROUNDS]     root, and a target folder on the disk that is measured
 #
-# layers      1.5 GiB in 512 MiB, three passes, with as much compute as loading
-# candle      1.5 GiB into candle's tensors
+# layers      1.5 GiB in a control group of 512 MiB, three passes, with as much compute as loading
+# candle      1.5 GiB into candle's tensors, without a limit
 #
-# Without a section: all of them, and the runs go to bench/results/weights.csv.
+# Without a section: both, and the runs go to bench/results/weights.csv; else to bench/weights/target/weights.csv.
 set -euo pipefail
 cd "$(dirname "$0")"
 . ../../tools/group.sh
