@@ -1,7 +1,8 @@
 """Overlap reading with training: one buffer is filled while the other is used.
 
 `Records` opens files. `Plan` divides their records into batches. `Loader` reads the batches ahead of their
-use. `Batch.numpy` and `Batch.torch` return arrays in the buffer that the batch was read into, without a copy.
+use. `Batch.numpy` and `Batch.torch` return arrays in the buffer that the batch was read into, without a copy;
+with a ``device``, `Batch.torch` returns tensors there.
 
 For other loops: `watch` measures any iterable, `prefetch` fetches its next items in a thread, `generate`
 overlaps code that makes data with the code that uses it, and `stream` reads the weights of a model

@@ -1,8 +1,7 @@
 """Batches of a `Loader` or groups of a `stream` on a device.
 
-A thread of the Rust part reads into slots, which are page-locked for a loader. A second thread enqueues
-copies of these slots on a side stream while the loop uses the batch before. The loop's stream waits for the
-copies.
+A thread reads into slots, which are page-locked for a loader. With overlap a second thread enqueues copies of
+these slots on a side stream while the loop uses the batch before. The loop's stream waits for the copies.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
 class Sender:
     """Sends the batches of one loader, or the groups of one stream, which calls these methods.
 
-    Each iteration has its own thread.
+    With overlap, each iteration has its own thread.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Sender:
     def slots(self, count: int, nbytes: int) -> list[tuple[int, Any]] | None:
         """Return page-locked memory for the loader's slots: its addresses, and what owns it.
 
-        A copy to the device reads it directly, without a bounce buffer. None: torch's is not as large.
+        A copy to the device reads it directly, without a bounce buffer. None: torch's has another size.
         """
         made = [self._streams.host(nbytes).zero_() for _ in range(count)]
         fit = all(memory.numel() == nbytes for memory in made)
@@ -109,8 +108,8 @@ class Sender:
     def ended(self, whole: bool) -> None:
         """The loop got an error, or has had its last batch.
 
-        Then the thread writes the end of its trace when it lets go of the loader or stream. Wait, so that a
-        program which drops that after the loop has the whole trace.
+        Then the thread writes the end of its trace when it lets go of the loader or stream. Wait up to 1 s,
+        so that a program which drops that after the last batch has the whole trace.
         """
         self.recorder.ended()
         if whole:

@@ -1,7 +1,7 @@
 """The threads that run the program's code: an iterable, a data set, a function, what sends to a device.
 
-They are Python's own daemon threads, and every frame on their stacks is Python's: the interpreter may end
-them at any time. What they wait for is in Rust.
+They are Python's own daemon threads, and below that code every frame is Python's: the interpreter may end
+them there. What they wait for is in Rust.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def fill(worker: _Filler, name: str | None) -> None:
 class Turn:
     """A call's place in the line of the threads that share an iterator: one at a time goes on.
 
-    The line is a dict and no lock: a forked process would wait for a thread that it has not. A turn ends by a
-    `del`, before and after which no signal is handled.
+    The line is a dict and no lock: a forked process would wait for a thread that it has not. In `Loop` a turn
+    ends by a `del`, before and after which no signal is handled.
     """
 
     # The program ends: the interpreter may have ended the thread whose turn it is.
@@ -170,8 +170,8 @@ def _end() -> None:
     """End the threads, at the end of the program. The interpreter ends those that take too long.
 
     Half of the time is for the item that a thread is making. Then `SystemExit` is raised in the thread: code
-    that polls, retries or computes in small steps ends at its next step. A thread that is in native C++ code
-    when the interpreter ends it aborts the program, as any daemon thread does (before Python 3.14).
+    that polls, retries or computes in small steps ends at its next step. A thread in native C++ code that the
+    interpreter ends aborts the program, as any daemon thread does (before Python 3.14).
     """
     left = round(_begin_end() / _SLICE)
     Turn.ended = True

@@ -76,16 +76,16 @@ class Loader(_Loader, Generic[Made]):
     """Reads the batches of a plan ahead of use.
 
     A thread reads while the loop computes. It fills ``depth`` buffers of one batch each in turn. They are
-    allocated once; nothing is allocated or copied per batch, and the thread never takes the GIL (unless the
-    data set is written in Python).
+    allocated once, and arrays of a batch are views of its buffer. The thread takes the GIL only to call code
+    in Python: that of a data set, or of `Records.map`.
 
     Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is
     active: starting another ends the previous one. The environment can override arguments with switches such
     as ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and
     `report` show the values of these in effect.
 
-    In a process forked from the one that built it, every method except ``len()``, ``plan`` and ``repr()``
-    raises `ForkedError`. Batches and arrays received before the fork stay usable there.
+    In a process forked from the one that built it, methods raise `ForkedError`; attributes, ``len()`` and
+    ``repr()`` work. Batches and arrays in host memory that were received before the fork stay usable there.
 
     Parameters
     ----------
@@ -93,21 +93,22 @@ class Loader(_Loader, Generic[Made]):
         `Records`, or an object with ``__len__``, the ``dtype`` and ``shape`` of a record, and
         ``read_into(indices, out)``. That method fills ``out`` (a memoryview of shape ``(len(indices),
         *shape)``) with the records of these numbers (an int64 array). It must fill all of ``out``: whatever
-        it skips contains data of an earlier batch. Keeping ``out``, or an array or tensor made from it, after
-        the call raises ``BufferError``. It must not use the loader that it reads for.
+        it skips may contain data of an earlier batch. Keeping ``out``, or an array or tensor made from it,
+        after the call raises ``BufferError``. It must not use the loader that it reads for.
 
         A tuple or a dict of data sets, such as images and labels, is matched by number; a batch is then a
-        tuple or a dict of arrays. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1,
+        tuple or a dict of their parts. An optional attribute ``fingerprint``, a number from 0 to 2**64 - 1,
         identifies the data in a state.
     plan
-        Which records make up each batch.
+        Which records each batch has.
     name
         Names the loader in errors, reports and traces, and in its switches: ``TWINBUF_TRAIN_DEPTH=3``.
     device
         Where batches go: ``"cuda"``, ``"cuda:1"``, a ``torch.device``, any accelerator of torch. A second
         thread sends the next batch from page-locked slots, on a separate stream, while the loop uses this
-        one. ``batch.torch()`` is then on the device, and the current stream waits for it. A rank without
-        ``set_device`` gets the device of its ``LOCAL_RANK``. Default: host memory, like ``"cpu"``.
+        one. ``batch.torch()`` is then on the device, and the current stream waits for it. Without a number,
+        a rank that called no ``set_device`` gets the device of its ``LOCAL_RANK``. Default: host memory, like
+        ``"cpu"``.
     device_depth
         How many batches the device holds, plus those that the loop keeps: 2 or more. Default: 2, one in use
         and one on its way.
@@ -118,7 +119,7 @@ class Loader(_Loader, Generic[Made]):
         ``memory_limit``, are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than two
         more than ``workers``, three more than ``workers``. ``TWINBUF_DEPTH`` overrides it.
     workers
-        The number of reading threads, each with a share of the batches: 1 to 64. One is enough for files.
+        The number of reading threads, 1 to 64; none without overlap. One is enough for files.
         More help with a Python data set whose ``read_into`` decodes and releases the GIL; several threads
         then call it.
     overlap
@@ -135,11 +136,11 @@ class Loader(_Loader, Generic[Made]):
         ``"auto"``: through the page cache if the data fits, otherwise as much of it as fits. ``"pread"``: all
         of it. ``"direct"``: past the page cache.
     memory_limit
-        The most bytes for slots and for reads past the page cache; more is an `OptionError`. Default: no
-        limit.
+        The most bytes for slots, for changes of records and for reads past the page cache; more is an
+        `OptionError`. Default: no limit.
     breakdown
         Prints the time of loading and of the whole step for the first 10 steps and every n-th, to the
-        standard error, and their sums with `report`. It turns the overlap off, because overlapping times
+        standard error, and their means with `report`. It turns the overlap off, because overlapping times
         cannot be separated. ``TWINBUF_BREAKDOWN=100`` does the same.
     trace
         A file for a Chrome trace of the first five epochs.
@@ -214,7 +215,7 @@ class Loader(_Loader, Generic[Made]):
         return self
 
     def _tell_overridden(self, workers: int, overlap: bool) -> None:
-        """Log each argument that the environment has overridden."""
+        """Log which of depth, workers and overlap the environment has changed."""
         asked, depth, found, *_ = self._settings
         options = ("depth", asked, depth), ("workers", workers, found), ("overlap", overlap, self._overlap)
         # The breakdown turns overlap off. The default depth depends on overlap, workers and a limit.
@@ -230,12 +231,12 @@ class Loader(_Loader, Generic[Made]):
         """Return the batches of several epochs.
 
         ``epochs(3)`` is epochs 0, 1 and 2, ``epochs(range(3, 5))`` is 3 and 4. There is no gap between two
-        epochs. After `load_state_dict` the iteration continues from that state: ``epochs(3)`` is what remains
-        of three epochs.
+        epochs. After `load_state_dict` the iteration continues from that state, unless it is before these
+        epochs: ``epochs(3)`` is what remains of three epochs.
 
         With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a
-        ``TimeoutError`` and names what is being read. The next call waits again. Without overlap there is no
-        such wait. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
+        ``TimeoutError`` and names what is being read. The next call waits again. Without overlap a read has
+        no limit. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
         does not limit that read.
         """
         found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
@@ -245,7 +246,7 @@ class Loader(_Loader, Generic[Made]):
         return self._iterate(timeout, several, single=False)
 
     def epoch(self, epoch: SupportsIndex, *, timeout: float | None = None) -> _Batches[Made]:
-        """Return the batches of one epoch, or the rest of it after `load_state_dict`.
+        """Return the batches of one epoch, or the rest of it after `load_state_dict` of a state in it.
 
         ``timeout`` as of `epochs`.
         """
@@ -253,9 +254,9 @@ class Loader(_Loader, Generic[Made]):
         return self._iterate(timeout, (one, one + 1))
 
     def __iter__(self) -> _Batches[Made]:
-        """Return the batches of the next epoch, starting with 0.
+        """Return the batches of the next epoch, starting with 0 or with that of `set_epoch`.
 
-        Of the epoch that was set; or the rest after `load_state_dict`.
+        After `load_state_dict`, return the rest of the epoch of that state.
         """
         return self._iterate(None)
 
@@ -286,7 +287,7 @@ class Loader(_Loader, Generic[Made]):
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a ``DataLoader`` that trainers read.
 
-        Such as ``batch_size``, and those by which they skip batches when they resume.
+        ``batch_size`` is one, and so are those by which they skip batches when they resume.
         """
         return attribute(self, name, self._next_epoch())
 
@@ -294,7 +295,7 @@ class Loader(_Loader, Generic[Made]):
         """Return the position after the last received batch, as plain values to save with the model.
 
         Batches that were only read ahead, or sent to a device, are not counted. All ranks have the same
-        state: any rank resumes from any rank's state.
+        state after the same step: any rank resumes from any rank's state.
         """
         position = self._position()
         received = None if self._sender is None else self._sender.position()
@@ -304,12 +305,12 @@ class Loader(_Loader, Generic[Made]):
         """Continue from a state of `state_dict` with the next iteration.
 
         Raises `CheckpointError` if the state belongs to another plan or data set; the message names the field
-        that differs. Depth, overlap, rank, batch size and the number of ranks may differ.
+        that differs. Depth, overlap, rank, batch size, the number of ranks, `to` and `map` may differ.
 
-        Data sets are identified by the number and size of their records and by a fingerprint. For files the
-        fingerprint covers the windows of their records and samples of their bytes, so a change between the
-        samples is not noticed. A Python data set has no fingerprint, unless it has an attribute
-        ``fingerprint``.
+        Data sets are identified by the plan's records, the size of a record and a fingerprint. For files the
+        fingerprint covers the type, shape and places of their records, and the first and last 8 KiB of each
+        file: a change between these is not noticed. A Python data set has no fingerprint, unless it has an
+        attribute ``fingerprint``.
         """
         self._stop_sending()
         instance_of("state", dict, state, "a dict")
@@ -331,9 +332,9 @@ class Loader(_Loader, Generic[Made]):
         """Stop the reading thread. Raises the error of a read that the loop has not received.
 
         Batches in use stay valid. Waits up to ``timeout`` seconds for a read in progress, and then raises
-        `LoaderTimeoutError`, which names it. The thread is left behind, and ends with its read; so is one
-        that copies to a device. Default: 1 second if the data set or a function is written in Python or
-        batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
+        `LoaderTimeoutError`, which names it if it is known. The thread is left behind, and ends with its
+        read; so is one that copies to a device. Default: 1 second if the data set or a function is written in
+        Python or batches are copied to a device, otherwise no limit. Ctrl-C ends the wait.
         """
         timeout = seconds_or_none("timeout", timeout)
         if timeout is None and (self._foreign or self._map is not None or self._sender is not None):
@@ -382,7 +383,7 @@ def _options(data: Any) -> dict[str, Any]:
 
 
 def _source(data: Any) -> Any:
-    """Return records, or a data set with its length, its fingerprint, and the type and shape of a record."""
+    """Return `Records` as they are; else the data set, its length, fingerprint, and type and shape."""
     if isinstance(data, Records):
         return data
     attribute_of(data, "read_into")

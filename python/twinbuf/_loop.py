@@ -1,4 +1,4 @@
-"""The iterator of a loop in whose thread functions of the program are called for each item.
+"""The iterator of a loop in whose thread Python code runs for each item: functions of the program, or torch.
 
 It is in Python, so that there is no frame of Rust below those functions when the interpreter ends their
 thread.
@@ -23,7 +23,8 @@ T = TypeVar("T")
 class Loop(Generic[T]):
     """Hands out the items of `_Items`, or the batches of a loader.
 
-    An item that is taken and not handed out goes back: after Ctrl-C the next call has it again.
+    An item that is taken and not handed out goes back, unless ``map`` failed for it: after Ctrl-C the next
+    call has it again.
     """
 
     # What sends the items to a device, where it has them from, and what starts its thread.

@@ -38,7 +38,8 @@ class _Window(NamedTuple):
 class Window(_Window):
     """A shuffle that mixes the records of ``chunks`` chunks at a time. They come from all over the files.
 
-    A chunk has ``records`` records; by default as many as fit in 1 MiB. The page cache must hold two windows.
+    A chunk has ``records`` records; by default as many as fit in 1 MiB, at least one. Memory must hold a
+    window, or chunks are read again.
     """
 
     def __new__(cls, chunks: SupportsIndex, records: SupportsIndex | None = None) -> Self:
@@ -65,15 +66,15 @@ class Chunks(_Chunks):
 class Plan(_Plan):
     """The order of the records in every epoch, cut into batches and split over ranks.
 
-    A plan is a pure function of its arguments: the same batches on any machine, at any depth, after any
-    resumption. It stores no table.
+    A plan is a pure function of its arguments, and with ``rank="env"`` of the launcher's variables: the same
+    batches on any machine, at any depth. Of tables it stores only the numbers in ``records``.
 
     Parameters
     ----------
     data
         The data set, or a tuple or dict of data sets with the same number of records. A loader refuses the
-        plan of a data set with another number of records. Or a number: the plan then has the first records
-        of any data set that has at least as many.
+        plan of a data set with another number of records. Or a number: the plan is then for the first
+        records of any data set that has at least as many.
     batch
         The number of records in a batch of one rank. Or a schedule, a list of up to 16 pairs ``(steps,
         records)``: ``[(1000, 32), (4000, 64)]`` is 1000 steps of 32 records, then batches of 64. The last
@@ -81,23 +82,23 @@ class Plan(_Plan):
         epochs.
     records
         Which records of the data set: a ``range``, a ``slice``, or an array of whole numbers, in any order,
-        also repeated: a record comes as often in an epoch as it is in there. Default: all.
+        also repeated. Default: all.
     steps
         The number of steps of an epoch, which then has the first records of its order. Default: as many as
         the records fill.
     shuffle
-        ``None``: the order of the files. ``"full"``: every record individually. ``Window(n)``: records are
-        mixed over n chunks from all over the files. These chunks are in memory and are replaced one by one.
-        More and smaller chunks mix better. ``Chunks(n)``: whole chunks of n records.
+        ``None``: the order of the data set, or of ``records``. ``"full"``: every record individually.
+        ``Window(n)``: records are mixed over n chunks from all over the files. These chunks are in memory and
+        are replaced one by one. More and smaller chunks mix better. ``Chunks(n)``: whole chunks of n records.
     seed
-        Seed of the shuffle.
+        Seed of the shuffle; refused if there is no shuffle. Default: 0.
     rank, world
         This process and the number of processes. ``rank="env"`` takes both from the launcher's variables
         (torchrun, Open MPI, Slurm and others). Default: rank 0 of 1.
     drop_last
-        Whether to leave out the records that do not fill a last step. With False they make a smaller batch.
-        With several ranks the last step is filled up from the front of the epoch, so all ranks have the same
-        number of steps.
+        Whether to leave out the records that do not fill a last step. With False they make a smaller batch;
+        with several ranks they are filled up from the front of the epoch instead, so all ranks have the same
+        number of steps. Default: True.
     """
 
     __slots__ = ("__weakref__",)

@@ -52,9 +52,10 @@ def prefetch(
         later ones are fetched, unless it is sent to an accelerator: then it is copied first.
     device
         Where tensors and arrays are sent, a `Batch` too, however deep they are in dicts, lists, tuples and
-        dataclasses. They go through page-locked memory that is reused, on a separate stream. The
-        current stream waits for them when they are handed over. ``"cpu"`` makes tensors of arrays. Default:
-        items are not touched, and torch is not needed.
+        dataclasses. They are copied from page-locked memory on a separate stream; those with a gradient or of
+        another layout, and objects with methods ``to`` and ``pin_memory``, by their ``to``. The current
+        stream waits for them when they are handed over. ``"cpu"`` makes tensors of arrays. Default: items are
+        not touched, and torch is not needed.
     depth
         How many items are fetched ahead of the one in use, up to 65 536. Default 2: one ready, one on its
         way.
@@ -66,25 +67,28 @@ def prefetch(
     Returns
     -------
     Prefetcher
-        An iterable that has the length, the attributes and the state of ``iterable``, and ``report()``.
+        An iterable that has the length, public attributes and state of ``iterable``, and ``report()``.
 
     Raises
     ------
     OptionError
-        If ``depth`` is not from 1 to 65 536, if torch does not know ``device``, or if ``trace`` is empty.
+        If ``depth`` is not from 1 to 65 536, if torch does not know ``device``, if ``trace`` is empty, or if
+        it or ``name`` cannot be encoded.
     RuntimeError
         If there is no such device.
 
     Notes
     -----
     The fetching thread starts at ``iter()``: call that before you load a checkpoint, and the first batch is
-    ready when it is needed. It ends with the iterable, or when the iterator is dropped, as by ``break``.
+    read meanwhile. It ends with the iterable, or when the iterator is dropped, as by ``break`` if the next
+    loop starts again.
 
     After a ``break``, a generator, a file, or another iterator whose ``__iter__`` is just ``return self``
     goes on after the last item that the loop received. An iterator whose ``__iter__`` does more is taken to
     start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once.
 
-    Overlap needs an iterable that releases the GIL: reading, decoding and numpy do, loops in Python do not.
+    Overlap needs an iterable that releases the GIL: reading, decoding and most of numpy do, loops in Python do
+    not.
 
     The thread has the context variables, the gradient mode and the current CUDA device of the caller of
     ``iter()``. It has not its autocast, nor its default device.
@@ -135,7 +139,7 @@ class Around(Generic[T]):
 class Prefetcher(Around[T]):
     """An iterable whose next items are fetched by a thread. Made by :func:`prefetch`.
 
-    Attributes that it does not have itself are those of the iterable.
+    Public attributes that it does not have itself are those of the iterable, but ``send`` and ``throw``.
     """
 
     def __init__(self, iterable: Iterable[T], *, device: Any, depth: int, name: str, trace: Any) -> None:
@@ -296,7 +300,7 @@ def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
 def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]:
     """Return a function that runs the loop of another thread with this thread's context.
 
-    That is its context variables, its gradient mode and its current device.
+    That is its context variables, its gradient mode and its current CUDA device.
     """
     modes = _torch_modes()
 
@@ -313,7 +317,7 @@ def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]
 
 
 def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
-    """Return context managers that set this thread's gradient mode and device; none without torch."""
+    """Return context managers that set this thread's gradient mode and CUDA device; none without torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

@@ -34,10 +34,10 @@ class Records(_Records):
 
     Open them with one of the static methods. Each takes a path or a list of paths. A path may be a folder or
     a pattern such as ``train_*.bin``; its files are taken in natural order (``9`` before ``10``). All methods
-    check every file's header and length, and none reads the data.
+    check every file's length, and its header if it has one. None reads all data.
 
-    A record is one entry of the array's first axis; `windows` makes records of several. `to` and `map` change
-    records while a loader copies them into its slots. ``data[i]`` reads one record as a numpy array,
+    A record of an array is one entry of its first axis; `windows` makes records of several. `to` and `map`
+    change records while a loader copies them into its slots. ``data[i]`` reads one record as a numpy array,
     ``data[10:20]`` several.
     """
 
@@ -60,7 +60,7 @@ class Records(_Records):
     def open_headerless(paths: Paths, dtype: Any, *, skip_short: bool = False) -> Records:
         """Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
 
-        A record is one number: use `windows`. Files that begin like another format are refused.
+        A record is one number: use `windows`. Files that begin like another known format are refused.
         """
         return _open("open_headerless", paths, dtype_of(dtype), skip_short)
 
@@ -81,7 +81,7 @@ class Records(_Records):
 
     @staticmethod
     def open_npz(paths: Paths, array: str, *, skip_short: bool = False) -> Records:
-        """Open the array of this name in ``.npz`` files, as ``numpy.savez`` writes them.
+        """Open the array of this name in ``.npz`` files, not compressed, as ``numpy.savez`` writes them.
 
         A record is one entry of the first axis.
         """
@@ -116,11 +116,12 @@ class Records(_Records):
     ) -> Records:
         """Return the same records with elements of another type: they are cast while they are copied.
 
-        Booleans and integers become any wider integer that holds all their numbers, float32 or float64.
-        float32 becomes float16, bfloat16 or float64; these three become float32. `map` makes any other type.
+        Booleans and integers become any wider integer that holds all their numbers, float32 or float64;
+        booleans also uint8. float32 becomes float16, bfloat16 or float64; these three become float32. `map`
+        makes other types.
 
         A loader casts tokens by default: records of uint16 or uint32 with at most one axis become int64, the
-        type that torch's embeddings and losses take. ``to("uint16")`` leaves them as they are in the file.
+        type that torch's embeddings and losses take. `to` their own type leaves them as they are in the file.
         Records that differ in length are not cast by default, because a cast makes room in each slot for a
         batch of the longest record: ``to("int64")`` casts them.
 
@@ -161,10 +162,11 @@ class Records(_Records):
     ) -> Records:
         """Return the same records after ``function(record, seed)``.
 
-        The function returns an array of this type and shape for each. The reading threads call it, with a
-        copy of the record as a numpy array, and take the GIL for that: use several ``workers`` where it
-        releases the GIL, as decoders do. ``seed`` is a number for this record in this epoch, made of the
-        plan's seed: the same after any resume. Seed a generator with it to make random changes repeatable.
+        The function returns an array of this type and shape for each. The reading threads of a loader call
+        it, with a copy of the record as a numpy array, and take the GIL for that: use several ``workers``
+        where it releases the GIL, as decoders do. Without overlap the loop's thread calls it. ``seed`` is a
+        number for this record in this epoch, made of the plan's seed: the same after any resume. Seed a
+        generator with it to make random changes repeatable.
         """
         return self._with(
             (instance_of("function", Callable, function, "a function"), *record_of(dtype, shape))
@@ -175,7 +177,7 @@ class Records(_Records):
 
         ``windows(1025, 1024)`` is inputs and targets of 1024 tokens: adjacent windows share one token. No
         window crosses from one file into the next. Rows at the end of a file that do not fill a window are
-        left out.
+        left out. Default stride: ``rows``.
         """
         rows, stride = whole("rows", rows), whole_or_none("stride", stride)
         if self._ragged:

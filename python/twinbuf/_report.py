@@ -12,34 +12,36 @@ from ._values import path_of
 class Report:
     """Where the time of a loop went. Times are seconds of wall-clock time.
 
-    ``str()`` is a few lines of text; `save` writes the same as a page, with a picture. ``format(report,
-    "#")`` adds tables: the times of the stages, those of the last epochs, and how files were read.
+    ``str()`` is a few lines of text. ``format(report, "#")`` adds tables: the times of the stages, those of
+    the last epochs, and how files were read. `save` writes these as a page, with a picture.
 
     Attributes
     ----------
     name
         The name of the loader or loop, which may be empty.
     epochs
-        Epochs that were begun.
-    batches, bytes
-        Batches that the loop received, and their bytes; None where these are not known.
+        Epochs that were begun; 0 for `generate`.
+    batches
+        Batches that the loop received.
+    bytes
+        Their bytes; with a ``device``, those of all batches sent to it. None where these are not known.
     wall
-        From the first time that a batch of each epoch was asked for to the end of that epoch, added up.
+        ``wait`` and ``compute`` together.
     wait, compute
-        The parts of ``wall`` in which the loop waited for batches, and in which it used them.
+        The times in which the loop waited for batches, and in which it used them.
     load
-        Time spent on loading, summed over all threads. Without overlap it equals ``wait``.
+        Time spent on loading, summed over all threads. Without overlap it is part of ``wait``.
     transfer
         Time of copies to a device.
     au
         Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None
-        before the second step.
+        before the second step, and where the loop waits for work on a device.
     overlap
         Whether batches are loaded ahead.
     depth, workers
-        The number of slots, or of items ahead, and the number of loading threads.
+        The number of slots, or of items ahead, and the number of loading threads. Of `watch`: 2 and 1.
     kept
-        Batches that were kept while their slots were needed: each slot got new memory.
+        Batches of a loader that were kept while their iteration needed their slots: each slot got new memory.
     verdict
         What takes the time of the loop, by the sums of what was measured.
     advice

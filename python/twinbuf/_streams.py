@@ -63,7 +63,7 @@ _RELAXED, _PORTABLE = 2, 1
 
 
 class Accelerator:
-    """Torch's streams and memory of one device, for `Upload`. The tests pass an object with these methods."""
+    """Torch's streams and memory of one device. The tests pass an object with these methods."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -97,7 +97,7 @@ class Accelerator:
     @contextlib.contextmanager
     def using(self, stream: Any) -> Iterator[None]:
         """Make ``stream`` the current one of the calling thread."""
-        # In any other capture mode a wait for a copy would end the capture of a CUDA graph by another thread.
+        # In the default mode a wait for a copy would end the capture of a CUDA graph by another thread.
         mode = ctypes.c_int(_RELAXED)
         if self._driver is not None:
             self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -254,8 +254,8 @@ class _Copies:
 class Upload:
     """Sends items to a device through two page-locked slots.
 
-    :meth:`start` and :meth:`receive` run in the caller's thread, :meth:`send` in the thread that fetches,
-    inside :meth:`using`.
+    :meth:`start` and :meth:`receive` run in the caller's thread, :meth:`send` in the thread that makes the
+    items, inside :meth:`using`.
     """
 
     def __init__(self, streams: Accelerator) -> None:
@@ -447,7 +447,7 @@ def _array_like(leaf: Any) -> torch.Tensor | None:
 
 
 def as_tensors(item: Any) -> Any:
-    """Return ``item`` with its numpy arrays as tensors of the same memory."""
+    """Return ``item`` with its arrays as tensors of the same memory; of a copy where torch cannot use it."""
     import torch
 
     def change(leaf: Any) -> Any:

@@ -40,7 +40,7 @@ _DEVICE_DEPTH = 2
 class Tensors(_Tensors):
     """The tensors of a model: ``safetensors``, its ``model.safetensors.index.json``, or GGUF.
 
-    Only headers are read. A mapping from names, sorted, to what the tensors are:
+    Only headers and the index are read. A mapping from names, sorted, to what the tensors are:
     ``model["lm_head.weight"].shape``. `stream` reads them.
     """
 
@@ -53,7 +53,7 @@ class Tensors(_Tensors):
 
     @staticmethod
     def open(paths: Paths) -> Tensors:
-        """Open a file, or a list of files."""
+        """Open a file, a folder, a pattern, or a list of these."""
         model = _Tensors.__new__(Tensors, found := paths_of("paths", paths))
         model._folder = folder_of(found)
         return model
@@ -154,11 +154,11 @@ def stream(
         Whether a pass follows the one before it without a gap: the first group is read while the last one is
         used.
     depth
-        The number of slots, each as large as the largest group: 2 or more. The loop has a group while it asks
-        for the next one.
+        The number of slots, each as large as the largest group that is not kept: 2 or more. The loop has a
+        group while it asks for the next one.
     keep
         The most groups that stay in host memory when they have been read once, spread over the pass. Default:
-        as many as ``memory_limit`` has room for, or none without a limit.
+        as many as ``memory_limit`` has room for (or fewer, if sizes differ), or none without a limit.
     order
         The order of the groups: lists of their numbers, each once. Passes use them in turn: ``[range(n),
         range(n)[::-1]]`` is forward and backward. Default: the order of ``groups``.

@@ -1,7 +1,8 @@
 """The attributes of a `DataLoader` that trainers read, for a `Loader`.
 
-A trainer that resumes makes another `DataLoader` of the first one's ``dataset`` and ``batch_sampler``, and
-leaves out the first batches. The sampler of a loader yields steps, so batches that are left out are not read.
+Hugging Face's ``Trainer``, when it resumes, makes another `DataLoader` of the first one's ``dataset`` and
+``batch_sampler``, and leaves out the first batches. The sampler of a loader yields steps, so batches that are
+left out are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Steps:
 class Batches:
     """The batches as a data set whose items are steps. It is fast for steps that follow each other.
 
-    Its length is the number of records, as for the data set of a `DataLoader`.
+    Its length is the number of records of the plan, as for the data set of a `DataLoader`.
     """
 
     def __init__(self, loader: Loader[Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 def map_leaves(change: Callable[[Any], Any], item: Any) -> Any:
     """Return ``item`` with every leaf replaced by ``change(leaf)``.
 
-    ``change`` is called with each object on the way down, containers too, and returns its argument unchanged
-    where it has nothing to replace. Containers without a replaced leaf are returned as they are, the others
-    are copied: the caller's own objects never change.
+    ``change`` is called with each object on the way down but numbers, text, bytes and None, containers too.
+    It returns its argument unchanged where it has nothing to replace. Containers without a replaced leaf are
+    returned as they are, the others are copied: the caller's own objects never change.
     """
     if item is None or isinstance(item, (str, bytes, bytearray, memoryview, int, float, complex)):
         return item

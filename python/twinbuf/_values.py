@@ -78,7 +78,7 @@ def instance_of(name: str, kind: Any, found: T, wanted: str) -> T:
 
 
 def flag_of(name: str, found: Any) -> bool:
-    """Return a boolean option. Accepts bool, numpy's bool, 0 and 1."""
+    """Return a boolean option. Accepts bool, numpy's bool, and the integers 0 and 1."""
     if not isinstance(found, (int, numpy.integer, numpy.bool_)) or found not in (0, 1):
         raise TypeError(f"{name}: wanted True or False, found {found!r}")
     return bool(found)
@@ -125,7 +125,7 @@ def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None], 
 
 
 def dtype_of(dtype: Any) -> str:
-    """Return the name of a type: of a string, or of anything else that `numpy.dtype` takes."""
+    """Return the name of a type: of a string, of torch's, or of anything else that `numpy.dtype` takes."""
     if dtype is None:  # `numpy.dtype` makes float64 of it
         raise TypeError("dtype: wanted the type of a record's elements, found None")
     text = str(dtype).removeprefix("torch.")

@@ -23,8 +23,9 @@ def watch(
 ) -> Watched[T]:
     """Measure how long a loop waits for its items, and how long it uses them.
 
-    At the end of the loop, also if it is left early, the report is printed to the standard error stream: the
-    share of waiting, the accelerator utilization (AU), the line to change, and what that saves at most.
+    At the end of a loop that got items, also if it is left early, the report is printed to the standard error
+    stream: the share of waiting, the accelerator utilization (AU), and if overlap may pay, the line to change
+    and what that saves at most.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def watch(
     Returns
     -------
     Watched
-        An iterable with the length and the attributes of ``iterable``, and ``report()`` at any time.
+        An iterable with the length and public attributes of ``iterable``, and ``report()`` at any time.
 
     Notes
     -----
@@ -47,7 +48,7 @@ def watch(
     as ``loss.item()`` does, and what the device still does while the loop waits for an item counts as
     waiting.
 
-    What iterates over a `Loader`, `prefetch` or `generate` gets the report of that.
+    What iterates over a `Loader`, `prefetch`, `generate` or `stream` gets the report of that.
 
     Examples
     --------
@@ -69,7 +70,7 @@ def watch(
 class Watched(Around[T]):
     """An iterable whose loop is measured. Made by :func:`watch`.
 
-    Attributes that it does not have itself are those of the iterable.
+    Public attributes that it does not have itself are those of the iterable, but ``send`` and ``throw``.
     """
 
     def __init__(

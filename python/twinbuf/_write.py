@@ -29,7 +29,8 @@ class Writer:
     With ``shard_bytes``, ``path`` is a new folder, for files with at most so many bytes of rows each, rounded
     down to whole rows that fill whole blocks of 4096 bytes. `Records.open_npy` opens it.
 
-    With ``dtype=None`` the file has no header, and the arrays are bytes of shape ``(n, *row)``.
+    With ``dtype=None`` files have no header (`Records.open`), and the arrays are bytes of shape
+    ``(n, *row)``.
 
     >>> import numpy, tempfile, twinbuf as tb
     >>> folder = tempfile.TemporaryDirectory()
@@ -72,8 +73,8 @@ class Writer:
         """Copy an array or a tensor of shape ``(n, *row)``. Wait only while all buffers are being written.
 
         A tensor on a device is copied on a stream of its own. The loop waits for that copy when it appends
-        the second tensor after this one, or finishes. The rows of a call that Ctrl-C interrupts may have
-        been written.
+        the second tensor after this one, or one that is elsewhere, or finishes. The rows of a call that
+        Ctrl-C interrupts may have been written.
         """
         if hasattr(rows, "detach"):
             rows = rows.detach()

@@ -3,9 +3,8 @@
 An argument of a wrong type is a ``TypeError``. A missing record is an ``IndexError``, a missing device a
 ``RuntimeError``.
 
-An exception that your own code raises reaches the loop as it was raised. One of a data set or of
-`Records.map` has a note that names the batch. Other code adds no note: the iterable of `prefetch`, ``make``
-and ``before`` of `generate`, ``map`` of a `Loader`.
+An exception that your own code raises reaches the loop as it was raised, but ``StopIteration``: that becomes
+a ``RuntimeError``. One of a data set or of `Records.map` has a note that names the batch, others have none.
 """
 
 from __future__ import annotations
