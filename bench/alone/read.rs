@@ -1,4 +1,4 @@
-//! Cached records, by a reader and by one `pread` each, in turns.
+//! Cached records, by a reader and by one `pread` for each run of them, in turns.
 //!
 //! `cargo bench --bench read`. Linux, and a target folder on a disk. Each round's ratio is to the `pread`s of the same round,
 //! so a disturbance hits both.
@@ -41,7 +41,7 @@ mod linux {
     fn cached(path: &Path) -> Result<(), Box<dyn Error>> {
         let file = File::open(path)?;
         let sizes = [256, 1024, 2048, 3072, 4096, 6144, 8192, 16_384, 65_536, 1 << 20];
-        // A slot in pages of 4 KiB, and one in huge pages.
+        // Slots of 128 KiB and of 2 MiB, if that is 8 to 4096 records; else of as many.
         for (record, bytes) in sizes.into_iter().flat_map(|record| [(record, 128 << 10), (record, 2 << 20)]) {
             let batch = (bytes / record).clamp(8, 4096);
             let records = Arc::new(Records::options().partial(true).open([path], record)?);

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! In place of a model, the driver does work that needs no toolkit: it copies the batch from device memory to
-//! device memory until `--compute-ms` is used. Each step ends by reading eight bytes back, as a training loop reads
+//! device memory for about `--compute-ms`. Each step ends by reading eight bytes back, as a training loop reads
 //! its loss; their order is hashed, and must be the same in every run.
 //!
 //! Without a driver or a device it says so in one line and exits with 2.

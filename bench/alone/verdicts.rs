@@ -1,11 +1,12 @@
 //! Verdicts and bounds of the report, for loops whose truth is known, quiet and beside busy threads. Each loop is
 //! measured, and its verdict compared with the truth. If the report says what to try, the loop then runs with it and
 //! without it in turn: the best time with it must not be better than the bound that the report gives, by more than the
-//! times without it differ. A loop on a device uses the software driver of the tests: its copies take time, and nothing
-//! else about it is a GPU's.
+//! times without it differ. A loop on a device uses the software driver of the tests: its copies and kernels take
+//! time, and nothing else about it is a GPU's.
 //!
 //! ```sh
-//! cargo bench --bench verdicts [-- --busy 0,1,2,4 --runs 5 --pairs 3 --texts loop...]    # default: quiet, 5 runs, all loops
+//! cargo bench --bench verdicts [-- --busy 0,1,2,4 --runs 5 --pairs 3 --texts loop...]
+//! # default: quiet, 5 runs, 3 pairs, all loops
 //! ```
 
 use std::collections::VecDeque;
@@ -80,7 +81,7 @@ const fn on(workers: usize, depth: usize) -> Settings {
 
 const OFF: Settings = Settings { overlap: false, depth: 3, workers: 1 };
 
-/// Loops with data sets; those of `BOTH` also run with files.
+/// Loops with data sets; the first `BOTH` also run with files.
 const LOADS: [Load; 25] = [
     Load { caller: Caller::Computes, ..Load::new("use", |_| 1000, 4, COMPUTE) },
     Load { settings: OFF, ..Load::new("off", |_| 6000, 2, LOAD) },
@@ -108,7 +109,6 @@ const LOADS: [Load; 25] = [
     Load { settings: OFF, caller: Caller::Computes, ..Load::new("off, use", |_| 0, 3, COMPUTE) },
     Load { caller: Caller::Enqueues(4000), copy: 125, ..Load::new("device", |_| 1000, 0, COMPUTE) },
 ];
-/// These have a file counterpart: one for each line of the table in [`Report::verdict`].
 const BOTH: usize = 8;
 
 impl Load {
@@ -273,7 +273,7 @@ fn measure(load: &Load, rounds_a_ms: u64) -> Result<(Report, Duration), BoxError
 #[cfg(target_os = "linux")]
 fn enqueue(builder: LoaderBuilder, delay_us: u32, us: u32) -> Result<(Report, Duration), BoxError> {
     use twinbuf_cuda_sim::{Options, Sim};
-    // Between two pieces of a copy there is a random delay: on average half of the longest.
+    // Before each piece of a copy there is a random delay: on average half of the longest.
     let sim = Sim::start(Options { delay_us, pieces: 8, ..Options::seeded(1) });
     let ctx = twinbuf::cuda::context(0)?;
     let stream = ctx.new_stream()?;
@@ -316,7 +316,7 @@ fn changed(load: &Load, report: &Report) -> Option<(Load, f64)> {
 /// What came of the runs of one load.
 #[derive(Default)]
 struct Found {
-    /// Verdicts, those that are right, and reports.
+    /// Verdicts other than `Unmeasured`, those that are right, and reports.
     verdicts: usize,
     right: usize,
     reports: Vec<String>,

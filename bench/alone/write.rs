@@ -1,8 +1,8 @@
 //! Rows that a loop makes, written by the writer and by what people use, in turns.
 //!
-//! `cargo bench --bench write [MIB]`. Unix, and a target folder on a disk; all ways sync. The loop computes for no time, for half
-//! of the time that the disk takes, or for as long. Each round's ratio is to max(compute, the disk) of the same round: `dd` past
-//! the page cache, the faster of two runs.
+//! `cargo bench --bench write [MIB]`. Unix with GNU `dd`, and a target folder on a disk; all ways sync. The
+//! loop computes for no time, for half of the time that the disk takes, or for as long. Each round's ratio is to
+//! max(compute, the disk) of the same round: `dd` past the page cache, the faster of two runs.
 
 #[cfg(unix)]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,7 +66,7 @@ mod unix {
         Ok(())
     }
 
-    /// The time of the fastest way that everybody has.
+    /// The time of `dd` past the page cache, with a sync.
     fn dd(path: &Path, mib: usize) -> Result<Duration, Box<dyn Error>> {
         let start = Instant::now();
         let mut dd = Command::new("dd");

@@ -23,7 +23,7 @@ pub struct Cell {
     pub samples: Vec<Sample>,
 }
 
-/// One epoch, and the times that neighboring runs predict for it. All in seconds.
+/// One epoch, and the times that neighboring runs predict for it, in seconds.
 pub struct Sample {
     pub batches: u64,
     /// The load of all batches: without overlap, for a caller that does not compute.

@@ -1,4 +1,4 @@
-//! Child processes of this program that start together: the parent's side and the child's side.
+//! Child processes of this program that are released together: the parent's side and the child's side.
 
 use std::env;
 use std::io::{self, BufRead as _, BufReader, Write as _};

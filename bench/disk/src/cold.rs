@@ -1,4 +1,4 @@
-//! Cold reads, at random and in order: the loader against the best of fio and `dd` on the same file.
+//! Cold reads, at random and in order: the loader against the best of fio and, in order, `dd` on the same file.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -31,8 +31,8 @@ const RANDOM_FIO: [(&str, u64, bool); 4] =
     [("io_uring", 8, true), ("io_uring", 32, true), ("io_uring", 64, true), ("libaio", 64, true)];
 const SEQUENTIAL_FIO: [(&str, u64, bool); 4] =
     [("psync", 1, false), ("io_uring", 4, false), ("io_uring", 4, true), ("io_uring", 8, true)];
-/// The default, which is [`ReadMode::Pread`] for files that are small compared with the memory, and reads past the page
-/// cache. What each has to reach of the best peer in the same round, at random.
+/// The default, which uses the page cache for files that fit in the available memory, and reads past the page cache.
+/// What each has to reach of the best peer in the same round, at random.
 const MODES: [(&str, ReadMode, f64); 2] =
     [("loader", ReadMode::Auto, 0.95), ("loader, Direct", ReadMode::Direct, 0.90)];
 /// The same, in order.
@@ -154,7 +154,7 @@ impl<'a> Bucket<'a> {
         Self { path, fastest: f64::INFINITY.into(), pauses: 0.into() }
     }
 
-    /// Waits until the disk is as fast as before.
+    /// Waits until the disk is about as fast as before, for at most [`Self::MOST`] pauses.
     fn wait(&self) -> Result<(), BoxError> {
         for _ in 0..Self::MOST {
             let found = self.probe()?;

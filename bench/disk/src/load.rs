@@ -20,7 +20,7 @@ pub struct Way {
 }
 
 impl Default for Way {
-    /// The loader's defaults.
+    /// Two slots, and the loader's defaults.
     fn default() -> Self {
         Self { overlap: true, depth: 2, mode: ReadMode::default() }
     }
@@ -98,7 +98,7 @@ pub fn cold_epoch(records: Arc<Records>, plan: &Plan, way: Way) -> Result<(Repor
     Ok((report, wall))
 }
 
-/// Checks that the epochs were complete, and took one read per batch: ceil(N / B) per epoch.
+/// Checks that the epochs were complete, and took one read per batch.
 pub fn check(report: &Report, plan: &Plan) -> Result<(), BoxError> {
     let wanted = plan.steps(0) * report.epochs;
     let Report { loads: reads, batches, .. } = *report;

@@ -27,7 +27,7 @@ struct Options {
     /// One round of everything: does it work?
     #[arg(long)]
     quick: bool,
-    /// The size of the file that is read, a multiple of 64 [default: 512; for random 64 to 512 by the size of a record]
+    /// The size of the file that is read, a multiple of 64; not for `scaling` [default: 512; for random 64 to 512 by the size of a record]
     #[arg(long, value_name = "N")]
     size_mib: Option<u64>,
     /// Memory is full of single pages of other files first, as other programs leave it

@@ -19,8 +19,8 @@ const WARM_EPOCHS: u64 = 4;
 /// The target for all ranks together, relative to the speed of one process.
 const WANTED: f64 = 0.9;
 
-/// MiB/s of all ranks together, up to the last end. First: from a barrier after a first epoch, when every rank has its
-/// threads and has touched its slots. Second: from a barrier before the first epoch. Third: the second, including the
+/// MiB/s of all ranks together, up to the last end. First: from a barrier after a first pass, when every rank has its
+/// threads and has touched its slots. Second: from a barrier before the first pass. Third: the second, including the
 /// sequential starts of the processes, the opening of files and the building of loaders.
 const COLUMNS: [&str; 5] = ["MiB/s", "first epoch", "with starts", "starts s", "first to last end s"];
 
@@ -101,7 +101,8 @@ fn together(
     Ok(vec![mib / last, mib / first_epoch, mib / (starts + first_epoch), starts, last - first])
 }
 
-/// The child: reads its shard twice. Each time it reports when it was done and how many bytes it read.
+/// The child: reads its shard `epochs` times in each of two passes. After each it reports when it was done and how many
+/// bytes it read.
 pub fn rank(path: &Path, mode: &str, epochs: u64) -> Result<(), BoxError> {
     let mode = if mode == "direct" { ReadMode::Direct } else { ReadMode::default() };
     let records = data::open(path)?;

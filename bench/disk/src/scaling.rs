@@ -97,7 +97,7 @@ fn round(group: &mut Group, cells: &mut [Cell]) -> Result<(), BoxError> {
     if group.cache == "warm" {
         data::make_warm(&group.records)?;
     }
-    // The load time of a batch in this round, measured by an epoch of a quarter of the file.
+    // The load time of a batch in this round, measured by an epoch of a quarter of the most batches, or of the least.
     let probe = epoch(group, group.batches.0.max(group.batches.1 / 4), Serial, Duration::ZERO)?;
     let load = probe.loads.iter().sum::<f64>() / probe.loads.len() as f64;
     let mut order: Vec<usize> = (0..RATIOS.len()).collect();

@@ -128,7 +128,7 @@ fn futex_wake(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, 1) };
 }
 
-/// The floors of every group.
+/// The floors of every group except the idle waits.
 pub fn add(list: &mut Subjects) {
     for wait in Wait::ALL {
         list.stream::<u64, _, _>((wait, FLOOR, "spins; one line"), flags::<u64>);

@@ -1,4 +1,4 @@
-//! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README in this package.
+//! Hand-offs at depth two: twinbuf, its peers and the floor, in one process. See the README one folder up.
 
 mod floor;
 mod measure;
@@ -46,7 +46,7 @@ impl Options {
 
 fn main() -> Result<(), BoxError> {
     let options = Options::parse();
-    // Creating a queue by value with slots of one MiB uses its creator's stack.
+    // Creating a queue with slots of one MiB may use its creator's stack.
     let bench = thread::Builder::new().stack_size(256 << 20).spawn(move || bench(&options))?;
     bench.join().expect("the benchmark")
 }

@@ -93,7 +93,7 @@ pub const FLOOR: &str = "floor";
 pub struct Sample {
     /// In the measure's unit.
     pub value: f64,
-    /// CPU seconds used by both sides per second of the sample.
+    /// CPU seconds used by both sides per second of the sample; in an idle wait by the waiting side.
     pub cpu: f64,
     pub took: Duration,
 }
@@ -174,10 +174,10 @@ impl Subjects {
     }
 }
 
-/// A moved item of one MiB is copied through the stack more than once.
+/// A library may put an item of one MiB on the stack more than once.
 const STACK: usize = 64 << 20;
 
-/// Runs `near` on the first processor and `far` on the second, started together. Drops their results when
+/// Runs `near` on the first processor and `far` on the second, started together. Returns their results when
 /// both are done, so no side sees the other one end.
 fn both<A: Send, B: Send>(
     cpus: [usize; 2],

@@ -21,7 +21,7 @@ impl<P: Payload, W: twinbuf_core::Wait + Sync> Rx for Consumer<'static, P, W> {
     }
 }
 
-/// A `static` ring: leaked, with its two slots, once per measurement.
+/// A `static` ring: leaked, with its two slots, at each call.
 fn ring<P: Payload, W>() -> (Producer<'static, P, W>, Consumer<'static, P, W>)
 where
     W: twinbuf_core::Wait + Default + Send + Sync + 'static,

@@ -1,9 +1,9 @@
 //! The items to hand over. One function writes a block and one reads it, neither is inlined: every subject
-//! runs the same machine code on its payload.
+//! runs the same machine code on its blocks.
 
 use std::mem::MaybeUninit;
 
-/// A value with a number in all of its bytes.
+/// A value that a number fills.
 pub trait Payload: Send + Sync + Sized + 'static {
     const BYTES: usize;
 

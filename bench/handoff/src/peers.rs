@@ -63,7 +63,7 @@ impl<Q: TryQueue> Queue for Busy<Q> {
     }
 }
 
-/// `TryQueue` for a marker type: the two ends, how to make them, and the three calls.
+/// `TryQueue` for a marker type: the two ends, how to make them, and the two calls.
 macro_rules! try_queue {
     ($queue:ident: $tx:ty, $rx:ty, $pair:expr,
      |$t:ident, $item:ident| $send:expr, |$r:ident| $recv:expr) => {

@@ -112,12 +112,11 @@ pub fn open(path: &Path) -> Result<Arc<Records>, BoxError> {
     Ok(Arc::new(Records::open([path], RECORD)?))
 }
 
-/// Removes the file from the page cache, and fails if it does not go.
+/// Removes the file from the page cache, and fails if more than one page in 10 000 stays.
 pub fn make_cold(records: &Records) -> Result<(), BoxError> {
     let mut found = Residency::default();
     // Some pages stay for a while: those still on their way from the disk, such as the kernel's read-ahead of the
-    // previous run, and those that a Python loader has mapped until it is collected. So this tries for ten seconds. One
-    // page in ten thousand may stay.
+    // previous run, and those that a Python loader has mapped until it is collected. So this tries for ten seconds.
     for _ in 0..500 {
         records.evict()?;
         found = records.residency()?;
@@ -147,7 +146,7 @@ fn back(bytes: u64) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Loads the file into the page cache, and fails if it does not fit.
+/// Loads the file into the page cache, and fails if less than 99 % of it is there then.
 pub fn make_warm(records: &Records) -> Result<(), BoxError> {
     let path = records.shards()[0].path();
     let mut block = vec![0; MIB as usize];

@@ -22,7 +22,7 @@ impl<'a> Subject<'a> {
 #[derive(Clone, Copy)]
 pub struct Effort {
     pub rounds: usize,
-    /// No round starts if it would probably end later than this long after the first one started.
+    /// After the first round, none starts that would probably end later than this long after the first one started.
     pub time: Duration,
 }
 

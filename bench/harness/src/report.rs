@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 /// Figures of one kind for several subjects.
 pub struct Table {
     pub title: String,
-    /// Names with units. The first one is the table's main figure.
+    /// The first one is the table's main figure.
     pub columns: Vec<&'static str>,
     pub rows: Vec<Row>,
-    /// The rows whose best value is the reference for the first columns, round by round.
+    /// The rows whose largest value is the reference for the compared columns, round by round.
     pub reference: Vec<usize>,
-    /// How many columns are compared.
+    /// How many columns are compared in the CSV: the first ones.
     pub compared: usize,
 }
 
@@ -91,7 +91,7 @@ pub fn goal(what: &str, at_least: bool, wanted: f64, [low, found, high]: [f64; 3
     println!("{what}: {found:.3} [{low:.3}, {high:.3}], goal {sign} {wanted}: {met}");
 }
 
-/// For programs: one line per subject and column.
+/// For programs: one line per subject and column that the subject has.
 pub fn csv(tables: &[Table], head: &str) -> String {
     let mut out = format!(
         "# {head}\ntable,subject,column,rounds,lower,median,upper,ratio_lower,ratio_median,ratio_upper\n"
@@ -112,7 +112,7 @@ pub fn csv(tables: &[Table], head: &str) -> String {
     out
 }
 
-/// Three digits or more.
+/// No decimals for a whole number or from 100 on, one from 10 on, else two.
 pub fn number(value: f64) -> String {
     match value.abs() {
         // A column that this subject lacks.

@@ -56,8 +56,8 @@ pub fn pin(cpu: usize) {
     assert_eq!(failed, 0, "cannot pin to processor {cpu}: {}", io::Error::last_os_error());
 }
 
-/// Seconds of processor time so far that this process did not use: those of other processes, of the kernel itself, and
-/// of the host's other guests (`steal`). The resolution is a hundredth of a second.
+/// Seconds of processor time since the machine's start that this process did not use: those of other processes, of
+/// the kernel itself, and of the host's other guests (`steal`). The resolution is a hundredth of a second.
 pub fn others() -> f64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = stat.lines().next().unwrap_or_default();
@@ -123,8 +123,8 @@ fn of_disk(path: &Path, file: &str) -> Option<String> {
     Some(found?.trim().to_owned())
 }
 
-/// The number of read requests that the disk of `path` has served, and their bytes, for all processes. Fields 1 and 3
-/// of `stat` (Documentation/block/stat.rst in the kernel's source).
+/// The number of read requests that the disk or partition of `path` has served, and their bytes, for all processes.
+/// Fields 1 and 3 of `stat` (Documentation/block/stat.rst in the kernel's source).
 pub fn disk_reads(path: &Path) -> Option<(u64, u64)> {
     let stat = of_disk(path, "stat")?;
     let mut fields = stat.split_whitespace().map(str::parse::<u64>);
@@ -132,7 +132,7 @@ pub fn disk_reads(path: &Path) -> Option<(u64, u64)> {
     Some((requests, 512 * fields.nth(1)?.ok()?))
 }
 
-/// The limits on the size of a request to the disk of `folder`, and the kernel's read-ahead.
+/// The scheduler of the disk of `folder`, the limits on the size of a request to it, and the kernel's read-ahead.
 pub fn disk(folder: &Path) -> String {
     let files = ["scheduler", "max_sectors_kb", "max_segments", "read_ahead_kb"];
     let said = files.map(|file| {

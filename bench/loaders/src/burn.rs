@@ -5,8 +5,8 @@
 //! bytes together in the batcher. It also keeps errors: a dataset can return them, a batcher cannot. The result is the
 //! batch's memory; a tensor would cost one more copy.
 //!
-//! In 0.22 the only other setting is the number of workers. Each worker gets a contiguous part of the epoch's batches:
-//! with two workers, a half each. They are delivered as they come, up to 100 of them (`MAX_QUEUED_ITEMS` in
+//! In 0.22 the only other setting for speed is the number of workers. Each worker gets a contiguous part of the
+//! epoch's batches: with two workers, a half each. They are delivered as they come, up to 100 of them (`MAX_QUEUED_ITEMS` in
 //! `multithread.rs`) ahead of the caller; with one worker, in order.
 
 use std::sync::Arc;

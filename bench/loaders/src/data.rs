@@ -1,4 +1,4 @@
-//! The files: created once, with known contents.
+//! The files, with known contents.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -18,7 +18,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Creates them in `folder`, with about `mib` MiB, unless they exist.
+    /// Creates them in `folder`: the data, with about `mib` MiB, unless they exist, and the order.
     pub fn make(folder: &Path, kind: Kind, mib: u64) -> Result<Self, BoxError> {
         let data = folder.join(format!("{}-{mib}.bin", kind.name()));
         let order = data.with_extension("order");

@@ -54,7 +54,7 @@ impl Lender {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read there.
+    /// If the file cannot be opened, or read there.
     pub fn record(self: &Arc<Self>, place: usize) -> io::Result<Option<Lent>> {
         let Self { work, order, sources, buffers } = &**self;
         if !place.is_multiple_of(work.batch) {

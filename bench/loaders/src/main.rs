@@ -103,7 +103,7 @@ struct Options {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Section {
-    /// Order and content of what each delivers, twice; memory: loaders-same.csv
+    /// Order and content of what each delivers, twice: loaders-same.csv
     Same,
     /// Samples a second, CPU time, AU and the trainer's slowdown; cold and warm, in order and shuffled: loaders.csv
     Peers,

@@ -14,10 +14,10 @@ use twinbuf::BoxError;
 
 use crate::work::{Outcome, Work};
 
-/// The longest time to import a library and open the files.
+/// The longest time to import a library, open the files and time the trainer.
 const START: Duration = Duration::from_secs(120);
 
-/// No run takes longer than this after its start.
+/// A run that takes longer than this after its start fails.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The process of a subject. It is killed with its workers when this is dropped.
@@ -54,7 +54,7 @@ impl Process {
         Ok(Self { child, stdin, lines, words: Some(words) })
     }
 
-    /// Runs it on `work`. After an error it cannot be used again.
+    /// Runs it on `work`. Do not use it after an error.
     ///
     /// `prepare` runs after the process is ready and before its start, so every subject finds the page cache in the same
     /// state, however long it took to get ready.

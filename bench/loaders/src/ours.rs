@@ -1,4 +1,4 @@
-//! twinbuf's loader: with its defaults, as its README recommends, and with two workers.
+//! twinbuf's loader: with its defaults, with two workers, and past the page cache.
 
 use std::sync::Arc;
 

@@ -24,7 +24,7 @@ pub const SERIAL: &str = "llm.c";
 /// twinbuf past the page cache.
 pub const DIRECT: &str = "twinbuf direct";
 
-/// Shuffled or not, and the cache. Each is also measured with a trainer.
+/// Shuffled or not, and the cache. Each is also measured with a trainer if the serial loop succeeds.
 const PLACES: [(bool, &str); 4] = [(true, "cold"), (true, "warm"), (false, "cold"), (false, "warm")];
 
 /// The start of workers and what the first batches find out matter little in a warm run of this length.
@@ -74,7 +74,7 @@ pub struct Delivered {
     pub repeated: bool,
 }
 
-/// Runs every subject on each kind twice, untimed, and compares its batches with the file.
+/// Runs every subject on each kind twice, untimed and shuffled, and compares what it delivered with the file.
 pub fn same(subjects: &[Subject], kinds: &[Files]) -> Result<Vec<Same>, BoxError> {
     let mut found = Vec::new();
     for files in kinds {

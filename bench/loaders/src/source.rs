@@ -1,4 +1,4 @@
-//! How subjects without a library read the file: by position, adjacent records at once.
+//! How the Rust subjects except twinbuf read the file: by position, adjacent records at once.
 
 use std::fs::File;
 use std::io;

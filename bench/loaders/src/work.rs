@@ -3,7 +3,7 @@
 //! A subject is a process. For each line of JSON on its standard input, a [`Work`], it does one run. In a run it opens
 //! its files, reports `ready` ([`Meter::ready`]), and waits for another line; only then does it start workers and read.
 //! It requests each batch inside [`Meter::wait`] and passes it to [`Meter::take`], which touches it and computes. Then
-//! it closes everything, so no page of the file stays mapped, and prints one line of JSON, an [`Outcome`].
+//! it closes everything, and prints one line of JSON, an [`Outcome`].
 
 use std::fs;
 use std::hint::black_box;
@@ -161,7 +161,7 @@ pub struct Outcome {
     pub digest: Option<String>,
     /// If `verify`: the sum of all numbers in all batches (tokens or bytes), modulo 2^64.
     pub sum: Option<u64>,
-    /// What the caller got in place of a batch.
+    /// What the caller got in place of a batch, or its panic.
     pub error: Option<String>,
 }
 
