@@ -12,8 +12,8 @@ use std::error::Error;
 use clap::Parser;
 use twinbuf_mmap::{Plan, Shuffle};
 
-/// Prints how many classes are in a batch and in 50 consecutive batches, how many neighbors in the file share a batch, and
-/// how well a linear model does after one epoch.
+/// Prints how many classes are in a batch and in 50 consecutive batches, how many neighbors in the
+/// file share a batch, and with `--train` how well a linear model does after one epoch.
 #[derive(Parser)]
 #[command(name = "mixing")]
 struct Args {

@@ -55,7 +55,7 @@ fn every_opener(bytes: &[u8]) {
     });
 }
 
-/// Files that are valid, each of another format.
+/// Files that are valid, each of another format or version.
 const VALID: [&[u8]; 5] = [
     include_bytes!("fixtures/gpt_2.bin"),
     include_bytes!("fixtures/float32.npy"),
@@ -89,7 +89,7 @@ proptest! {
         every_opener(&bytes);
     }
 
-    /// The length that the header is said to have is kept where it holds: the header's content is then read.
+    /// The length of the header is right, so that its content is read.
     #[test]
     fn arbitrary_text_as_a_header(text in "[ -~\n]{0,80}", major in 1_u8..4) {
         let mut file = b"\x93NUMPY".to_vec();

@@ -1,5 +1,5 @@
-//! Thousands of files, and a limit of 256 open ones: every record once, in every way; each file opened on demand is the
-//! one that was opened first.
+//! A thousand files or more, and a limit of 256 open ones: every record once, in every way; each
+//! file opened on demand is the one that was opened first.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{Cut, DType, Error, Plan, ReadMode, Reader, Records, Shuffle, Tensors};
 
-/// Set in the process that has the limit, to what it may do about it.
+/// Set in the process that has the limit, to the kind of limit.
 const CHILD: &str = "TWINBUF_MANY_FILES";
 /// Where the files are.
 const FOLDER: &str = "TWINBUF_MANY_FILES_IN";

@@ -105,9 +105,9 @@ fn check(reader: &Reader, plan: Plan, number: u64) {
     check_against(&plain_epoch(reader.ranges(), plan.clone(), number), reader, plan, number);
 }
 
-/// Checks rows, overlapping windows, windows with gaps, and rows that do not fit the blocks of a disk, in two files and
-/// in every order. All data is read through the page cache, or all with direct I/O, or some of each; with as much
-/// prefetch as possible, or none.
+/// Checks rows, overlapping windows, windows with gaps, and rows that do not fit the blocks of a
+/// disk, in two files and in every order. All data is read through the page cache, or all with
+/// direct I/O, or some of each; with the usual prefetch, little or none.
 #[test]
 fn every_way_to_read_delivers_the_same_bytes() {
     let folder = folder();
@@ -418,8 +418,8 @@ fn a_readers_memory_does_not_grow_with_the_data() {
     }
 }
 
-/// Writes to a file that is open, as `numpy.save` can. Without a check, the new numbers would be read by the old
-/// header.
+/// Gives an open file another time of change, as a write to it does. Without a check, new numbers
+/// would be read by the old header.
 #[test]
 fn a_file_that_is_written_again_in_place_is_an_error() {
     let folder = folder();
@@ -442,7 +442,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     }
 }
 
-/// Simulates a disk with blocks of 16 KiB, and one with blocks of 64 KiB. Offsets, lengths and addresses must be
+/// Simulates disks with blocks of 8, 16 and 64 KiB. Offsets, lengths and addresses must be
 /// multiples of the block.
 #[test]
 fn blocks_of_any_size_are_read() {
@@ -599,8 +599,8 @@ fn the_share_follows_from_the_memory() {
     assert_eq!((direct.choice().cached, direct.memory()), (0, 32 * MIB + 64 * MIB * 9 / 8));
 }
 
-/// Checks that no fault reads single pages from the disk, and that copies from the mapping have the same bytes as
-/// `pread`.
+/// Checks that copies from the mapping have the same bytes as `pread`, and end after a read that
+/// had to wait for the disk.
 #[test]
 #[cfg(target_os = "linux")]
 fn long_records_are_copied_together_while_the_cache_is_warm() {
@@ -668,7 +668,7 @@ fn hints_end_when_everything_is_in_memory() {
     assert!(cold.hinted - warm.hinted >= 55 << 20, "{warm:?}, {cold:?}");
 }
 
-/// Checks that the disk does not idle between the kernel's own requests, and that no page is read twice.
+/// Checks that reads in order are touched ahead, and that no page is read twice.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_is_read_in_order_is_asked_for_ahead() {

@@ -1,4 +1,4 @@
-//! Every file that cannot be used gives its own error, with the fields that say where and why.
+//! Files that cannot be used give their own errors, with the fields that say where and why.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use twinbuf_mmap::{Cut, DType, Error, Plan, Records};
 
-/// All openers refuse `path` in the same way: `check` sees each error.
+/// These openers refuse `path` in the same way: `check` sees each error.
 pub(crate) fn refused_by_all(path: &Path, check: impl Fn(&Error)) {
     type Opener = fn(&Path) -> Result<(), Error>;
     let openers: &[Opener] = &[

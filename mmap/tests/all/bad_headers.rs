@@ -1,5 +1,5 @@
-//! Every header that is wrong, and every file that is not as long as its header says, gives its own error:
-//! all fields are compared.
+//! Headers that are wrong, and files that are not as long as their headers say, give their own
+//! errors: all fields are compared.
 
 use std::path::Path;
 
@@ -197,7 +197,7 @@ fn npy() {
     check(|paths| Records::open_npy(paths, Cut::Rows), &good, &table);
 }
 
-/// What Python reads as the same dictionary.
+/// What numpy reads as the same dictionary.
 #[test]
 fn npy_in_other_words() {
     let folder = tempfile::tempdir().unwrap();
@@ -480,7 +480,7 @@ fn known_formats_are_no_bare_numbers() {
     assert_eq!(Records::open_headerless([&path], DType::U16, Cut::Rows).unwrap().len(), 1);
 }
 
-/// What a clone without Git LFS has in place of a large file, at every door.
+/// What a clone without Git LFS has in place of a large file.
 #[test]
 fn a_pointer_of_git_lfs_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! Files that are truncated, grown again and replaced while threads read them: every byte that is delivered is right, the rest
 //! is an error, and no signal comes. Also where the kernel refuses the call that copies out of mappings.
 //!
-//! `TWINBUF_CHANGES=100000 cargo test --release -p twinbuf-mmap --test all changed` makes more changes than the usual 60.
+//! `TWINBUF_CHANGES=100000 cargo test --release -p twinbuf-mmap --test all changed` makes more
+//! changes than the usual 15.
 
 use std::fs::File;
 use std::io::Write;

@@ -108,7 +108,7 @@ fn only_what_is_damaged_fails() {
     fs::write(&image, &disk).unwrap();
     let _mounted = Mounted::new(&image, &root).expect("the image again");
 
-    // Records of 3 blocks that begin within blocks, in batches of 16 and of 400.
+    // Records of 12 000 bytes, in batches of 16 and of 400.
     let records = Records::options().partial(true).open([&records], 12_000).unwrap();
     let orders = [
         Shuffle::None,

@@ -1,4 +1,5 @@
-//! Files that numpy, safetensors and llm.c's writer made are read equal to what those packages read.
+//! Files that numpy and safetensors made, or `make.py` as llm.c and nanoGPT do, are read equal to
+//! what those read.
 //!
 //! `fixtures/make.py` wrote them and what is expected; it need not run for the tests.
 

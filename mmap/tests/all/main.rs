@@ -1,4 +1,5 @@
-//! The tests of the public API that need no process of their own, by subject: one program links faster than twenty.
+//! The tests of the public API that need no program of their own, by subject: one program links
+//! faster than many.
 
 #[path = "../common/asked.rs"]
 mod asked;

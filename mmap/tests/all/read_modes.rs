@@ -1,4 +1,5 @@
-//! All read modes give the same errors, and direct reads see the file that was opened. The unit tests have the bytes.
+//! Reads through and past the page cache give the same errors, and direct reads see the file that
+//! was opened. The unit tests have the bytes.
 
 use std::fs::File;
 use std::io::Write;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use twinbuf_mmap::{LastBatch, Plan, ReadStats, Residency, Shuffle};
 
-/// The format in the documentation of [`Plan`]; older jobs have it on their disks.
+/// The format in the documentation of [`Plan`]; saved jobs have it on their disks.
 const GOLDEN: &str = r#"{"first":5,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}"#;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Memory stays flat over many batches of a file larger than memory, in a second process.
+//! Memory stays flat over many batches of a sparse file of 20 GiB, in a second process.
 
 use std::fs::File;
 
@@ -16,7 +16,7 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// In the parent: starts itself once. In the child: reads, and fails if it grew.
+/// In the parent: starts itself once. In the child: reads, and fails if it grew by 8 MiB.
 #[test]
 fn a_hundred_thousand_batches_of_a_sparse_file() {
     if std::env::var_os(CHILD).is_some() {

@@ -1,4 +1,5 @@
-//! The body of the fuzz target `plan`: bytes as a plan. The plan must cover every record of an epoch.
+//! The body of the fuzz target `plan`: bytes as a plan. The plan must cover the records of an epoch
+//! as its `LastBatch` says.
 
 use std::ops::Range;
 
