@@ -2,7 +2,7 @@
 //! polls. It interrupts the main thread anywhere in a release, including the release's wake.
 //!
 //! The handler finishes before the main thread continues, so a wait for the main thread inside it would never end. Each
-//! run of the handler polls at most [`MOST`] times: once more than there are wakes, because a poll that finds nothing
+//! run of the handler polls at most [`MOST`] times, because a poll that finds nothing
 //! must have left a waker that the interrupted wake, or the next one, finds.
 #![cfg(all(target_os = "linux", not(miri)))]
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use twinbuf_core::{Consumer, DoubleBuffer, Producer};
 
-/// A task that is run by every signal while it is marked as woken.
+/// A task that every signal runs, and again while it is marked as woken.
 struct Task {
     woken: AtomicBool,
     wakes: AtomicU64,

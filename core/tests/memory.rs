@@ -12,7 +12,7 @@ use twinbuf_core::{HeapRing, Ring, Wait, Word};
 #[global_allocator]
 static ALLOCATOR: twinbuf_testing::Counting = twinbuf_testing::Counting;
 
-/// The slots of two rings, each far larger than the thread's stack.
+/// The size of a slot, far larger than the thread's stack.
 const HUGE: usize = 64 << 20;
 
 /// On a stack of 256 KiB: slots that are vectors, and slots that are arrays in a vector that is zeroed in place.
@@ -55,7 +55,7 @@ fn hand_offs_do_not_allocate() {
         let producer = scope.spawn(move || {
             allocations(|| {
                 for value in 0..1000 {
-                    // The consumer is asleep at every fourth hand-off.
+                    // The consumer waits at every fourth hand-off.
                     while value % 4 == 0 && !waited_for(&tx) {
                         thread::yield_now();
                     }
@@ -97,7 +97,7 @@ fn waited_for(tx: &impl std::fmt::Debug) -> bool {
     find.0
 }
 
-/// Four slots of a few bytes move to the line of their words. More or larger ones stay where they were.
+/// Up to four slots of a few bytes move to the line of their words. More or larger ones stay where they were.
 #[test]
 fn small_slots_share_a_line() {
     fn moves<T: Send + 'static>(slots: Vec<T>) -> bool {
@@ -144,7 +144,7 @@ fn slots_are_numbered_from_zero_and_dropped() {
     }
 }
 
-/// The words of a ring share cache lines with nothing else, whatever their number, and all of them work.
+/// The words of a ring on the heap begin at a cache line, whatever their number, and all of them work.
 #[test]
 fn words_fill_lines_of_their_own() {
     /// Records the address of each word that is waited for.

@@ -126,7 +126,7 @@ fn a_wait_with_a_far_timeout_ends_with_the_hand_off() {
     }
 }
 
-/// Every wait of one side ends when the other side is dropped.
+/// A blocking wait of one side ends when the other side is dropped.
 #[test]
 fn the_end_wakes_who_waits() {
     fn with(wait: impl WaitUntil + Sync) {

@@ -1,4 +1,4 @@
-//! Bytes as a plan over records. The plan must cover every record exactly once.
+//! Bytes as a plan over records: it must cover each as often as its last batch allows, or be refused.
 #![no_main]
 
 #[path = "../../mmap/tests/fuzz_bodies/plan.rs"]

@@ -1,5 +1,5 @@
 """Checks without herd7 that `table.txt` is the table of these tests: a row for each test and variant, in order, every
-model run, every result as expected.
+result as expected.
 
 Usage: python3 tests/litmus/check.py
 """

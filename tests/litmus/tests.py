@@ -785,7 +785,7 @@ def register(registered):
 
 
 def wake(registered):
-    """Starts from a registration. Covers the paths on which the wake takes a waker; `empty` covers the other."""
+    """A wake that finds a registration, or first an empty cell."""
     take = cell('take', REGISTERED, TAKING, 't')
     return [
         take if registered else [cell('nothing', 0, 0, 'n'), when('okn', 0, take)],

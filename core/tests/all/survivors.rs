@@ -1,4 +1,4 @@
-//! Contracts of the wait strategies that a single thread can check. `tools/mutate.py` breaks each of them.
+//! Contracts, most of wait strategies, that a single thread can check. `tools/mutate.py` breaks them.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -95,7 +95,7 @@ fn rounds_are_counted_over_a_whole_wait() {
     }
 }
 
-/// The spinning strategies spin for the documented number of rounds; the sleeping one does not spin.
+/// `Spin` never sleeps, and `Park` never spins.
 #[test]
 fn each_strategy_relaxes_as_it_promises() {
     for round in [0, 1, 1000, u32::MAX] {

@@ -1,8 +1,8 @@
-//! One oracle for all engines: a queue predicts, step by step, what a ring does.
+//! One oracle for the property test, the fuzz target and its corpus: a queue predicts, step by step, what a ring does.
 //!
 //! [`check`] runs a sequence of operations on a real ring and on a model, and compares the two after every step: the
-//! results of the calls, the slots and their values, the wakes of tasks and of the strategy, the words that the pure
-//! functions of `core/src/state.rs` produce, and the number of dropped values. It uses one thread; the models and the
+//! results of the calls, the slots and their values, the wakes of tasks and of the strategy, the handles' next words by
+//! the pure functions of `core/src/state.rs`, and the number of dropped values. It uses one thread; the models and the
 //! stress test cover what happens between threads.
 
 mod consuming;
@@ -229,7 +229,7 @@ impl<'w> Check<'w, '_> {
         assert_eq!(self.world.drops.load(Relaxed), self.model.drops, "the last owner is gone");
     }
 
-    /// Compares everything visible from outside with the model.
+    /// Compares what is visible from outside with the model.
     fn compare(&mut self, tx: Option<&Tx<'_, 'w>>, round: &Round<'_, 'w>) {
         let model = &self.model;
         if let Some(tx) = tx {
@@ -256,7 +256,7 @@ impl<'w> Check<'w, '_> {
     }
 }
 
-/// The `Debug` of a handle shows the number of its hand-offs and the word of its next slot.
+/// The `Debug` of a handle shows how many slots it has passed and the word of its next slot.
 fn compare_handle(texts: &mut [String; 2], model: &Model, name: &str, handle: &dyn fmt::Debug, seq: u64) {
     let [is, should] = texts;
     is.clear();

@@ -1,5 +1,5 @@
-//! The ring as a queue, with its words. Each step of the queue also applies a pure function of `core/src/state.rs` to a
-//! word, and both must give the same answers.
+//! The ring as a queue, with its words. The queue's hand-offs, waits and ends also apply pure functions of
+//! `core/src/state.rs` to words, and both must give the same answers.
 
 use std::collections::VecDeque;
 use std::mem;

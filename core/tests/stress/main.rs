@@ -1,7 +1,7 @@
 //! Real threads, random operations on all sides: nothing is lost, doubled, reordered or torn.
 //!
-//! `TWINBUF_STRESS_HANDOFFS` sets the number of hand-offs per test, `TWINBUF_STRESS_SEED` the seed of the random
-//! numbers. A seed fixes what each thread does, not how the threads are scheduled. The long run:
+//! `TWINBUF_STRESS_HANDOFFS` sets the number of hand-offs per test (but of pools), `TWINBUF_STRESS_SEED` the seed of
+//! the random numbers. A seed fixes what each thread does, not how the threads are scheduled. The long run:
 //!
 //! ```sh
 //! TWINBUF_STRESS_HANDOFFS=10000000 cargo test --release -p twinbuf-core --test stress -- --nocapture
@@ -26,8 +26,8 @@ use twinbuf_core::{
 };
 use twinbuf_testing::Random;
 
-// A quarter of a million in total. The spinning tests get by far the fewest: on a busy machine the other side may not be
-// running.
+// A quarter of a million in total. The spinning test gets by far the fewest: on a busy machine the other side may not
+// be running.
 #[test]
 fn spin() {
     stress("two threads, Spin", 4_000, |random, at_most| two_threads::round(Spin, random, at_most));
@@ -147,7 +147,7 @@ fn acquire<'p, 'r, T, W: WaitUntil>(
     }
 }
 
-/// Same as `acquire`, for the consumer. Waits for a slot that another thread holds, whatever the call.
+/// Same as `acquire`, for the consumer.
 fn receive<'c, 'r, T, W: WaitUntil>(
     rx: &'c mut Consumer<'r, T, W>,
     random: &mut Random,

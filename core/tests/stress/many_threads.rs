@@ -1,4 +1,4 @@
-//! One producer reserves slots for four threads to fill; one consumer has guards that other threads release.
+//! One producer reserves slots for four threads to fill; one consumer has guards that up to two others release.
 //!
 //! The threads commit and release in any order. The seed chooses which reserved slots are dropped.
 

@@ -1,4 +1,4 @@
-//! One thread on each side, and sometimes a third thread that releases: every call of both handles.
+//! One thread on each side, and sometimes a third thread that releases: calls of every kind of both handles.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -109,7 +109,7 @@ impl Producing {
         Self { round, random: Random(!round.seed), left: vec![None; round.depth] }
     }
 
-    /// Returns the number of slots that were committed while the consumer existed.
+    /// Returns the number of hand-offs.
     fn run(mut self, mut tx: Producer<'_, Payload, impl WaitUntil>) -> u64 {
         let mut seq = 0;
         while seq < self.round.handoffs {

@@ -1,4 +1,4 @@
-//! Every kind of call on a static ring, in one program.
+//! Try, blocking and async calls on a static ring, in one program.
 
 use core::hint::black_box;
 use core::pin::pin;
@@ -20,7 +20,7 @@ macro_rules! require {
     };
 }
 
-/// Every kind of call on either side.
+/// Try, blocking and async calls on either side.
 pub(crate) fn check() -> Result<(), Wrong> {
     let Some((mut tx, mut rx)) = RING.try_split_static() else { return Err(Wrong(line!())) };
     require!(RING.try_split_static().is_none());

@@ -46,7 +46,7 @@ fn store(register: *mut u32, value: u32) {
     unsafe { register.write_volatile(value) }
 }
 
-/// Interrupts the program once, `ticks` of the processor's clock from now.
+/// Interrupts the program `ticks` of the processor's clock from now, and again and again if it is not set anew.
 pub(crate) fn interrupt_after(ticks: u32) {
     store(SYST_RVR, ticks);
     store(SYST_CVR, 0);

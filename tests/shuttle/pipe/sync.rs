@@ -1,7 +1,7 @@
 //! The locks, the threads and the ring of the pipe, for shuttle.
 //!
-//! Shuttle has no clock, so a wait with a timeout yields until the system's clock is past it. A timeout of seconds is never
-//! over: a wait that needs it to end is a deadlock, which shuttle reports.
+//! Shuttle has no clock, so a wait with a timeout yields until the system's clock is past it. A timeout of a second
+//! or more is never over: a wait that needs it to end is a deadlock, which shuttle reports.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
@@ -85,7 +85,7 @@ impl WaitUntil for Auto {
     }
 }
 
-/// A lock that waits on a condition with a timeout. No one asks whether it is poisoned.
+/// A lock for a condition that waits with a timeout. Poison is ignored.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 

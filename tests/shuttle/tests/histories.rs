@@ -1,8 +1,8 @@
 //! Long histories under random schedules: every wait ends, and everything arrives in order.
 //!
-//! This samples what loom cannot exhaust: dozens of hand-offs, all kinds of waits mixed, four threads. It does not test
-//! orderings: shuttle's atomics are sequentially consistent. A lost wakeup is a deadlock; shuttle reports it with the
-//! schedule to replay.
+//! This samples what loom cannot exhaust: two dozen hand-offs, try, blocking and async calls mixed, four threads. It
+//! does not test orderings: shuttle's atomics are sequentially consistent. A lost wakeup is a deadlock; shuttle
+//! reports it with the schedule to replay.
 
 use std::collections::VecDeque;
 
@@ -154,7 +154,7 @@ fn consume<'r>(
     assert_eq!(end, if finish { Ok(true) } else { Err(TryRecvError::Abandoned) });
 }
 
-/// One history, with as many threads, calls and hand-offs as a user would have.
+/// One history: four threads, and at most `HANDOFFS` hand-offs.
 fn history<const N: usize>() {
     let mut ring = Ring::with_wait([0; N], Parker { lock: Mutex::new(()), changed: Condvar::new() });
     let (tx, rx) = ring.split();

@@ -1,10 +1,10 @@
-//! One side of a ring runs in an interrupt handler. The other side runs in the program, and is interrupted at any
-//! instruction.
+//! One side of a ring runs in an interrupt handler. The other side runs in the program, and is interrupted at
+//! random.
 //!
 //! The handler sets the timer for its next run at random. QEMU counts instructions, so each run of the program is the
 //! same. Both sides choose their calls at random: try, block (the program only), await, or reserve and commit later. A
-//! task that awaits makes no call until it is woken. The consumer checks each word of each slot twice. The handler ends
-//! the program if nothing moves any more.
+//! side that awaits, without a slot open, makes no call until it is woken. The consumer checks each word of each slot
+//! twice. The handler ends the program as failed if it moves nothing for long.
 
 #![no_std]
 #![no_main]
@@ -226,7 +226,7 @@ struct Handler {
     /// Its runs since the last progress.
     idle: u32,
     interrupts: u32,
-    /// For every two bytes of the program, whether it was interrupted there.
+    /// For every two bytes of the first 16 KiB, whether the program was interrupted there.
     places: [u8; 1024],
 }
 
@@ -237,7 +237,7 @@ unsafe impl Sync for Shared {}
 
 static SHARED: Shared = Shared(UnsafeCell::new(None));
 
-/// The interrupt: makes one call, unless it awaits and was not woken. `at` is the address at which the program was
+/// The interrupt: makes calls, unless it awaits and was not woken. `at` is the address at which the program was
 /// interrupted.
 #[unsafe(no_mangle)]
 extern "C" fn tick(at: usize) {

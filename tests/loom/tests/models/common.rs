@@ -222,7 +222,7 @@ pub(crate) trait Parker: WaitUntil<Instant = Bell> + Clone + Send + Sync + 'stat
     /// Lets the deadline pass.
     fn ring_the_bell(&self);
 
-    /// The number of `wake` calls by hand-offs.
+    /// The number of `wake` calls.
     fn wakes(&self) -> usize;
 
     /// Runs a future to its end, waiting as this parker waits.

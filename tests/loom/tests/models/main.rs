@@ -1,4 +1,4 @@
-//! Small models of the ring, one per hazard, each explored with two parkers.
+//! Small models of the ring, one per hazard, most of them explored with two parkers.
 
 mod cell;
 mod common;

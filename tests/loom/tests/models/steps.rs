@@ -88,7 +88,8 @@ fn try_acquire() {
     });
 }
 
-/// Three exchanges, because the consumer can add `WAITER` and `RX_GONE` in between, and three steps to take its waker.
+/// Two exchanges, because the consumer can add `WAITER` in between, and four steps to take its waker: the first, a
+/// load, may find an old value.
 #[test]
 fn commit() {
     ceiling("steps::commit", "6 steps at most: it is retried for ever", 6, || {
@@ -139,7 +140,7 @@ fn reserved(commit: bool) -> usize {
     beside(polls_to_receive(rx), || end(slot, commit)).0
 }
 
-/// One load, and three exchanges for the release, with the waker of the producer to take.
+/// One load, and a release as in `release`.
 #[test]
 fn try_recv_of_a_cancelled_place() {
     ceiling("steps::try_recv_of_a_cancelled_place", "7 steps at most: it is retried for ever", 7, || {
@@ -151,7 +152,7 @@ fn try_recv_of_a_cancelled_place() {
     });
 }
 
-/// Removing the waker (2), one step per slot (2), taking the other side's waker (3).
+/// A look for its own waker (1), one step per slot (2), taking the other side's waker (4).
 #[test]
 fn finish() {
     ceiling("steps::finish", "7 steps at most: it is retried for ever", 7, || {
@@ -182,8 +183,7 @@ fn parked_acquire() {
     });
 }
 
-/// One load, two steps to register (three if a wake interferes), one load, and the announcement, unless an earlier poll has
-/// made it.
+/// One load, the registration, one load, and the announcement, unless an earlier poll has made it.
 #[test]
 fn poll() {
     ceiling("steps::poll", "6 steps at most: it is retried for ever", 6, || {
