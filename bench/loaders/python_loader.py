@@ -11,8 +11,8 @@ Their setup:
   of records.
 - torch: `batch_size=None` and a sampler of index arrays ("Disable automatic batching" in the documentation of
   torch.utils.data). A worker copies from the mapping into the shared memory of the batch, like torch's
-  `default_collate` in a worker. `persistent_workers=True`: processes are started once, not once per epoch.
-  `prefetch_factor=2`, the default.
+  `default_collate` in a worker. With workers, `persistent_workers=True`: processes are started once, not once per
+  epoch, and `prefetch_factor=2`, the default.
 - spdl: one stage with `concurrency=WORKERS` in a thread pool of the same size and `output_order="input"`, as its
   documentation advises for functions that release the GIL, like the copy. The sink is the default, 3 batches.
 - grain: `ReadOptions(num_threads=WORKERS)`; 16 threads are its default. The buffer has one batch more than there are
@@ -69,7 +69,7 @@ class Records:
 
 
 class Trainer:
-    """A training step that takes CPU time: many small products; each releases the GIL and takes it back."""
+    """A training step that takes CPU time: many small products."""
 
     def __init__(self, step_s):
         self.numbers = np.linspace(0, 1, 48 * 48, dtype=np.float32).reshape(48, 48)

@@ -13,7 +13,7 @@ fn main() -> Result<(), BoxError> {
     let (path, record_bytes, batch) = (next()?, next()?.parse()?, next()?.parse()?);
     let data = Arc::new(Records::open([path], record_bytes)?);
     let plan = Plan::builder(data.len()).batch(batch).shuffle(Shuffle::Chunks { records: batch }).build()?;
-    // As many slots as `overhead.py` asks for.
+    // As many slots as `overhead.py` asks for where it compares a batch.
     let mut loader = Loader::builder(data, plan).depth(3).build()?;
     // One epoch per line of input, so the two sides alternate.
     for (epoch, line) in std::io::stdin().lock().lines().enumerate() {

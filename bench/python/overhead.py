@@ -5,8 +5,8 @@
 
 Overhead: both sides alternately read the epochs of one plan from a file in the page cache, in batches so small that the
 batch itself costs little. Python reads them once without using a batch, once as an array, once as a tensor. Prints
-microseconds per batch, medians of the epochs with their quartiles, and those of the differences. Then the same of an item
-of `prefetch`, and of two `SimpleQueue`s.
+microseconds per batch, medians of the epochs with their quartiles, and those of the differences. Then microseconds per
+item of `prefetch`, and of two `SimpleQueue`s.
 
 GIL: a thread counts in Python on a separate processor, in short windows that alternate between three cases: batches of
 16 MiB are loaded here; in the Rust program, for the same use of the memory and of the other processors; not at all.
@@ -221,7 +221,7 @@ def gil(folder: Path, rounds: int) -> None:
 
 
 def main() -> None:
-    """Print both."""
+    """Print both, or the one of `--only`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=100)
