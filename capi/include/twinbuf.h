@@ -1,9 +1,9 @@
 // A loader that reads the next batch of records while the current one is used. capi/README.md has a program, and what is stable.
 //
-// Each call returns TWINBUF_OK, another outcome that is not negative, or a TWINBUF_ERROR_* that twinbuf_last_error
-// explains. A pointer that is passed must be NULL or valid. A handle need not be: its value is a number that is looked
-// up, never followed, and never given twice. So a call with a handle that was freed is an error. All memory of the
-// library is freed by twinbuf_free, and batches by twinbuf_release.
+// Each call but twinbuf_version and twinbuf_last_error returns TWINBUF_OK, another number that is not negative, or a
+// TWINBUF_ERROR_* that twinbuf_last_error explains. A pointer that is passed must be NULL or valid. A handle need not be:
+// its value is a number that is looked up, never followed, and never given twice. So a call with a handle that was freed
+// is an error. Records and loaders are freed by twinbuf_free, and batches by twinbuf_release.
 //
 // After fork(), only the process that made a loader can use it.
 
@@ -16,7 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The version of this header. A library with the same major version runs programs built with it.
+// The version of this header. A library with the same major version and at least this minor one runs programs built
+// with it.
 #define TWINBUF_VERSION_MAJOR 0
 
 // It grows when functions, fields or codes are added.
@@ -37,22 +38,22 @@
 // The tokens of llm.c's files.
 #define TWINBUF_FORMAT_LLM_C 2
 
-// Past the page cache if the data is larger than memory, otherwise through it.
+// Through the page cache; on Linux, what does not fit in memory goes past it.
 #define TWINBUF_READ_AUTO 0
 
 // Through the page cache.
 #define TWINBUF_READ_PREAD 1
 
-// Past the page cache.
+// Past the page cache, on Linux.
 #define TWINBUF_READ_DIRECT 2
 
 // The records that do not fill a step of all ranks are omitted.
 #define TWINBUF_LAST_DROP 0
 
-// They form a smaller batch. A rank may then have a step fewer.
+// They form a smaller last batch, divided among the ranks. A rank may then have a step fewer.
 #define TWINBUF_LAST_KEEP 1
 
-// They are filled up with the first records of the epoch.
+// They are filled up with the first records of the epoch's order.
 #define TWINBUF_LAST_WRAP 2
 
 // The call succeeded.
@@ -76,13 +77,13 @@
 // The loader is closed.
 #define TWINBUF_ERROR_CLOSED -3
 
-// Another thread uses the loader.
+// Another thread uses the loader, or a call on it has panicked.
 #define TWINBUF_ERROR_BUSY -4
 
 // An option or an environment variable has a wrong value.
 #define TWINBUF_ERROR_OPTION -5
 
-// A file cannot be opened, or is not of the format; or the trace cannot be written.
+// A file cannot be opened or checked, or is not of the format; or the trace cannot be written.
 #define TWINBUF_ERROR_FILE -6
 
 // A batch could not be read.
@@ -91,7 +92,8 @@
 // The next slot holds a batch that was not released.
 #define TWINBUF_ERROR_HELD -8
 
-// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay right.
+// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay
+// right.
 #define TWINBUF_ERROR_CHECKPOINT -9
 
 // A read did not end within the timeout. Its thread was left behind.
@@ -112,13 +114,14 @@
 // The `size` of a struct is wrong, or the struct sets a field that this library does not have.
 #define TWINBUF_ERROR_SIZE -15
 
-// Reads the batches of a plan ahead of their use. One thread at a time may use it.
+// Reads the batches of a plan ahead of their use. One thread at a time may use it, but for twinbuf_steps,
+// twinbuf_cancel and twinbuf_free.
 typedef struct twinbuf_loader twinbuf_loader;
 
 // The records of files. Any number of threads may use it, and any number of loaders.
 typedef struct twinbuf_records twinbuf_records;
 
-// Files of records. A field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
+// Files of records. An optional field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
 typedef struct {
   // The size of this struct in the program.
   size_t size;
@@ -133,7 +136,7 @@ typedef struct {
   // Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
   uint64_t header;
   // For the other formats: a record is `sequence + 1` rows or tokens, and begins `sequence` after the one before it.
-  // With 0 each row is a record.
+  // With 0 each row or token is a record.
   size_t sequence;
 } twinbuf_files;
 
@@ -147,8 +150,8 @@ typedef struct {
   uint64_t record_bytes;
   // Bytes before the records of the first file.
   uint64_t header;
-  // The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to `u64`,
-  // `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
+  // The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to
+  // `u64`, `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
   char dtype[12];
   // The number of dimensions of a record. 0: a record is one element.
   uint32_t dimensions;
@@ -156,7 +159,7 @@ typedef struct {
   uint64_t shape[8];
 } twinbuf_description;
 
-// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with
+// Which records form which batch, and how they are read. An optional field that is 0 has its default, so begin with
 // `{.size = sizeof(twinbuf_options)}`.
 typedef struct {
   // The size of this struct in the program.
@@ -173,7 +176,7 @@ typedef struct {
   uint32_t last_batch;
   // With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
   uint64_t window;
-  // Records in a chunk of the window.
+  // Records in a chunk of the window. At least 1 with `window`.
   uint64_t chunk;
   // The same seed gives the same order, on any machine.
   uint64_t seed;
@@ -181,16 +184,18 @@ typedef struct {
   uint64_t rank;
   // Processes that share the records. Default: 1.
   uint64_t world;
-  // If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+  // If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment that are set change the
+  // options.
   uint32_t environment;
   // TWINBUF_READ_*.
   uint32_t read_mode;
   // The number of reading threads. Default: 1.
   size_t workers;
-  // The number of slots. Default: as many as fit 2 MiB, 16 at most; if those are fewer than the workers plus 2, the workers
-  // plus 3. From 16 MiB each on, the workers plus 2, or 2 for one worker.
+  // The number of slots. Default: as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than the
+  // workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2; 2 for one
+  // worker and slots of 16 MiB, or with TWINBUF_OVERLAP=0.
   size_t depth;
-  // How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
+  // How long calls of twinbuf_next wait for the release of a batch that is in the next slot. Default: 10000.
   uint64_t held_timeout_ms;
 } twinbuf_options;
 
@@ -206,7 +211,8 @@ typedef struct {
   size_t len;
 } twinbuf_text;
 
-// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it releases it.
+// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it
+// releases it.
 typedef struct {
   // The size of this struct in the program.
   size_t size;
@@ -230,7 +236,7 @@ typedef struct {
   size_t size;
   // What the call returned: one of TWINBUF_ERROR_*.
   int32_t code;
-  // One line, with path, offset, the wanted and the found value.
+  // One line; where they apply, with path, offset, the wanted and the found value.
   const char *message;
   // The file, or NULL.
   const char *path;
@@ -255,8 +261,8 @@ uint32_t twinbuf_version(void);
 
 // Stores what the records hold in `*out`: their number, size, element type and shape, and the length of the header.
 //
-// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size` TWINBUF_ERROR_SIZE.
-// Any thread may call it.
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
+// TWINBUF_ERROR_SIZE. Any thread may call it.
 int32_t twinbuf_describe(const twinbuf_records *records,
                          twinbuf_description *out);
 
@@ -265,10 +271,12 @@ int32_t twinbuf_describe(const twinbuf_records *records,
 // NULL or a freed handle is an error. Any thread may call it.
 int64_t twinbuf_count(const twinbuf_records *records);
 
-// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed afterwards.
+// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed
+// afterwards.
 //
-// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE. Options that do not fit the records,
-// and an option or a variable with a wrong value, are TWINBUF_ERROR_OPTION. Any thread may call it.
+// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
+// TWINBUF_ERROR_SIZE. Options that do not fit the records or the memory, and an option or a variable with a wrong
+// value, are TWINBUF_ERROR_OPTION; a trace that cannot be written is TWINBUF_ERROR_FILE. Any thread may call it.
 int32_t twinbuf_load(const twinbuf_records *records,
                      const twinbuf_options *options,
                      twinbuf_loader **out);
@@ -279,8 +287,8 @@ int32_t twinbuf_load(const twinbuf_records *records,
 int64_t twinbuf_steps(const twinbuf_loader *loader,
                       uint64_t epoch);
 
-// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What is
-// left of epochs begun earlier is not delivered.
+// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What
+// is left of epochs begun earlier is not delivered.
 //
 // NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
 // loader: TWINBUF_ERROR_BUSY.
@@ -291,9 +299,9 @@ int32_t twinbuf_epochs(twinbuf_loader *loader,
 // Begins where a checkpoint was taken, and ends before epoch `end`. The batch size and the number of ranks may be
 // others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 //
-// NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
-// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over, and twinbuf_next
-// returns this error.
+// NULL, after free, after close, two threads: as with twinbuf_epochs; a wrong `size`: TWINBUF_ERROR_SIZE. A text that
+// is not a checkpoint of these records and this plan is TWINBUF_ERROR_CHECKPOINT, also after close; if it is one of
+// others, the epochs begun earlier are over, and twinbuf_next returns this error.
 int32_t twinbuf_resume(twinbuf_loader *loader,
                        const twinbuf_text *from,
                        uint64_t end);
@@ -301,51 +309,53 @@ int32_t twinbuf_resume(twinbuf_loader *loader,
 // Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length,
 // without the NUL.
 //
-// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a step
-// fewer than rank 0: at the end of an epoch, only rank 0's serves all.
+// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a
+// step fewer than rank 0: at the end of an epoch, only rank 0's serves all.
 //
-// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
-// the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
+// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to
+// learn the length. NULL, a wrong `size`, after free, after close, two threads: as with twinbuf_resume.
 int32_t twinbuf_checkpoint(const twinbuf_loader *loader,
                            twinbuf_text *text);
 
 // Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if all batches of the epochs came; this
 // repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
-// waits without a limit.
+// waits without a limit. A read that the call does itself, of files in memory or with TWINBUF_OVERLAP=0, has no limit.
 //
-// An error comes after all batches that were read before it, and then from each call until new epochs begin. So
-// TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next batch: a
-// batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
-// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes only
-// if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no epochs.
+// An error of a read comes after all batches that were read before it, and then from each call until new epochs begin.
+// So TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next
+// batch: a batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
+// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes
+// only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no
+// epochs.
 int32_t twinbuf_next(twinbuf_loader *loader,
                      twinbuf_batch *batch,
                      uint64_t wait_ms);
 
 // Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
-// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several calls
-// before that count as one. A read that the waiting thread does itself, from memory, is not cut short.
+// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
+// calls before that count as one. A read that the waiting thread does itself is not cut short.
 //
-// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any time.
+// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any
+// time.
 int32_t twinbuf_cancel(twinbuf_loader *loader);
 
 // Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes
 // stay where they are.
 //
-// A second time it does nothing. NULL, or a batch that was released: an error. After close and free of the loader it
-// works as before. Any thread may call it.
+// A second time it does nothing. NULL, a wrong `size`, a batch that was released, or no memory: an error, and a batch
+// stays as it was. After close and free of the loader it works as before. Any thread may call it.
 int32_t twinbuf_keep(const twinbuf_batch *batch);
 
 // Gives a batch back. Its bytes may not be used any more.
 //
-// NULL is an error. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was released through a copy
-// of the struct. After close and free of the loader it works as before. Any thread may call it; of two that release the
-// same batch, one gets the error.
+// NULL and a wrong `size` are errors. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was
+// released through a copy of the struct. After close and free of the loader it works as before. Any thread may call
+// it; of two that release the same batch, one gets the error.
 int32_t twinbuf_release(const twinbuf_batch *batch);
 
 // Writes a report of where the time went, as text, or as JSON if `json` is not 0, and a NUL. Stores its length.
 //
-// TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
+// TWINBUF_SHORT, NULL, a wrong `size`, after free, after close, two threads: as with twinbuf_checkpoint.
 int32_t twinbuf_report(const twinbuf_loader *loader,
                        int32_t json,
                        twinbuf_text *text);
@@ -355,9 +365,10 @@ int32_t twinbuf_report(const twinbuf_loader *loader,
 // until twinbuf_free; batches stay valid until they are released.
 //
 // TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
-// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
-// second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
-// the loader is not closed: twinbuf_cancel first ends a wait there. NULL, after free: an error.
+// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE if the trace could
+// not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While another thread is
+// inside a function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
+// there. NULL, after free: an error.
 int32_t twinbuf_close(twinbuf_loader *loader,
                       uint64_t wait_ms);
 
@@ -365,12 +376,12 @@ int32_t twinbuf_close(twinbuf_loader *loader,
 // not closed is closed: this waits at most 10 s for a read in progress. While another thread is inside a function of
 // the loader, the loader ends when that thread leaves it.
 //
-// NULL is no error and does nothing. A handle that was already freed is TWINBUF_ERROR_HANDLE. Of two threads that free
-// the same handle, one gets the error.
+// NULL is no error and does nothing. A handle that was already freed, or a batch's, is TWINBUF_ERROR_HANDLE. Of two
+// threads that free the same handle, one gets the error.
 int32_t twinbuf_free(void *handle);
 
 // Returns the last error of this thread, or NULL if no call on this thread failed. The result and its texts are valid
-// until the next call that fails on this thread. A call that succeeds does not change it.
+// until the next call that fails on this thread, or its end. A call that succeeds does not change it.
 const twinbuf_error *twinbuf_last_error(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 // The loader for C++17: owners that free what they have, and a range over batches. twinbuf.h documents the calls.
 //
-// A call that fails throws twinbuf::Error. An owner can be moved, and not copied. No call throws in a destructor.
+// A call that fails throws twinbuf::Error, but not in release() and destructors. An owner can be moved, and not copied.
 #pragma once
 #include <stdexcept>
 #include <string>

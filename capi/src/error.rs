@@ -23,17 +23,18 @@ pub const TWINBUF_ERROR_NULL: i32 = -1;
 pub const TWINBUF_ERROR_HANDLE: i32 = -2;
 /// The loader is closed.
 pub const TWINBUF_ERROR_CLOSED: i32 = -3;
-/// Another thread uses the loader.
+/// Another thread uses the loader, or a call on it has panicked.
 pub const TWINBUF_ERROR_BUSY: i32 = -4;
 /// An option or an environment variable has a wrong value.
 pub const TWINBUF_ERROR_OPTION: i32 = -5;
-/// A file cannot be opened, or is not of the format; or the trace cannot be written.
+/// A file cannot be opened or checked, or is not of the format; or the trace cannot be written.
 pub const TWINBUF_ERROR_FILE: i32 = -6;
 /// A batch could not be read.
 pub const TWINBUF_ERROR_READ: i32 = -7;
 /// The next slot holds a batch that was not released.
 pub const TWINBUF_ERROR_HELD: i32 = -8;
-/// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay right.
+/// The text is no checkpoint, or one of another plan or other files. It has no checksum: keep it where bytes stay
+/// right.
 pub const TWINBUF_ERROR_CHECKPOINT: i32 = -9;
 /// A read did not end within the timeout. Its thread was left behind.
 pub const TWINBUF_ERROR_TIMEOUT: i32 = -10;
@@ -55,7 +56,7 @@ pub struct twinbuf_error {
     pub size: usize,
     /// What the call returned: one of TWINBUF_ERROR_*.
     pub code: i32,
-    /// One line, with path, offset, the wanted and the found value.
+    /// One line; where they apply, with path, offset, the wanted and the found value.
     pub message: *const c_char,
     /// The file, or NULL.
     pub path: *const c_char,
@@ -68,7 +69,7 @@ thread_local! {
 }
 
 /// Returns the last error of this thread, or NULL if no call on this thread failed. The result and its texts are valid
-/// until the next call that fails on this thread. A call that succeeds does not change it.
+/// until the next call that fails on this thread, or its end. A call that succeeds does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_last_error() -> *const twinbuf_error {
     // A thread that is ending has lost its last error.

@@ -24,7 +24,8 @@ use twinbuf::{Batch, Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffl
 pub use crate::error::*;
 use crate::table::Table;
 
-/// The version of this header. A library with the same major version runs programs built with it.
+/// The version of this header. A library with the same major version and at least this minor one runs programs built
+/// with it.
 pub const TWINBUF_VERSION_MAJOR: u32 = 0;
 /// It grows when functions, fields or codes are added.
 pub const TWINBUF_VERSION_MINOR: u32 = 1;
@@ -37,7 +38,8 @@ pub const TWINBUF_VERSION: u32 =
 /// The records of files. Any number of threads may use it, and any number of loaders.
 pub struct twinbuf_records(());
 
-/// Reads the batches of a plan ahead of their use. One thread at a time may use it.
+/// Reads the batches of a plan ahead of their use. One thread at a time may use it, but for twinbuf_steps,
+/// twinbuf_cancel and twinbuf_free.
 pub struct twinbuf_loader(());
 
 /// Records of `record_bytes` bytes behind `header` bytes.
@@ -47,7 +49,7 @@ pub const TWINBUF_FORMAT_NPY: u32 = 1;
 /// The tokens of llm.c's files.
 pub const TWINBUF_FORMAT_LLM_C: u32 = 2;
 
-/// Files of records. A field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
+/// Files of records. An optional field that is 0 has its default, so begin with `{.size = sizeof(twinbuf_files)}`.
 #[repr(C)]
 pub struct twinbuf_files {
     /// The size of this struct in the program.
@@ -63,25 +65,25 @@ pub struct twinbuf_files {
     /// Bytes at the start of each file that are skipped, for TWINBUF_FORMAT_RAW.
     pub header: u64,
     /// For the other formats: a record is `sequence + 1` rows or tokens, and begins `sequence` after the one before it.
-    /// With 0 each row is a record.
+    /// With 0 each row or token is a record.
     pub sequence: usize,
 }
 
-/// Past the page cache if the data is larger than memory, otherwise through it.
+/// Through the page cache; on Linux, what does not fit in memory goes past it.
 pub const TWINBUF_READ_AUTO: u32 = 0;
 /// Through the page cache.
 pub const TWINBUF_READ_PREAD: u32 = 1;
-/// Past the page cache.
+/// Past the page cache, on Linux.
 pub const TWINBUF_READ_DIRECT: u32 = 2;
 
 /// The records that do not fill a step of all ranks are omitted.
 pub const TWINBUF_LAST_DROP: u32 = 0;
-/// They form a smaller batch. A rank may then have a step fewer.
+/// They form a smaller last batch, divided among the ranks. A rank may then have a step fewer.
 pub const TWINBUF_LAST_KEEP: u32 = 1;
-/// They are filled up with the first records of the epoch.
+/// They are filled up with the first records of the epoch's order.
 pub const TWINBUF_LAST_WRAP: u32 = 2;
 
-/// Which records form which batch, and how they are read. A field that is 0 has its default, so begin with
+/// Which records form which batch, and how they are read. An optional field that is 0 has its default, so begin with
 /// `{.size = sizeof(twinbuf_options)}`.
 #[repr(C)]
 pub struct twinbuf_options {
@@ -99,7 +101,7 @@ pub struct twinbuf_options {
     pub last_batch: u32,
     /// With `shuffle`: within a sliding window of so many chunks. Default: all records are shuffled.
     pub window: u64,
-    /// Records in a chunk of the window.
+    /// Records in a chunk of the window. At least 1 with `window`.
     pub chunk: u64,
     /// The same seed gives the same order, on any machine.
     pub seed: u64,
@@ -107,20 +109,23 @@ pub struct twinbuf_options {
     pub rank: u64,
     /// Processes that share the records. Default: 1.
     pub world: u64,
-    /// If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment change the options.
+    /// If it is not 0, TWINBUF_DEPTH, TWINBUF_WORKERS and other variables of the environment that are set change the
+    /// options.
     pub environment: u32,
     /// TWINBUF_READ_*.
     pub read_mode: u32,
     /// The number of reading threads. Default: 1.
     pub workers: usize,
-    /// The number of slots. Default: as many as fit 2 MiB, 16 at most; if those are fewer than the workers plus 2, the workers
-    /// plus 3. From 16 MiB each on, the workers plus 2, or 2 for one worker.
+    /// The number of slots. Default: as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than the
+    /// workers plus 2, the workers plus 3. From 16 MiB each on, or with TWINBUF_MEMORY, the workers plus 2; 2 for one
+    /// worker and slots of 16 MiB, or with TWINBUF_OVERLAP=0.
     pub depth: usize,
-    /// How long twinbuf_next waits for the release of a batch that is in the next slot. Default: 10000.
+    /// How long calls of twinbuf_next wait for the release of a batch that is in the next slot. Default: 10000.
     pub held_timeout_ms: u64,
 }
 
-/// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it releases it.
+/// A batch: the slot itself. `size` must be set before twinbuf_next. The caller may write to its bytes, until it
+/// releases it.
 #[repr(C)]
 pub struct twinbuf_batch {
     /// The size of this struct in the program.
@@ -163,8 +168,8 @@ pub struct twinbuf_description {
     pub record_bytes: u64,
     /// Bytes before the records of the first file.
     pub header: u64,
-    /// The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to `u64`,
-    /// `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
+    /// The type of an element, little-endian, and a NUL: `bytes` for bytes without a type, otherwise `bool`, `u8` to
+    /// `u64`, `i8` to `i64`, `f16`, `f32`, `f64`, `c64`, `c128`, or one that a later version adds.
     pub dtype: [c_char; 12],
     /// The number of dimensions of a record. 0: a record is one element.
     pub dimensions: u32,
@@ -301,8 +306,8 @@ unsafe fn sizes<T: Versioned>(pointer: *const T, name: &str) -> Result<(usize, u
     Err(Failure::new(TWINBUF_ERROR_SIZE, wrong))
 }
 
-/// Copies a struct that the caller passed. Fields that the caller's version does not have become 0; those that this version
-/// does not have must be 0.
+/// Copies a struct that the caller passed. Fields that the caller's version does not have become 0; those that this
+/// version does not have must be 0.
 ///
 /// # Safety
 ///
@@ -417,8 +422,8 @@ pub extern "C" fn twinbuf_version() -> u32 {
 
 /// Stores what the records hold in `*out`: their number, size, element type and shape, and the length of the header.
 ///
-/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size` TWINBUF_ERROR_SIZE.
-/// Any thread may call it.
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
+/// TWINBUF_ERROR_SIZE. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_describe(records: *const twinbuf_records, out: *mut twinbuf_description) -> i32 {
     door(|| {
@@ -444,10 +449,12 @@ pub extern "C" fn twinbuf_count(records: *const twinbuf_records) -> i64 {
     door(|| Ok(records_of(records)?.len().try_into().unwrap_or(i64::MAX)))
 }
 
-/// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed afterwards.
+/// Makes a loader, starts its threads, and stores a handle in `*out`. The handle of the records may be freed
+/// afterwards.
 ///
-/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE. Options that do not fit the records,
-/// and an option or a variable with a wrong value, are TWINBUF_ERROR_OPTION. Any thread may call it.
+/// A pointer that is NULL is TWINBUF_ERROR_NULL, a freed handle TWINBUF_ERROR_HANDLE, a wrong `size`
+/// TWINBUF_ERROR_SIZE. Options that do not fit the records or the memory, and an option or a variable with a wrong
+/// value, are TWINBUF_ERROR_OPTION; a trace that cannot be written is TWINBUF_ERROR_FILE. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_load(
     records: *const twinbuf_records,
@@ -507,8 +514,8 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
     door(|| Ok(loader_of(loader)?.plan.steps(epoch).try_into().unwrap_or(i64::MAX)))
 }
 
-/// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What is
-/// left of epochs begun earlier is not delivered.
+/// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What
+/// is left of epochs begun earlier is not delivered.
 ///
 /// NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
 /// loader: TWINBUF_ERROR_BUSY.
@@ -523,9 +530,9 @@ pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u
 /// Begins where a checkpoint was taken, and ends before epoch `end`. The batch size and the number of ranks may be
 /// others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 ///
-/// NULL, after free, after close, two threads: as with twinbuf_epochs. A text that is not a checkpoint of these records
-/// and this plan is TWINBUF_ERROR_CHECKPOINT; if it is one of others, the epochs begun earlier are over, and twinbuf_next
-/// returns this error.
+/// NULL, after free, after close, two threads: as with twinbuf_epochs; a wrong `size`: TWINBUF_ERROR_SIZE. A text that
+/// is not a checkpoint of these records and this plan is TWINBUF_ERROR_CHECKPOINT, also after close; if it is one of
+/// others, the epochs begun earlier are over, and twinbuf_next returns this error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinbuf_text, end: u64) -> i32 {
     door(|| {
@@ -547,11 +554,11 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
 /// Writes the position after the last batch that was received, and a NUL: what twinbuf_resume reads. Stores its length,
 /// without the NUL.
 ///
-/// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a step
-/// fewer than rank 0: at the end of an epoch, only rank 0's serves all.
+/// That of one rank serves all which stop after the same number of batches. With TWINBUF_LAST_KEEP a rank may have a
+/// step fewer than rank 0: at the end of an epoch, only rank 0's serves all.
 ///
-/// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to learn
-/// the length. NULL, after free, after close, two threads: as with twinbuf_epochs.
+/// TWINBUF_SHORT if it does not fit: then nothing but the length is stored. Call it first with a `capacity` of 0 to
+/// learn the length. NULL, a wrong `size`, after free, after close, two threads: as with twinbuf_resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_checkpoint(loader: *const twinbuf_loader, text: *mut twinbuf_text) -> i32 {
     door(|| {
@@ -563,13 +570,14 @@ pub extern "C" fn twinbuf_checkpoint(loader: *const twinbuf_loader, text: *mut t
 
 /// Waits for the next batch and stores it in `*batch`: TWINBUF_OK. TWINBUF_END if all batches of the epochs came; this
 /// repeats. TWINBUF_PENDING if none is ready within `wait_ms` milliseconds. With 0 it does not wait, with UINT64_MAX it
-/// waits without a limit.
+/// waits without a limit. A read that the call does itself, of files in memory or with TWINBUF_OVERLAP=0, has no limit.
 ///
-/// An error comes after all batches that were read before it, and then from each call until new epochs begin. So
-/// TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next batch: a
-/// batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
-/// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes only
-/// if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no epochs.
+/// An error of a read comes after all batches that were read before it, and then from each call until new epochs begin.
+/// So TWINBUF_END means that no batch is missing. Two errors end no epochs, and a later call goes on with the next
+/// batch: a batch that is not released holds its slot, and TWINBUF_ERROR_HELD follows when the loader needs it; and
+/// TWINBUF_ERROR_CANCELLED comes after twinbuf_cancel. TWINBUF_ERROR_EPOCHS if no epochs were begun. `*batch` changes
+/// only if a batch was received. NULL, a wrong `size`, after free, after close, two threads: an error that ends no
+/// epochs.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_batch, wait_ms: u64) -> i32 {
     door(|| {
@@ -624,10 +632,11 @@ fn wait(cancelled: &AtomicBool, epochs: &mut Epochs<'static>, most: Duration) ->
 }
 
 /// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
-/// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several calls
-/// before that count as one. A read that the waiting thread does itself, from memory, is not cut short.
+/// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
+/// calls before that count as one. A read that the waiting thread does itself is not cut short.
 ///
-/// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any time.
+/// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any
+/// time.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_cancel(loader: *mut twinbuf_loader) -> i32 {
     door(|| {
@@ -639,8 +648,8 @@ pub extern "C" fn twinbuf_cancel(loader: *mut twinbuf_loader) -> i32 {
 /// Takes a batch out of its slot, so that it may be kept for long: the loader gets other memory for the slot. The bytes
 /// stay where they are.
 ///
-/// A second time it does nothing. NULL, or a batch that was released: an error. After close and free of the loader it
-/// works as before. Any thread may call it.
+/// A second time it does nothing. NULL, a wrong `size`, a batch that was released, or no memory: an error, and a batch
+/// stays as it was. After close and free of the loader it works as before. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_keep(batch: *const twinbuf_batch) -> i32 {
     door(|| {
@@ -662,9 +671,9 @@ pub extern "C" fn twinbuf_keep(batch: *const twinbuf_batch) -> i32 {
 
 /// Gives a batch back. Its bytes may not be used any more.
 ///
-/// NULL is an error. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was released through a copy
-/// of the struct. After close and free of the loader it works as before. Any thread may call it; of two that release the
-/// same batch, one gets the error.
+/// NULL and a wrong `size` are errors. A batch that was already released is TWINBUF_ERROR_HANDLE, also if it was
+/// released through a copy of the struct. After close and free of the loader it works as before. Any thread may call
+/// it; of two that release the same batch, one gets the error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_release(batch: *const twinbuf_batch) -> i32 {
     // SAFETY: the caller's pointer is NULL or valid.
@@ -683,7 +692,7 @@ fn end(id: usize, wanted: &str, is: impl FnOnce(&mut Entry) -> bool) -> Result<i
 
 /// Writes a report of where the time went, as text, or as JSON if `json` is not 0, and a NUL. Stores its length.
 ///
-/// TWINBUF_SHORT, NULL, after free, after close, two threads: as with twinbuf_checkpoint.
+/// TWINBUF_SHORT, NULL, a wrong `size`, after free, after close, two threads: as with twinbuf_checkpoint.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text: *mut twinbuf_text) -> i32 {
     door(|| {
@@ -699,9 +708,10 @@ pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text:
 /// until twinbuf_free; batches stay valid until they are released.
 ///
 /// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
-/// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read. The loader is closed in each case. A
-/// second time: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this loader: TWINBUF_ERROR_BUSY, and
-/// the loader is not closed: twinbuf_cancel first ends a wait there. NULL, after free: an error.
+/// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE if the trace could
+/// not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While another thread is
+/// inside a function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
+/// there. NULL, after free: an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i32 {
     door(|| {
@@ -716,8 +726,8 @@ pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i3
 /// not closed is closed: this waits at most 10 s for a read in progress. While another thread is inside a function of
 /// the loader, the loader ends when that thread leaves it.
 ///
-/// NULL is no error and does nothing. A handle that was already freed is TWINBUF_ERROR_HANDLE. Of two threads that free
-/// the same handle, one gets the error.
+/// NULL is no error and does nothing. A handle that was already freed, or a batch's, is TWINBUF_ERROR_HANDLE. Of two
+/// threads that free the same handle, one gets the error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_free(handle: *mut c_void) -> i32 {
     door(|| {

@@ -1,5 +1,5 @@
-//! The loader for Zig: owners with `deinit`, and an iterator over batches. `c` is what `zig translate-c` makes of
-//! twinbuf.h, which documents the calls. A call that fails returns `error.Twinbuf`, and `lastError` has its text.
+//! The loader for Zig: owners, and an iterator over batches. `c` is what `zig translate-c` makes of twinbuf.h, which
+//! documents the calls. A call that fails returns `error.Twinbuf`, but for `deinit`, and `lastError` has its text.
 const std = @import("std");
 pub const c = @import("c");
 pub const Error = error{Twinbuf};
