@@ -78,8 +78,8 @@ macro_rules! calls {
     };
 }
 
-/// Functions that not every supported version of CUDA has, each with the version that introduced it. A program calls the
-/// newest one that the `cuda.h` of its version has. The list includes functions that this driver lacks, so that no program
+/// Some functions that not every version of CUDA has, each with the version that introduced it. A program calls the newest
+/// one that the `cuda.h` of its version has. The list includes functions that this driver lacks, so that no program
 /// gets an older signature in their place.
 const VERSIONS: [(&str, c_int); 13] = [
     ("cuCtxCreate_v4", 12050),

@@ -103,8 +103,8 @@ impl History {
             .collect()
     }
 
-    /// The pages to close to a program with the clock `known`: those with accesses that `known` does not contain. Where
-    /// these only read, the program may read too. Where one writes, the program may do nothing.
+    /// The pages to close to a program with the clock `known`: those with accesses that `known` does not contain and
+    /// that were not reported. Where these only read, the program may read too. Where one writes, the program may do nothing.
     pub(super) fn closed(&self, known: &Clock) -> Vec<Closed> {
         let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
         let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.agent, old.step));

@@ -1,6 +1,5 @@
-//! The handlers of SIGSEGV and SIGTRAP: an access to a closed page of memory that the program sees stops here
-//! (`guard`). To open a
-//! page for one instruction, they set the processor's trap flag.
+//! The handlers of SIGSEGV and SIGTRAP: an access to a closed page of memory that the program sees stops here (`guard`).
+//! To open a page for one instruction, they set the processor's trap flag.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -182,7 +182,7 @@ unsafe extern "C" fn twinbuf_sim_checksum(kernel: u64, sum: *mut u64) -> u32 {
     }
 }
 
-/// `Control::peek`: 0, or 1 if no allocation holds the range.
+/// `Control::peek`: 0, or 1 if no allocation holds the range, or its contents are gone.
 ///
 /// # Safety
 ///

@@ -35,8 +35,8 @@ pub(super) type Core = MutexGuard<'static, State>;
 /// handles (see `FIRST_HANDLE`).
 const HOST: Agent = 1;
 const LEGACY: [u64; 2] = [2, 3];
-/// Handles are greater than this, except those of primary contexts and default streams. They are never reused, so handles
-/// of an earlier run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
+/// Handles are greater than this, except those of the default streams. They are never reused, so handles of an earlier
+/// run are recognized. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2.
 const FIRST_HANDLE: u64 = 0x5_0000;
 /// Device addresses, except those of managed memory, begin here, in the half of the address space that user processes
 /// lack: dereferencing one on the host faults.
@@ -88,7 +88,7 @@ pub(super) struct State {
     pub(super) failures: Failures,
     pub(super) calls: BTreeMap<&'static str, u64>,
     pub(super) violations: Vec<Violation>,
-    /// All violations so far.
+    /// The number of violations so far.
     found: usize,
     /// Where violations are written when they are found; `None` in a test, which asks for them.
     report: Option<Report>,

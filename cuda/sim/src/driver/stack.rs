@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use crate::sys::{Library, memory_file};
 
-/// Frames that are shown.
+/// The most frames that are shown.
 const MOST_FRAMES: usize = 12;
 
 /// The call stack of a thread. Finding the names of machine code takes long, so only `frames` does it.
@@ -30,7 +30,7 @@ impl Stack {
         Self { native: Backtrace::disabled(), python: None }
     }
 
-    /// Its frames, innermost first, one line each. In a Python program: the driver's function, then the frames of Python.
+    /// Its frames, innermost first, one line each. With a Python stack: the innermost one, then the frames of Python.
     pub(super) fn frames(&self) -> Vec<String> {
         let mut frames = native(&self.native.to_string());
         if let Some(python) = &self.python {

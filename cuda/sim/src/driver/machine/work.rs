@@ -9,7 +9,7 @@ use crate::driver::clock::Clock;
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 use crate::driver::ptx::Parameter;
 
-/// A point in a stream, made by a `cuEventRecord` or a wait. A later record of the event makes a new mark.
+/// A point in a stream, such as a `cuEventRecord` makes. A later record of the event makes a new mark.
 #[derive(Default)]
 pub(in crate::driver) struct Mark {
     /// When the stream passed it, with the sticky error at that time.
