@@ -15,7 +15,7 @@ pub(crate) struct Options {
     /// The traces
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Waits as long as this are stalls
+    /// Waits of this length or longer are stalls
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = milliseconds)]
     stall_ms: f64,
     /// Write JSON
