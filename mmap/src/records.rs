@@ -58,9 +58,11 @@ impl Options {
         Self { partial, ..self }
     }
 
-    /// Sets whether to skip files that contain less than one record, for example a last shard that is shorter than a
-    /// window, or an array without rows. [`Records::skipped`] lists the skipped files. Default: `false`,
-    /// [`Error::TooShort`]. If every file is too short, opening fails with [`Error::TooShort`].
+    /// Sets whether to skip files that contain less than one record, for example a last shard that
+    /// is shorter than a window, or an array without rows. [`Records::skipped`] lists the skipped
+    /// files. A file with an incomplete header or element is an error all the same. Default:
+    /// `false`, [`Error::TooShort`]. If every file is too short, opening fails with
+    /// [`Error::TooShort`].
     pub const fn skip_short(self, skip_short: bool) -> Self {
         Self { skip_short, ..self }
     }
@@ -110,11 +112,10 @@ impl Options {
 
 /// Records of one size in one or more files. Record indices start at 0 and continue from each file to the next.
 ///
-/// [`open`](Self::open) reads files without headers as untyped bytes.
-/// [`open_headerless`](Self::open_headerless), [`open_llm_c`](Self::open_llm_c),
-/// [`open_npy`](Self::open_npy), `open_npz` (feature `npz`) and `open_safetensors` (feature
-/// `safetensors`) give records an element type and can cut overlapping windows
-/// ([`Cut`](crate::Cut)).
+/// [`open`](Self::open) reads files as untyped bytes. [`open_headerless`](Self::open_headerless),
+/// [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy), `open_npz` (feature `npz`) and
+/// `open_safetensors` (feature `safetensors`) give records an element type and can cut overlapping
+/// windows ([`Cut`](crate::Cut)).
 ///
 /// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets, and
 /// several threads can read at the same time.

@@ -53,18 +53,18 @@ pub enum ReadMode {
     /// it. If not, it reserves buffers for direct I/O (up to 32 MiB, plus up to one and an eighth
     /// windows with [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the
     /// data set, as large as the remaining memory, through the page cache. This part stays in the
-    /// page cache, and an epoch reads only the other part from disk. Ranks on one machine share
+    /// page cache, and later epochs read only the other part from disk. Ranks on one machine share
     /// these pages. So do the readers of a process: each counts on what the earlier ones leave, and
     /// bytes that two of them read count once.
     ///
     /// The kernel can reclaim page cache memory when programs need it, and then reads these pages
     /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read
-    /// through the page cache on systems other than Linux, with less than 16 MiB of memory for a
-    /// rank, and if a file has no direct I/O, is on FUSE or is reopened for each use.
+    /// through the page cache on systems other than Linux, with less than about 16 MiB of memory
+    /// for a rank, and if a file has no direct I/O, is on FUSE or is reopened for each use.
     #[default]
     Auto,
     /// Reads through the page cache, with a system call for each contiguous run of records (`pread`
-    /// on Unix, `ReadFile` with an offset on Windows). On Linux, scattered runs of up to 4 KiB are
+    /// on Unix, `seek_read` on Windows). On Linux, four or more scattered runs of up to 4 KiB are
     /// copied from the mapping, many per call (`process_vm_writev`), and so are longer ones once 32
     /// MiB were found in the page cache without a gap: up to 16 KiB, and any into huge pages of the
     /// slot. The pages copied from count as resident memory of the process.
@@ -83,8 +83,8 @@ pub enum ReadMode {
     /// Files that are reopened for each use (see [`Options::open`](crate::Options::open)) and files
     /// on FUSE are also read directly into the caller's buffer.
     ///
-    /// After a `fork`, a reader of the parent works in the child, but waits for each read before it starts the next.
-    /// Create a new reader in the child instead.
+    /// If no thread uses the reader during a `fork`, it works in the child too, but waits for each
+    /// read before it starts the next. Create a new reader in the child instead.
     ///
     /// The page cache is neither used nor filled: a record that was read before is read from the
     /// disk again. The reader opens each file a second time: through `/proc/self/fd` on Linux,
@@ -217,8 +217,7 @@ impl Reader<crate::Groups> {
     ///
     /// # Errors
     ///
-    /// With [`ReadMode::Direct`], the errors of [`Reader::new`]: [`Error::Unsupported`], [`Error::System`] and
-    /// [`Error::Replaced`].
+    /// With [`ReadMode::Direct`], the errors of [`Reader::new`].
     pub fn of_groups(groups: crate::Groups, mode: ReadMode, own: u64) -> Result<Self, Error> {
         Self::of_groups_with(groups, mode, own, (&READERS, limit::memory_left()))
     }

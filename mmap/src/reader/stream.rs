@@ -42,8 +42,8 @@ pub(super) struct State {
     pub(super) queue: Queue,
     lanes: [Lane; 2],
     places: Index,
-    /// The `Arc`s of requests that were removed. Later requests put their memory into them, so that a request allocates
-    /// nothing.
+    /// The `Arc`s of requests that were removed. Later requests put their memory into them, to
+    /// allocate less.
     spare: Vec<Arc<Buffer>>,
     /// The position of the reader: the bytes of the batches or groups that it has read since `Reader::begin`, and of the one
     /// that it is reading.
@@ -90,7 +90,7 @@ enum Content {
     Failed(io::Error),
 }
 
-/// Finds requests by file and offset. No two requests overlap. Lists are used again, so that a batch allocates nothing.
+/// Finds requests by file and offset. No two of its requests overlap. Lists are used again.
 #[derive(Debug, Default)]
 struct Index {
     /// For each [`BUCKET`] of a file, the requests that start in it, sorted by offset.

@@ -21,7 +21,7 @@ use crate::file::{DataFile, READ_CALLS};
 use crate::{Error, ReadStats};
 
 thread_local! {
-    /// Lists of memory ranges for one system call. They are kept, so that a batch allocates nothing.
+    /// Lists of memory ranges for one system call, kept to be used again.
     static RANGES: RefCell<[Vec<libc::iovec>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
