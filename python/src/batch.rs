@@ -20,12 +20,12 @@ use crate::number::indices;
 
 /// One batch, stored in the slot that it was read into.
 ///
-/// Arrays made from it are views of the slot: nothing is copied, and they are writable. The slot is free again once the
-/// batch and all its arrays are gone. A normal loop needs no more than that: rebinding a name drops its old value.
+/// What `numpy` and `torch` return are views of the slot: nothing is copied, and they are writable. The slot is free again
+/// once the batch and all its views are gone. A normal loop needs no more than that: rebinding a name drops its old value.
 ///
 /// Data in use is never overwritten. The loader fills its ``depth`` slots in turn. If the next slot is still in use, the
-/// loader waits 0.1 s, logs a warning, leaves the memory to the batch, and allocates new memory for the slot. From then
-/// on it does the same without a wait.
+/// loader leaves the memory to the batch, and allocates new memory for the slot. The first time it waits 0.1 s before,
+/// and logs a warning.
 ///
 /// A batch of a loader with a ``device`` has left its slot: it consists of tensors on the device, and can be kept.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Batch")]
@@ -62,8 +62,8 @@ impl Batch {
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
-        // The content is valid even if a thread panicked with the lock: each holder changes it by one assignment. No
-        // holder waits or runs Python code.
+        // The content is valid even if a thread panicked with the lock: each holder only assigns to it. No holder
+        // waits or runs Python code.
         lock(&self.content)
     }
 
@@ -117,7 +117,7 @@ impl Batch {
     /// The batch as a numpy array, without a copy: shape ``(records, *shape of a record)``.
     ///
     /// A tuple or a dict of arrays if the loader has a tuple or a dict of data sets. Records that differ in length are a
-    /// list of arrays. Raises TypeError for bfloat16 and 8-bit floats: numpy lacks them; use `torch`.
+    /// list of arrays. Raises TypeError for bfloat16 and 8-bit floats, which numpy lacks, and on a ``device``: use `torch`.
     /// jax's ``device_put`` and jitted functions take this array, and not the batch itself.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().lease()?.arrays(slf.py())

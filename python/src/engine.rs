@@ -19,7 +19,7 @@ use crate::position::Position;
 pub(crate) struct Batches {
     pub(crate) names: Names,
     pub(crate) breakdown: Breakdown,
-    /// Whether a thread reads ahead. If none does, asking for a batch reads it, even if the caller wants no wait.
+    /// Whether a thread reads ahead. If none does, asking for a batch of files reads it, even if the caller wants no wait.
     pub(crate) overlap: bool,
     /// Whether threads of Python fill its slots, because it runs code of the program.
     pub(crate) foreign: bool,

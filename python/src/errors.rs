@@ -123,8 +123,8 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
     raise(py, Failure::new("OptionError", error.to_string()))
 }
 
-/// An error of a loader or generator. An exception raised by Python code is returned as it was, with a note that names
-/// the batch.
+/// An error of a loader or generator. An exception raised by Python code is returned as it was, but `StopIteration`, with
+/// a note that names the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     let whole = chain(&error);
     match error {

@@ -1,5 +1,5 @@
 //! `_Items`: an iterator whose items a thread makes ahead of the loop. `prefetch`, `generate`, and a `Loader` or a stream
-//! with a device return it.
+//! with a device return or wrap it.
 //!
 //! The thread is one of Python's, and its loop is a function of `_drive.py`: the iterable's code never has a frame of Rust
 //! below it, so the interpreter may end the thread at any time. The thread drives a worker of the crate's pipe, a
@@ -71,9 +71,9 @@ struct Making {
     shared: OnceLock<Weak<Shared>>,
 }
 
-/// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins until
-/// the other one has released it. It then takes the GIL without system calls, each of which costs more than a small
-/// item.
+/// Whether one of two threads, the pipe's or the loop's, holds the GIL. A thread that needs the GIL first spins for a
+/// short time until the other one has released it. It then takes the GIL without system calls, each of which costs more
+/// than a small item.
 #[derive(Default)]
 struct Hold {
     holds: AtomicBool,
@@ -125,7 +125,7 @@ impl Making {
 // Relaxed is enough for all other uses of the flags of `Making` and `Hold`: the GIL, the lock of `State` or the ring
 // orders the data that they announce.
 
-/// What the thread of an iteration drives. Only that thread calls it.
+/// What the thread of an iteration drives, or without overlap the loop's. Only one thread at a time calls it.
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Worker")]
 pub(crate) struct Worker {
     /// `None` once the thread has left.
@@ -295,7 +295,7 @@ pub(crate) struct Ahead {
 pub(crate) struct Counts {
     /// The number of rounds that the pipe was told it may start.
     granted: u64,
-    /// The number of rounds that may be started: those for which `before` has run.
+    /// The number of rounds that may be started: with `before`, those for which it has run.
     asked: u64,
     /// The number of items at the front of [`Ahead::made`] that were put back.
     put_back: usize,
@@ -532,7 +532,7 @@ impl Items {
         self.close();
     }
 
-    /// Whether `close` has ended it.
+    /// Whether it was ended before its last item.
     #[getter]
     fn is_closed(&self) -> bool {
         self.shared.front.is_stopped()

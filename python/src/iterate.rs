@@ -1,5 +1,6 @@
-//! The loop of every iterator, over any front: it waits in slices and handles signals between two of them, keeps an item
-//! that `next` received and did not return, frees the slots of items that the program keeps, and ends with the program.
+//! The loop of every iterator in Rust, over any front: it waits in slices and handles signals between two of them,
+//! keeps an item that `next` received and did not return, frees the slots of items that the program keeps, and ends
+//! with the program.
 //!
 //! No thread waits while it holds both the lock and the GIL. A wait with the lock lasts for [`SLICE`] at most.
 
@@ -150,7 +151,7 @@ pub(crate) struct State<F: Front> {
     pub(crate) put_back: Option<F::Item>,
     /// Items that were handed out and may be in use, in their order, with the number of their iteration.
     leases: VecDeque<(u64, Weak<Lease>)>,
-    /// The number of items that left their slots because the loop kept them.
+    /// The number of items that left their slots because the loop kept them in their iteration.
     pub(crate) kept: u64,
     /// The report, once it was closed.
     last_report: twinbuf::Report,
@@ -340,8 +341,8 @@ impl<F: Front> Ends for Shared<F> {
     }
 }
 
-/// The program begins to end: iterations are cut off, and all threads end. Waits half of [`LEAVE`] for the crate's own,
-/// which read files; `_drive.py` waits for those of Python. Returns how many seconds of [`LEAVE`] are left.
+/// The program begins to end: iterations are cut off, and all threads end. Waits for up to half of [`LEAVE`] for the
+/// crate's own, which read files; `_drive.py` waits for those of Python. Returns how many seconds of [`LEAVE`] are left.
 #[pyfunction]
 pub(crate) fn _begin_end(py: Python<'_>) -> PyResult<f64> {
     errors::classes(py)?;

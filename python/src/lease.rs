@@ -219,7 +219,7 @@ impl Lease {
     }
 
     /// Takes the memory out of its slot, which gets new memory. Returns whether there was enough memory for that, and
-    /// `None` if it was done before.
+    /// `None` if it is in no slot.
     pub(crate) fn leave_slot(&self) -> Option<bool> {
         let mut owner = lock(&self.owner);
         match mem::replace(&mut *owner, Owner::Moving) {

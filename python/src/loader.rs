@@ -50,7 +50,7 @@ enum Source {
     Foreign(Py<PyAny>, u64, u64, String, Vec<usize>),
 }
 
-/// The arguments of `Loader`, which it has checked.
+/// The arguments of `Loader`, whose types it has checked.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Options {
@@ -203,7 +203,7 @@ impl Loader {
         self.shared.name.as_deref()
     }
 
-    /// Refuse a forked process, and `read_into` of this loader.
+    /// Refuse a forked process, and code that reads for this loader.
     fn _check(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.check(py)
     }

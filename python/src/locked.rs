@@ -86,7 +86,7 @@ impl<T: Send> Locked<T> {
 /// return: after this time the thread is left behind, with all that it uses.
 pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 
-/// The longest wait before signals are handled again.
+/// The longest wait for an item before signals are handled again.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// Waits without the GIL. If the program has ended meanwhile, it does not return: the interpreter would end this thread in
@@ -136,8 +136,8 @@ pub(crate) fn begin_end() {
     ENDING.store(true, Ordering::SeqCst);
 }
 
-/// The hook at the end of the program returns. Waits first, for so many seconds, until all threads are back in Python:
-/// iterations that are cut off raise an exception there. Then for those that are about to take the GIL back.
+/// The hook at the end of the program returns. Waits first, for at most so many seconds, until all threads are back in
+/// Python: iterations that are cut off raise an exception there. Then for those that are about to take the GIL back.
 #[pyfunction]
 pub(crate) fn _end_hook(py: Python<'_>, seconds: f64) {
     let wait = |threads: &AtomicUsize, limit| {

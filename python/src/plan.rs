@@ -18,7 +18,7 @@ pub(crate) struct Plan {
     of: Option<u64>,
 }
 
-/// Plans with the same batches are equal.
+/// Plans with the same options are equal, also if one is for a number of records and the other for a data set.
 impl PartialEq for Plan {
     fn eq(&self, other: &Self) -> bool {
         self.inner == other.inner
@@ -129,7 +129,7 @@ impl Plan {
         self.inner.batch_records()
     }
 
-    /// The number of records of an epoch, of all ranks.
+    /// The number of records of the plan, of all ranks.
     #[getter]
     fn records(&self) -> u64 {
         self.inner.records()

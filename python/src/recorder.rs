@@ -62,7 +62,7 @@ impl Recorder {
         self.lock().received(epoch, step, Instant::now());
     }
 
-    /// The loop has received its last item.
+    /// The loop asks for no more items.
     pub(crate) fn ended(&self) {
         self.lock().ended(Instant::now());
     }

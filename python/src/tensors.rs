@@ -72,7 +72,7 @@ impl Tensors {
     }
 }
 
-/// The arguments of `stream`, which it has checked.
+/// The arguments of `stream`, whose types it has checked.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Options {
@@ -175,7 +175,7 @@ impl Stream {
         Ok(Self { shared: Shared::new(Groups, name, built, 0), groups: all, kept, depth })
     }
 
-    /// The next pass. It begins at its first group, and ends one that is under way.
+    /// The next pass. It begins when its first group is asked for, and then ends one that is under way.
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
         slf.get().shared.check(slf.py())?;
         Ok(PassOfGroups { groups: Loop::new(slf.get().shared.clone(), None), stream: slf.clone().unbind() })
@@ -243,8 +243,8 @@ impl PassOfGroups {
     }
 }
 
-/// A group of tensors. Its slot is free again when the group and all its arrays and tensors are gone. If the next slot is
-/// still in use then, the group takes its memory along, as a `Batch` does.
+/// A group of tensors. Its slot is free again when the group and all its arrays and tensors are gone. If the slot is needed
+/// before, the group takes its memory along, as a `Batch` does.
 #[pyclass(frozen, weakref, module = "twinbuf", name = "Group")]
 pub(crate) struct Group {
     content: Content,
@@ -266,8 +266,9 @@ enum Content {
 impl Group {
     /// The tensors as numpy arrays for reading, without a copy: a dict by name.
     ///
-    /// Raises TypeError for bfloat16, `F8_E4M3` and `F8_E5M2`, which only torch has. Quantized types, and the other floats
-    /// of 8 bits and less, are arrays of bytes with one axis; `view` those of torch, as `torch.float8_e8m0fnu`.
+    /// Raises TypeError for bfloat16, `F8_E4M3` and `F8_E5M2`, which only torch has, and on a ``device``. Quantized
+    /// types, and the other floats of 8 bits and less, are arrays of bytes with one axis; `view` those of torch, as
+    /// `torch.float8_e8m0fnu`.
     fn numpy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.content {
             Content::Host(lease) => lease.arrays(py),
