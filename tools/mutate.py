@@ -411,7 +411,7 @@ class Workshop:
 
 
 def digest():
-    """Of all that decides which mutants there are and what kills them, without comments and blanks."""
+    """Of the ring, its tests and this script; of Rust without comments and blanks."""
     files = [*ROOT.glob("core/src/*.rs"), *ROOT.glob("tests/loom/**/*.rs"), *ROOT.glob("core/tests/all/*.rs"), *ROOT.glob("core/tests/*.rs")]
     code = ["".join(without_comments(file.read_text()).split()) for file in sorted(files) if "target" not in file.parts]
     code.append(pathlib.Path(__file__).read_text())

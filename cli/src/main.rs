@@ -73,7 +73,7 @@ fn say(text: &str) -> Result<(), BoxError> {
     }
 }
 
-/// Joins it to one line: clap puts arguments on separate lines, and adds its usage.
+/// Joins the first paragraph to one line: clap puts arguments on separate lines, and adds its usage.
 fn first_paragraph(message: &str) -> String {
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");

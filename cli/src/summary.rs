@@ -36,7 +36,7 @@ pub(crate) struct Row {
     pub(crate) busy_s: f64,
     pub(crate) waiting_s: f64,
     pub(crate) spans: u64,
-    /// Whether it waited for slots to fill; otherwise for batches.
+    /// Whether its waits are the gaps between batches; otherwise it has spans of waits.
     pub(crate) waits_for_slots: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Row {
 #[derive(Serialize)]
 pub(crate) struct Cause {
     pub(crate) process: String,
-    /// The work on the batch during the wait; `None` if there was none.
+    /// The work on the batch during this part of the waits; `None` if there was none.
     pub(crate) during: Option<String>,
     pub(crate) waited_s: f64,
 }

@@ -68,7 +68,7 @@ impl Track {
         self.spans.iter().filter(|span| span.is_wait())
     }
 
-    /// The number of batches that were used. A `pause` splits a use into several spans. A wait separates two uses, also
+    /// The number of batches that were used, in spans `train`. A `pause` splits a use into several spans. A wait separates two uses, also
     /// if an epoch is repeated and both have the same step.
     pub(crate) fn steps(&self) -> u64 {
         let mut steps = 0;
@@ -264,8 +264,8 @@ impl Timeline {
         stalls
     }
 
-    /// For each process, the microseconds that its caller waited, by the simultaneous work on the batch; `None` if
-    /// there was none.
+    /// For each process, the microseconds that its caller waited, by the simultaneous work on the batch; `None` for
+    /// the rest.
     pub(crate) fn waited_for(&self) -> BTreeMap<(usize, Option<&str>), f64> {
         let mut sums = BTreeMap::new();
         for Stall { process, span, during } in self.stalls() {
