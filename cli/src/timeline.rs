@@ -68,8 +68,8 @@ impl Track {
         self.spans.iter().filter(|span| span.is_wait())
     }
 
-    /// The number of batches that were used, in spans `train`. A `pause` splits a use into several spans. A wait separates two uses, also
-    /// if an epoch is repeated and both have the same step.
+    /// The number of batches that were used, in spans `train`. A `pause` splits a use into several spans. A wait
+    /// separates two uses, also if an epoch is repeated and both have the same step.
     pub(crate) fn steps(&self) -> u64 {
         let mut steps = 0;
         let (mut last, mut waited): (Option<&Span>, _) = (None, f64::NEG_INFINITY);
