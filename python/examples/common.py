@@ -36,7 +36,7 @@ def cold(*paths: Path) -> None:
 
 
 def network() -> None:
-    """Wait as long as a disk behind a network takes to answer: one of this machine may be too fast."""
+    """Wait as a disk behind a network may: one of this machine may be too fast."""
     time.sleep(0.005)
 
 

@@ -1,8 +1,8 @@
 """Copies to a GPU ahead of their use, by hand: a stream for copies, two page-locked buffers, an event each.
 
-A buffer must not be filled again before the copy out of it has ended, nor its memory on the device be used
-again before the kernels that read it. Without a GPU it runs on the stand-in of the tests, whose streams are
-as late as they may be: what is not waited for is then seen to be wrong.
+A buffer must not be filled again before the copy out of it has ended, nor memory on the device be used again
+before the kernels that read it have ended. Without a GPU it runs on the stand-in of the tests, whose streams
+are as late as they may be: what is not waited for is then seen to be wrong.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Ahead:
 
 
 class Model:
-    """Adds up what its kernels read."""
+    """Notes the mean of what each kernel reads."""
 
     def __init__(self, on: Any) -> None:
         self.on = on

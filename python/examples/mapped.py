@@ -1,7 +1,7 @@
 """A memory-mapped file through two buffers that were written by hand, with a flag for each part.
 
 python mapped.py --no-overlap    # fills and trains in turn
-python mapped.py --no-willneed   # does not ask the system for the next rows ahead
+python mapped.py --no-willneed   # the loop by hand does not ask the system for the next rows ahead
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ BREAKDOWN = int(os.environ.get("TWINBUF_BREAKDOWN", "0"))
 
 
 class Batches:
-    """The batches of a file, with the next numbers of a row as the targets."""
+    """The batches of a file, normalised."""
 
     def __init__(self, path: Path, first: int, count: int) -> None:
         self.path, self.first, self.count = path, first, count
@@ -70,7 +70,7 @@ class Model:
 
 
 class Clock:
-    """Measures loads and uses, and prints them every few steps."""
+    """Measures loads and uses, and prints them every `BREAKDOWN` steps."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches, self.step, self.load, self.use = batches, 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Files of every format, what numpy reads from them, and what the tests share."""
+"""Files of seven kinds, what numpy reads from them, and what the tests share."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def numbers(tmp_path: Path) -> Callable[..., tb.Loader]:
 
 
 def every_dtype(folder: Path) -> list[tuple[torch.dtype, Path]]:
-    """A safetensors file of each type that torch and the format share."""
+    """A safetensors file for each of most types that torch and the format share."""
     from safetensors.torch import save_file as save
 
     files = []

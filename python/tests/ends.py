@@ -1,11 +1,11 @@
 """Programs and their ends: foreign code is left running, and the program must end with its own exit code.
 
-python python/tests/ends.py [--python PATH]... [--only REGEX] [--jobs N] [--limit SECONDS] [--quick] [--list]
-    [--verbose]
+python python/tests/ends.py [--python PATH]... [--only REGEX] [--every N] [--jobs N] [--limit SECONDS]
+    [--quick] [--list] [--verbose]
 
 Each case is a process. It prints a mark when its end begins. It is right if it has the exit code that it
-would have without twinbuf, within 2 s of the mark, and prints no fatal error. `control` cases are the same
-programs with a daemon thread of Python in place of twinbuf.
+would have without twinbuf, within 2 s of the mark, and prints what it should and no fatal error. `control`
+cases are the same programs with a daemon thread of Python in place of twinbuf.
 
 A thread in torch's C++ that wants the GIL while the interpreter ends aborts the process, in a plain program
 too: where foreign code is in torch then, this counts as "plain", not as wrong. Packages are those of each

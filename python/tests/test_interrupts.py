@@ -1,4 +1,4 @@
-"""A short run of `interrupts.py`: one interrupt at a random point of each ``next()``."""
+"""A short run of `interrupts.py`: 300 interrupts for each kind of loop, at random points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slot is free when the last array on it is gone, and never before."""
+"""A slot is filled again when the last array on its memory is gone, and never before."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""The programs in this README and in the one of the whole run."""
+"""The Python programs in this README and in the one of the repository run."""
 
 import json
 import os
