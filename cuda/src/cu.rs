@@ -1,7 +1,7 @@
 //! The driver's calls, the copy stream and events, with our errors.
 //!
-//! Built on cudarc's lower layers. Its safe objects panic on errors or keep them for a later call; this crate returns
-//! them.
+//! Built on cudarc's lower layers. Its safe objects panic on some errors or keep them for a later call; these functions
+//! return them.
 
 use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
@@ -58,7 +58,7 @@ impl Current {
 
     /// Same as `enter`, before freeing something: nothing can be freed without a current context.
     pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
-        // If both tries fail, the free fails too, and the memory stays allocated until the context ends.
+        // If both tries fail, the free may fail too, and the memory then stays allocated until the context ends.
         twice(|| Self::enter(ctx)).ok()
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Current {
 /// A share of a context or of one of its streams. Its drop restores the calling thread's current context.
 ///
 /// When the last share of a context is dropped, cudarc makes the context current and gives it back to the driver. The
-/// thread would be left with a context that no longer exists.
+/// thread would be left with a context that may no longer exist.
 #[derive(Clone)]
 pub(crate) struct Owner<T>(ManuallyDrop<T>);
 
@@ -103,8 +103,8 @@ impl<T> Drop for Owner<T> {
 
 /// Allows the calling thread to wait and free while any stream is being captured into a graph, until this is dropped.
 ///
-/// A capture in `GLOBAL` mode forbids "potentially unsafe" calls to every thread, and one such call invalidates the
-/// capture (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). An uploader never waits for captured work and never
+/// A capture in `GLOBAL` mode forbids "potentially unsafe" calls to each thread in its default mode, and one such call
+/// invalidates the capture (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). An uploader never waits for captured work and never
 /// frees captured memory.
 #[must_use]
 pub(crate) struct BesideCaptures {

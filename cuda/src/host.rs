@@ -106,7 +106,7 @@ impl<M: 'static> HostSlots<M> {
         now(self.slot(Waiting::Forever))
     }
 
-    /// Returns the next slot if it is free. Does not wait for a slot that a thread has.
+    /// Returns the next slot if it is free.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 //! slots, and a copy stream. And weights, into memory that the caller allocated.
 //!
 //! * [`Uploader`] builds the two sides: the reading side fills [`HostSlots`], and the training side receives
-//!   [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are
+//!   from [`DeviceBatches`]. Both hand-overs, reader to copy thread and copy thread to trainer, are
 //!   [`twinbuf_core::HeapRing`]s.
 //! * A [`Lease`] is one batch in device memory. [`on`](Lease::on) makes a stream wait for the copy and returns a
 //!   [`View`] for cudarc's copies and kernels. Dropping the lease makes the next copy into that memory wait for that

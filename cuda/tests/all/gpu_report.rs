@@ -1,4 +1,5 @@
-//! The GPU report runs to its end on the software driver. Checks that its figures exist, never their values.
+//! The GPU report runs to its end on the software driver. Checks that its figures exist, and
+//! the values of those alone that do not depend on the machine.
 
 #[allow(dead_code)]
 #[path = "../../examples/gpu_report/main.rs"]

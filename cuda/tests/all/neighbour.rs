@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, DeviceSlice, result};
 use twinbuf_cuda::{Error, Stager, Uploader};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
-/// Something that does not happen within this time, a thousand times its normal duration, does not happen.
+/// What has not happened within this time, far longer than it takes, does not happen.
 const MANY_TIMES: Duration = Duration::from_secs(60);
 
 /// The driver calls that these tests count: copies from the host, calls on events, waits for a stream or the context, and the
