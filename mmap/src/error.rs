@@ -184,7 +184,8 @@ pub enum Error {
         /// The size of the buffer in bytes.
         found: u64,
     },
-    /// The file became shorter after it was opened.
+    /// The file became shorter after it was opened, or `Reader::read_bytes` asked for bytes past
+    /// its end.
     #[error(
         "{path:?}: truncated while open, byte {offset} is missing: wanted {wanted} bytes, found {found}: do not \
         write to data files in use"

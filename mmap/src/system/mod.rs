@@ -16,8 +16,8 @@ mod this;
 //   cache, or if the system has no such call.
 pub(crate) use this::{hints_wait, touch, will_need};
 // The page cache:
-// - `count(file, bytes)` returns the number of pages that hold these bytes, and how many of them are in the cache.
-//   Pages past the end of the file do not count.
+// - `count(file, bytes)` returns the number of pages that hold these bytes, and how many of them
+//   are in the cache. Pages past the end of the mapping do not count.
 // - `evict(file)` writes a file out, and asks the kernel to drop all of it from the cache.
 // - `gather(pieces, out)` copies pieces of mappings to places in `out`. It raises no signal, whatever happens to the
 //   files.
