@@ -14,7 +14,7 @@ use crate::error::{BoxError, Error};
 /// ([`Fields`](crate::loader::Fields)).
 ///
 /// If a method panics while a batch is loaded, the epoch ends with [`Error::Panicked`](crate::Error::Panicked). If a
-/// method panics while the loader is built (`records`, `record_bytes`, `fingerprint`),
+/// method panics while the loader is built, for example `records`,
 /// [`build`](crate::loader::LoaderBuilder::build) panics.
 ///
 /// # Examples
@@ -77,8 +77,8 @@ pub trait Dataset: Send {
     /// `out` is exactly the total size of these records. If the returned number differs from it, the epoch ends with
     /// [`Error::Length`](crate::Error::Length).
     ///
-    /// The loader may request one batch in several parts: with a
-    /// [`transform`](crate::loader::LoaderBuilder::transform), and for a large batch that is copied to a device.
+    /// With a [`transform`](crate::loader::LoaderBuilder::transform), the loader may request one batch in several
+    /// parts.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ pub trait Dataset: Send {
 
     /// Returns a number that identifies the content of the data set. A [`Checkpoint`](crate::Checkpoint) of one data
     /// set cannot resume with a data set that has another fingerprint. The loader calls this method once, when it is
-    /// built. Default: 0; a checkpoint then compares only the number and the size of the records.
+    /// built. Default: 0; a checkpoint then compares only the plan and the size of the records.
     ///
     /// # Errors
     ///
@@ -274,7 +274,8 @@ pub(crate) fn fingerprint_fields(fields: &mut [Box<dyn Dataset>]) -> Result<u64,
         let own = field.fingerprint().map_err(Error::Fingerprint)?;
         all = Some(match all {
             None => own,
-            // One step of `SplitMix64`'s output function: unlike a sum, the result depends on the order of the fields.
+            // `SplitMix64`'s output function without its last shift: unlike a sum, it depends on the order of the
+            // fields.
             Some(before) => {
                 let z = (before ^ field.record_bytes() as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Any error of a data set, a transform or a closure.
+/// Any error, for example of a data set, a transform or a closure.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// The batch that an error belongs to. Displayed as `train: epoch 0, step 17`, or as `round 3` for a generator.
@@ -22,7 +22,7 @@ pub struct At {
     pub step: Option<u64>,
 }
 
-/// The read in progress on a loading thread; see [`Epochs::reading`](crate::loader::Epochs::reading).
+/// The read in progress of a worker; see [`Epochs::reading`](crate::loader::Epochs::reading).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
@@ -30,11 +30,11 @@ pub struct Reading {
     pub at: At,
     /// The time since the thread started to read the batch.
     pub time: Duration,
-    /// The first record of the current request to the data set. `None` before the first request of the batch, and
-    /// for a generator.
+    /// The first record of the last request to the data set. `None` before the first request of the batch, and for
+    /// generators and streams.
     pub record: Option<u64>,
-    /// The file of the record, and the record's offset in the file in bytes. `None` if the data set has no
-    /// [`locator`](crate::Dataset::locator).
+    /// The file of the record, and the record's offset in the file in bytes. `None` without a record, or if the data
+    /// set has no [`locator`](crate::Dataset::locator).
     pub file: Option<(PathBuf, u64)>,
 }
 
@@ -46,7 +46,7 @@ pub struct Failure {
     pub path: PathBuf,
     /// What failed, for example `write` or `fsync`.
     pub call: &'static str,
-    /// The offset in the file, in bytes. For a call on the whole file: its length so far.
+    /// The offset in the file, in bytes. For `fsync`: the length of the file. For other calls on the whole file: 0.
     pub offset: u64,
     /// The system's error.
     pub source: Arc<io::Error>,
@@ -91,20 +91,19 @@ impl fmt::Display for Reading {
 
 /// The error type of this crate: why a loader could not be built, or why an epoch could not continue.
 ///
-/// An iterator of batches returns at most one error, after every batch that was loaded before the failure, and then
-/// ends.
+/// An iterator of batches returns at most one error, after every batch before the one that failed, and then ends.
 ///
-/// `Display` prints one line without the underlying errors, because error reporters print each
+/// `Display` prints the message without the underlying errors, because error reporters print each
 /// [`source`](std::error::Error::source) separately: `train: epoch 0, step 17: the batch could not be read`. `Debug`
-/// prints one line with all of them: `train: epoch 0, step 17: the batch could not be read: "tokens.bin": truncated while
+/// prints all of them: `train: epoch 0, step 17: the batch could not be read: "tokens.bin": truncated while
 /// open, byte 1536 is missing: ...`. `main` uses `Debug` for a returned error.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option of the builder has an invalid value.
+    /// An option has an invalid value.
     #[error("option `{option}`: wanted {wanted}, found {found}")]
     Option {
-        /// The name of the builder's method.
+        /// The name of the builder's method or argument.
         option: &'static str,
         /// The valid values.
         wanted: String,
@@ -114,13 +113,13 @@ pub enum Error {
     /// The files could not be opened as [`read_mode`](crate::loader::LoaderBuilder::read_mode) requires.
     #[error("the files cannot be read as `read_mode` asks for")]
     Open(#[source] twinbuf_mmap::Error),
-    /// The data set could not read a batch, or a generator's closure returned an error. For file data sets, the
-    /// source is a [`mmap::Error`](twinbuf_mmap::Error) with the path and the offset.
+    /// The data set could not read a batch, or a generator's closure or a source of a pipe failed. For files, the
+    /// source is a [`mmap::Error`](twinbuf_mmap::Error): that of a failed read has path and offset.
     #[error("{at}: {}", if at.step.is_none() { "the closure failed" } else { "the batch could not be read" })]
     Load {
         /// The batch or round that failed.
         at: At,
-        /// The error that the data set or the closure returned.
+        /// The error that the data set, the closure or the source returned.
         source: BoxError,
     },
     /// [`Dataset::read`](crate::Dataset::read) returned `Ok` with a wrong number of bytes.
@@ -133,7 +132,7 @@ pub enum Error {
         /// The number of bytes that the data set reported.
         found: usize,
     },
-    /// The data set, a transform or a generator's closure panicked.
+    /// Foreign code panicked, for example the data set, a transform or a generator's closure.
     #[error("{at}: the {who} panicked: {message}")]
     Panicked {
         /// The batch or round that failed.
@@ -165,7 +164,7 @@ pub enum Error {
         /// The error that the hook returned.
         source: BoxError,
     },
-    /// The device's slots could not be allocated, or the device failed and no call was waiting for a batch.
+    /// A call of the device failed, for example to allocate slots, and no call was waiting for a batch.
     #[error("the device failed")]
     Device(
         /// The error of the crate `twinbuf-cuda`.
@@ -180,17 +179,18 @@ pub enum Error {
         /// The error of the crate `twinbuf-cuda`.
         source: BoxError,
     },
-    /// The requested field does not exist in the batch, it has another type, or its bytes are no whole number of values of
-    /// the requested type, or misaligned for it.
+    /// The batch has no such field or another number of fields, the field has another type, its bytes are no whole
+    /// number of values of the requested type or misaligned for it, or the data set returned a wrong number of
+    /// lengths.
     #[error("{at}: field {field}: wanted {wanted}, found {found}")]
     Field {
         /// The batch.
         at: At,
         /// The index of the requested field, from 0.
         field: usize,
-        /// The fields or the type that the batch has.
+        /// What the batch has, or what the type needs.
         wanted: String,
-        /// The field or the type that was requested.
+        /// The field, the type or the number that was requested, or the size that was found.
         found: String,
     },
     /// The requested tensor does not exist in the group, its name is ambiguous, it has another type, or its bytes are no
@@ -201,9 +201,11 @@ pub enum Error {
         at: At,
         /// The requested name.
         name: String,
-        /// The names of the group's tensors, at most 16, or the type and shape of the tensor.
+        /// The names of the group's tensors, at most 16, the type and shape of the tensor, or what the requested type
+        /// needs.
         wanted: String,
-        /// How many of the group's tensors match the requested name, as text, or the type that the caller requested.
+        /// How many of the group's tensors match the requested name, as text, the requested type, or the size of the
+        /// tensor.
         found: String,
     },
     /// The slots need more memory than the limit has left.
@@ -218,15 +220,15 @@ pub enum Error {
         wanted: u64,
         /// The limit in bytes.
         limit: u64,
-        /// The number of bytes in use: by other loaders, and by batches that the caller keeps.
+        /// The number of bytes that were in use already.
         taken: u64,
     },
-    /// The checkpoint belongs to another plan or another data set.
+    /// The checkpoint belongs to another plan or another data set, or its step is outside of the epoch.
     #[error("the checkpoint has another {field}: wanted {wanted}, found {found}")]
     Checkpoint {
         /// The name of the value that differs, for example `seed`.
         field: &'static str,
-        /// The loader's value.
+        /// The loader's value, or the valid ones.
         wanted: String,
         /// The checkpoint's value.
         found: String,
@@ -260,14 +262,13 @@ pub enum Error {
     SlotHeld {
         /// The batch that could not be loaded.
         at: At,
-        /// The builder option that sets the number of slots: `depth` or `device_depth`.
+        /// The option that sets the number of slots: `depth` or `device_depth`.
         option: &'static str,
         /// The number of slots.
         slots: usize,
     },
-    /// A read did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). The loader
-    /// detached the reading thread. The thread ends when the read returns; until then it keeps the memory that it
-    /// writes to.
+    /// A fill did not end within the timeout of [`Loader::close_timeout`](crate::Loader::close_timeout). Its thread
+    /// was detached: it ends when the fill returns, and until then keeps the memory that it writes to.
     #[error(
         "{} within {:.3} s",
         reading.as_ref().map_or("wanted the end of a load".into(), |reading| format!("{reading}: wanted an end")),
@@ -276,11 +277,10 @@ pub enum Error {
     Timeout {
         /// The timeout.
         waited: Duration,
-        /// The read in progress. `None` if the read ended after the timeout.
+        /// The read in progress, if there still is one.
         reading: Option<Reading>,
     },
-    /// The loading thread ended unexpectedly. The thread catches panics of data sets, transforms and closures. This
-    /// error therefore means a bug in this crate, or a panic in a waker or in a `tracing` subscriber.
+    /// No worker is left: the drivers have dropped theirs, or a bug in this crate ended the loading thread.
     #[error("{at}: the loading thread is gone")]
     ThreadGone {
         /// The next batch.
@@ -297,13 +297,14 @@ pub enum Error {
         /// The value of the variable. It may not be valid UTF-8.
         found: OsString,
     },
-    /// An environment variable starts with `TWINBUF_`, but no option has this variable.
+    /// An environment variable starts with `TWINBUF_`, but no option has this variable; see
+    /// [`LoaderBuilder::from_env`](crate::loader::LoaderBuilder::from_env).
     #[error("environment: there is no switch {name}")]
     UnknownSwitch {
         /// The name of the variable.
         name: String,
     },
-    /// The system could not start a loading thread.
+    /// The system could not start a thread.
     #[error("the loading thread could not be started")]
     Spawn(#[source] io::Error),
     /// A [`Writer`](crate::write::Writer) could not write. Nothing more is written, and the name is as it was.

@@ -1,21 +1,23 @@
 //! Overlaps reading with training: a thread fills one buffer while the training loop uses another.
 //!
-//! - [`Records`]: records of a fixed size in one or more files: untyped bytes, token files, `.npy`, `safetensors`.
-//!   [`Plan`]: the records of each batch, as a pure function of seed, epoch, rank and step.
-//! - [`Loader`]: reads batches ahead of use on a separate thread and prefetches the pages of later batches. An epoch
-//!   is an iterator. A [`Checkpoint`] resumes in the middle of an epoch.
+//! - [`Records`]: records of a fixed size in one or more files: untyped bytes, token files, `.npy`, `.npz`,
+//!   `safetensors`. [`Plan`]: the records of each batch, as a pure function of its options, epoch and step.
+//! - [`Loader`]: by default, reads batches ahead of use on a separate thread and prefetches later ones from files. An
+//!   epoch is an iterator. A [`Checkpoint`] resumes in the middle of an epoch.
 //! - [`mmap::RaggedRecords`]: records of any length. [`Batch::record`] returns one of them.
 //! - [`transform`]: converts records before they reach the slot. `LoaderBuilder::cuda` (feature `cuda`): copies
-//!   batches to a device on a separate stream.
+//!   batches to a device.
 //! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a
 //!   step.
-//! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that is larger than memory.
+//! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that may be larger than memory.
 //! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
-//! - [`pipe`]: what these are built on, for other loaders. Its workers are threads, or driven by the caller.
-//! - [`Report`]: by sums of measured times, what takes the time, one option to try, and what it saves at most
-//!   ([guide](https://github.com/twinbuf/twinbuf/blob/main/docs/report.md)). [`observe::Trace`]: a timeline for Perfetto.
-//! - The caller receives errors in order, each once, with path and offset. A truncated file causes an error, never a
-//!   signal.
+//! - [`pipe`]: what loaders, generators and streams are built on, for authors of others. Its workers are threads, or
+//!   driven by the caller.
+//! - [`Report`]: by sums of measured times, what takes the time, and at most one change to try, with a bound of what
+//!   it saves ([guide](https://github.com/twinbuf/twinbuf/blob/main/docs/report.md)). [`observe::Trace`]: a timeline
+//!   for Perfetto.
+//! - An iterator returns what comes before a failure, and then one error. That of a failed read has path and offset. A
+//!   truncated file causes an error, never a signal.
 //! - This crate does **not** decode, shuffle in memory or make tensors: a batch is bytes, or numbers without a copy,
 //!   in a reused buffer.
 //!
@@ -43,7 +45,7 @@
 //!
 //! | what | call |
 //! | --- | --- |
-//! | raw files, tokens of llm.c or nanoGPT, `.npy`, `.npz`, `safetensors` | `Records::open..` with a `Cut` ([mmap](https://github.com/twinbuf/twinbuf/blob/main/mmap/README.md)) |
+//! | raw files, tokens of llm.c or nanoGPT, `.npy`, `.npz`, `safetensors` | `Records::open`, or `open_..` with a `Cut` ([mmap](https://github.com/twinbuf/twinbuf/blob/main/mmap/README.md)) |
 //! | your own data set | implement `Dataset` |
 //! | records in S3, Azure, GCS or HTTP | the adapter [object-store](https://github.com/twinbuf/twinbuf/tree/main/adapters/object-store), a `Dataset` |
 //! | images with labels, inputs with targets | `Loader::builder((images, labels), plan)`, `batch.fields::<(f32, i64)>()?` |
@@ -55,7 +57,7 @@
 //! | several ranks | `Plan::builder(n).rank(rank, world)`, or `Plan::from_env` for torchrun, Open MPI, Slurm |
 //! | batch sizes that change; sequences that grow | `Plan::builder(n).batches(sizes)`; a loader for each length ([`loader`]) |
 //! | resume in the middle of an epoch, also with another batch size or number of ranks | `batch.checkpoint()`, `loader.epochs_from(&checkpoint, 3)`; to save it, feature `serde` |
-//! | data larger than memory | nothing on Linux, where `ReadMode::Auto` reads past the page cache; elsewhere `ReadMode::Direct` |
+//! | data larger than memory | nothing on Linux, where `ReadMode::Auto` reads what does not fit past the page cache; on Windows `ReadMode::Direct` |
 //! | reads that may never return: a file server that is gone | `epochs.next_timeout(t)` and `epochs.reading()`; `loader.close_timeout(t)` |
 //! | do not block | `epochs.try_next()`, `epochs.next_async().await`, feature `stream` |
 //! | weights larger than memory, layer by layer | `twinbuf::stream(model.groups_by(layer)?)`, feature `safetensors` |
@@ -69,18 +71,18 @@
 //!
 //! # The crates
 //!
-//! - [`ring`]: the ring of slots alone (`no_std`, no dependency), for authors of other loaders.
+//! - [`ring`]: the ring of slots alone (`no_std` without its feature `std`), for authors of other loaders.
 //! - [`mmap`]: files, plans and prefetch.
 //! - `twinbuf-cuda`: page-locked host slots, device slots, and the copies between them.
 //! - This crate combines them.
 //!
 //! | feature | provides |
 //! | --- | --- |
-//! | `cuda` | `LoaderBuilder::cuda`; it needs no CUDA toolkit, and needs a driver only at run time |
-//! | `npz` | `Records::open_npz` |
+//! | `cuda` | `LoaderBuilder::cuda`, with `safetensors` `StreamBuilder::cuda`; it needs no CUDA toolkit, and needs a driver only at run time |
+//! | `npz` | `Records::open_npz`, `open_npz_each` |
 //! | `safetensors` | `Records::open_safetensors`, `open_safetensors_each`; `stream()` and the tensors of models |
 //! | `serde` | [`Checkpoint`] and [`Plan`] can be saved and loaded, [`Report`] can be serialized |
-//! | `stream` | [`loader::Epochs`], [`generate::Rounds`] and `stream::Pass` implement `futures_core::Stream` |
+//! | `stream` | [`pipe::Items`], and so every iterator of items, implements `futures_core::Stream` |
 //! | `tracing` | spans `epoch`, `load` and `wait` for the crate `tracing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -13,12 +13,13 @@ const SUFFIX: &str = ".twinbuf-tmp";
 /// A new file or folder that no other call uses. It is in the folder of the target, because a rename does not cross file
 /// systems. Its drop removes it, unless it was published.
 ///
-/// On Unix its maker holds a lock on it. One without a lock was left by a process that was killed.
+/// On Unix its maker holds a lock on it, if the file system has locks. One without a lock was left by a killed
+/// process.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     pub(crate) path: PathBuf,
     target: PathBuf,
-    /// The begin of the names of all that is made for the target.
+    /// The beginning of the names of all that is made for the target.
     #[cfg_attr(not(unix), allow(dead_code, reason = "to find what killed processes left"))]
     prefix: OsString,
     _lock: Option<File>,

@@ -107,8 +107,8 @@ impl fmt::Display for RecordType {
 
 /// Converts records to records of another type or size, while their bytes are in the CPU's cache.
 ///
-/// [`Transform`] (normalized `f32`, channels first) and [`Convert`] implement this trait. [`per_record`] makes a
-/// transform from a function; [`map`] does this for records of any length. Each call of
+/// [`Transform`] (normalized `f32`, on request channels first) and [`Convert`] implement this trait. [`per_record`]
+/// makes a transform from a function; [`map`] does this for records of any length. Each call of
 /// [`LoaderBuilder::transform`](crate::loader::LoaderBuilder::transform) adds a transform to the chain.
 pub trait RecordTransform: Send {
     /// Returns the type of a transformed record. `record` is the type before the transform. The returned length must
@@ -123,7 +123,7 @@ pub trait RecordTransform: Send {
     /// Transforms one or more whole records and fills `out` completely. `records` and `out` hold the records one
     /// after another.
     ///
-    /// The loader guarantees that `out` starts a whole number of transformed records after a 64-byte boundary.
+    /// If lengths do not vary, `out` starts a whole number of transformed records after a 64-byte boundary.
     ///
     /// # Errors
     ///
@@ -137,7 +137,8 @@ pub trait RecordTransform: Send {
     /// calls it instead of [`apply`](Self::apply) if records vary in length before or after the transform. `out` is
     /// large enough for the longest record.
     ///
-    /// Default: calls [`output`](Self::output) with this record's length to get the new length, then calls `apply`.
+    /// Default: calls [`output`](Self::output) with untyped bytes of this record's length to get the new length, then
+    /// calls `apply`.
     ///
     /// # Errors
     ///

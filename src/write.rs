@@ -28,19 +28,21 @@
 //! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the rest,
 //! syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions of an
 //! older file. Without `finish`, after an error, or if
-//! the process is killed, the name is as it was. The drop of a writer removes the temporary file. On Unix, the next writer
-//! of the name removes what a killed process left, and a second writer of a name is refused while the first one lives.
+//! the process is killed, the name is as it was. The drop of a writer removes the temporary file. On Unix, if the file
+//! system has locks, the next writer of the name removes what a killed process left, and a second writer of a name is
+//! refused while the first one lives.
 //!
 //! # Errors
 //!
-//! If the disk is full or fails, the next call returns [`Error::Write`] with path and offset. Nothing more is written:
-//! each later call, [`finish`](Writer::finish) too, returns the same error. A file that grows past `RLIMIT_FSIZE` causes
-//! such an error, not a signal.
+//! If the disk is full or fails, a later call returns [`Error::Write`] with path and offset,
+//! [`finish`](Writer::finish) at the latest. Nothing more is written: `slot`, `write` and `finish` then return the
+//! same error. A file that grows past `RLIMIT_FSIZE` causes such an error, not a signal.
 //!
 //! # Limits
 //!
 //! One thread writes one file at a time. All rows have the same size. Numbers are written as they are in memory; `.npy`
-//! headers say little-endian. On Linux, bytes go past the page cache (`O_DIRECT`) where the file system allows it.
+//! headers say little-endian. On Linux, whole blocks go past the page cache (`O_DIRECT`) where the file system allows
+//! it.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -108,8 +110,8 @@ impl WriterBuilder {
         self
     }
 
-    /// Sets the size of a slot in bytes, which is also the size of a write. What [`Writer::slot`] returns is at least 4096
-    /// bytes smaller. Default: 4 MiB, or as large as one row needs.
+    /// Sets the size of a slot in bytes, rounded up to blocks of 4096 bytes: the most that one write has. What
+    /// [`Writer::slot`] returns is at least 4096 bytes smaller. Default: 4 MiB, or as large as one row needs.
     pub fn slot_bytes(mut self, bytes: usize) -> Self {
         self.slot_bytes = bytes;
         self
@@ -119,7 +121,7 @@ impl WriterBuilder {
     /// one file. The path then names a new folder, and the shards in it are `00000.npy` and so on (`.bin` for raw rows):
     /// `Records::open_npy(files([path])?, cut)` opens them as one data set.
     ///
-    /// A folder that has files is never replaced: remove it first.
+    /// What already has the folder's name is not replaced: remove it first.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = Some(bytes);
         self
@@ -130,7 +132,8 @@ impl WriterBuilder {
     /// # Errors
     ///
     /// - [`Error::Option`]: an option has an invalid value, numpy has no name for the type, rows have no bytes, the slots
-    ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/` or `/.`.
+    ///   do not fit the memory, or the path is that of a folder or, without shards, ends in `/` or `/.`, or, with
+    ///   shards, exists.
     /// - [`Error::Write`]: the temporary file cannot be created, another writer of the path has not finished, or the path is
     ///   that of a device or pipe.
     /// - [`Error::Spawn`]: the thread could not be started.
@@ -239,7 +242,7 @@ impl Writer {
     /// # Errors
     ///
     /// - [`Error::Write`]: an earlier write failed.
-    /// - [`Error::Option`]: the rows are larger than a slot, or not a whole number of aligned `T`.
+    /// - [`Error::Option`]: the rows are larger than a slot less 4096 bytes, or not a whole number of aligned `T`.
     pub fn slot<T: AnyBitPattern + NoUninit>(&mut self, rows: usize) -> Result<&mut [T], Error> {
         let (row, bytes, most) = (self.row, rows.saturating_mul(self.row), self.slot - BLOCK);
         if self.slot - self.filled < bytes {
@@ -255,11 +258,11 @@ impl Writer {
     }
 
     /// Appends the first `rows` rows of the last [`slot`](Self::slot). Without this call they are not written. If the disk
-    /// fails, the next call returns the error.
+    /// fails, a later call returns the error.
     ///
     /// # Panics
     ///
-    /// Panics if the slot has fewer rows, or if something was appended since.
+    /// Panics if the slot has fewer rows. After something was appended, it has none.
     pub fn commit(&mut self, rows: usize) {
         let (bytes, given) = (rows.saturating_mul(self.row), self.given);
         assert!(bytes <= given, "wanted {rows} rows of {} bytes, found a slot of {given} bytes", self.row);

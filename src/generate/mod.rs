@@ -1,7 +1,8 @@
 //! Generators: rounds of data made by a closure ahead of their use, for simulators and self-play.
 //!
-//! A generator is a loader whose batches come from a closure. It has the same thread, report, errors and trace as a
-//! loader. A round is a batch. Errors and traces show its number as the epoch; a report counts no epochs.
+//! A generator is a loader whose batches come from a closure. It has a thread, a report, errors and a trace as a
+//! loader has. A round is a batch. [`At::epoch`](crate::loader::At::epoch) and traces have its number as the epoch; a
+//! report counts no epochs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
@@ -16,15 +17,13 @@ use crate::thread::name;
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
-/// The caller waits for the first round. After that, the thread makes one round ahead. The generator creates two
-/// slots once and reuses them: it allocates, copies and drops nothing per round ([`with_parts`] starts threads for each).
+/// The caller waits for the first round. After that, the thread makes one round ahead ([`with_slots`]: one fewer than
+/// slots). The slots are reused: the generator allocates, copies and drops no round ([`with_parts`] starts threads for
+/// each).
 ///
-/// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a round as soon as a slot is free. With
-/// the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the caller's
-/// thread. Use the hook if rounds depend on the model's current weights.
-///
-/// Dropping the generator waits at most 10 s for the round in progress and joins the thread. After 10 s it detaches
-/// the thread, and the thread ends when its round is made.
+/// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a requested round as soon as a slot is
+/// free. With the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the
+/// caller's thread. Use the hook if rounds depend on the model's current weights.
 ///
 /// A generator and its [`Round`]s may move to another thread. The hook may borrow the model.
 ///
@@ -136,10 +135,10 @@ where
 /// Returns a builder for a generator that makes each round on several threads. A slot is a list of parts, and
 /// `fill(round, part, &mut slot[part])` makes one of them. [`with_slots`] documents the slots and the defaults.
 ///
-/// The generator's thread and `threads - 1` more, which it starts for the round, each take the next part until none is
-/// left. Where the system starts fewer threads, these make all parts. If what `fill` makes depends only on the round, the
-/// part and the part's own state, the rounds are the same with any number of threads. A part that takes long is best among
-/// the first. A report counts the processor time of the generator's own thread alone.
+/// The generator's thread and at most `threads - 1` more, which it starts for the round, each take the next part until
+/// none is left. Where the system starts fewer threads, these make all parts. If what `fill` makes depends only on the
+/// round, the part and the part's own state, the rounds are the same with any number of threads. A part that takes
+/// long is best among the first.
 ///
 /// If `fill` returns an error or panics for a part, the threads end after the part that they have. The round fails with
 /// what the first such part, in order, returned, and the next call of [`rounds`](Generator::rounds) makes all its parts
@@ -216,8 +215,8 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     /// received round `n - 1`. Default: no hook.
     ///
     /// Use it to copy the model's current weights to the closure. The hook for round `n` runs inside the call that
-    /// receives round `n - 1`; the hook for the first round runs inside the first call. It runs again before a
-    /// failed round is retried. It does not run after the last requested round.
+    /// receives round `n - 1`; the hook for the first round of an iterator runs inside the first call. It runs again
+    /// before a failed round is retried. It does not run after the last requested round.
     ///
     /// The report counts the hook's time as the caller's. If the hook for round `n` returns an error, round `n` does
     /// not start, and the call that asks for round `n` returns [`Error::Hook`].
@@ -233,7 +232,7 @@ impl<'h, T: Send + 'static> GeneratorBuilder<'h, T> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: there is no slot.
+    /// - [`Error::Option`]: there is no slot, or too little memory for so many.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
     pub fn build(self) -> Result<Generator<'h, T>, Error> {
@@ -267,10 +266,10 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// Iterates over the next `n` rounds, in order. [`Rounds`] lists the errors.
     ///
     /// Each call continues with the next round number. If the caller drops the iterator early, the generator starts
-    /// no further rounds. A round that was already made, or whose `before` hook has run, is the first round of the
-    /// next call.
+    /// no further rounds. Rounds that were started already, or whose `before` hook has run, come first in the next
+    /// call.
     ///
-    /// A round in use occupies one of the two slots: while the caller keeps one round, only one more can be made.
+    /// A round in use occupies a slot: of two slots, only one more round can be made while the caller keeps one.
     /// When the generator needs an occupied slot, it waits up to [`held_timeout`](GeneratorBuilder::held_timeout)
     /// for another thread to drop the round, and then the iterator ends with [`Error::SlotHeld`].
     ///
@@ -286,7 +285,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// # Panics
     ///
     /// This method does not panic. A call on the iterator panics if a hook panics. If the `before` hook of round `n`
-    /// panics, round `n` does not start, and the round that the call was about to return is lost.
+    /// panics, round `n` does not start, and the round that the call was about to return, if any, is lost.
     pub fn rounds(&mut self, n: u64) -> Rounds<'_, 'h, T> {
         self.end = self.next.saturating_add(n);
         (self.started, self.hook_failed) = (Instant::now(), None);
@@ -384,7 +383,7 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
 ///
 /// # Errors
 ///
-/// The iterator returns every round made before the failure, then one error, and then ends.
+/// The iterator returns every round before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: the closure returned an error.
 /// - [`Error::Panicked`]: the closure panicked.

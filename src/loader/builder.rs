@@ -32,11 +32,12 @@ pub const MAX_WORKERS: usize = 64;
 /// time that a sleeping thread needs to wake up, which does not matter beside the load of a larger batch.
 const SMALL: usize = 16 << 20;
 
-/// By default, small slots of files have this many bytes in all, and there are 16 at most. On a busy machine a thread waits
-/// for a processor, and with more slots the others can go on meanwhile. With batches of 128 KiB, two processors and two
-/// other busy threads, 16 slots were 1.4 times as fast as 4; on a quiet machine they were as fast. A Python loop holds a
-/// batch while it asks for the next one: with images in full shuffle from the page cache it was 1.2 times as fast with 4
-/// slots as with 3. Where three slots share a huge page ([`Buffer::several`]) and four do not fit it, three are faster.
+/// By default, a loader has as many small slots of files as fit this many bytes, 16 at most. On a busy machine a
+/// thread waits for a processor, and with more slots the others can go on meanwhile. With batches of 128 KiB, two
+/// processors and two other busy threads, 16 slots were 1.4 times as fast as 4; on a quiet machine they were as fast.
+/// A Python loop holds a batch while it asks for the next one: with images in full shuffle from the page cache it was
+/// 1.2 times as fast with 4 slots as with 3. Where three slots share a huge page ([`Buffer::several`]) and four do not
+/// fit it, three are faster.
 const MANY: usize = 2 << 20;
 
 /// Builds a [`Loader`]. [`Loader::builder`] returns it.
@@ -53,7 +54,7 @@ pub(super) struct Own {
     datasets: Vec<Box<dyn Dataset>>,
     pub(super) plan: Plan,
     pub(super) workers: usize,
-    /// `None`: computed from the workers and the size of a slot.
+    /// `None`: see [`LoaderBuilder::depth`].
     pub(super) depth: Option<usize>,
     pub(super) hints: bool,
     read_mode: ReadMode,
@@ -93,18 +94,18 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Sets the number of threads that read, transform and decode batches, 1 to [`MAX_WORKERS`]. Default: 1.
     /// `build` returns [`Error::Option`] for a value out of range.
     ///
-    /// A worker that is free takes the next batch, and a slow batch does not delay the other workers. The caller receives
-    /// the batches in the plan's order. The batches are the same for any number of workers.
+    /// A worker that is free takes the next batch: while slots are free, a slow batch does not delay the others. The
+    /// caller receives the batches in the plan's order. The batches are the same for any number of workers.
     ///
     /// Use several workers if loading a batch takes more CPU time than a training step, for example because of
     /// decoding or slow transforms, or if each read waits for long, as from an object store. One worker is enough to
-    /// read records without further processing. With [`overlap`](Self::overlap) set to `false`, the loader starts no
-    /// thread.
+    /// read records without further processing. With [`overlap`](Self::overlap) set to `false`, the caller's thread is
+    /// the only worker.
     ///
-    /// While the files are in memory, a caller that waits for a batch also reads. Workers for which it and the others leave
-    /// no processor then rest for 1 ms after each batch that takes less.
+    /// While the files are in memory, a caller that waits for a batch may also read ([`Loader`]). Workers for which it
+    /// and the others leave no processor then rest for 1 ms after each batch that takes less.
     ///
-    /// Each worker uses a clone of the data set ([`Dataset::try_clone`]) and of every transform
+    /// Each worker but the first uses a clone of the data set ([`Dataset::try_clone`]) and of every transform
     /// ([`RecordTransform::try_clone`]). `build` returns [`Error::Option`] if there are several workers and one of
     /// these cannot be cloned.
     pub fn workers(mut self, threads: usize) -> Self {
@@ -112,9 +113,10 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Starts no threads: [`Loader::driven`] returns the [`workers`](Self::workers), and whoever has them lets them fill
-    /// slots. Without overlap there is one, and the caller drives it: after [`Epochs::try_next`](super::Epochs::try_next)
-    /// returned `Pending`, [`Driven::try_next`](super::Driven::try_next) fills the slot.
+    /// Starts no loading threads: [`Loader::driven`] returns the [`workers`](Self::workers), and whoever has them lets
+    /// them fill slots. Without overlap there is one, and the caller drives it: after
+    /// [`Epochs::try_next`](super::Epochs::try_next) returned `Pending`, [`Driven::try_next`](super::Driven::try_next)
+    /// fills the slot.
     ///
     /// ```
     /// use std::io;
@@ -176,11 +178,11 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots of
     /// 16 MiB and more, and without overlap. Smaller slots that are filled from files alone (no transform of the caller's,
-    /// no [`memory_limit`](Self::memory_limit)) are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than
-    /// two more than workers, three more than workers.
+    /// no [`driven`](Self::driven), no [`memory_limit`](Self::memory_limit)) are as many as fit 2 MiB in whole pages,
+    /// 16 at most; if those are fewer than two more than workers, three more than workers.
     ///
-    /// With overlap the loader needs at least one more than workers; `build` returns [`Error::Option`] for fewer. More
-    /// slots absorb bursts.
+    /// With overlap the loader needs at least one more than workers, without it one; `build` returns [`Error::Option`]
+    /// for fewer. More slots absorb bursts.
     pub fn depth(mut self, slots: usize) -> Self {
         self.own.depth = Some(slots);
         self
@@ -226,12 +228,12 @@ impl<B: Backend> LoaderBuilder<B> {
     /// The number is [`depth`](Self::depth). A slot holds one batch after its transforms.
     ///
     /// Set all other options first, including options from the environment ([`from_env`](Self::from_env)). This
-    /// method allocates nothing and does not count toward the [`memory_limit`](Self::memory_limit).
+    /// method allocates no slots and does not count toward the [`memory_limit`](Self::memory_limit).
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: an option is out of range, the data sets have different numbers of records, the plan has
-    ///   more records than the data set, or the slots exceed the memory of the machine.
+    /// - [`Error::Option`]: an option is out of range, a data set does not fit the others, the plan or its own element
+    ///   type, or the slots exceed the memory of the machine.
     /// - [`Error::Transform`]: a transform does not accept the records.
     pub fn wanted_slots(&self) -> Result<(usize, alloc::Layout), Error> {
         let layout = self.layout()?;
@@ -259,10 +261,10 @@ impl<B: Backend> LoaderBuilder<B> {
     /// Adds a transform of the records. Several transforms run in the order in which they were added. Default: no
     /// transform.
     ///
-    /// Transforms run on the reading thread, on parts of at most 256 KiB directly after each part was read.
-    /// [`Transform`](crate::transform::Transform) and [`Convert`](crate::transform::Convert) also run on a thread that
-    /// waits for the batch. The slot receives the transformed records. If there are several data sets, this transform
-    /// applies to field 0; see [`transform_field`](Self::transform_field).
+    /// Transforms run on the reading thread, on parts of at most 256 KiB, or one record, directly after each part was
+    /// read. [`Transform`](crate::transform::Transform) and [`Convert`](crate::transform::Convert) may also run on a
+    /// thread that waits for the batch. The slot receives the transformed records. If there are several data sets,
+    /// this transform applies to field 0; see [`transform_field`](Self::transform_field).
     pub fn transform(self, transform: impl RecordTransform + 'static) -> Self {
         self.transform_field(0, transform)
     }
@@ -295,13 +297,13 @@ impl<B: Backend> LoaderBuilder<B> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: an option is out of range, the data sets have different numbers of records, the plan has
-    ///   more records than the data set, the data set or a transform cannot be cloned for several workers, the
-    ///   caller's [`slots`](Self::slots) do not fit, or the slots cannot be allocated.
+    /// - [`Error::Option`]: an option is out of range, a data set does not fit the others, the plan or its own element
+    ///   type, the data set or a transform cannot be cloned for several workers, the caller's [`slots`](Self::slots)
+    ///   do not fit, or the slots exceed the memory of the machine or cannot be allocated.
     /// - [`Error::Transform`]: a transform does not accept the records.
     /// - [`Error::Open`]: the files cannot be opened as [`read_mode`](Self::read_mode) requires.
     /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
-    /// - [`Error::Device`]: the device's slots could not be allocated.
+    /// - [`Error::Device`]: a call of the device's driver failed, for example to allocate slots.
     /// - [`Error::Fingerprint`]: [`Dataset::fingerprint`] failed.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
@@ -431,7 +433,7 @@ impl LoaderBuilder {
     /// Without overlap the loader has no thread: it reads and copies each batch when the caller asks for it.
     ///
     /// Page-locking is slow: keep the loader for all epochs. The host slots are on the NUMA node of the thread that
-    /// calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node.
+    /// calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node or they are the caller's.
     ///
     /// The [`Report`](crate::Report) measures the time that the caller waits, not the work of the device. If the
     /// loop waits for its work at the end of each step, for example by reading the loss, that time counts as use.
@@ -495,7 +497,7 @@ fn check_slots(slots: Option<&[Buffer]>, wanted: usize, bytes: usize) -> Result<
     }
 }
 
-/// Returns `first` and a clone of it for each further worker.
+/// Returns `first` and a clone of it for each further worker and for a caller that helps.
 fn copies<T: ?Sized>(
     first: Box<T>,
     workers: usize,

@@ -16,8 +16,8 @@ use crate::error::Error;
 ///
 /// A checkpoint does not contain depth, overlap, hints, rank or transforms. All ranks have the same checkpoint after
 /// the same step: any rank can resume from any other rank's checkpoint. A loader with another batch size or number
-/// of ranks can also resume: it continues with the unseen records of the epoch, each once, and [`step`](Self::step)
-/// continues to count.
+/// of ranks can also resume: it continues with the unseen records of the epoch, and [`step`](Self::step)
+/// continues to count ([`Loader::epochs_from`](crate::Loader::epochs_from)).
 ///
 /// With [`LastBatch::Keep`](crate::LastBatch::Keep), a rank may have no batch in the last step of an epoch. For this
 /// rank the step counts as done when the epoch ends. Rank 0 has a batch in every step.
@@ -46,7 +46,7 @@ use crate::error::Error;
 /// # After a loss spike
 ///
 /// Resume from a checkpoint before the spike, at a later step: `loader.epochs_from(&checkpoint.with_step(700), 5)`. The
-/// loader never delivers the batches in between.
+/// loader does not deliver the batches in between.
 ///
 /// # Saved checkpoints
 ///
@@ -61,6 +61,8 @@ use crate::error::Error;
 /// | `plan` | the [`Plan`] of rank 0 |
 /// | `list` | only for a list of records with unequal steps: its [fingerprint](crate::RecordList::fingerprint); `plan` then plans its positions |
 /// | `record_bytes`, `fingerprint` | the record size and the fingerprint of the data set |
+///
+/// In a checkpoint from [`start`](Self::start), `trained`, `plan` and the last two are `null`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -114,7 +116,7 @@ impl Checkpoint {
         Self { identity: None, epoch: 0, step: 0 }
     }
 
-    /// Returns the epoch of the next batch, from 0.
+    /// Returns the epoch of the next batch, from 0. At the end of an epoch, it is still that epoch.
     #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
@@ -126,7 +128,7 @@ impl Checkpoint {
         self.step
     }
 
-    /// Returns the start of the next epoch. The loader never delivers the rest of this one.
+    /// Returns the start of the next epoch. The loader does not deliver the rest of this one.
     #[must_use]
     pub fn next_epoch(mut self) -> Self {
         (self.epoch, self.step) = (self.epoch.saturating_add(1), 0);
@@ -150,8 +152,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] if the record range, shuffle, seed or `LastBatch` mode differs, or if the step is past the
-    /// end of the epoch.
+    /// [`Error::Checkpoint`] if the plan's records, number of steps, shuffle, seed or `LastBatch` mode differs, or if
+    /// the step is outside of what is left of the epoch.
     pub fn steps_left(&self, plan: &Plan, epochs: u64) -> Result<u64, Error> {
         let mut own = Identity::new(plan, 0, 0);
         if let Some(Identity { record_bytes, fingerprint, .. }) = self.identity {

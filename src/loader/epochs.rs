@@ -23,13 +23,14 @@ use crate::pipe::{Front, Items, Pipe, Place};
 /// Reads the batches of a plan ahead of their use.
 ///
 /// A thread reads the next batch while the caller uses the current one. The thread and the caller share
-/// [`depth`](crate::loader::LoaderBuilder::depth) slots. A slot is a buffer for one batch. The loader allocates the slots once, and
-/// copies nothing per batch. The thread runs until the loader is dropped. A loader can have several
+/// [`depth`](crate::loader::LoaderBuilder::depth) slots. A slot is a buffer for one batch. The loader allocates the
+/// slots when it is built. The thread runs until the loader is closed or dropped. A loader can have several
 /// [`workers`](crate::loader::LoaderBuilder::workers).
 ///
-/// A call that blocks until the next batch is ready is one more worker: it fills a slot behind the one that it waits
-/// for. It does so if the files are in the page cache, fills sleep for less than a millisecond each, no transform is a
-/// closure, and there is a processor for it.
+/// A call that blocks until the next batch is ready may be one more worker: it fills slots if all data sets are files
+/// in the page cache, fills sleep for less than a millisecond each, every transform is a
+/// [`Transform`](crate::transform::Transform) or [`Convert`](crate::transform::Convert), no driver fills slots, and
+/// there are two processors or more.
 ///
 /// The plan alone determines the batches and their order. They are the same with or without overlap, for any number
 /// of workers, and for any depth.
@@ -94,16 +95,16 @@ impl<B: Backend> Loader<B> {
 
     /// Iterates over the batches of several epochs, in order: `loader.epochs(0..3)`. An empty range yields nothing.
     ///
-    /// The loader reads the first batch of the next epoch during the last step of the current epoch.
+    /// With overlap, the loader reads ahead across the end of an epoch.
     ///
-    /// Reading starts when this method is called, before the first call of `next`. Call it before the model is
-    /// loaded or compiled, and call it for a validation set before the last training steps of an epoch: the first
-    /// batches are then ready in time. The report counts time from the first call of `next`. If the caller drops the
-    /// iterator early, the loader does not read the remaining batches.
+    /// With overlap, reading starts when this method is called, before the first call of `next`. Call it before the
+    /// model is loaded or compiled, and call it for a validation set before the last training steps of an epoch: the
+    /// first batches are then ready in time. The report counts time from the first call of `next`. If the caller drops
+    /// the iterator early, the loader starts no further batch.
     ///
     /// A batch borrows nothing. The caller may keep it beyond the end of the epoch. Each batch in use occupies a
-    /// slot: while the caller keeps one batch, the loader can load only `depth - 1` more (`device_depth - 1` on a
-    /// device). Slots come round in turn. When the loader needs an occupied slot, it waits up to
+    /// slot: while the caller keeps one batch, the loader can load only `depth - 1` more (copy only `device_depth - 1`
+    /// more to a device). Slots come round in turn. When the loader needs an occupied slot, it waits up to
     /// [`held_timeout`](crate::loader::LoaderBuilder::held_timeout) for another thread to drop the batch, and then the iterator
     /// returns [`Error::SlotHeld`] and ends. [`Epochs`] lists all errors.
     ///
@@ -168,19 +169,20 @@ impl<B: Backend> Loader<B> {
     /// Iterates from `checkpoint` to the end of epoch `epochs - 1`. `epochs` is the total number of epochs in the
     /// training run. If no epoch remains, the iterator is empty.
     ///
-    /// With the same batch size and number of ranks, it delivers the batches that the saving loader would have
+    /// With the same batch size, number of ranks and rank, it delivers the batches that the saving loader would have
     /// delivered next. The bytes are identical if the transforms are the same. Depth, overlap, hints, and rank may
     /// differ.
     ///
     /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch
-    /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted.
-    /// Step numbers continue. A schedule of batch sizes counts all steps of the training, including those before the
-    /// checkpoint. Later epochs follow this loader's plan.
+    /// once; with [`LastBatch::Drop`](crate::LastBatch::Drop), records that do not fill the last step are omitted, and
+    /// with [`LastBatch::Wrap`](crate::LastBatch::Wrap), others fill it again. Step numbers continue. A schedule of
+    /// batch sizes counts all steps of the training, including those before the checkpoint. Later epochs follow this
+    /// loader's plan.
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] if the data set, record range, shuffle, seed, or `LastBatch` mode differs, or if the
-    /// step is past the end of the epoch. The error names the field.
+    /// [`Error::Checkpoint`] if the data set, the plan's records, number of steps, shuffle, seed, or `LastBatch` mode
+    /// differs, or if the step is outside of what is left of the epoch. The error names the field.
     pub fn epochs_from(&mut self, checkpoint: &Checkpoint, epochs: u64) -> Result<Epochs<'_, B>, Error> {
         self.begin_from(checkpoint, epochs)?;
         Ok(Items::lent(self))
@@ -346,7 +348,7 @@ impl Iterator for Order {
 ///
 /// # Errors
 ///
-/// The iterator returns every batch that was loaded before the failure, then one error, and then ends.
+/// The iterator returns every batch before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: the data set returned an error.
 /// - [`Error::Length`]: the data set read a wrong number of bytes.
@@ -357,7 +359,7 @@ impl Iterator for Order {
 ///   [`held_timeout`](crate::loader::LoaderBuilder::held_timeout).
 /// - [`Error::Upload`]: a copy to the device failed.
 /// - [`Error::Forked`]: this process was forked from the process that built the loader.
-/// - [`Error::ThreadGone`]: the loading thread ended unexpectedly.
+/// - [`Error::ThreadGone`]: no worker is left.
 pub type Epochs<'l, B = Host> = Items<'l, Loader<B>>;
 
 impl<B: Backend> Epochs<'_, B> {

@@ -8,7 +8,8 @@
 //! start. Each loader then has its slots in memory all the time.
 //!
 //! The plan of each loader visits the windows of its own part of the tokens. [`Cut::sequence`](twinbuf_mmap::Cut) makes
-//! windows of one token more than the length, one every length, so each token but the first is a target once.
+//! windows of one token more than the length, one every length, so each token but the first is a target once, up to
+//! the end of the last window.
 //!
 //! A state of the training is the number of the loader and its [`Checkpoint`](crate::Checkpoint).
 //!

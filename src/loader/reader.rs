@@ -266,8 +266,8 @@ impl<B: Backend> Driven<B> {
         fills.any(|put_off| put_off)
     }
 
-    /// Fills one slot, if there is a free one and a batch to read. Returns as [`next`](Self::next) does, and `false` also if
-    /// the slot is filled.
+    /// Fills one slot, if there is a free one and a batch to read; otherwise returns `Pending`. Returns as
+    /// [`next`](Self::next) does, and `false` also if the slot is filled.
     pub fn try_next(&mut self) -> Poll<bool> {
         let Self { worker, reader, progress } = self;
         worker.try_next().map(|fill| fill.is_some_and(|fill| is_put_off::<B>(reader, progress, fill)))
@@ -276,7 +276,7 @@ impl<B: Backend> Driven<B> {
 
 impl Driven {
     /// Leaves the memory of the slot whose fill was put off to whatever still refers to it, for ever: the slot gets new
-    /// memory. Returns `None` if there is none.
+    /// memory. Returns `None` if that cannot be allocated.
     pub fn leak_slot(&mut self) -> Option<()> {
         let Poll::Ready(Some(mut fill)) = self.worker.try_next() else { return Some(()) };
         let slot = fill.slot();

@@ -94,17 +94,17 @@ impl<B: Backend> LoaderBuilder<B> {
     /// | `TWINBUF_HINTS` | the values of `TWINBUF_OVERLAP` | [`hints`](Self::hints) |
     /// | `TWINBUF_MEMORY` | bytes, or a size such as `512MiB`; one limit for all loaders | [`memory_limit`](Self::memory_limit); with it, another default [`depth`](Self::depth) |
     /// | `TWINBUF_TRACE` | a path; empty: no trace | [`trace`](Self::trace) |
-    /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`: 100; `off` or 0: no log | [`breakdown`](Self::breakdown) |
+    /// | `TWINBUF_BREAKDOWN` | log every this many steps; `on`, `true`: 100; `off`, `false`, 0: no breakdown | [`breakdown`](Self::breakdown) |
     ///
     /// For a named loader, a variable with the name has precedence: for the name `valid`, `TWINBUF_VALID_OVERLAP=0`
-    /// overrides `TWINBUF_OVERLAP=1`. `TWINBUF_VALID_MEMORY` limits only this loader. Except in paths, case does not
-    /// matter, and leading and trailing spaces are ignored.
+    /// overrides `TWINBUF_OVERLAP=1`. `TWINBUF_VALID_MEMORY` limits only this loader. In values other than paths, case
+    /// does not matter, and leading and trailing spaces are ignored.
     ///
     /// If the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` becomes
     /// `trace.rank3.json`. The trace covers the number of epochs set by [`trace`](Self::trace), or the first 5
     /// epochs.
     ///
-    /// `TWINBUF_BREAKDOWN` turns overlap off. It logs the steps that the program ends with
+    /// `TWINBUF_BREAKDOWN`, if it is on, turns overlap off. It logs the steps that the program ends with
     /// `loader.breakdown().end_step()`; see [`Loader::breakdown`](crate::Loader::breakdown).
     ///
     /// # Errors

@@ -21,8 +21,8 @@ const FIRST: u64 = 10;
 /// A clone is another handle to the same breakdown: pass one to the loader
 /// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin with
 /// the loader's name, if it has one. A loader whose
-/// breakdown is on does not overlap loading with use, and logs this: two phases that run at the same time cannot be
-/// measured separately.
+/// breakdown is on does not overlap loading with use: two phases that run at the same time cannot be measured
+/// separately.
 ///
 /// Work on a device is measured only if the phase waits for it: synchronize at the end of the phase, or measure with
 /// the device's events and [`add`](Breakdown::add) the result.
@@ -144,10 +144,8 @@ impl Breakdown {
         inner.table.count(name, event.start, event.time());
     }
 
-    /// Ends the current step. The step's time is the time from the start of its first phase until this call. Time outside
-    /// the phases is shown as `other`. Time between two steps is not counted.
-    ///
-    /// The sum of non-nested phases never exceeds the step's time.
+    /// Ends the current step. The step's time is the time from the start of its first phase, or of the loader's wait
+    /// before it, until this call. Time outside the phases is shown as `other`. Time between two steps is not counted.
     pub fn end_step(&self) {
         let Some(mut inner) = self.lock() else { return };
         let (step, every) = (inner.table.total.count, inner.every);
@@ -193,7 +191,8 @@ impl Breakdown {
     }
 }
 
-/// Prints a table. For each phase it prints the mean, the median of its last 1024 times, and its share of the total time.
+/// Prints a table, or `breakdown: off`. For each phase the table has the mean, the median of its last 1024 times, and
+/// its share of the total time.
 impl fmt::Display for Breakdown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(inner) = self.lock() else { return f.write_str("breakdown: off") };

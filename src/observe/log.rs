@@ -77,7 +77,8 @@ impl LoadTimes {
         self.end.saturating_duration_since(self.start)
     }
 
-    /// Returns how long the thread slept during the load, as for a disk. At most that long if it was not measured.
+    /// Returns how long the thread slept during the load, as for a disk. If that was not measured, the whole load
+    /// counts.
     pub(crate) fn blocked(&self) -> Duration {
         self.took().saturating_sub(self.awake.unwrap_or_default())
     }
@@ -195,7 +196,7 @@ pub struct StageTimes {
 /// The start and the end of an interval.
 pub(crate) type Interval = (Instant, Instant);
 
-/// The number of pauses that a thread remembers: more than there are in one step.
+/// The number of pauses that a thread remembers: more than one step usually has.
 const LAST: usize = 1024;
 
 thread_local! {

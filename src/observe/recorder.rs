@@ -291,7 +291,7 @@ impl LoadRecorder {
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.
 ///
-/// Its loads are the waits of the loop: [`Report::advice`] tells what a thread that loads ahead saves at most.
+/// Its loads are the waits of the loop: [`Report::advice`] bounds what a thread that loads ahead would save.
 ///
 /// ```
 /// use std::time::Instant;
@@ -339,7 +339,7 @@ impl LoopRecorder {
     }
 
     /// Records that the loop received the item at the time `at`. If `epoch` differs from the previous item's epoch,
-    /// or if this is the first item, a new epoch starts.
+    /// or if this is the first item or the first since [`ended`](Self::ended), a new epoch starts.
     pub fn received(&mut self, epoch: u64, step: u64, at: Instant) {
         let Self { recorder, next } = self;
         let mut item = Ticket { epoch, step, ..*next };

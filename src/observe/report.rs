@@ -15,7 +15,7 @@ pub struct Settings {
     pub overlap: bool,
     /// The number of host slots.
     pub depth: usize,
-    /// The number of loading threads.
+    /// The number of workers that fill slots.
     pub workers: usize,
 }
 
@@ -26,7 +26,7 @@ pub struct Settings {
 pub enum Verdict {
     /// Fewer than 8 batches were received.
     Unmeasured,
-    /// The caller's own work, on the host or on a device. A faster loader saves less than 5 %, or with a device nothing.
+    /// The caller's own work, on the host or on a device.
     ComputeBound,
     /// Loads, most of it reading, and most bytes came from a disk.
     DiskBound,
@@ -57,8 +57,8 @@ pub struct EpochTimes {
     pub epoch: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
-    /// The time from the first request for a batch to the end of the epoch. In the current epoch, the time up to the
-    /// batch in use.
+    /// The time from the first request for a batch to the end of the epoch, without pauses, in which the caller
+    /// iterates over another loader. In the current epoch, the time up to the batch in use.
     pub wall: Duration,
     /// The time spent reading and transforming these batches, summed over all loading threads.
     pub load: Duration,
@@ -68,7 +68,8 @@ pub struct EpochTimes {
 
 /// Where the time of a loader went so far. [`Loader::report`](crate::Loader::report) returns it.
 ///
-/// All times are wall-clock times, measured for every batch that the caller received.
+/// Times are wall-clock times. Those of `read`, `transform` and `train` are of the batches that the caller received,
+/// and of its waits for others.
 ///
 /// # Examples
 ///
@@ -103,20 +104,20 @@ pub struct Report {
     pub read_bytes: u64,
     /// The number of batches whose load was started, including batches loaded ahead.
     pub loads: u64,
-    /// The number of system calls that read these batches from the files of [`Records`](crate::Records). 0 for data
-    /// sets that read by other means.
+    /// The number of system calls and direct I/O requests that read these batches from files. 0 for streams, and for
+    /// data sets that read by other means.
     pub io_calls: u64,
-    /// The settings that the loader ran with. `workers` is 1 if the caller's thread loads the batches; `read` and
-    /// `transform` are sums over all threads. `overlap` is `false` if the builder, the environment or a breakdown turned
-    /// overlap off.
+    /// The settings that the loader ran with. `workers` is 1 if the caller's thread loads the batches of a loader;
+    /// `read` and `transform` are sums over all threads. `overlap` is `false` if the builder, the environment or a
+    /// breakdown turned overlap off.
     pub settings: Settings,
-    /// The time from the first request for a batch to the end of each epoch, summed over all epochs. A wait in
-    /// progress is included. The batch in use is not included.
+    /// The time from the first request for a batch to the end of each epoch, without pauses, summed over all epochs. A
+    /// wait in progress is included. The batch in use is not included.
     pub wall: Duration,
-    /// The loading threads' times: `busy` reading from disk to host slot, including the time for prefetch calls;
-    /// `waiting` for a free slot.
+    /// The workers' times: `busy` reading to host slots, including the time for prefetch calls; `waiting` for a free
+    /// slot.
     pub read: StageTimes,
-    /// The time spent in transforms, on the loading threads.
+    /// The time spent in transforms.
     pub transform: Duration,
     /// The time of all completed copies from host to device, by the device's clock. Zero without a device.
     pub transfer: Duration,
@@ -355,8 +356,8 @@ impl Report {
     }
 
     /// Returns the accelerator utilization as defined by `MLPerf` Storage, from 0 to 1: the caller's compute time
-    /// divided by the total time, without the first step. Returns `None` before the second step has ended, and if the
-    /// caller waits for work that it enqueued on a device: the time of that work is not known.
+    /// divided by the total time, without the first step. Returns `None` before the second batch was received, and if
+    /// the caller waits for work that it enqueued on a device: the time of that work is not known.
     #[must_use]
     pub fn au(&self) -> Option<f64> {
         let total = self.wall.saturating_sub(self.first.busy + self.first.waiting);

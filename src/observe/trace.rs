@@ -2,10 +2,10 @@
 //!
 //! The format is the JSON array of the Trace Event Format. Its closing bracket is optional, and the file always
 //! contains whole events: it can be opened while the program runs and after a kill. The bracket is written when the
-//! loader is dropped; the file is then plain JSON. Each event is one line.
+//! last loader that uses the file is dropped; the file is then plain JSON. Each event is one line.
 //!
-//! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because no two
-//! ranks use the same process number. Times count from when the file was opened: viewers read
+//! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because the
+//! loaders of no two ranks use the same process number. Times count from when the file was opened: viewers read
 //! times as `f64`, which cannot hold microseconds since 1970 with three decimals. The event `clock_origin` has the time
 //! when the file was opened.
 
@@ -33,33 +33,35 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates a trace of the first 5 epochs in the file `path`. The loader overwrites an existing file. Open the
-    /// trace in <https://ui.perfetto.dev> or `chrome://tracing`.
+    /// Creates a trace of the first 5 epochs, passes or rounds in the file `path`. The loader overwrites an existing
+    /// file. Open the trace in <https://ui.perfetto.dev> or `chrome://tracing`.
     ///
-    /// Each loader is a process in the trace, named `NAME rank R of W`, or `twinbuf rank R of W` without a name. A
-    /// process has these rows:
+    /// Each loader is a process in the trace, named `NAME rank R of W`. Without a name, the first is called `twinbuf`,
+    /// and the second of a file `loader 2`. A process has these rows:
     ///
     /// | row | events |
     /// | --- | --- |
-    /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. |
-    /// | `read`: a loading thread | `disk_load` (a batch is read from disk into its slot) and `transform`, or `generate` for a generator |
+    /// | `train`: the caller | `epoch N` contains a `chunk` for each step. A `chunk` contains `queue_wait` (the caller waits for the batch) and `train` (the caller uses the batch). On a device, `gpu_queue_wait` and `gpu_copy_wait` (wait for the copy) replace `queue_wait`. `pause`: the caller iterates over another loader. `before`: a generator's hook runs. `disk_load`, `transform`: the caller fills a slot while it waits. |
+    /// | `read`, or `generate` for a generator, or `prefetch` for a pipe: a worker, with its number if there are several | `disk_load` (a batch is read from disk into its slot) and `transform`, or `generate` for a generator |
     /// | `upload`: the copies to a device | `gpu_transfer` |
     ///
-    /// The `args` of each event contain the epoch, the step and the bytes. The event `clock_origin` contains the start
-    /// of the clock in microseconds since 1970 (`unix_us`) and the process ID.
+    /// The `args` of an event contain the epoch, and the step and the bytes where there are any. The event
+    /// `clock_origin` contains the start of the clock in microseconds since 1970 (`unix_us`) and the process ID.
     ///
     /// Recording takes about 0.1 us per event, plus one write per 16 KiB. Each row writes its events with its first
-    /// batch, then with a batch if the last write was at least 250 ms earlier, and after each epoch. If the program
-    /// is killed, unwritten and unfinished events are lost.
+    /// batch, then with a batch if the last write was at least 250 ms earlier, and the rest when the loader is dropped
+    /// at the latest. If the program is killed, unwritten and unfinished events are lost.
     ///
     /// Loaders and generators of one process may share a path. The file is complete when the last of them is closed
-    /// or dropped. Another process needs another path. A process forked from the loader's process records nothing.
+    /// or dropped. Another process needs another path. In a process forked from the loader's process, that loader
+    /// records nothing.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), epochs: 5 }
     }
 
-    /// Sets the number of epochs to record, counted from the first epoch that the loader starts. Default: 5.
+    /// Sets the number of epochs to record (passes of a stream, rounds of a generator), counted from the first one
+    /// that the loader starts. Default: 5.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.epochs = epochs;
@@ -150,7 +152,7 @@ pub(crate) struct LoaderTrace {
     epochs: u64,
     /// The number of loaders that opened the file before this one.
     index: u64,
-    /// The process number of this loader in the trace. No other rank or loader has it.
+    /// The process number of this loader in the trace. No loader of another rank has it.
     pid: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The verdict and the advice, from sums of what was measured. Each number in them was measured, or is a bound: "at
-//! most". There are no forecasts.
+//! The verdict and the advice, from sums of what was measured. Each time and part in them was measured, or is a bound:
+//! "at most". There are no forecasts.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::report::{Kind, Report, Settings, Verdict};
 /// The least number of batches that allow a verdict.
 const LEAST: u64 = 8;
 
-/// A caller that waits for less than this part of the time gains nothing from a faster loader.
+/// A caller that waits for no more than this part of the time gains little from a faster loader.
 const SMALL: f64 = 0.05;
 
 /// A stage that is busy for this part of the time, or a loop that is, decides.
@@ -102,27 +102,32 @@ impl Report {
     /// | measured | verdict |
     /// | --- | --- |
     /// | fewer than 8 batches | [`Unmeasured`](Verdict::Unmeasured) |
-    /// | the caller waits for less than 5 % of the time | [`ComputeBound`](Verdict::ComputeBound) |
-    /// | overlap is off | the longer of load and use; [`Balanced`](Verdict::Balanced) if it is less than 1.25 times as long |
-    /// | copies to the device take 90 % of the time, or more than loads and use | [`TransferBound`](Verdict::TransferBound) |
-    /// | each worker loads for 90 % of the time, or for more time than the use takes and does not wait for slots | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound); `Balanced` if the use takes 90 % too |
-    /// | in half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
+    /// | the caller waits for at most 5 % of the time | [`ComputeBound`](Verdict::ComputeBound) |
+    /// | overlap is off | `ComputeBound` if the use takes 1.25 times as long as the waits; [`Balanced`](Verdict::Balanced) if neither takes 1.25 times as long; otherwise the largest part of the waits |
+    /// | the use takes 90 % of the time, and loads or copies do too | `Balanced` |
+    /// | copies to the device take 90 % of the time, and as long as loads | [`TransferBound`](Verdict::TransferBound) |
+    /// | each worker loads for 90 % of the time | the largest part of loads: [`DiskBound`](Verdict::DiskBound), [`LoadBound`](Verdict::LoadBound), [`TransformBound`](Verdict::TransformBound) or [`GenerationBound`](Verdict::GenerationBound) |
+    /// | in more than half of the waits, a slot was kept for which a load waited | [`HeldBound`](Verdict::HeldBound) |
+    /// | copies take half of the time, and more than loads and use | `TransferBound` |
     /// | on a device, neither loads nor copies take as long as the caller waits, and loads wait for slots | `ComputeBound`: by work that the caller enqueued |
+    /// | the source makes its items ahead of the loop | the largest part of loads |
+    /// | copies take more time than loads and use | `TransferBound` |
     /// | loads take more time than the use | the largest part of loads |
     /// | none of these | `Balanced`: loads come late now and then |
     ///
-    /// All of it is without the first step, in which programs compile, import and allocate. If the waits for the first batch
-    /// of each later iteration are more than half of all other waits, the verdict is that of the time without them too.
+    /// Times are without the first step, in which programs compile, import and allocate. If the waits for the first
+    /// batch of each later iteration are more than half of the waits, the verdict is that of the time without them
+    /// too.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         Sums::of(self).judge().0
     }
 
-    /// Returns the verdict in words and what to try, as one to four lines: what the loop waits for, one change with what
-    /// it saves at most, and how to measure it.
+    /// Returns the verdict in words and what to try, as one to five lines: what the loop waits for, at most one change
+    /// with what it saves at most, and how to measure it.
     ///
-    /// Each number was measured, or is a bound. A bound assumes that loads and uses take as long as they did. Other
-    /// programs, a lock or a disk that loads share can make the saving smaller.
+    /// Each time and part was measured, or is a bound. A bound assumes that loads and uses take as long as they did.
+    /// Other programs, a lock or a disk that loads share can make the saving smaller.
     #[must_use]
     pub fn advice(&self) -> String {
         if self.batches == 0 {

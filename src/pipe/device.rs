@@ -1,5 +1,5 @@
-//! A ring whose items are on a CUDA device: workers fill page-locked host slots, and a copy thread uploads them in order
-//! on a stream of its own.
+//! A ring whose items are on a CUDA device: workers fill page-locked host slots, and with overlap a copy thread
+//! uploads them in order.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;

@@ -71,16 +71,17 @@ pub enum Ended<'e> {
 
 /// An iterator over the items of a front end: the batches of a loader, the rounds of a generator, the groups of a stream.
 ///
-/// `next` blocks the thread until the next item is ready. [`try_next`](Self::try_next) does not wait,
+/// With overlap, `next` blocks the thread until the next item is ready, [`try_next`](Self::try_next) does not wait,
 /// [`next_timeout`](Self::next_timeout) waits for a limited time, and [`next_async`](Self::next_async) waits without
 /// blocking the thread. The caller may mix these calls. With the feature `stream`, this type also implements
 /// `futures_core::Stream`.
 ///
-/// The iterator returns every item that was filled before a failure, then one error, and then ends. If the caller drops
-/// it early, units that were not started are not.
+/// The iterator returns every item before the one that failed, then one error, and then ends. If the caller drops it
+/// early, no further unit is started.
 ///
-/// Each item occupies a slot. To collect more than there are slots, collect results computed from the items
-/// (`items.map(..).collect()`), or take the memory out of each slot ([`Batch::into_buffer`](crate::Batch::into_buffer)).
+/// An item occupies its slot until it is dropped. To collect more than there are slots, collect results computed from
+/// the items (`items.map(..).collect()`), or take the memory out of each slot
+/// ([`Batch::into_buffer`](crate::Batch::into_buffer)).
 #[must_use = "items are delivered only by iterating"]
 pub struct Items<'f, F: Front> {
     front: Held<'f, F>,
@@ -124,7 +125,7 @@ impl<'f, F: Front> Items<'f, F> {
     }
 
     /// Returns the next item, without waiting for a worker. Returns [`Poll::Pending`] if it is not filled, and
-    /// `Ready(None)` at the end. Without overlap this call fills the slot, and blocks until that is done.
+    /// `Ready(None)` at the end. Without overlap or drivers this call fills the slot, and blocks until that is done.
     ///
     /// The [`Report`] counts the time from the first call that returns `Pending` to the call that returns the item as
     /// wait time.
@@ -134,8 +135,8 @@ impl<'f, F: Front> Items<'f, F> {
 
     /// Waits up to `timeout` for the next item. Returns [`Poll::Pending`] if it is not filled in time, and `Ready(None)`
     /// at the end. After `Pending`, a later call returns the item, and [`reading`](Self::reading) shows what is being
-    /// read. Without overlap this call fills the slot. With overlap it may do so too, while files are in memory. `timeout`
-    /// does not limit the fill.
+    /// read. This call may fill slots: without overlap, and with it while files are in memory. `timeout` does not
+    /// limit a fill.
     pub fn next_timeout(&mut self, timeout: Duration) -> Poll<Option<Result<F::Item, Error>>> {
         match Instant::now().checked_add(timeout) {
             Some(deadline) => self.advance(Waiting::Until(deadline)),

@@ -1,5 +1,5 @@
-//! The memory of loaders and streams: slots of the host, or of a device, and a limit for one of them or for several
-//! together.
+//! The memory of loaders and streams: slots of the host, or of a device, and a limit for one loader or stream, or for
+//! several together.
 
 use std::fmt;
 use std::ops::DerefMut;
@@ -68,10 +68,10 @@ impl Places for Host {
     }
 }
 
-/// The least memory of a slot: the smallest page of any system.
+/// The least memory of a slot: a page of 4 KiB.
 pub(crate) const LEAST: usize = 4096;
 
-/// Checks, before any slot is allocated, that `count` slots of `bytes` bytes each fit into the memory of the machine and
+/// Checks that `count` slots of `bytes` bytes each fit into the memory of the machine and
 /// into a ring. `option` is the option that sets their number, and `sum` describes them.
 ///
 /// Swap space and a limit of the process's control group do not count: the first would be slower than no overlap, and the
@@ -92,7 +92,7 @@ pub(crate) fn check_memory(
     Err(Error::option(option, wanted, format!("{all} bytes: {sum}")))
 }
 
-/// The bytes of memory of this machine, or of the address space if the system does not tell.
+/// The bytes of memory of this machine, or `isize::MAX` if the system does not tell or is neither Linux nor macOS.
 fn machine_memory() -> u64 {
     #[cfg(any(target_os = "linux", target_os = "macos"))]
     // SAFETY: sysconf reads constants of the system; it takes no pointer and any name is allowed.
@@ -111,10 +111,10 @@ pub(crate) fn too_large(sum: &dyn fmt::Display) -> Error {
 
 debug!([] Memory['_], |memory| slot: memory.slot, depth: memory.depth);
 
-/// A limit, in bytes, on the memory of one or more loaders. See
+/// A limit, in bytes, on the memory of one or more loaders and streams. See
 /// [`LoaderBuilder::memory_limit`](crate::loader::LoaderBuilder::memory_limit).
 ///
-/// A `u64` passed as a limit applies to one loader. Clones of one `MemoryLimit` are the same limit: the loaders that
+/// A `u64` passed as a limit applies to one of them. Clones of one `MemoryLimit` are the same limit: those that
 /// receive them share it, for example training and validation.
 ///
 /// ```
@@ -140,7 +140,7 @@ impl MemoryLimit {
         Self { bytes, taken: Arc::default() }
     }
 
-    /// Returns the number of bytes in use: by loaders, by their batches, and by buffers from
+    /// Returns the number of bytes in use: by loaders and streams, by their batches and groups, and by buffers from
     /// [`Batch::into_buffer`](crate::Batch::into_buffer).
     #[must_use]
     pub fn taken(&self) -> u64 {
@@ -171,8 +171,8 @@ impl MemoryLimit {
         Ok(Taken { limit: self, bytes: wanted })
     }
 
-    /// Returns the limit of this process's environment: the same one for each loader that asks for the same number of
-    /// bytes.
+    /// Returns the limit of this process's environment: the same one as for the loader before, if that asked for the
+    /// same number of bytes.
     pub(crate) fn of_process(bytes: u64) -> Self {
         static LIMIT: Mutex<Option<MemoryLimit>> = Mutex::new(None);
         let mut limit = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,7 +195,7 @@ impl From<&Self> for MemoryLimit {
     }
 }
 
-/// A loader's part of a limit.
+/// The part of a limit that a loader, a stream or a kept batch has.
 #[derive(Debug)]
 pub(crate) struct Taken {
     limit: MemoryLimit,

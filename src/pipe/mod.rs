@@ -1,19 +1,19 @@
-//! For authors of other loaders: sources fill the slots of one ring ahead of a caller, in the order of their units.
+//! For authors of other loaders: sources fill the slots of one ring ahead of a caller, who receives them in order.
 //!
 //! ```text
 //! order of units ──► worker: turn { acquire, next unit, reserve } ──► fill ──► commit ──► ring ──► Items ──► a guard
 //! ```
 //!
-//! - A [`Source`] fills one slot with one unit. A pipe has one source for each worker.
+//! - A [`Source`] fills one slot with one unit. A pipe has one source for each worker with a thread.
 //! - The **order** is an iterator of units: batches of a plan, rounds, files. Workers share the **turn**: who has it waits
 //!   for the next free slot, takes the next unit and reserves the slot. The fill is outside of it.
 //! - The caller receives the slots in the order of the units, whichever worker filled them, as guards. Dropping a guard
 //!   frees its slot. [`Items`] is the iterator: `next`, `try_next`, `next_timeout`, `poll_next`, `next_async`.
 //! - A **call** is one order ([`Pipe::begin`]). What was filled for an earlier call is discarded.
-//! - An error or a panic of a source arrives once, in its place, and no later unit is started.
-//! - Slots come round in turn. If the caller holds the next one for too long, it receives
+//! - An error or a panic of a source arrives once, in its place, and no further unit is started.
+//! - Slots come round in turn. If the caller holds the next one for longer than `held_timeout`, it receives
 //!   [`Error::SlotHeld`].
-//! - Without overlap there is no thread: the caller fills the slot when it asks for it.
+//! - Without overlap no thread fills slots: the caller fills the one that it asks for, or drives a worker.
 //!
 //! [`Loader`](crate::Loader), [`Generator`](crate::generate::Generator) and the stream of weights are front ends of a
 //! pipe.
@@ -154,13 +154,13 @@ use crate::thread::ForkGuard;
 /// How long the drop of a pipe waits for running fills.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// The same if a task received the last item. It is short because other tasks share the thread.
+/// The same if a task asked for the last item. It is short because other tasks share the thread.
 const TASK_LIMIT: Duration = Duration::from_millis(10);
 
 /// What a pipe is made of.
 pub(crate) struct Setup<R: Ring> {
     pub(crate) sides: BothSides<R>,
-    /// One for each worker. Without overlap the first is the caller's.
+    /// One for each worker with a thread. Without overlap the first is the caller's.
     pub(crate) sources: Vec<AnySource<R>>,
     /// Workers without threads.
     pub(crate) driven: usize,
@@ -178,11 +178,11 @@ pub(crate) struct Setup<R: Ring> {
 /// Adds what the readers of files have counted to a report.
 pub(crate) type AddReads = Box<dyn Fn(Report) -> Report + Send>;
 
-/// Workers that fill the slots of a ring ahead of the caller; without overlap the caller fills them itself.
+/// Workers that fill the slots of a ring ahead of the caller; without overlap the caller or a driver fills them.
 pub struct Pipe<R: Ring> {
     running: ForkGuard<Running<R>>,
     held_timeout: Duration,
-    /// Since when the next slot has been found held by calls that do not block.
+    /// Since when the next slot has been found held by calls other than `next`.
     held_since: Option<Instant>,
     /// The number of the present call, and how many of its units the caller has received.
     call: u64,
@@ -250,8 +250,8 @@ impl<R: Ring> Running<R> {
         true
     }
 
-    /// Receives the units that were started, up to the end, a slot that the caller holds, or an error. Returns an error of
-    /// this call, or of the device.
+    /// Receives the units that were started, up to `until`, the end, a slot that the caller holds, or an error.
+    /// Returns an error of this call, or of the device.
     fn unheard(&mut self, call: u64, until: Option<Instant>) -> Option<Error> {
         const PIECE: Duration = Duration::from_millis(5);
         let consumer = self.consumer.as_mut().filter(|_| self.overlap)?;
@@ -323,7 +323,8 @@ impl<R: Ring> Pipe<R> {
         let named =
             |index: usize| if workers == 1 { row.to_string() } else { format!("{row} {}", index + 1) };
         let recorder_of = |index: usize| {
-            // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device.
+            // In the trace, row 1 is the caller and the even rows are the workers. Row 3 is for copies to a device, or
+            // for a caller that sends.
             let id = u32::try_from(2 + 2 * index).unwrap_or(u32::MAX);
             let track = trace.clone().map(|trace| Track::new(trace, id, &named(index), naming.rounds, false));
             LoadRecorder::new(track, helper.is_some())
@@ -440,7 +441,6 @@ impl<R: Ring> Pipe<R> {
     pub fn report(&self) -> Report {
         let Running { consumer, shared, recorder, .. } = &*self.running;
         let mut report = recorder.report();
-        // Do not lock in a forked process: a worker of the parent may have held the lock during the fork.
         report.loads = if self.is_foreign() { 0 } else { shared.loads() };
         (report.transfer, report.transfer_bytes) = consumer.as_ref().map(R::copies).unwrap_or_default();
         (self.add_reads)(report)
@@ -500,7 +500,7 @@ impl<R: Ring> Pipe<R> {
     }
 
     /// Waits for the next slot of the call, and releases those of earlier calls. Returns also whether it was ready when the
-    /// caller asked.
+    /// caller asked; with a trace `false`.
     fn next_slot(&mut self, asked: Instant, waiting: &mut Waiting<'_, '_>) -> (Received<R::Item>, bool) {
         let (expected, held_timeout) = ((self.call, self.received), self.held_timeout);
         let Running { consumer, shared, own, overlap, recorder, trace, limit, .. } = &mut *self.running;
@@ -555,7 +555,7 @@ impl<R: Ring> Pipe<R> {
         let load = &header.load;
         self.last_fill = *load;
         let now = match *overlap {
-            // The caller has just filled the slot itself: the end of the fill is the time of receipt.
+            // The caller has filled the slot itself: the end of the fill is the time of receipt.
             false => load.end.max(asked),
             true if there => asked,
             true => Instant::now(),
@@ -608,9 +608,9 @@ impl<R: Ring> Pipe<R> {
     ///
     /// # Errors
     ///
-    /// Returns the first error that the caller has not received, for example because the caller stopped iterating early.
-    /// Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the trace could not be
-    /// written; delivered items remain valid.
+    /// Returns the first error of the last call that the caller has not received, for example because it stopped
+    /// iterating early. Returns [`Error::Device`] if the device failed. Otherwise, returns [`Error::Trace`] if the
+    /// trace could not be written; delivered items remain valid.
     pub fn close(self) -> Result<(), Error> {
         self.close_within(None)
     }
@@ -623,8 +623,8 @@ impl<R: Ring> Pipe<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] with what is being read if a thread was left behind. Otherwise, the errors of
-    /// [`close`](Self::close).
+    /// [`Error::Timeout`], with what is being read if anything is, if a thread was left behind or a driver still
+    /// fills. Otherwise, the errors of [`close`](Self::close).
     pub fn close_timeout(self, timeout: Duration) -> Result<(), Error> {
         self.close_within(Some(timeout))
     }
@@ -694,9 +694,9 @@ fn fill_inline<R: Ring>(
     }
 }
 
-/// Lets a caller that waits work as one more worker: it fills slots behind the one that it waits for. The last fill must
-/// have been shorter than the time that it has, and must not have slept, as for a disk. Returns the item that it waits
-/// for when that is ready.
+/// Lets a caller that waits work as one more worker: it fills the next slots. The last fill must have been shorter
+/// than the time that it has, and have slept for less than [`HELP_LIMIT`]: a wait for a disk is longer.
+/// Returns the item that it waits for when that is ready.
 fn help<R: Ring>(
     shared: &Shared<R>,
     own: &mut Worker<R>,
@@ -832,7 +832,7 @@ mod tests {
         }
     }
 
-    /// Fills each slot until the other side of the channel is dropped.
+    /// Each fill lasts until the other side of the channel is dropped.
     struct Endless(mpsc::Receiver<()>);
 
     impl Source<u64> for Endless {
@@ -894,7 +894,7 @@ mod tests {
         assert!(worker.join().unwrap());
     }
 
-    /// Or the report takes no wait for a slot that the caller has kept.
+    /// Otherwise the report would count no wait for a slot that the caller kept.
     #[test]
     fn a_load_knows_when_its_slot_was_freed() {
         let (shared, mut consumer) = begun(2, 0..3);

@@ -59,7 +59,7 @@ impl Options {
 /// The methods of a builder that sets [`Options`].
 macro_rules! common {
     () => {
-        /// Sets the name in errors, reports and traces. Default: no name.
+        /// Sets the name in errors, traces, thread names and lines of a breakdown. Default: no name.
         pub fn name(mut self, name: impl Into<String>) -> Self {
             self.options.name = Some(name.into().into());
             self
@@ -67,7 +67,7 @@ macro_rules! common {
 
         /// Sets whether threads fill slots ahead of the caller. Default: `true`.
         ///
-        /// With `false` there is no thread: the call that asks for an item fills its slot. The items are the same.
+        /// With `false`, the call that asks for an item fills its slot, or a driven worker. The items are the same.
         pub fn overlap(mut self, overlap: bool) -> Self {
             self.options.overlap = overlap;
             self
@@ -75,9 +75,9 @@ macro_rules! common {
 
         /// Sets how long to wait for the caller to drop an earlier item when its slot is needed. Default: 10 s.
         ///
-        /// Another thread can drop the item during the wait. After the timeout the iterator returns
-        /// [`Error::SlotHeld`](crate::Error::SlotHeld) and ends. If the waiting thread itself holds the item, the wait
-        /// lasts for the full timeout.
+        /// A blocking `next` waits at least 1 ms, and on the host at most 1 hour. Another thread can drop the item
+        /// during the wait. After the timeout the iterator returns [`Error::SlotHeld`](crate::Error::SlotHeld) and
+        /// ends. If the waiting thread itself holds the item, the wait lasts for the full timeout.
         pub fn held_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.held_timeout = timeout;
             self
@@ -91,8 +91,8 @@ macro_rules! common {
 
         /// Measures the phases of each step. Default: off.
         ///
-        /// The phase `load` is added, and on a device the phase `h2d` (host to device). A breakdown that is on turns
-        /// overlap off, regardless of [`overlap`](Self::overlap).
+        /// The phases `load`, `transform` and on a device `h2d` (host to device) are added. A breakdown that is on
+        /// turns overlap off, regardless of [`overlap`](Self::overlap).
         pub fn breakdown(mut self, breakdown: crate::Breakdown) -> Self {
             self.options.breakdown = breakdown;
             self
@@ -121,9 +121,10 @@ macro_rules! calls_of_pipe {
         ///
         /// # Errors
         ///
-        /// Returns the first error that the caller has not received, for example because the caller stopped iterating
-        /// early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device failed.
-        /// Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain valid.
+        /// Returns the first error of the last iteration that the caller has not received, for example because it
+        /// ended early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device
+        /// failed. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain
+        /// valid.
         pub fn close(self) -> Result<(), Error> {
             self.pipe.close()
         }
@@ -136,8 +137,8 @@ macro_rules! calls_of_pipe {
         ///
         /// # Errors
         ///
-        /// [`Error::Timeout`] with what is being read if a thread was detached. Otherwise, the errors of
-        /// [`close`](Self::close).
+        /// [`Error::Timeout`], with what is being read if anything is, if a thread was detached or a driver still
+        /// fills. Otherwise, the errors of [`close`](Self::close).
         pub fn close_timeout(self, timeout: std::time::Duration) -> Result<(), Error> {
             self.pipe.close_timeout(timeout)
         }

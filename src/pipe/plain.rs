@@ -23,7 +23,7 @@ pub struct Builder<T: Send + 'static, U: Send + 'static> {
 }
 
 /// Returns a builder for a pipe with these slots. Each worker fills one slot at a time: with overlap, one slot more than
-/// workers keeps them all busy while the caller uses an item, and two more absorb bursts.
+/// workers lets all of them fill while the caller uses an item, and more slots absorb bursts.
 pub fn builder<T: Send + 'static, U: Send + 'static>(slots: Vec<T>) -> Builder<T, U> {
     Builder {
         slots,
@@ -36,8 +36,8 @@ pub fn builder<T: Send + 'static, U: Send + 'static>(slots: Vec<T>) -> Builder<T
 }
 
 impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
-    /// Adds a worker: a thread that fills slots with this source. Without overlap the caller is the only worker, with
-    /// the first source.
+    /// Adds a worker: a thread that fills slots with this source. Without overlap the caller fills them, with the
+    /// first source.
     pub fn worker(mut self, source: impl Source<T, Unit = U>) -> Self {
         self.sources.push(Box::new(source));
         self
@@ -53,8 +53,9 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
         self
     }
 
-    /// Gives the caller a source of its own: a call that waits fills a slot behind the one that it waits for, as one more
-    /// worker, while [`Source::pays`] returns `true` and fills are short. Default: none. Without overlap it is not used.
+    /// Gives the caller a source of its own: `next` and `next_timeout`, while they wait, fill slots as one more
+    /// worker, as long as [`Source::pays`] returns `true` and fills sleep for less than 1 ms. Default: none. Without
+    /// overlap it is not used.
     pub fn helper(mut self, source: impl Source<T, Unit = U>) -> Self {
         self.helper = Some(Box::new(source));
         self
@@ -129,8 +130,8 @@ impl<R: Ring> Pipe<R> {
     /// Begins with these units, named as steps of the epoch `first`, or as rounds from `first` on. At most `granted` of
     /// them are started before [`grant`](Self::grant). What was filled for an earlier call is discarded.
     ///
-    /// Iterate with [`Items::lent`] or [`Items::owned`]; [`items`](Self::items) does both. If `units` gives its exact
-    /// length ([`Iterator::size_hint`]), the end takes no slot.
+    /// Iterate with [`Items::lent`] or [`Items::owned`]; [`items`](Self::items) begins and iterates. If `units` gives
+    /// its exact length ([`Iterator::size_hint`]), the end takes no slot.
     pub fn begin<I>(&mut self, first: u64, units: I, granted: u64)
     where
         I: IntoIterator<Item = R::Unit>,
@@ -157,7 +158,7 @@ impl<R: Ring> Pipe<R> {
         self.grant_since(granted, Instant::now());
     }
 
-    /// Iterates over these units: [`begin`](Self::begin) with all of them, named as an epoch of their own.
+    /// Iterates over these units: [`begin`](Self::begin) with all of them. `first` is the number of earlier calls.
     pub fn items<I>(&mut self, units: I) -> Items<'_, Self>
     where
         I: IntoIterator<Item = R::Unit>,

@@ -2,7 +2,8 @@
 //!
 //! A [`Ring`] has two [`Sides`]. One hands out free slots, in turn, to any number of threads; the other receives what they
 //! committed, in the same order. [`Slots`] is such a ring in host memory, `DeviceSlots` one on a CUDA device. A
-//! [`Header`] travels with each unit: its name, the result and the times of its fill, and when its slot was released.
+//! [`Header`] travels with each unit: its name, the result and the times of its fill, and on the host when its slot
+//! was last released.
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -21,7 +22,7 @@ use crate::thread::caught;
 /// The name of a unit in errors, reports and traces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Epochs, rounds or passes that the caller began before this one: decides whether a trace records it.
+    /// Counts epochs, passes, or rounds from 0: a trace records the first ones.
     pub ordinal: u64,
     /// The epoch; the round of a generator, the pass of a stream.
     pub epoch: u64,
@@ -85,13 +86,13 @@ impl<U> Header<U> {
 /// How a caller waits for its next item.
 #[derive(Debug)]
 pub enum Waiting<'a, 'b> {
-    /// Until it comes.
+    /// Until it comes, or a held slot is not released in time.
     Block,
     /// Until it comes or the time is reached.
     Until(Instant),
     /// Not at all.
     Try,
-    /// Until the task is woken.
+    /// Not at all: later the task is woken.
     Poll(&'a mut Context<'b>),
 }
 
@@ -150,8 +151,8 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Hands the slot over, with `bytes` of it filled.
     fn commit(reserved: Self::Reserved, bytes: usize);
 
-    /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held no longer than
-    /// `held_timeout`, and for one that is being filled without a limit.
+    /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held up to `held_timeout`, and for
+    /// one that is being filled without a limit.
     fn receive(
         consumer: &mut Self::Consumer,
         waiting: &mut Waiting<'_, '_>,
@@ -167,7 +168,7 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Returns the number of an item: 0 for the first of the ring.
     fn number(item: &I) -> u64;
 
-    /// Returns the option that sets how many slots items hold, and their number.
+    /// Returns the name of the option that sets how many slots items hold, and their number.
     fn depth(consumer: &Self::Consumer) -> (&'static str, usize);
 
     /// Returns the start and the end of this item's copy to a device. `None` if it is not done, or none is made.
@@ -337,7 +338,7 @@ impl<T: Send + 'static, U: Send + 'static> Filled<T, U> {
 }
 
 /// Drops the unit, or an error that nobody received, here: both are foreign code, and a worker that takes the slot next
-/// holds the turn. Then notes when the slot was released: the report tells how long items hold their slots.
+/// holds the turn. Then notes for the report when the slot was released.
 impl<T: Send + 'static, U: Send + 'static> Drop for Filled<T, U> {
     fn drop(&mut self) {
         drop(self.0.header.take());

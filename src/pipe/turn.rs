@@ -1,9 +1,9 @@
 //! The workers' side: they share one turn, take units in order, and fill slots side by side.
 //!
-//! There are two locks. The **turn** holds the producer of the ring and the order of units. A worker holds it while it
-//! waits for the next free slot, takes the next unit and reserves the slot; it fills without it. With overlap, the
-//! caller never waits for the turn. The **mailbox** holds what the caller wants. It is locked for a few instructions, and
-//! no foreign code runs under it. A worker that needs both takes the turn first.
+//! Beside those of `doing`, there are two locks. The **turn** holds the producer of the ring and the order of units. A
+//! worker holds it while it waits for the next free slot, takes the next unit and reserves the slot; it fills without
+//! it. With overlap, the caller never waits for the turn. The **mailbox** holds what the caller wants. It is locked
+//! for a few instructions, and no foreign code runs under it. A worker that needs both takes the turn first.
 //!
 //! One worker waits for a slot while the others wait for the turn. It takes the unit after the slot is free: a started unit
 //! waits for nothing but its source.
@@ -21,7 +21,7 @@ use crate::observe::log::{LoadTimes, Naming, Ticket};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 use crate::thread::caught;
 
-/// Fills slots. A pipe has one for each worker.
+/// Fills slots. A pipe has one for each worker with a thread, and may have one for the caller.
 ///
 /// `S` is the memory of a slot. A source that returns an error or panics is not called again before the caller asks for
 /// something new; what it then does is up to it.
@@ -29,14 +29,14 @@ pub trait Source<S: ?Sized>: Send + 'static {
     /// What one slot is filled with: a batch, a round, a group of tensors.
     type Unit: Send + 'static;
 
-    /// Fills `slot` with `unit`. `slot` still holds what an earlier fill left in it.
+    /// Fills `slot` with `unit`. `slot` still holds what was in it before.
     ///
     /// Returns the number of bytes, which reports and traces show, or [`Content::End`] if there is no more. `unit` can
     /// be changed: the caller receives it with the slot.
     ///
     /// # Errors
     ///
-    /// Any. The caller receives the error once, in the place of the unit; no later unit is started.
+    /// Any. The caller receives the error once, in the place of the unit; no further unit is started.
     fn fill(&mut self, unit: &mut Self::Unit, slot: &mut S, at: &mut Filling<'_>) -> Result<Content, Error>;
 
     /// Whether a caller that waits may fill a slot with a source of its own ([`Builder::helper`](super::Builder::helper)):
@@ -72,7 +72,7 @@ impl Filling<'_> {
     }
 
     /// Notes what the source is about to read: `offset` in the part `part` of its data, both as the source counts them.
-    /// [`Pipe::reading`](super::Pipe::reading) returns it while the read lasts.
+    /// [`Pipe::reading`](super::Pipe::reading) returns `offset` up to the end of a worker's fill.
     pub fn reads(&mut self, part: usize, offset: u64) {
         if let Some(doing) = self.doing.map(lock).as_deref_mut().and_then(Option::as_mut) {
             doing.place = Some((part, offset));
@@ -177,7 +177,7 @@ pub(super) enum Patience {
 pub(super) enum Take<R: Ring> {
     /// A slot to be filled. Its header names the unit.
     Unit(R::Reserved),
-    /// No slot: the next one is in use, another thread has the turn, or the other side of the ring is gone.
+    /// No slot: the next one is in use, another thread has the turn, or a side of the ring is gone.
     InUse,
     /// No unit may be started, or the pipe is closed.
     Idle,
@@ -303,8 +303,8 @@ impl<R: Ring> Shared<R> {
         }
     }
 
-    /// Looks behind the last unit of an order whose length is known. Returns how many units there are if the length is
-    /// wrong.
+    /// Looks behind the last unit of an order whose length is known. If the length is wrong, returns whether there are
+    /// fewer units or more.
     fn miscounted(
         &self,
         order: &mut Order<R::Unit>,
@@ -355,7 +355,7 @@ impl<R: Ring> Shared<R> {
         self.guard("waker", || drop(old));
     }
 
-    /// Wakes tasks that wait for held slots when their time is over, until none waits.
+    /// Wakes tasks that wait for held slots when their time is over, until none waits or the pipe is closed.
     pub(super) fn run_clock(&self) {
         let mut mail = lock(&self.mail);
         while let Some((until, _)) = mail.held.as_ref().filter(|_| !mail.closed) {
@@ -372,7 +372,7 @@ impl<R: Ring> Shared<R> {
         mail.clock = false;
     }
 
-    /// Forgets the task: the slot that it waited for is no longer held.
+    /// Forgets the task that waits for a held slot.
     pub(super) fn forget_task(&self) {
         let old = lock(&self.mail).held.take();
         self.guard("waker", || drop(old));
@@ -411,7 +411,7 @@ impl<R: Ring> Shared<R> {
         mail.started
     }
 
-    /// Lets no further unit of this call start: one failed, or was the end.
+    /// Lets no further unit of this call start: one failed, or was the last or the end.
     pub(super) fn stop(&self, call: u64) {
         let mut mail = lock(&self.mail);
         if mail.call == call {

@@ -319,7 +319,7 @@ impl<R: Ring> Fill<'_, R> {
         self.parts().0
     }
 
-    /// Returns the memory of the slot. It still holds what an earlier fill left in it.
+    /// Returns the memory of the slot. It still holds what was in it before.
     pub fn slot(&mut self) -> &mut R::Slot {
         self.parts().1
     }
@@ -345,12 +345,12 @@ impl<R: Ring> Fill<'_, R> {
         self.worker.end(Ok(Content::End));
     }
 
-    /// Lets the caller receive this error in place of the slot. No later unit is started.
+    /// Lets the caller receive this error in place of the slot. No further unit is started.
     pub fn fail(self, error: Error) {
         self.worker.end(Err(error));
     }
 
-    /// Puts the fill off: [`Driven::next`] returns it again.
+    /// Puts the fill off: [`Driven::next`] and [`Driven::try_next`] return it again.
     pub fn suspend(self) {
         mem::forget(self);
     }

@@ -153,7 +153,7 @@ impl<'g> View<'g> {
     ///
     /// [`Error::Tensor`]: `T` does not match the element type, the size is not a multiple of the size of `T`, or the bytes
     /// are not aligned for `T`. For element types without a Rust equivalent, the file aligns a tensor only to 1 byte
-    /// (safetensors) or 32 bytes (GGUF).
+    /// (safetensors) or to 32 bytes by default (GGUF).
     pub fn cast<T: AnyBitPattern>(&self) -> Result<&'g [T], Error> {
         check::<T>(self.tensor, self.at)?;
         bytemuck::try_cast_slice(self.bytes).map_err(|_| not_whole::<T>(self.tensor, self.at))

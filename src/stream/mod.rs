@@ -1,8 +1,8 @@
 //! Streams of model weights: groups of tensors in the order of use. A thread reads the next group while the caller
 //! uses the current group.
 //!
-//! A stream is a loader whose batches are groups of tensors. It has the same thread, report, errors and trace as a
-//! loader. One pass over all groups is an epoch.
+//! A stream is a loader whose batches are groups of tensors. It has a thread, a report, errors and a trace as a
+//! loader has. One pass over all groups is an epoch.
 //!
 //! To decode at batch 1 on a device, a stream does not pay: each token needs all weights, and the bus is slower than the
 //! device's memory.
@@ -121,8 +121,9 @@ impl<B: Backend> StreamBuilder<B> {
 
     /// Sets the number of slots. Default: 2.
     ///
-    /// Each slot holds the largest group that is not [kept in memory](Self::keep). A group in use occupies one slot.
-    /// The reader fills the other slots. `build` returns [`Error::Option`] for fewer than 2 with overlap, and for 0.
+    /// Each slot holds the largest group that is not [kept in memory](Self::keep), and with a device the largest of
+    /// all. A group in use occupies one slot. The reader fills the other slots. `build` returns [`Error::Option`] for
+    /// fewer than 2 with overlap, and for 0.
     pub fn depth(mut self, slots: usize) -> Self {
         self.own.depth = slots;
         self
@@ -131,9 +132,9 @@ impl<B: Backend> StreamBuilder<B> {
     /// Limits the memory of the stream, in bytes: slots (those of a device too), groups [kept in memory](Self::keep),
     /// and 10 MiB of buffers for direct I/O, with every read mode. The page cache does not count. Default: no limit.
     ///
-    /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. It spares that
-    /// of one slot, for a group that [leaves its slot](Group::leave_slot), unless all groups can be kept. `build`
-    /// returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
+    /// With a limit, the stream uses the memory that the slots and buffers leave to keep groups in memory. On the host
+    /// it spares that of one slot, for a group that [leaves its slot](Group::leave_slot), unless all groups can be
+    /// kept. `build` returns [`Error::Memory`] if the slots and buffers alone exceed the limit.
     pub fn memory_limit(mut self, limit: impl Into<MemoryLimit>) -> Self {
         self.own.memory_limit = Some(limit.into());
         self
@@ -141,20 +142,21 @@ impl<B: Backend> StreamBuilder<B> {
 
     /// Sets the maximum number of groups that stay in memory. Default: with a [`memory_limit`](Self::memory_limit),
     /// the number of groups that fit the limit, or fewer if their lengths differ; otherwise 0. A value above the number of
-    /// groups keeps all groups.
+    /// groups keeps all groups that fit the limit.
     ///
-    /// A group kept in memory is read once and stays until the stream and the last [`Group`] are dropped. It does
-    /// not occupy a slot. If only some groups are kept, they are spread evenly over the pass.
+    /// A group kept in memory is read once and stays until the stream and its last [`Group`]s are dropped. Once all
+    /// kept groups have been read, they occupy no slot on the host. If only some groups are kept, they are spread
+    /// evenly over the pass.
     pub fn keep(mut self, groups: usize) -> Self {
         self.own.keep = Some(groups);
         self
     }
 
     /// Sets how files are read: through the page cache, or past it (direct I/O). Default: [`ReadMode::Auto`],
-    /// through the page cache if all groups fit, otherwise past it. The [`Report`] shows the choice.
+    /// through the page cache as far as the groups fit, the rest past it. The [`Report`] shows the choice.
     ///
-    /// With direct I/O, the disk writes to the slot, with one request per contiguous run of tensors of 4 MiB or
-    /// more. Do not call `fork` during a read (NOTES in `open(2)`).
+    /// With direct I/O, the disk writes contiguous runs of tensors of 4 MiB or more to the slot. Do not call `fork`
+    /// during a read (NOTES in `open(2)`).
     pub fn read_mode(mut self, mode: ReadMode) -> Self {
         self.own.read_mode = mode;
         self
@@ -164,8 +166,8 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// # Errors
     ///
-    /// - [`Error::Option`]: there is no group, [`depth`](Self::depth) is out of range, or the slots cannot
-    ///   be allocated.
+    /// - [`Error::Option`]: there is no group, [`depth`](Self::depth) or `device_depth` is out of range, or the slots
+    ///   exceed the memory of the machine or cannot be allocated.
     /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
     /// - [`Error::Open`]: the files cannot be read as [`read_mode`](Self::read_mode) requires.
     /// - [`Error::Trace`]: the trace file could not be created.
@@ -225,9 +227,6 @@ debug!([B: Backend] StreamBuilder[B], |builder|
 ///
 /// The thread reads into slots that are allocated once and reused. The thread never overwrites a slot while its
 /// [`Group`] exists. Groups [kept in memory](StreamBuilder::keep) are read once.
-///
-/// Dropping the stream waits at most 10 s for the read in progress and joins the thread. After 10 s it detaches the
-/// thread.
 pub struct TensorStream<B: Backend = Host> {
     pipe: Pipe<B::Ring<usize>>,
     schedule: Arc<Schedule>,
@@ -424,12 +423,13 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
 ///
 /// # Errors
 ///
-/// The iterator returns every group that was read before the failure, then one error, and then ends.
+/// The iterator returns every group before the one that failed, then one error, and then ends.
 ///
 /// - [`Error::Load`]: a file could not be read.
 /// - [`Error::Option`]: the [order](StreamBuilder::order) does not return each group exactly once, or the memory of a
 ///   group cannot be allocated.
 /// - [`Error::Panicked`]: the order panicked on the reading thread.
+/// - [`Error::Upload`]: a copy to the device failed.
 /// - [`Error::SlotHeld`]: the caller did not drop an earlier group within the
 ///   [`held_timeout`](StreamBuilder::held_timeout).
 /// - [`Error::Forked`]: this process was forked from the process that built the stream.
