@@ -1,6 +1,7 @@
-//! Very many batches: every one is correct, and memory does not grow.
+//! Very many batches: every one is correct, and memory grows by 64 KiB at most.
 //!
-//! 20 000 in `cargo test`, 10^5 with `TWINBUF_TEST_WHOLE=1`; 10^6 by `TWINBUF_SOAK_BATCHES=1000000 cargo test --release --test soak`.
+//! At least 20 000 in `cargo test`, 10^5 with `TWINBUF_TEST_WHOLE=1`; 10^6 by `TWINBUF_SOAK_BATCHES=1000000 cargo
+//! test --release --test soak`.
 
 mod common;
 
@@ -52,7 +53,7 @@ fn every_batch_is_right_and_the_memory_stays_the_same() {
     assert!(done >= batches && loader.report().batches == done && loader.report().loads == done);
     loader.close().unwrap();
     let after = anonymous();
-    // A leak of one byte per batch in the shortest run would exceed this; the allocator's normal variation does not.
+    // A leak of five bytes per batch in the shortest run would exceed this; the allocator's normal variation does not.
     let allowed = 64;
     assert!(after <= before + allowed, "{before} KiB after 11 epochs, {after} KiB after {done} batches");
 }

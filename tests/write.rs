@@ -105,7 +105,8 @@ impl Case {
     }
 }
 
-/// One program: rows by both ways, in any sizes. Returns the bytes that must be in the target, or `None` if it was left.
+/// One program: rows by both ways, in any sizes. Returns the bytes that must be in the target, or `None` if it was
+/// left or refused.
 fn program(draws: &mut Draws, case: &Case, mut out: Writer) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut next = 0_u8;
@@ -320,7 +321,7 @@ mod unix {
                 assert_eq!((why.call, &why.path), ("create", &path));
                 assert!(why.source.to_string().contains("another writer"), "{why:?}");
             }
-            // The name may be the begin of another.
+            // Another name may begin with this one.
             let _beside = Writer::raw(folder.path().join("x.y"), 1).build().unwrap();
             drop(other(shards).unwrap_err());
             drop(first);
@@ -558,7 +559,7 @@ mod unix {
         assert_eq!(names(&path), ["00000.bin"]);
     }
 
-    /// Relative paths have an empty folder, or none.
+    /// A relative path may have an empty folder.
     #[test]
     fn a_path_may_be_relative() {
         let folder = folder();

@@ -1,8 +1,9 @@
 //! Pipes under code of their authors that breaks its word: panics in every method and every drop, lengths that are wrong,
 //! calls out of turn, numbers at their ends. Every call returns, with an error that names the culprit or with the panic
-//! itself; nothing leaks.
+//! itself; nothing leaks but the value of a panic whose drop panics.
 //!
-//! `TWINBUF_AUTHOR_CASES` runs that many random cases more. `--nocapture` prints the number of cases and the slowest one.
+//! `TWINBUF_AUTHOR_CASES` sets the number of random cases, and runs all the others too. `--nocapture` prints the
+//! number of cases and the slowest one.
 
 #![allow(clippy::cast_possible_truncation, reason = "all numbers are small")]
 

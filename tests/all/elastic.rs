@@ -41,7 +41,7 @@ fn go_on(
     (taken, saved(&epochs.checkpoint()))
 }
 
-/// One epoch whose ranks and batch size change at random steps. Returns the number of changes.
+/// One epoch whose ranks and batch size change at random steps. Returns the number of its pieces.
 fn history(number: u64) -> u32 {
     let mut random = Random(number);
     let (first, records) = (random.below(3) * 17, 1 + random.below(300));
@@ -176,7 +176,7 @@ fn a_batch_size_that_grows_in_mid_epoch() {
     assert_eq!(rest.checkpoint(), checkpoint);
 }
 
-/// A training of three epochs whose batch size changes in the middle of an epoch, twice in one, and at a seam of two.
+/// A training of three epochs whose batch size changes twice in each of the first two.
 #[test]
 fn a_schedule_is_resumed_at_every_step() {
     let sizes = [(10, 32), (4, 64), (7, 128), (3, 16), (u64::MAX, 64)];

@@ -1,6 +1,7 @@
-//! The tests of the public API that need no process of their own, by subject: one program links faster than thirty.
+//! The tests of the public API that need no process of their own, by subject: one program links faster than many.
 //!
-//! Those of `example_*` start the examples, which `cargo test --test all` does not build: `cargo build --examples` does.
+//! Those of `example_*`, but `ndarray`, start the examples, which `cargo test --test all` does not build: `cargo
+//! build --examples` does.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -123,7 +123,7 @@ fn a_panic_of_the_order_is_an_error_of_its_unit() {
     }
 }
 
-/// Waits at each fill until the other one has filled a slot. With a sender it is the other one.
+/// With a receiver, waits at each fill until the other one has filled a slot; with a sender, tells of each fill.
 struct Waits(Option<Sender<()>>, Option<Receiver<()>>);
 
 impl Source<u64> for Waits {

@@ -1,4 +1,4 @@
-//! What every front promises, tested once for all: the loader, on the host and on a device, the stream of tensors, the
+//! What fronts promise, tested once for all: the loader, on the host and on a device, the stream of tensors, the
 //! generator and the pipe. A new front is one more [`Tested`].
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Records of any length in a loader: every byte is the file's, in every order, on every rank, resumed at every step,
-//! with overlap on and off; transforms change the length of records; what does not fit is a typed error.
+//! Records of any length in a loader: every byte is the file's, in every order, on several ranks, resumed at every
+//! step, with overlap on and off; transforms change the length of records; what does not fit is a typed error.
 
 #![allow(clippy::cast_possible_truncation)] // small numbers
 
@@ -112,7 +112,7 @@ fn decoded(jpeg: &[u8]) -> Result<Vec<u8>, zune_jpeg::errors::DecodeErrors> {
     zune_jpeg::JpegDecoder::new(zune_jpeg::zune_core::bytestream::ZCursor::new(jpeg)).decode()
 }
 
-/// Pictures of many sizes, decoded by two threads to records of one length or of many.
+/// Pictures of many sizes, decoded by two threads to records of many lengths.
 #[test]
 fn decoded_pictures_are_the_same_from_every_step_on() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

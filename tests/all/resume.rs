@@ -125,7 +125,7 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
 }
 
 /// Every rank takes as many steps as the longest rank; where it has no batch, its request returns none. Its state after
-/// any step equals that of the others. From it, all ranks together continue with every remaining record, each once.
+/// any step equals that of the others. From it, any rank continues with its remaining batches.
 #[test]
 fn any_ranks_state_after_a_step_restores_any_other_rank() {
     let (_dir, paths) = files(&[RECORDS]);

@@ -126,7 +126,8 @@ fn build_takes_the_wanted_slots_and_no_others() {
             assert!(matches!(error, Error::Option { option: "slots", .. }), "case {case}: {error}");
         }
     }
-    // By default: as many slots of files as fit 2 MiB, 16 at most; three more than workers if fewer than two more fit.
+    // By default: as many slots of files as fit 2 MiB, 16 at most; three more than workers if fewer than two more
+    // fit. Of 16 MiB or more each: two for one worker, otherwise two more than workers.
     const MIB: u64 = 1 << 20;
     std::fs::File::options().write(true).open(&narrow).unwrap().set_len(16 * MIB).unwrap();
     for (batch, workers, wanted) in [

@@ -1,5 +1,5 @@
-//! Streams of tensors: every byte, in every order, with groups that are kept and groups that are read each pass; and what
-//! happens when groups are held, passes given up and files cut.
+//! Streams of tensors: every byte, in several orders, with groups that are kept and groups that are read each pass;
+//! and what happens when groups are held, passes given up and files cut.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ fn an_order_that_is_none_is_refused() {
     }
 }
 
-/// An order that returns another result to each thread: a group has its own number and bytes all the same.
+/// An order that returns another result to another thread: a group has its own number and bytes all the same.
 #[test]
 fn an_order_that_changes_gives_no_group_another_name() {
     let model = Model::new(&SIZES);

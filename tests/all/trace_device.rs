@@ -1,5 +1,5 @@
 //! Training on a device, and a validation, a stream and a generator on the host, in one trace: its rows have names, and
-//! their sums equal the reports' figures.
+//! their sums are the reports' figures within 1 %.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

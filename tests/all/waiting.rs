@@ -1,4 +1,4 @@
-//! The ways to wait for a batch: not at all, as a task, as a stream.
+//! The ways to wait for a batch: not at all, as a task, with a timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -81,7 +81,7 @@ pub fn open(paths: &[PathBuf]) -> Arc<Records> {
     Arc::new(Records::open(paths, RECORD).unwrap())
 }
 
-/// Both ways to read files, if the system has both. Prints a message if it has no way past the page cache.
+/// `Auto` and, if the system has it, `Direct`; otherwise prints a message.
 pub fn modes(data: &Arc<Records>) -> Vec<ReadMode> {
     let plan = Plan::builder(data.len()).build().unwrap();
     match Reader::new(data.ranges(), &plan, ReadMode::Direct) {

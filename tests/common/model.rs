@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use twinbuf::mmap::Groups;
 use twinbuf::stream::{Group, Tensors};
 
-/// Numbers of the layers of a model.
+/// How many numbers each layer of a model has.
 pub const SIZES: [usize; 6] = [40_000, 3, 0, 2_500_000, 70_000, 9];
 
-/// A model of layers in one file: tensor `up` of layer `n` has `sizes[n]` numbers of 16 bits, `n * 1000 + i`, and `down` has
-/// four of 32 bits.
+/// A model of layers in one file: tensor `up` of layer `n` has `sizes[n]` numbers of 16 bits, `n * 1000 + i * 7`, and
+/// `down` has four of 32 bits.
 pub struct Model {
     _folder: tempfile::TempDir,
     pub path: PathBuf,

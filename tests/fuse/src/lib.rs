@@ -19,7 +19,7 @@ pub enum Fault {
     Error(i32),
     /// The file is this many bytes long from this call on.
     Truncate(usize),
-    /// If the call is a read, it and all later reads are answered only after [`Mounted::release`].
+    /// This call, if it is a read, and all later reads are answered only after [`Mounted::release`].
     Delay,
 }
 
@@ -151,7 +151,7 @@ struct System {
 
 /// The root is the first inode.
 const FIRST: u64 = 2;
-/// The kernel caches nothing: it asks each time.
+/// The kernel keeps no names and attributes: it asks each time.
 const TTL: Duration = Duration::ZERO;
 
 fn file(inode: INodeNo) -> Option<usize> {

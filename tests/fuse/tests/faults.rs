@@ -1,5 +1,6 @@
 //! At every call in turn the file system delays, fails or truncates. Batches must be correct and in order, up to one
-//! error with path and offset. Nothing waits beyond a timeout, no hint waits, and no read is silently repeated.
+//! error with its path and, if a read fails, its offset. Nothing waits beyond a timeout, no hint waits, and no read
+//! is silently repeated.
 
 use std::path::PathBuf;
 use std::sync::Arc;

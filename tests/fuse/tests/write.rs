@@ -1,5 +1,5 @@
-//! A file system in memory that fails at every call in turn. A writer's file is then whole under its name, or one error comes
-//! with path and offset, and the name holds what it held before.
+//! A file system in memory that fails in turn at every call but lookups and reads. A writer's file is then whole
+//! under its name, or one error comes with path and offset, and the name holds what it held before.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

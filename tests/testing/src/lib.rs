@@ -109,8 +109,8 @@ pub fn safetensors<N: std::fmt::Display, S: AsRef<[usize]>>(
     file
 }
 
-/// A zip archive as `numpy.savez` writes it, of names, methods (0 is stored, 8 is Deflate) and bytes: local headers with
-/// their members, the directory, its end.
+/// A zip archive like one of `numpy.savez`, without checksums, of names, methods (0 is stored, 8 is Deflate) and
+/// bytes: local headers with their members, the directory, its end.
 pub fn zip(members: &[(&str, u16, &[u8])]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).expect("a short file");
     let (mut file, mut directory) = (Vec::new(), Vec::new());

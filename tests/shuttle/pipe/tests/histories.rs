@@ -1,5 +1,5 @@
-//! Long histories of a pipe under random schedules: whatever is asked, left, kept, stuck or broken, every call ends, each
-//! unit comes once and in its place, and no thread stays.
+//! Long histories of a pipe under random schedules: whatever is asked, left, kept, stuck or broken, every call ends,
+//! units come once and in their place, and no thread stays in the end.
 //!
 //! A lost wakeup is a deadlock, which shuttle reports with the schedule to replay. It does not test orderings: shuttle's
 //! atomics are sequentially consistent. `TWINBUF_SHUTTLE_HISTORIES` sets the number of histories of each test.
@@ -56,7 +56,7 @@ fn sources(
     ((0..workers).map(source).collect(), open, left)
 }
 
-/// Writes the unit, after yielding to other threads a few times.
+/// Writes the unit, after yielding to other threads up to twice.
 struct Numbers {
     fault: Option<(Fault, u64)>,
     gate: Arc<Mutex<Receiver<()>>>,
