@@ -156,7 +156,7 @@ pub(crate) struct Engine<M: 'static> {
     device: Producer<'static, DeviceBuf<M>>,
 }
 
-/// Wakes the copy thread, which waits for what it needs in [`thread::park`].
+/// Wakes the copy thread, which waits for a batch in [`thread::park`].
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -56,7 +56,7 @@ impl Current {
         Ok(Self { before, _here: PhantomData })
     }
 
-    /// Same as `enter`, before freeing something: nothing can be freed without a current context.
+    /// Same as `enter`, before freeing something: most calls that free need a current context.
     pub(crate) fn enter_to_free(ctx: &CudaContext) -> Option<Self> {
         // If both tries fail, the free may fail too, and the memory then stays allocated until the context ends.
         twice(|| Self::enter(ctx)).ok()
@@ -212,7 +212,7 @@ pub(crate) unsafe fn record(event: CUevent, stream: CUstream) -> Result<(), Erro
 ///
 /// # Safety
 ///
-/// Both ranges and the stream exist until the copy is done. `from` is page-locked and is not written to until then.
+/// Both ranges and the stream exist until the copy is done. `from` is not written to until then.
 pub(crate) unsafe fn copy_to_device(
     to: CUdeviceptr,
     from: *const u8,

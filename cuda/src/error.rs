@@ -68,7 +68,7 @@ pub enum Error {
     /// An argument or an option has an invalid value.
     #[error("option `{option}`: wanted {wanted}, found {found}")]
     Option {
-        /// The name of the argument, or of the builder's method.
+        /// The name of the argument, of the type parameter, or of the builder's method.
         option: &'static str,
         /// The valid values.
         wanted: String,

@@ -139,10 +139,9 @@ impl<M: 'static> Lease<M> {
     /// Copies the batch to new device memory, on `stream`, for frameworks that own their memory. The host does not
     /// wait for the copy. The slot can be refilled when this copy is complete.
     ///
-    /// The method accepts the per-thread default stream, because the use of the slot ends within the call. The
-    /// returned slice is bound to the stream, like every slice that cudarc allocates on it: cudarc frees the slice
-    /// on the per-thread stream of the thread that drops it. Drop the slice on this thread, or synchronize this
-    /// thread's stream first.
+    /// The method accepts the per-thread default stream, because the use of the slot ends within the call. cudarc then
+    /// frees the returned slice, like every slice of that stream, on the per-thread stream of the thread that drops it:
+    /// drop the slice on this thread, or synchronize this thread's stream first.
     ///
     /// cudarc allocates the memory (`cuMemAllocAsync` if the device supports it).
     ///

@@ -1,4 +1,4 @@
-//! What the crate promises, against the figures of a run: one line for each: met, not met or not measured.
+//! What the crate promises, against the figures of a run. One line for each: met, not met or not measured.
 
 use std::fmt::Write;
 use std::path::Path;

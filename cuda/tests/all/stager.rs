@@ -281,7 +281,7 @@ fn whatever_fails_waits_for_the_copies_and_the_stager_works_afterwards() {
             let mut work = || {
                 stager.scope(&stream, |to| {
                     if way == 4 {
-                        // The error of a call is the scope's, whatever the closure makes of it.
+                        // The error of a call is the scope's, also if the closure ignores it.
                         let _ = to.upload_with(|_, _| Err(io::Error::other("lost")), memory.as_view_mut());
                         return Ok(());
                     }
