@@ -1,5 +1,5 @@
-//! How often a reader allocates for a batch in its third epoch: at most twice, and four times for
-//! records of varying length.
+//! How often a reader allocates for a batch in its third epoch, on average: at most twice, and four
+//! times for records of varying length.
 
 use twinbuf_mmap::{Plan, RaggedRecords, Ranges, ReadMode, Reader, Records, Shuffle};
 
