@@ -1,4 +1,4 @@
-//! Why an epoch could not begin or continue.
+//! Why a loader could not be built, or an epoch not begin or continue.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use twinbuf::BoxError;
 use twinbuf::mmap::PlanError;
 
-/// What the `DatasetError` of an item has as its `source`.
+/// The error of [`BurnLoaderBuilder::build`](crate::BurnLoaderBuilder::build), and the `source` of
+/// an item's `DatasetError`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,7 +32,7 @@ pub enum Error {
         /// The ranks of the plan. A plan with slices has one.
         ranks: u64,
     },
-    /// A slice is too short for its plan.
+    /// A slice has too few records for its plan.
     Plan(PlanError),
 }
 

@@ -17,7 +17,7 @@ use twinbuf::{Batch, BoxError, Loader, Plan, Report};
 pub use data::tensor_data;
 pub use error::Error;
 
-/// Converts a batch to the training's input: tensors on the device.
+/// Converts a batch to the training's input, such as tensors on the device.
 type Make<O> = dyn Fn(Batch, &Device) -> Result<O, BoxError> + Send + Sync;
 
 /// Sets options of a [`LoaderBuilder`].
@@ -27,17 +27,20 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///
 /// - **Each [`iter`](DataLoader::iter) is the next epoch** of the plan, from
 ///   [`first_epoch`](BurnLoaderBuilder::first_epoch) on, also if the one before was not iterated to its end.
-/// - **An error is an item**, `Err`, in its place among the batches, and the last one. burn's training stops at
-///   it; other loops must check it (`let batch = batch?`). Without one, the first
-///   epoch has [`num_items`](DataLoader::num_items). [`Error`] is the `source` of burn's `DatasetError`.
-/// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its buffers and its
-///   thread, and builds another if it is iterated a second time while the first iterator is alive.
-/// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's current epoch.
-/// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the same order, seed
-///   and batch. What the plan's `LastBatch::Drop` leaves over goes to the last slice. With `LastBatch::Wrap` there are more
-///   items than records: those past the last record are none, and a slice of nothing else is empty. Only plans of
-///   one rank have slices: ranks split the records already. Otherwise, and for a range that is not there, the
-///   slice's only item is an error.
+/// - **An error is an item**, `Err`, in its place among the batches, and the last one. burn's
+///   training stops at it; other loops must check it (`let batch = batch?`). Without one, epoch 0
+///   has [`num_items`](DataLoader::num_items). [`Error`] is the `source` of burn's `DatasetError`.
+/// - A [`Loader`] belongs to one thread and this does not: it keeps one between epochs, with its
+///   buffers and its thread, and builds another after an error, or if it is iterated a second time
+///   while the first iterator is alive.
+/// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's next epoch.
+/// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the
+///   same order, seed and batch. What the plan's `LastBatch::Drop` leaves over goes to the last
+///   slice. With `LastBatch::Wrap` there can be more items than records: those past the last record
+///   are none, and a slice of nothing else is empty. Only plans of one rank have slices: ranks
+///   split the records already. Otherwise, for a range that is not there, and for one with too few
+///   records for the plan, the slice's only item is an error. A slice ignores a `RecordList` that
+///   is not a range: it has all records between.
 pub struct BurnLoader<D, O> {
     part: Arc<Part<D, O>>,
     device: Device,
@@ -73,7 +76,8 @@ struct Part<D, O> {
 }
 
 impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
-    /// A loader of `plan`'s batches from `data` (an `Arc<Records>`, or a pair of them for images and labels), each turned into an `O` by `make`.
+    /// A loader of `plan`'s batches from `data` (an `Arc<Records>`, or a pair of them for images
+    /// and labels), each turned into an `O` by `make`.
     ///
     /// `make` runs on the thread that iterates, while the next batch is read. The batch's slot is read into again once
     /// the batch is dropped. [`tensor_data`] makes tensor data of it without a copy; `batch.cast()` gives the numbers.
@@ -90,8 +94,9 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
         }
     }
 
-    /// Where the time went so far, in the epochs that are over. `None` while an iterator is alive, and after an error
-    /// (an error ends the loader that counted). Of several concurrent iterators, that of the one that ended last.
+    /// Where the time went so far, in the epochs that are over. `None` while the only iterator is
+    /// alive, and after an error until another iterator ends (an error ends the loader that
+    /// counted). Of several concurrent iterators, that of the one that ended last.
     pub fn report(&self) -> Option<Report> {
         self.part.idle().as_ref().map(Loader::report)
     }
@@ -100,8 +105,9 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
 impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D, O> {
     /// Sets options of the [`LoaderBuilder`]: a transform, the depth, a memory limit.
     ///
-    /// Called for each loader that is built: one for each slice, and one more for each iterator that is alive at the
-    /// same time as another. Each of them would start a new profile.
+    /// Called for each loader that is built: one for this and for each slice that is iterated, one
+    /// more for each iterator that is alive at the same time as another, and one after each error.
+    /// A trace that is set here starts anew with each.
     pub fn options(
         mut self,
         options: impl Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync + 'static,
@@ -116,7 +122,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
         self
     }
 
-    /// Allocates the buffers and starts the reading thread.
+    /// Allocates the buffers and starts the reading threads.
     ///
     /// # Errors
     ///
@@ -139,7 +145,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> DataLoader<O> for Bu
         Box::new(iter::Iter::new(&self.part, &self.device, epoch))
     }
 
-    /// Records of an epoch, as this rank sees them.
+    /// Records of epoch 0, as this rank sees them.
     fn num_items(&self) -> usize {
         self.part.items()
     }
@@ -190,7 +196,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
         if start > end || end > items || ranks > 1 {
             return Err(Error::Slice { wanted: start..end, items, ranks });
         }
-        // A plan that wraps has more items than records.
+        // A plan that wraps can have more items than records.
         let record = |item: usize| (self.records.start + item as u64).min(self.records.end);
         Ok(match end {
             _ if start == end => record(0)..record(0),
@@ -220,7 +226,7 @@ impl<D, O> Part<D, O> {
         drop(other);
     }
 
-    /// Records of the first epoch.
+    /// Records of epoch 0.
     fn items(&self) -> usize {
         let Ok(Some(plan)) = &self.plan else { return 0 };
         let Some(last) = plan.steps(0).checked_sub(1) else { return 0 };

@@ -12,7 +12,7 @@ use twinbuf::transform::Convert;
 use twinbuf::{Batch, BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records};
 use twinbuf_burn::{BurnLoader, Error, tensor_data};
 
-/// Record `i` is the number `i`; some cannot be read.
+/// Record `i` is the number `i`; at most one cannot be read.
 #[derive(Clone)]
 struct Source {
     records: u64,
@@ -355,7 +355,7 @@ fn slices_cover_the_records_and_do_not_meet() {
 
 #[test]
 fn slices_of_a_plan_that_wraps() {
-    // More items than records: those at the front are seen twice, and belong to the first slice.
+    // More items than records.
     for (records, batch, devices) in [(10, 4, 2), (9, 8, 4), (3, 8, 3), (1, 4, 3)] {
         let whole: Arc<dyn DataLoader<Vec<u32>>> =
             Arc::new(loader(source(records), shuffled(records, batch, LastBatch::Wrap)));

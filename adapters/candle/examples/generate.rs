@@ -1,7 +1,7 @@
 //! Generates tokens with a Llama that is larger than the memory it is given: while a layer computes, the next one is read.
 //!
-//! `cargo run --release --example generate -- 32 1024`: layers and hidden size. The weights are random and of bf16. The
-//! matrices are multiplied in the slots that the disk wrote them to.
+//! `cargo run --release --example generate -- 32 1024`: layers and hidden size. The weights are
+//! random and of bf16. The matrices are multiplied in the slots that they were read into.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn place(name: &str) -> Option<u32> {
     }
 }
 
-/// Each pass computes one token: the most likely one after those of the prompt and those before.
+/// Each pass takes one token. After the prompt, it adds the most likely next one.
 fn generate(model: StreamBuilder) -> Result<Vec<u32>, BoxError> {
     let mut model = model.cycle().build()?;
     let (mut tokens, mut caches, head) = (vec![1, 306, 763], HashMap::new(), model.groups().len() - 1);

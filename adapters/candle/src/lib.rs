@@ -25,8 +25,9 @@ pub use weights::{linear, load, weight};
 ///
 /// # Errors
 ///
-/// [`TensorError::Batch`] if the batch has several fields: see [`field_tensor`]. [`TensorError::DType`] if candle has no
-/// such numbers; [`TensorError::Candle`] if candle has no memory for it.
+/// [`TensorError::Batch`] if the batch has several fields: see [`field_tensor`].
+/// [`TensorError::DType`] for numbers that no tensor is made of; [`TensorError::Candle`] if candle
+/// cannot make it.
 pub fn tensor(batch: &Batch, device: &Device) -> Result<Tensor, TensorError> {
     batch.cast::<u8>().map_err(TensorError::Batch)?;
     field_tensor(batch, 0, device)
@@ -54,7 +55,7 @@ fn shape_of(of: &RecordType, records: u64) -> Result<(candle_core::DType, Vec<us
     Ok((to, std::iter::once(records).chain(of.shape().iter().copied()).collect()))
 }
 
-/// candle's name of the same type. `None` if candle has no such type.
+/// candle's name of the same type. `None` for those that [`TensorError::DType`] lists.
 fn candle_dtype(dtype: DType) -> Option<candle_core::DType> {
     use candle_core::DType as To;
     Some(match dtype {
@@ -71,7 +72,7 @@ fn candle_dtype(dtype: DType) -> Option<candle_core::DType> {
     })
 }
 
-/// Why a batch is no such tensor.
+/// Why a batch or a weight is no such tensor.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TensorError {
@@ -80,7 +81,7 @@ pub enum TensorError {
         /// The type of the batch.
         found: DType,
     },
-    /// candle has no tensor, or no matrix, of this type.
+    /// candle has no tensor, or no matrix, of this type, or the bytes are not those of its shape.
     Weight {
         /// The tensor.
         name: String,
@@ -92,7 +93,7 @@ pub enum TensorError {
     Batch(Error),
     /// candle's own error.
     Candle(candle_core::Error),
-    /// The tensor's device is not the CUDA device that the batch is on, or the driver failed.
+    /// The batch is on another CUDA device than the tensor's, or the driver failed.
     #[cfg(feature = "cuda")]
     Device(twinbuf::cuda::Error),
 }

@@ -17,8 +17,8 @@ use crate::{TensorError, candle_dtype};
 /// Bytes of one read: the fewest that [`Reader::read_bytes`] lets the disk write straight to the caller's memory.
 const PIECE: usize = 4 << 20;
 
-/// The largest block of a disk. A read begins as far into a block of memory as into a block of the file, so that the disk
-/// can write to its place.
+/// The largest block of a disk that reads are aligned for. A read begins as far into a block of
+/// memory as into a block of the file, so that the disk can write to its place.
 const BLOCK: u64 = 4096;
 
 /// Reads in flight.
@@ -26,11 +26,12 @@ const READS: usize = 4;
 
 /// Reads a whole checkpoint: each tensor by its name, as `candle_core::safetensors::load` does.
 ///
-/// On the CPU four threads read, and each byte is copied **once** (those of u16 and f8 twice), into the memory that its
-/// tensor owns: from the page cache if the files are there. Otherwise they are read past it, in pieces of 4 MiB. A disk
-/// could write to the tensor's own memory, but its requests are shorter where pages have 4 KiB, as those of a `Vec` do:
-/// that took twice as long. For another device each tensor is copied to it from a slot while the next one is read; no test
-/// here has run on one.
+/// On the CPU four threads read, and each byte is copied **once** (those of u16 and floats of 4 to
+/// 8 bits twice), into the memory that its tensor owns: from the page cache if half of the files or
+/// more are there. Otherwise they are read past it if the system can, in pieces of 4 MiB. A disk
+/// could write to the tensor's own memory, but its requests are shorter where pages have 4 KiB, as
+/// those of a `Vec` do. For another device each tensor is copied to it from a slot while the next
+/// one is read; no test here has run on one.
 ///
 /// u16 becomes u32, as in candle's loader. Nothing else is converted.
 ///
@@ -128,19 +129,22 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
     made.map_err(TensorError::Candle)
 }
 
-/// A matrix of a layer, multiplied **in the slot** that it was read into: nothing is copied or converted.
+/// A matrix of a layer, multiplied **in the slot** that it was read into.
 ///
-/// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by candle's own kernels for
-/// f32, f16, bf16 and the blocks of GGUF, on the CPU. They convert `x` to bf16 for a matrix of bf16, and return f32.
+/// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by
+/// candle's own kernels for f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_1 and Q2_K to Q8_K, on
+/// the CPU. They convert `x` to what the kernel multiplies with, such as bf16 for a matrix of bf16,
+/// and return the type of `x`, f32 or f16.
 ///
-/// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and can. The slot is read into
-/// again when the matrix, its clones and the [`Group`] are dropped. Where candle repacks blocks for the processor's matrix
-/// units, it keeps that copy for as long as the matrix.
+/// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and
+/// can. The slot is read into again when the matrix, its clones and the [`Group`] are dropped.
+/// Where candle repacks blocks (Q4_K, on AArch64), it keeps that copy for as long as the matrix.
 ///
 /// # Errors
 ///
-/// [`TensorError::Batch`] if the layer has no such tensor; [`TensorError::Weight`] if candle has no kernel for its type, or
-/// its bytes are not its shape's; [`TensorError::Candle`] if a row is not a whole number of blocks.
+/// [`TensorError::Batch`] if the layer has no such tensor; [`TensorError::Weight`] if candle has no
+/// kernel for its type, or its bytes are not its shape's; [`TensorError::Candle`] if it has no
+/// axis, or a row is not a whole number of blocks.
 pub fn linear(layer: &Arc<Group>, name: &str) -> Result<QMatMul, TensorError> {
     let found = layer.tensor(name).map_err(TensorError::Batch)?;
     let same = |view: View<'_>| std::ptr::eq(view.tensor(), found.tensor());
@@ -163,7 +167,7 @@ pub fn linear(layer: &Arc<Group>, name: &str) -> Result<QMatMul, TensorError> {
     };
     let storage = storage.ok_or_else(|| no_weight(found.tensor()))?;
     let matrix = QTensor::new(QStorage::Cpu(storage), found.tensor().shape()).map_err(TensorError::Candle)?;
-    // `QMatMul::from_qtensor` would make an f32 copy of f16 and bf16.
+    // `QMatMul::from_qtensor` would make an f32 copy of f32, f16 and bf16.
     Ok(QMatMul::QTensor(Arc::new(matrix)))
 }
 

@@ -46,7 +46,7 @@ fn evict(path: &PathBuf) -> Result<(), BoxError> {
 #[test]
 fn a_checkpoint_is_what_candle_loads() -> Result<(), BoxError> {
     let folder = folder()?;
-    // Small ones, one with every length of a last read, and one of several reads.
+    // Small ones, and ones of several reads.
     let large = (9 << 20) + 40;
     let first = [
         ("u8", "U8", vec![7], 7),
@@ -153,7 +153,7 @@ fn what_cannot_be_loaded_is_an_error() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Matrices of every type for which candle has a kernel: 64 rows of 256.
+/// Matrices of 64 rows of 256, of types for which candle has a kernel.
 fn matrices() -> Result<Vec<(String, QTensor)>, BoxError> {
     use GgmlDType::{BF16, F16, F32, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     let numbers =

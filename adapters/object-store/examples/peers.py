@@ -1,7 +1,7 @@
 """Samples a second, requests and bytes over S3's protocol: twinbuf with the recipe beside others.
 
     pip install twinbuf torch obstore s3fs mosaicml-streaming litdata
-    python examples/peers.py target/release/twinbuf-object-store-server [KIB [MIB]]
+    python examples/peers.py server/target/release/twinbuf-object-store-server [KIB [MIB]]
 
 The server delays each read by 30 ms. Records of KIB KiB (64), MIB MiB of them (256), four workers. A `DataLoader` over
 s3fs and the recipe shuffle all records. MosaicML's streaming and litdata have a format of their own, whose files of 64 MB

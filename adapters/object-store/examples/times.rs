@@ -2,11 +2,12 @@
 //!
 //! ```sh
 //! cargo build --release --manifest-path server/Cargo.toml
-//! cargo run --release --example times -- target/release/twinbuf-object-store-server /tmp/objects 8 128
+//! cargo run --release --example times -- server/target/release/twinbuf-object-store-server /tmp/objects 8 128
 //! ```
 //!
-//! Arguments: the server, a folder, the number of objects, MiB of each, and record sizes in KiB if not all. The server delays each request by 30 ms. The model is
-//! requests in sequence of a worker × 30 ms + bytes / bandwidth. The bandwidth is that of plain sockets, without delay.
+//! Arguments: the server, a folder, the number of objects, MiB of each, and record sizes in KiB if
+//! not all. The server delays each read by 30 ms. The model is requests in sequence of a worker ×
+//! 30 ms + bytes / bandwidth. The bandwidth is that of plain sockets, without delay.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -151,7 +152,7 @@ impl Server {
         let sequence = stats.requests as f64 / (REQUESTS * workers) as f64;
         let rounds = sequence.max(batches as f64 / workers as f64) * DELAY as f64 / 1000.0;
         let model = rounds + stats.bytes as f64 / bandwidth;
-        // With compute as long as the load of a batch: at most the longer of the two.
+        // With compute as long as the load of a batch: at best the longer of the two.
         let compute = wall / batches;
         let mut loader = Loader::builder(data.clone(), plan).workers(workers as usize).build()?;
         let start = Instant::now();

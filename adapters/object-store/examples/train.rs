@@ -19,7 +19,7 @@ fn main() -> Result<(), BoxError> {
     let columns = data.element().ok_or("wanted numbers")?.1[0];
     println!("{}: {} rows of {columns} numbers", data.name(), data.len());
 
-    // Chunks of neighbouring rows are one request each.
+    // Neighbouring rows share requests.
     let shuffle = Shuffle::Chunks { records: 64 };
     let plan = Plan::builder(data.len()).batch(256).shuffle(shuffle).seed(1).build()?;
     let mut loader = Loader::builder(data.clone(), plan).workers(4).build()?;

@@ -1,4 +1,4 @@
-//! Blocks that several batches need: the chunks of a windowed shuffle.
+//! Blocks that several batches need: the chunks of a windowed shuffle, or parts of them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,8 +29,8 @@ struct Block {
 }
 
 impl Blocks {
-    /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used for the longest time, until
-    /// the others have at most `most` bytes together.
+    /// Returns the bytes of a block, or the place for them. Drops those blocks that were not used
+    /// for the longest time, until all have at most `most` bytes together, or no other is left.
     pub(crate) fn block(&self, shard: usize, range: &Range<u64>, most: u64) -> Arc<OnceCell<Bytes>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Kept { blocks, bytes, uses } = &mut *kept;

@@ -11,7 +11,8 @@ use twinbuf::BoxError;
 #[derive(Debug, thiserror::Error)]
 #[error("{url}{}", bytes(.range))]
 pub struct Error {
-    /// The URL of the object. If all objects are concerned: the URL that was opened.
+    /// The URL of the object. If all objects are concerned: the URL that was opened, or its part
+    /// before their paths.
     pub url: String,
     /// The bytes that were requested. Empty if the error does not concern a request.
     pub range: Range<u64>,
@@ -24,35 +25,36 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed, or a file or a thread
-    /// cannot be made. The source is `object_store`'s error, the parser's or the system's.
+    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed
+    /// or found, or a file or a thread cannot be made. The source is `object_store`'s error, the
+    /// parser's or the system's.
     #[error("the objects could not be opened")]
     Open(#[source] BoxError),
-    /// There is no object below the URL.
+    /// There is no object below the URL that is not empty.
     #[error("wanted at least one object, found none")]
     Empty,
     /// The objects do not have the requested format. The text has the URLs of the objects, the error the paths of
     /// temporary files.
     #[error("{0}")]
     Format(String, Box<twinbuf::mmap::Error>),
-    /// The object was replaced or truncated after it was opened. ETag (of a store without: the time of the last change)
-    /// and size then, and now.
+    /// The object was replaced or truncated after it was found. ETag (of a store without: the time
+    /// of the last change) and size then, and now.
     #[error("changed while open: wanted {wanted}, found {found}")]
     #[allow(missing_docs)]
     Changed { wanted: String, found: String },
-    /// The object was removed after it was opened.
+    /// The object was removed after it was found.
     #[error("removed while open")]
     Removed,
     /// The request failed, after the store's retries.
     #[error("the request failed")]
     Request(#[source] object_store::Error),
-    /// The response had this number of bytes.
+    /// The response had this number of bytes, not those requested.
     #[error("found {0} bytes")]
     Length(u64),
     /// The request did not end within this time.
     #[error("no end within {:.3} s", .0.as_secs_f64())]
     Timeout(Duration),
-    /// The runtime that the caller gave has ended.
+    /// The runtime of the requests has ended: the caller's, or a task panicked.
     #[error("the runtime of the requests has ended")]
     Runtime,
 }

@@ -113,8 +113,8 @@ impl Objects {
         requests
     }
 
-    /// Starts all requests, several at a time. Each task returns the index and the bytes of its request. They end early if
-    /// the set is dropped. Keeps at most `most` bytes for other batches.
+    /// Starts all requests, several at a time. Each task returns the index and the bytes of its
+    /// request. They end early if the set is dropped. Keeps about `most` bytes for other batches.
     fn fetch(&self, requests: &[Request], most: u64) -> JoinSet<Result<(usize, Bytes), Error>> {
         let limit = Arc::new(Semaphore::new(self.client.options.requests.clamp(1, Semaphore::MAX_PERMITS)));
         let mut tasks = JoinSet::new();
@@ -199,8 +199,8 @@ impl Dataset for Objects {
         }))
     }
 
-    /// FNV-1a (64 bits) over the objects' sizes and ETags, in order. Their names have no effect: a copy with the same ETags
-    /// is the same data set.
+    /// FNV-1a (64 bits) over the objects' sizes and ETags, or without these times of change, in
+    /// order. Their names have no effect: a copy with the same ETags is the same data set.
     fn fingerprint(&mut self) -> Result<u64, BoxError> {
         let bytes = self.shards.iter().flat_map(|shard| {
             let tag = shard.object.tag.as_deref().unwrap_or_default();

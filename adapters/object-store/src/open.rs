@@ -21,7 +21,8 @@ use crate::options::Options;
 use crate::{Objects, Shard};
 
 impl Objects {
-    /// Opens the objects below a URL that ends with `/`, or the single object of another URL.
+    /// Opens the objects below a URL that ends with `/`, the single object of another URL, or those
+    /// below it that [`names`](Options::names) lists.
     ///
     /// Requests the first [`header_bytes`](Options::header_bytes) of each object, and calls `open` with sparse files that
     /// have these bytes and the objects' sizes, but no other content. `open` is an opener of [`Records`] that reads no
@@ -30,7 +31,8 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects.
+    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects, a temporary
+    ///   file.
     /// - [`Kind::Format`]: the error of `open`.
     /// - The errors of requests.
     pub fn open(

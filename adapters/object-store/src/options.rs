@@ -18,17 +18,18 @@ pub struct Options {
     /// The caller's runtime, for all requests. It needs its own threads (`new_multi_thread`), timers and I/O. Default: a
     /// runtime with two threads for these objects.
     pub runtime: Option<Handle>,
-    /// The names of the objects below the URL, in the order of their records. HTTP servers have no lists and need them
-    /// for more than one. Default: none: the URL's object or, if the URL ends with `/`, all below it that are not empty, in
-    /// the order of their names.
+    /// The names of the objects below the URL, in the order of their records. HTTP servers without
+    /// WebDAV have no lists and need them for more than one. Default: none: the URL's object or, if
+    /// the URL ends with `/`, all below it that are not empty, in the order of their names.
     pub names: Vec<String>,
     /// The number of bytes at the start of each object that hold its header. Default: 64 KiB.
     pub header_bytes: u64,
     /// The largest gap in bytes between two records of a batch that one request bridges. Its bytes are thrown away. A gap
     /// is cheaper than a request up to about delay × bandwidth / requests in flight. Default: 64 KiB.
     pub gap: u64,
-    /// The number of bytes from which neighbours, or a chunk of [`Shuffle::Window`](twinbuf::Shuffle::Window), become
-    /// separate requests, which use separate connections. A record is always one request. Default: 8 MiB.
+    /// The number of bytes from which neighbours, or a chunk of
+    /// [`Shuffle::Window`](twinbuf::Shuffle::Window), become separate requests, which can use
+    /// separate connections. A record is always one request. Default: 8 MiB.
     pub request_bytes: u64,
     /// The number of requests of one batch in flight, at least 1. Each worker of the loader loads a batch. Default: 16.
     pub requests: usize,

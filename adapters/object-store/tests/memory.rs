@@ -64,7 +64,8 @@ fn read(options: Options, list: Vec<u64>) -> Result<(u64, u64), BoxError> {
     Ok((stats.requests, stats.bytes))
 }
 
-/// The same batches as from files, in every order, with any number of workers and ranks.
+/// The same batches as from files, in several orders, with one worker and four, at both of two
+/// ranks.
 #[test]
 fn batches_are_those_of_files() -> Result<(), BoxError> {
     let folder = tempfile::tempdir()?;
@@ -158,7 +159,7 @@ fn chunks_of_a_window_are_requested_once() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Objects with other bytes of the same size, with fewer, and without any.
+/// Objects with other bytes of the same size, with fewer, and removed ones.
 #[test]
 fn changes_are_errors() -> Result<(), BoxError> {
     for len in [6016, 1000, 500, 0] {

@@ -1,6 +1,7 @@
 //! S3's protocol: a real server (`server/`) on a folder, and a proxy in front of it that fails at chosen requests.
 //!
-//! `ci/objects.sh` builds the server and sets `OBJECTS_SERVER`. Without it, these tests are not run.
+//! `ci/objects.sh` builds the server and sets `OBJECTS_SERVER`. Without it, these tests check
+//! nothing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -59,7 +60,7 @@ fn bytes(seed: u64) -> Vec<u8> {
 }
 
 impl Server {
-    /// `None` if the server was not built.
+    /// `None` without `OBJECTS_SERVER`.
     fn start() -> Result<Option<Self>, BoxError> {
         let Some(program) = std::env::var_os("OBJECTS_SERVER") else {
             println!("not checked: no OBJECTS_SERVER");

@@ -1,4 +1,4 @@
-//! The pictures that both examples train on, as rows of pixels and a label.
+//! The pictures that `train` and `train_cuda` train on, as rows of pixels and a label.
 
 use std::path::Path;
 
