@@ -65,7 +65,8 @@ def generate(
     Raises
     ------
     OptionError
-        If ``rounds`` is negative.
+        If ``rounds`` is not from 0 to 2**64 - 1, if ``trace`` is empty, or if it or ``name`` cannot be
+        encoded.
 
     Examples
     --------

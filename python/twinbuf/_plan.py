@@ -25,8 +25,7 @@ from ._values import (
 )
 from .errors import OptionError
 
-# The bytes of a chunk of a windowed shuffle, if the program gives no number of records: long enough for
-# sequential reads on any disk.
+# The bytes of a chunk of a windowed shuffle, if the program gives no number of records.
 _CHUNK = 1 << 20
 
 

@@ -226,7 +226,7 @@ class Records(_Records):
             wanted = range(count)[wanted]
         elif isinstance(wanted, (int, tuple)) or not getattr(wanted, "ndim", hasattr(wanted, "__len__")):
             try:
-                # Python's and torch's bools are numbers; numpy's is none, and is refused.
+                # `index` takes Python's and torch's bools, and refuses numpy's: make numpy's of them.
                 is_bool = str(getattr(wanted, "dtype", type(wanted).__name__)).endswith("bool")
                 number = index(numpy.asarray(wanted)[()] if is_bool else wanted)
             except TypeError:

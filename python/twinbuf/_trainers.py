@@ -33,7 +33,7 @@ class Steps:
 
 
 class Batches:
-    """The batches as a data set whose items are steps. It is fast for steps that follow each other.
+    """The batches as a data set whose indices are steps. It is fast for steps that follow each other.
 
     Its length is the number of records of the plan, as for the data set of a `DataLoader`.
     """

@@ -102,7 +102,7 @@ def numbers_of(name: str, found: Any, error: Callable[[int], Exception | None], 
         ends = [found[0], found[-1]] if found else []
     else:
         found = numpy.asarray(found)
-        # Numbers beyond 64 bits are objects of numpy's.
+        # numpy makes objects of numbers beyond 64 bits.
         are_whole = found.dtype.kind in "iu" or all(isinstance(number, int) for number in found.flat)
         if found.ndim != 1 or not are_whole:
             wanted = "a list or an array of whole numbers"

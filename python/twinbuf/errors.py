@@ -1,7 +1,7 @@
 """What can go wrong: the exceptions of files, options, states and loaders.
 
-An argument of a wrong type is a ``TypeError``. A missing record is an ``IndexError``, a missing device a
-``RuntimeError``.
+An argument of a wrong type is a ``TypeError``. ``data[i]`` of a missing record is an ``IndexError``, a
+missing device a ``RuntimeError``.
 
 An exception that your own code raises reaches the loop as it was raised, but ``StopIteration``: that becomes
 a ``RuntimeError``. One of a data set or of `Records.map` has a note that names the batch, others have none.
@@ -37,23 +37,23 @@ class Error(Exception):
 
 
 class FileError(Error, OSError):
-    """A file cannot be opened or read, or is not what it should be."""
+    """A file cannot be opened, read or written, or is not what it should be."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Those of `OSError` are no attributes of Python, and pickle would leave them out.
+        # These are not in `__dict__`, and pickle would leave them out.
         of = {name: getattr(self, name) for name in ("errno", "strerror", "filename")}
         return type(self), self.args, self.__dict__ | of
 
 
 class MissingFileError(FileError, FileNotFoundError):
-    """There is no such file, or a pattern matches none."""
+    """There is no such file, or a folder or pattern has none."""
 
 
 class FilePermissionError(FileError, PermissionError):
-    """The file may not be read by this process."""
+    """This process may not read or write the file."""
 
 
 class OptionError(Error, ValueError):
@@ -61,11 +61,11 @@ class OptionError(Error, ValueError):
 
 
 class CheckpointError(Error, ValueError):
-    """A state belongs to another plan or another data set."""
+    """A state belongs to another plan or data set, or is none."""
 
 
 class LoaderError(Error, RuntimeError):
-    """The loader cannot continue."""
+    """A loader, a loop or a writer cannot continue."""
 
 
 class NestedError(LoaderError):
@@ -73,8 +73,8 @@ class NestedError(LoaderError):
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):
-    """A batch, or the end of a read, has not come in time."""
+    """A batch, or the end of a read or an item, has not come in time."""
 
 
 class ForkedError(LoaderError):
-    """The loader is used in a process that was forked from the one it was built in."""
+    """Something is used in a process that was forked from the one that made it."""
