@@ -1,6 +1,6 @@
 //! Replaces the atomics and cells of `core/src/sync.rs`, which includes this file, with loom's. loom checks every
-//! access to a cell and explores every value that a load may read. Each access to an atomic is counted: a model can
-//! assert the number of steps of a call.
+//! access to a cell and explores the values that a load may read. Each access to an atomic, but for counts of shares, is
+//! counted: a model can assert the number of steps of a call.
 
 extern crate std; // for loom's macro
 
