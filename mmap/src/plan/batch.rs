@@ -142,12 +142,12 @@ impl BatchIndices {
     /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
     /// records. The chunk that has both the last and the first record is two ranges.
     ///
-    /// Later batches of the rank draw from these chunks too: a data set that keeps them need not
-    /// read them again. Takes time in proportion to the number of chunks. Returns `None` with any
-    /// other shuffle, with a [list](RecordList) of records that are not consecutive, for the only
-    /// full batch of a rank, for the batches that [`LastBatch::Keep`](super::LastBatch::Keep) or
-    /// [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and for a batch that has records
-    /// from both sides of the place where an earlier run of the epoch stopped.
+    /// Later batches of the rank can draw from these chunks too: a data set that keeps them need
+    /// not read them again. Takes time in proportion to the number of chunks. Returns `None` with
+    /// any other shuffle, with a [list](RecordList) of records that are not consecutive, for the
+    /// only full batch of a rank, for the batches that [`LastBatch::Keep`](super::LastBatch::Keep)
+    /// or [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and for a batch that has
+    /// records from both sides of the place where an earlier run of the epoch stopped.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -313,7 +313,7 @@ pub enum Shuffle {
     /// Shuffles records within a sliding window of chunks in memory.
     ///
     /// Chunks enter the window in a random order that spreads them over the files. The shuffle
-    /// draws one chunk's worth of records evenly from all chunks in the window, then the window
+    /// draws one chunk's worth of records evenly from the chunks in the window, then the window
     /// advances by one chunk. In each epoch, the chunk boundaries, the order of the chunks and the
     /// order of the records differ. If the window holds all chunks of a rank, the rank's records
     /// are fully shuffled.

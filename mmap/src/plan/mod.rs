@@ -27,9 +27,9 @@ use window::Shares;
 /// ([`PlanBuilder::batches`]) it takes O(1) for each size.
 ///
 /// In each epoch, the shuffle permutes positions. The record of a position is the position itself,
-/// or the number that the plan's [`RecordList`] has there. With one batch size, full step `s` of
-/// rank `r` covers the `batch` positions that start at `(s * world + r) * batch`. All ranks
-/// together go through the positions in order.
+/// or the number that the plan's [`RecordList`] has there. With one batch size, and without
+/// [`Shuffle::Window`], full step `s` of rank `r` covers the `batch` positions that start at `(s *
+/// world + r) * batch`: all ranks together go through the positions in order.
 ///
 /// With [`Shuffle::Window`], each rank has its own part of the order, which also depends on the
 /// number of ranks, the batch size and [`PlanBuilder::steps`]. Step `s` of rank `r` starts at
