@@ -27,7 +27,7 @@ pub type DoubleBuffer<T, W = Auto> = Ring<T, 2, W>;
 /// ([`try_split_static`](Ring::try_split_static)).
 ///
 /// The slots are stored inside this type, next to their state words. This needs no allocator. For slots on the heap,
-/// handles that own their ring, or a depth known at run time, use a `HeapRing`.
+/// handles that own their ring, or a depth known only at run time, use a `HeapRing`.
 ///
 /// A ring that is dropped after a handle, a [`ReservedSlot`](crate::ReservedSlot) or a [`KeptSlot`](crate::KeptSlot)
 /// was leaked leaks the values of its slots. The memory of the ring itself belongs

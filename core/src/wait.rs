@@ -53,13 +53,13 @@ impl fmt::Debug for Word<'_> {
 /// | strategy | needs | a waiting side | choose it when |
 /// | --- | --- | --- | --- |
 /// | [`Auto`] | nothing | with `std`: looks for up to about 20 µs while that pays, then sleeps; without: as `Spin` | by default |
-/// | [`Spin`] | nothing | uses its core fully | each side has its own core, and a wake-up (about 10 µs) is too late |
+/// | [`Spin`] | nothing | uses its core fully | each side has its own core, and a wake-up (several µs) is too late |
 /// | `Park` | `std` | sleeps in the kernel at once | every wait is long, or other threads keep the processors busy |
 /// | your own | | for example WFE/SEV, an RTOS semaphore | the target has no `std` |
 ///
 /// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
 ///
-/// A call waits only if the slot is not ready. It first calls [`relax`](Wait::relax) until this
+/// A call waits only if the slot is not ready. It then first calls [`relax`](Wait::relax) until this
 /// returns `false`. Then it sets the `WAITER` bit of the word and calls [`wait`](Wait::wait). A side that changes a
 /// word with this bit calls [`wake`](Wait::wake). If `relax` never returns `false`, a blocked side costs the other
 /// nothing.
@@ -338,8 +338,7 @@ mod with_std {
         /// 100, a round trip on one processor takes twice the CPU time of `Park`.
         const LOOKS: u32 = 30;
         /// How many times it then yields its processor and looks again: about 20 µs if no other thread wants the
-        /// processor, as long as a sleep and a wake take. If the other side wants it, one yield is enough, and costs
-        /// less than a sleep and a wake.
+        /// processor. If the other side wants it, one yield is enough, and costs less than a sleep and a wake.
         const YIELDS: u32 = 64;
         /// The longest pause after a look in vain: how many waits then sleep at once.
         const LONGEST_PAUSE: u32 = 256;
