@@ -38,7 +38,7 @@ class Window(_Window):
     """A shuffle that mixes the records of ``chunks`` chunks at a time. They come from all over the files.
 
     A chunk has ``records`` records; by default as many as fit in 1 MiB, at least one. Memory must hold a
-    window, or chunks are read again.
+    window and the chunks that are being read, or chunks are read again.
     """
 
     def __new__(cls, chunks: SupportsIndex, records: SupportsIndex | None = None) -> Self:
@@ -96,8 +96,8 @@ class Plan(_Plan):
         (torchrun, Open MPI, Slurm and others). Default: rank 0 of 1.
     drop_last
         Whether to leave out the records that do not fill a last step. With False they make a smaller batch;
-        with several ranks they are filled up from the front of the epoch instead, so all ranks have the same
-        number of steps. Default: True.
+        with several ranks the last step is filled up from the front of the epoch instead, so all ranks have
+        the same number of steps. Default: True.
     """
 
     __slots__ = ("__weakref__",)

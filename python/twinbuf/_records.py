@@ -121,7 +121,7 @@ class Records(_Records):
         makes other types.
 
         A loader casts tokens by default: records of uint16 or uint32 with at most one axis become int64, the
-        type that torch's embeddings and losses take. `to` their own type leaves them as they are in the file.
+        type that torch's embeddings and losses take. ``to(data.dtype)`` leaves them as they are in the file.
         Records that differ in length are not cast by default, because a cast makes room in each slot for a
         batch of the longest record: ``to("int64")`` casts them.
 

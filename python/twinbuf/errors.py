@@ -4,7 +4,7 @@ An argument of a wrong type is a ``TypeError``. ``data[i]`` of a missing record 
 missing device a ``RuntimeError``.
 
 An exception that your own code raises reaches the loop as it was raised, but ``StopIteration``: that becomes
-a ``RuntimeError``. One of a data set or of `Records.map` has a note that names the batch, others have none.
+a ``RuntimeError``. In a loader, one of a data set or of `Records.map` has a note that names the batch.
 """
 
 from __future__ import annotations
