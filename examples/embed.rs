@@ -13,7 +13,7 @@ use twinbuf::{BoxError, LastBatch, Loader, Plan, Records};
 const RECORD: usize = 1024;
 const WIDTH: usize = 64;
 
-/// A model: how many bytes of the record have each value, modulo `WIDTH`.
+/// A model: the share of the record's bytes that have each value, modulo `WIDTH`.
 fn embed(record: &[u8], embedding: &mut [f32]) {
     embedding.fill(0.0);
     for &byte in record {

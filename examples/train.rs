@@ -9,9 +9,9 @@
 //!
 //! * `serial`: read, then train, in turn;
 //! * `double`: the next batch is read while this one is trained on, into the second slot;
-//! * `double+willneed`: in addition, the pages of the batch after that are prefetched.
+//! * `double+willneed`: in addition, the pages of later batches are prefetched.
 //!
-//! The model is a bigram softmax regression over bytes, trained by plain SGD on a sample of each record's
+//! The model is a bigram softmax regression over bytes, trained by plain SGD on a sample of each batch's
 //! positions; with `--compute-ms X` a busy loop stands in for it.
 
 use std::fs;
@@ -124,7 +124,7 @@ struct Run {
 #[derive(Serialize)]
 struct Figures {
     runs: Vec<Run>,
-    /// The longer of load and compute, summed over the steps of the serial run.
+    /// The longer of load and compute in an epoch of a serial run: the median.
     ideal_s: Option<f64>,
     /// serial / ideal.
     gain_possible: Option<f64>,

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The model is random: gated layers in the shape of Llama's, without attention. A program with a real one opens its
-//! `model.safetensors.index.json` or its GGUF, and changes nothing else here.
+//! `model.safetensors.index.json` or its GGUF.
 
 use std::path::Path;
 use std::time::Instant;

@@ -30,7 +30,7 @@ fn a_loader_that_does_not_fit_its_limit_is_refused_with_the_sum() {
     assert!(error.to_string().contains(&sum), "{error}");
 }
 
-/// Without hints or overlap, reads past the page cache still go through memory of the data set.
+/// Without hints or overlap, reads past the page cache still go through memory of the reader.
 #[test]
 fn what_reads_need_beside_the_slots_counts_without_hints() {
     let (_dir, paths) = files(&[64]);

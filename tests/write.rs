@@ -330,7 +330,7 @@ mod unix {
         assert_eq!(names(folder.path()), Vec::<String>::new());
     }
 
-    /// The caller's next call tells of the error, and so do all later ones.
+    /// Once a call has told of the error, so do all later ones.
     fn write_until_error(mut out: Writer, rows: usize) -> Result<(), Failure> {
         let place = |failure: &Failure| (failure.path.clone(), failure.call, failure.offset);
         let mut failed: Option<Failure> = None;

@@ -33,8 +33,8 @@ fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
     // Written to another name and renamed: a run that is killed leaves no file that looks complete.
     let unfinished = path.with_extension("part");
     let mut random = SplitMix(0x7477_696e);
-    // The bytes that follow each byte: three times out of four, one of four that belong to it; otherwise any
-    // byte.
+    // The bytes that follow each byte: three times out of four, one of four that belong to it; otherwise any of
+    // the 96.
     let mut follow = [[0u8; 256]; 256];
     for row in &mut follow {
         let often: [u8; 4] = std::array::from_fn(|_| random.symbol());
@@ -63,7 +63,7 @@ fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
 struct SplitMix(u64);
 
 impl SplitMix {
-    /// One of 96 printable bytes.
+    /// One of 96 bytes, from the space on.
     fn symbol(&mut self) -> u8 {
         32 + self.next().to_le_bytes()[7] % 96
     }

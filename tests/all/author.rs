@@ -247,7 +247,7 @@ struct Case {
     what: What,
     at: u64,
     always: bool,
-    /// How the caller asks; each time in another way if there is none.
+    /// How the caller asks; each time in a random way if there is none.
     how: Option<How>,
     end: End,
     mode: (usize, usize, usize, bool),
@@ -518,7 +518,7 @@ fn code_that_breaks_its_word_is_named_and_stops_nothing() {
     run_all(cases.into_iter().step_by(every).chain((1..=random.unwrap_or(500)).map(Case::random)));
 }
 
-/// Writes its unit, and ends where it is told to.
+/// Writes its unit, and fails where it is told to.
 struct Numbers {
     fails: u64,
     bytes: usize,

@@ -52,7 +52,7 @@ fn a_file_truncated_in_mid_epoch_is_an_error_with_path_and_offset() {
             let mut loader = builder.overlap(overlap).hints(hints).build().unwrap();
             let mut epoch = loader.epoch(0);
             drop(epoch.next().unwrap().unwrap());
-            // In the middle of step 5. No reader has reached it: at most two slots are read ahead.
+            // In the middle of step 5. No reader has reached it: at most three slots are read ahead.
             let cut = 5 * BATCH * RECORD as u64 + 700;
             OpenOptions::new().write(true).open(&paths[0]).unwrap().set_len(cut).unwrap();
             let mut found: Vec<_> = epoch.map(|batch| batch.map(|batch| batch.step())).collect();

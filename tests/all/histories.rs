@@ -43,7 +43,7 @@ fn workers_give_the_plans_order_and_leave_batches_that_are_kept_alone() {
         let (mut dice, mut own) = (Dice(seed), Dice(!seed));
         let workers = 2 + dice.below(3) as usize;
         let depth = workers + 1 + dice.below(3) as usize;
-        // Each clone yields to other threads as often.
+        // Each clone draws the same numbers.
         let read = move |batch: &BatchIndices, out: &mut [u8]| {
             let turns = if own.chance(25) { own.below(256) } else { own.below(2) };
             (0..turns).for_each(|_| std::thread::yield_now());

@@ -283,7 +283,7 @@ fn slots_hold_so_many_bytes() {
     let most: usize = lengths.iter().rev().take(6).sum();
     assert_eq!(slot(Loader::builder(data.clone(), plan.clone())), most);
     assert_eq!(slot(Loader::builder(data.clone(), plan.clone()).transform(map(700, |_, _, _| Ok(0)))), 4200);
-    // A transform that claims to have written past its room, and one that makes records of another size than it said.
+    // A transform that claims to have written past its room.
     let mut loader =
         Loader::builder(data.clone(), plan).transform(map(10, |_, _, _| Ok(11))).build().unwrap();
     let error = format!("{:?}", loader.epoch(0).next().unwrap().unwrap_err());

@@ -217,7 +217,7 @@ fn the_limit_counts_all_of_it() {
     assert_eq!(layers.unwrap().kept(), 1);
 }
 
-/// Groups that are kept leave their slots, as far as the limit has room, and the pass goes on.
+/// Groups that the caller holds leave their slots, as far as the limit has room, and the pass goes on.
 #[test]
 fn a_group_may_leave_its_slot() {
     let model = Model::new(&SIZES);

@@ -26,7 +26,7 @@ impl Server {
     }
 }
 
-/// Records on a file server: those from `stuck` on.
+/// Records; those from `stuck` on are on a file server that does not answer.
 #[derive(Clone)]
 struct Remote {
     records: Arc<Records>,

@@ -220,7 +220,7 @@ fn a_write_that_only_close_does_is_told_too() {
     let (dir, paths) = files(&[160]);
     let fifo = dir.path().join("trace.fifo");
     let mut reader = reader(&fifo, true);
-    // Without overlap, no idle thread writes the events of the trace's row `read`: they stay in memory until `close`.
+    // Without overlap, all events are written by the end of the epoch: `close` writes the bracket alone.
     let mut loader =
         Loader::builder(open(&paths), plan(160, 8)).overlap(false).trace(Trace::new(&fifo)).build().unwrap();
     assert!(loader.epoch(0).all(|batch| batch.is_ok()));

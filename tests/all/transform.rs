@@ -29,8 +29,7 @@ fn planes_of_a_height_of_one() {
 
 #[test]
 fn parts_meet_wherever_the_records_end() {
-    // A part is 256 KiB, or 4 MiB past the page cache. Tests records larger than that, of exactly that size, and of
-    // sizes that do not divide it.
+    // A part is 256 KiB. Tests records larger than that, of exactly that size, and of sizes that do not divide it.
     for (record_bytes, records, batch) in
         [(300 << 10, 5, 2), (256 << 10, 5, 5), (100_002, 97, 90), (6, 200_000, 99_999)]
     {

@@ -120,7 +120,6 @@ fn the_same_batches_as_without_a_device() {
 
 #[test]
 fn reads_past_the_page_cache_fill_page_locked_slots() {
-    // Records of 4 KiB, and of less than a disk block; the latter go through a bounce buffer.
     for record_bytes in [4096, RECORD, 64] {
         let (_dir, paths) = files(&[64, 32]);
         let data = Arc::new(twinbuf::Records::open(&paths, record_bytes).unwrap());

@@ -24,7 +24,7 @@ use twinbuf::{
     BatchIndices, BoxError, Checkpoint, Dataset, Error, LastBatch, Loader, Plan, Records, Shuffle, mmap,
 };
 
-/// A program of `examples/`. `cargo test` builds it next to the test's own.
+/// An example's program. `cargo test` builds it in the folder `examples` beside that of the tests.
 pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     Command::new(test.ancestors().nth(2).unwrap().join("examples").join(name))

@@ -18,7 +18,7 @@ impl Dataset for Zeros {
     }
 }
 
-/// A builder whose options are all other than the defaults.
+/// A builder with several options that differ from the defaults.
 fn code() -> LoaderBuilder {
     let mut code = Loader::builder(Zeros, Plan::builder(8).batch(1).build().unwrap())
         .overlap(false)

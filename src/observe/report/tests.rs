@@ -65,7 +65,7 @@ fn ticket(step: u64) -> Ticket {
     Ticket { seq: step, step, ..Ticket::default() }
 }
 
-/// Checks the verdict, and that each of these is in the advice, which has two to four lines.
+/// Checks the verdict, and that each of these is in the advice, which has one to four lines here.
 #[track_caller]
 fn says(report: &Report, verdict: Verdict, words: &[&str]) {
     let advice = report.advice();
@@ -397,7 +397,7 @@ fn time_that_both_sides_wait_is_the_devices() {
     }
 }
 
-/// The examples of the guide are what reports print: what stands there is not tested above.
+/// The examples of the guide are what reports print.
 #[test]
 fn the_guide_has_a_report_for_each_verdict() {
     let guide = include_str!("../../../docs/report.md");

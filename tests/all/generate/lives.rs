@@ -34,7 +34,7 @@ fn dropped_while_a_round_is_made_it_waits_for_it() {
 #[test]
 #[cfg(unix)]
 fn a_forked_process_leaves_the_trace_alone() {
-    // A side writes about every 60 rounds: in some of the forked processes a write would be due immediately.
+    // The caller's side writes several times: in some of the forked processes a write would be due immediately.
     const ROUNDS: u64 = 150;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
