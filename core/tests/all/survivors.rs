@@ -108,7 +108,7 @@ fn each_strategy_relaxes_as_it_promises() {
 #[test]
 fn the_default_strategy_learns_whether_looking_pays() {
     let auto = Auto::new();
-    // A wait that is never ready: how often it looked before it slept. A few microseconds, at 20 to 50 ns a look and 300 a
+    // A wait that is never ready: how often it looked before it slept. About 20 µs, at 20 to 50 ns a look and 300 a
     // yield. On a busy machine a yield is long, and the last one.
     let looks = (0..).take_while(|&round| auto.relax(round)).count();
     assert!((30..=160).contains(&looks), "{looks}");
