@@ -39,7 +39,7 @@ class Report:
     overlap
         Whether batches are loaded ahead.
     depth, workers
-        The number of slots, or of items ahead, and of loading threads (1 without overlap); of `watch` 2 and 1.
+        The numbers of slots, or items ahead, and of loading threads (1 without overlap); of `watch` 2 and 1.
     kept
         Batches of a loader that were kept while their iteration needed their slots: each slot got new memory.
     verdict

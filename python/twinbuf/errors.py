@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """Base of all exceptions of this package.
+    """Base of the exceptions that this package defines.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class LoaderError(Error, RuntimeError):
 
 
 class NestedError(LoaderError):
-    """A loader or a writer is called while this thread is in a call of it, which can be repeated."""
+    """A loader, a loop or a writer is called while this thread is in a call of it, which can be repeated."""
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):
