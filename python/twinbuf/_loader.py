@@ -115,13 +115,12 @@ class Loader(_Loader, Generic[Made]):
     depth
         The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two
         more than ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of
-        16 MiB or more, and without overlap. Smaller slots of files, without `Records.map` and a
-        ``memory_limit``, are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than two
-        more than ``workers``, three more than ``workers``. ``TWINBUF_DEPTH`` overrides it.
+        16 MiB or more, and without overlap. With overlap, smaller slots of files, with neither `Records.map`
+        nor a ``memory_limit``, are as many as fit 2 MiB in whole pages, 16 at most; if those are fewer than
+        two more than ``workers``, three more than ``workers``. ``TWINBUF_DEPTH`` overrides it.
     workers
-        The number of reading threads, 1 to 64; none without overlap. One is enough for files.
-        More help with a Python data set whose ``read_into`` decodes and releases the GIL; several threads
-        then call it.
+        The number of reading threads, 1 to 64; none without overlap. One is enough for files. More help with
+        a Python data set whose ``read_into`` decodes and releases the GIL; several threads then call it.
     overlap
         Whether a thread reads ahead. With False each batch is read when it is requested; the batches are the
         same.
