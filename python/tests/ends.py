@@ -889,7 +889,7 @@ long syscall(long number, ...) {
 
 
 def preempted(folder: str) -> dict[str, str]:
-    """Return the environment in which `PREEMPTED` holds; none without a C compiler."""
+    """Return the environment in which `PREEMPTED` holds; none without Linux and a C compiler."""
     if not (compiler := shutil.which("cc")) or not sys.platform.startswith("linux"):
         return {}
     command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", f"{folder}/preempted.so", "-ldl"]
