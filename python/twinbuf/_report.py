@@ -22,7 +22,7 @@ class Report:
     epochs
         Epochs that were begun; 0 for `generate`.
     batches
-        Batches that the loop received.
+        Batches that the loop received; of a `stream` without groups that were kept in memory already.
     bytes
         Their bytes; with a ``device``, those of all batches sent to it. None where these are not known.
     wall
@@ -32,7 +32,7 @@ class Report:
     load
         Time spent on loading, summed over all threads. Without overlap it is part of ``wait``.
     transfer
-        Time of copies to a device.
+        Time of copies to the ``device`` of a `Loader` or `stream`.
     au
         Accelerator utilization as MLPerf Storage defines it: compute over total, without the first step. None
         before the second step, and where the loop waits for work on a device.
