@@ -266,8 +266,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     /// Iterates over the next `n` rounds, in order. [`Rounds`] lists the errors.
     ///
     /// Each call continues with the next round number. If the caller drops the iterator early, the generator starts
-    /// no further rounds. Rounds that were started already, or whose `before` hook has run, come first in the next
-    /// call.
+    /// no further rounds, except one whose `before` hook has run. What it has started comes first in the next call.
     ///
     /// A round in use occupies a slot: of two slots, only one more round can be made while the caller keeps one.
     /// When the generator needs an occupied slot, it waits up to [`held_timeout`](GeneratorBuilder::held_timeout)

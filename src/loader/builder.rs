@@ -25,7 +25,7 @@ use crate::pipe::options::{Options, common};
 use crate::pipe::{Pipe, Setup};
 use crate::transform::RecordTransform;
 
-/// The maximum of [`workers`](LoaderBuilder::workers): more than one machine has processors to spare for one loader.
+/// The maximum of [`workers`](LoaderBuilder::workers).
 pub const MAX_WORKERS: usize = 64;
 
 /// By default, a loader with one worker has only two slots if they have this many bytes or more. A further one hides the
@@ -174,7 +174,7 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Sets the number of host slots. Each slot takes the memory of one batch.
+    /// Sets the number of host slots. Each slot takes the memory of the largest batch.
     ///
     /// Default: two more than [`workers`](Self::workers), one of them for the batch in use; 2 for one worker with slots of
     /// 16 MiB and more, and without overlap. Smaller slots that are filled from files alone (no transform of the caller's,

@@ -16,7 +16,7 @@ const PREFIX: &str = "TWINBUF_";
 const NAMES: [&str; 8] =
     ["OVERLAP", "COPY_STREAM", "WORKERS", "DEPTH", "HINTS", "MEMORY", "TRACE", "BREAKDOWN"];
 
-/// Variables of the tests and of the software driver begin with one of these.
+/// Variables that begin with one of these belong to tests or to the software driver.
 const RESERVED: [&str; 4] = ["TWINBUF_CUDA_", "TWINBUF_SOAK_", "TWINBUF_STRESS_", "TWINBUF_TEST_"];
 /// These are not taken for the names of loaders: `TWINBUF_HOST_DEPTH` is a mistake for `TWINBUF_DEPTH`.
 const NOT_LOADERS: [&str; 2] = ["HOST", "DEVICE"];

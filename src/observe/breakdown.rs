@@ -79,7 +79,7 @@ impl Breakdown {
     }
 
     /// Sends the log lines to `sink`, one line per call, without a newline. Default: standard error. It has no
-    /// effect on a breakdown that logs nothing.
+    /// effect on a breakdown that is off.
     ///
     /// A line that is logged while `sink` is running, on any thread, is lost.
     ///

@@ -115,7 +115,7 @@ pub struct Report {
     /// wait in progress is included. The batch in use is not included.
     pub wall: Duration,
     /// The workers' times: `busy` reading to host slots, including the time for prefetch calls; `waiting` for a free
-    /// slot.
+    /// slot or a generator's hook.
     pub read: StageTimes,
     /// The time spent in transforms.
     pub transform: Duration,

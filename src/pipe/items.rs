@@ -77,7 +77,7 @@ pub enum Ended<'e> {
 /// `futures_core::Stream`.
 ///
 /// The iterator returns every item before the one that failed, then one error, and then ends. If the caller drops it
-/// early, no further unit is started.
+/// early, no further unit is started, except a generator's round whose hook has run.
 ///
 /// An item occupies its slot until it is dropped. To collect more than there are slots, collect results computed from
 /// the items (`items.map(..).collect()`), or take the memory out of each slot
