@@ -80,8 +80,8 @@ class Loader(_Loader, Generic[Made]):
     in Python: that of a data set, or of `Records.map`.
 
     Iterate over ``epochs``, or over the loader itself for one epoch after another. Only one iteration is
-    active: starting another ends the previous one. The environment can override arguments with switches such
-    as ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and
+    active: starting another ends the previous one. Switches of the environment override arguments, such as
+    ``TWINBUF_OVERLAP=0``. A change of ``depth``, ``workers`` or ``overlap`` is logged; ``repr()`` and
     `report` show the values of these in effect.
 
     In a process forked from the one that built it, methods raise `ForkedError`; attributes, ``len()`` and
@@ -284,10 +284,7 @@ class Loader(_Loader, Generic[Made]):
         super().set_epoch(_epoch(epoch))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of a ``DataLoader`` that trainers read.
-
-        ``batch_size`` is one, and so are those by which they skip batches when they resume.
-        """
+        """Return an attribute of a ``DataLoader`` that trainers read, such as ``batch_size``."""
         return attribute(self, name, self._next_epoch())
 
     def state_dict(self) -> dict[str, Any]:

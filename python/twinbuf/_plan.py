@@ -66,7 +66,7 @@ class Plan(_Plan):
     """The order of the records in every epoch, cut into batches and split over ranks.
 
     A plan is a pure function of its arguments, and with ``rank="env"`` of the launcher's variables: the same
-    batches on any machine, at any depth. Of tables it stores only the numbers in ``records``.
+    batches on any machine, at any depth.
 
     Parameters
     ----------

@@ -45,8 +45,7 @@ class Report:
     verdict
         What takes the time of the loop, by the sums of what was measured.
     advice
-        The verdict in words and what to try: a few lines. Each number was measured, or is what is saved at
-        most.
+        The verdict in words and what to try: a few lines.
     """
 
     name: str
