@@ -428,12 +428,13 @@ impl<B: Backend> LoaderBuilder<B> {
 impl LoaderBuilder {
     /// Copies each batch to the device of `context` on a separate stream, while the previous batch is in use.
     ///
-    /// The host slots are page-locked. There are also two device slots of the same size by default
-    /// ([`device_depth`](LoaderBuilder::device_depth)). Epochs yield [`DeviceBatch`](crate::loader::DeviceBatch)es.
-    /// Without overlap the loader has no thread: it reads and copies each batch when the caller asks for it.
+    /// The host slots are page-locked, unless they are the caller's ([`slots`](Self::slots)). There are also two
+    /// device slots of the same size by default ([`device_depth`](LoaderBuilder::device_depth)). Epochs yield
+    /// [`DeviceBatch`](crate::loader::DeviceBatch)es. Without overlap the loader has no thread: it reads and copies
+    /// each batch when the caller asks for it.
     ///
-    /// Page-locking is slow: keep the loader for all epochs. The host slots are on the NUMA node of the thread that
-    /// calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node or they are the caller's.
+    /// Page-locking is slow: keep the loader for all epochs. On Linux, page-locked slots are on the NUMA node of
+    /// the thread that calls [`build`](Self::build), unless a memory policy (`numactl`) selects another node.
     ///
     /// The [`Report`](crate::Report) measures the time that the caller waits, not the work of the device. If the
     /// loop waits for its work at the end of each step, for example by reading the loss, that time counts as use.

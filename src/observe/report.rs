@@ -11,7 +11,7 @@ use super::log::{Event, STEPS, Seen, StageTimes, What};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Settings {
-    /// Whether threads load ahead of the caller.
+    /// Whether slots are filled ahead of the caller.
     pub overlap: bool,
     /// The number of host slots.
     pub depth: usize,

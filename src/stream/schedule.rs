@@ -50,7 +50,8 @@ impl Schedule {
         for (group, kept) in self.kept.iter_mut().enumerate() {
             *kept = ((group + 1) * count / all > group * count / all).then(OnceLock::new);
         }
-        // For a group that the caller still has when it begins the next pass: that leaves its slot, which gets new memory.
+        // For a group that the caller still has when it begins the next pass: that may leave its slot, which gets new
+        // memory.
         let spare = if count > 0 && self.depths.1 == 0 { self.slot() as u64 } else { 0 };
         self.memory().is_some_and(|memory| memory.saturating_add(spare) <= left)
     }
