@@ -151,7 +151,7 @@ pub trait RecordTransform: Send {
 
     /// Clones the transform for another [worker](crate::loader::LoaderBuilder::workers).
     ///
-    /// Each worker applies its clone to the batches that it reads. For a type that is [`Clone`], return
+    /// Each worker applies its own to the batches that it reads. For a type that is [`Clone`], return
     /// `Some(Box::new(self.clone()))`. Default: `None`; the loader can then have only one worker.
     fn try_clone(&self) -> Option<Box<dyn RecordTransform>> {
         None
@@ -319,7 +319,7 @@ fn numbers_mut<T: NoUninit + AnyBitPattern>(out: &mut [u8]) -> Result<&mut [T], 
 /// Makes a transform from a function for single records. `apply` receives the bytes of a record, an output slice of
 /// `out_bytes` bytes, and the record's index, epoch, step and seed. It must fill the output slice.
 ///
-/// Each [worker](crate::loader::LoaderBuilder::workers) has a clone of `apply`.
+/// Each [worker](crate::loader::LoaderBuilder::workers) has an `apply` of its own.
 ///
 /// ```
 /// use twinbuf::transform::{RecordTransform, per_record};
@@ -359,7 +359,7 @@ where
 /// record, an output slice, and the record's index, epoch, step and seed. It writes the new record to the start of
 /// the output slice and returns the length in bytes. The length is at most `max_bytes`.
 ///
-/// Each [worker](crate::loader::LoaderBuilder::workers) has a clone of `apply`.
+/// Each [worker](crate::loader::LoaderBuilder::workers) has an `apply` of its own.
 ///
 /// ```
 /// use twinbuf::transform::map;

@@ -41,8 +41,8 @@
 //! # Limits
 //!
 //! One thread writes one file at a time. All rows have the same size. Numbers are written as they are in memory; `.npy`
-//! headers say little-endian. On Linux, whole blocks go past the page cache (`O_DIRECT`) where the file system allows
-//! it.
+//! headers of types with several bytes say little-endian. On Linux, whole blocks go past the page cache (`O_DIRECT`)
+//! where the file system allows it.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -241,7 +241,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: an earlier write failed.
+    /// - [`Error::Write`]: an earlier write failed, or the writer was built in another process than this one.
     /// - [`Error::Option`]: the rows are larger than a slot less 4096 bytes, or not a whole number of aligned `T`.
     pub fn slot<T: AnyBitPattern + NoUninit>(&mut self, rows: usize) -> Result<&mut [T], Error> {
         let (row, bytes, most) = (self.row, rows.saturating_mul(self.row), self.slot - BLOCK);
@@ -273,7 +273,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: a write failed, now or before.
+    /// - [`Error::Write`]: a write failed, now or before, or the writer was built in another process.
     /// - [`Error::Option`]: the last row is not whole.
     ///
     /// The name is then as it was.

@@ -17,9 +17,9 @@ use crate::thread::name;
 
 /// Makes rounds of data with a closure. A thread makes round `N + 1` while the caller uses round `N`.
 ///
-/// The caller waits for the first round. After that, the thread makes one round ahead ([`with_slots`]: one fewer than
-/// slots). The slots are reused: the generator allocates, copies and drops no round ([`with_parts`] starts threads for
-/// each).
+/// The caller waits for the first round. After that, the thread makes one round ahead ([`with_slots`]: up to one fewer
+/// than slots). The slots are reused: the generator allocates, copies and drops no round ([`with_parts`] starts
+/// threads for each).
 ///
 /// Without a [`before`](GeneratorBuilder::before) hook, the closure starts a requested round as soon as a slot is
 /// free. With the hook, round `N + 1` starts only after the caller has received round `N` and the hook has run on the

@@ -302,7 +302,7 @@ impl<B: Backend> LoaderBuilder<B> {
     ///   do not fit, or the slots exceed the memory of the machine or cannot be allocated.
     /// - [`Error::Transform`]: a transform does not accept the records.
     /// - [`Error::Open`]: the files cannot be opened as [`read_mode`](Self::read_mode) requires.
-    /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
+    /// - [`Error::Memory`]: the slots and buffers exceed what the [`memory_limit`](Self::memory_limit) has left.
     /// - [`Error::Device`]: a call of the device's driver failed, for example to allocate slots.
     /// - [`Error::Fingerprint`]: [`Dataset::fingerprint`] failed.
     /// - [`Error::Trace`]: the trace file could not be created.

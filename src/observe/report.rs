@@ -32,7 +32,7 @@ pub enum Verdict {
     DiskBound,
     /// Loads: reading from memory or by the caller's [`Dataset`](crate::Dataset), or making the items of an iterable.
     LoadBound,
-    /// Loads, most of it the transforms. A faster disk saves little.
+    /// Loads, most of it the transforms.
     TransformBound,
     /// Copies to the device.
     TransferBound,

@@ -68,7 +68,7 @@ impl Group<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if no tensor matches, or if several names end in `name`.
+    /// [`Error::Tensor`] unless one tensor matches.
     pub fn tensor(&self, name: &str) -> Result<DeviceView<'_>, Error> {
         self.find(name).map(|(tensor, range)| DeviceView { tensor, range, group: self })
     }

@@ -100,7 +100,7 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`Error::Tensor`] if no tensor matches, or if several names end in `name`.
+    /// [`Error::Tensor`] unless one tensor matches.
     pub fn tensor(&self, name: &str) -> Result<View<'_>, Error> {
         self.find(name).map(|found| self.view(found))
     }

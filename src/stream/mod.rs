@@ -168,7 +168,7 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// - [`Error::Option`]: there is no group, [`depth`](Self::depth) or `device_depth` is out of range, or the slots
     ///   exceed the memory of the machine or cannot be allocated.
-    /// - [`Error::Memory`]: the slots exceed the [`memory_limit`](Self::memory_limit).
+    /// - [`Error::Memory`]: the slots and buffers exceed what the [`memory_limit`](Self::memory_limit) has left.
     /// - [`Error::Open`]: the files cannot be read as [`read_mode`](Self::read_mode) requires.
     /// - [`Error::Trace`]: the trace file could not be created.
     /// - [`Error::Spawn`]: the system could not start a thread.
