@@ -90,7 +90,7 @@ pub trait Dataset: Send {
     fn read(&mut self, batch: &BatchIndices, out: &mut [u8]) -> Result<usize, BoxError>;
 
     /// Returns the files of the records, if the records are unchanged byte ranges of files. The loader then reads
-    /// the files itself, ahead of use, and does not call [`read`](Self::read). Default: `None`.
+    /// the files itself, and does not call [`read`](Self::read). Default: `None`.
     fn files(&self) -> Option<Arc<Ranges>> {
         None
     }

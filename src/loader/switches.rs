@@ -83,7 +83,7 @@ fn every(value: &str) -> Option<u64> {
 
 impl<B: Backend> LoaderBuilder<B> {
     /// Replaces options by values from environment variables. Call it last, after [`name`](Self::name). Options
-    /// whose variable is not set stay unchanged.
+    /// whose variable is not set stay unchanged, except as the table says.
     ///
     /// | variable | values | option |
     /// | --- | --- | --- |
