@@ -162,8 +162,7 @@ impl Control {
         }
     }
 
-    /// The number of driver calls since the start, without those that [`Failure::call`] does not count. A
-    /// `cuEventSynchronize` on an event without `BLOCKING_SYNC` counts twice.
+    /// The number of driver calls since the start, without those that [`Failure::call`] does not count.
     #[must_use]
     pub fn calls(self) -> u64 {
         // SAFETY: null asks for all names.

@@ -104,6 +104,10 @@ impl FromStr for Settings {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut settings = Self::default();
         let options = &mut settings.options;
+        // A path may contain commas: it is the last.
+        let (text, report) =
+            text.split_once("report=").map_or((text, None), |(text, path)| (text, Some(path)));
+        settings.report = report.map(str::to_owned);
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').ok_or_else(|| format!("{part}: wanted NAME=VALUE"))?;
             let number = || value.parse::<u64>().map_err(|_| format!("{part}: wanted a number"));
@@ -122,7 +126,6 @@ impl FromStr for Settings {
                 "fail" => settings.failures.push(Failure::parse(value).ok_or_else(|| {
                     format!("{part}: wanted fail=WHAT:N:CODE; WHAT is a call's name, `call` for any, or one of {KINDS:?}")
                 })?),
-                "report" => settings.report = Some(value.to_owned()),
                 _ => return Err(format!("{part}: no such setting")),
             }
         }

@@ -66,6 +66,7 @@ unsafe extern "C" {
     pub(crate) fn mprotect(at: *mut c_void, bytes: usize, prot: c_int) -> c_int;
     pub(crate) fn munmap(at: *mut c_void, bytes: usize) -> c_int;
     pub(crate) fn sigaction(signal: c_int, new: *const SigAction, old: *mut SigAction) -> c_int;
+    pub(crate) fn raise(signal: c_int) -> c_int;
     pub(crate) fn atexit(function: extern "C" fn()) -> c_int;
     fn dlopen(path: *const c_char, mode: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -281,7 +281,7 @@ fn a_driver_is_replaced_as_a_whole() {
 #[test]
 fn an_interrupt_ends_the_program_and_leaves_nothing() {
     let workshop = Workshop::new("interrupt");
-    let temporary = workshop.0.join("temporary");
+    let temporary = workshop.0.join("temporary, its name has a comma");
     fs::create_dir(&temporary).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
     command.args(["run", "--seeds", "5", "--", "sh", "-c", "echo runs; exec sleep 600"]);

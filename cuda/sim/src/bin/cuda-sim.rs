@@ -113,8 +113,10 @@ library  makes FOLDER/libcuda.so.1, to link with or to run with LD_LIBRARY_PATH=
                 .violations
                 .into_iter()
                 .for_each(|violation| found.entry(violation).or_default().push(seed));
-            let end =
-                outcome.end.as_deref().unwrap_or("no driver was loaded, or the program did not end itself");
+            let end = outcome
+                .end
+                .as_deref()
+                .unwrap_or("no call reached the driver, or the program did not end itself");
             say(&format!("cuda-sim: seed {seed}: exit code {}, {end}", outcome.code));
             if INTERRUPTED.load(Ordering::Relaxed) {
                 break;

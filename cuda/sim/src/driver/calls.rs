@@ -449,7 +449,7 @@ calls! {
         Ok(())
     };
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) Context |mut core| {
-        let found = core.device_allocation(address).ok_or(INVALID_VALUE)?;
+        let found = core.device_allocation(address).filter(|&(.., freed)| !freed).ok_or(INVALID_VALUE)?;
         base.set(found.0)?;
         bytes.set(found.1)
     };

@@ -27,13 +27,15 @@ const RELAXED: Mode = 2;
 /// so a capture would not contain them. They are waits and queries by the host, allocations and frees without a stream,
 /// synchronous copies, and loads and unloads of modules. Waits for an event, queries of one and copies to pageable memory are
 /// unsafe too: their bodies call [`Captures::permit`].
-pub(super) const UNSAFE: [&str; 14] = [
+pub(super) const UNSAFE: [&str; 16] = [
     "cuCtxSynchronize",
     "cuMemAllocHost_v2",
+    "cuMemAllocManaged",
     "cuMemAlloc_v2",
     "cuMemFreeHost",
     "cuMemFree_v2",
     "cuMemHostAlloc",
+    "cuMemcpy",
     "cuMemcpyDtoD_v2",
     "cuMemcpyDtoH_v2",
     "cuMemcpyHtoD_v2",

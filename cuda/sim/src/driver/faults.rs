@@ -37,9 +37,15 @@ fn install() {
 fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &OnceLock<SigAction>) {
     let Some(before) = before.get() else { return };
     if sys::NO_HANDLERS.contains(&before.handler) {
-        // There was no handler. After a fault, the default action ends the process when the instruction runs again.
-        // SAFETY: the action is the one that the process had.
-        unsafe { sys::sigaction(signal, before, null_mut()) };
+        // There was no handler. After a fault, the default action ends the process when the instruction runs again. A
+        // breakpoint's instruction does not run again: its signal is sent once more.
+        // SAFETY: the action is the one that the process had, and the signal one that this thread is handling.
+        unsafe {
+            sys::sigaction(signal, before, null_mut());
+            if signal == sys::SIGTRAP {
+                sys::raise(signal);
+            }
+        }
         return;
     }
     // SAFETY: sigaction returned this handler for this signal. A handler without SA_SIGINFO takes only the signal

@@ -1,12 +1,13 @@
 //! The happens-before checker finds every removed edge in every run, and nothing in a correct program.
 
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::mpsc;
 
 use crate::support::{
     BYTES, Edges, Pinned, address, context, device, filled, pipeline, slot, start, stream, streams,
 };
-use cudarc::driver::result;
+use cudarc::driver::{CudaStream, DriverError, result, sys};
 use twinbuf_cuda_sim::{Control, Options, Sim};
 
 const NONE: [&str; 0] = [];
@@ -151,17 +152,27 @@ fn a_violation_has_the_stacks_of_the_access_and_of_the_copy() {
 fn other_faults_end_the_process_as_before() {
     use std::os::unix::process::ExitStatusExt;
     const CHILD: &str = "TWINBUF_SIM_FAULTS";
-    if std::env::var_os(CHILD).is_some() {
+    unsafe extern "C" {
+        fn raise(signal: i32) -> i32;
+    }
+    if let Some(kind) = std::env::var_os(CHILD) {
         let _sim = Sim::start(Options::default());
         let _context = context().unwrap();
         let _slot = Pinned::new(BYTES).unwrap();
+        if kind == "breakpoint" {
+            // SAFETY: it sends the signal of a breakpoint, which ends this process, as the test wants.
+            unsafe { raise(5) };
+            return;
+        }
         // SAFETY: no memory is at this address. The write faults, which ends this process, as the test wants.
         unsafe { std::ptr::without_provenance_mut::<u8>(8).write_volatile(1) };
     }
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["checker::other_faults_end_the_process_as_before", "--exact"]).env(CHILD, "1");
-    let ended = child.output().unwrap().status;
-    assert_eq!(ended.signal(), Some(11), "{ended}");
+    for (kind, signal) in [("fault", 11), ("breakpoint", 5)] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["checker::other_faults_end_the_process_as_before", "--exact"]).env(CHILD, kind);
+        let ended = child.output().unwrap().status;
+        assert_eq!(ended.signal(), Some(signal), "{kind}: {ended}");
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -313,9 +324,9 @@ fn read_a_file(wait: bool) {
     stream.synchronize().unwrap();
 }
 
-/// Two streams launch a kernel of the program. Both read one buffer; with `writes`, both write another one. The driver does
-/// not run the kernel, and takes its parameters for the accesses.
-fn kernels(writes: bool) {
+/// Launches a kernel of the program on each stream, from an address to another. The driver does not run it, and takes its
+/// parameters for the accesses.
+fn launch(copies: &[(&CudaStream, u64, u64)]) -> Result<(), DriverError> {
     const PTX: &std::ffi::CStr = c".version 8.0
         .visible .entry copy(.param .u64 copy_param_0, .param .u64 copy_param_1, .param .u32 copy_param_2) {
             ld.param.u64 %rd1, [copy_param_0];
@@ -324,26 +335,32 @@ fn kernels(writes: bool) {
             st.global.u32 [%rd2], %r1;
             ret;
         }";
+    // SAFETY: PTX, as a C string.
+    let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }?;
+    // SAFETY: the module is loaded.
+    let copy = unsafe { result::module::get_function(module, c"copy".to_owned()) }?;
+    let launched = copies.iter().try_for_each(|(stream, from, to)| {
+        let count = 4_u32;
+        let mut parameters =
+            [ptr::from_ref(from).cast(), ptr::from_ref(to).cast(), (&raw const count).cast::<c_void>()]
+                .map(<*const c_void>::cast_mut);
+        // SAFETY: the parameters are those of the kernel.
+        unsafe { result::launch_kernel(copy, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut parameters) }
+    });
+    copies.iter().try_for_each(|(stream, ..)| stream.synchronize())?;
+    // SAFETY: loaded above.
+    unsafe { result::module::unload(module) }?;
+    launched
+}
+
+/// Two streams launch the kernel. Both read one buffer; with `writes`, both write another one.
+fn kernels(writes: bool) {
     let (context, [one, two]) = streams();
     let memory = [device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap(), device(&one, BYTES).unwrap()];
     context.synchronize().unwrap();
-    // SAFETY: PTX, as a C string.
-    let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.unwrap();
-    // SAFETY: the module is loaded.
-    let copy = unsafe { result::module::get_function(module, c"copy".to_owned()) }.unwrap();
     let [shared, first, second] = memory.each_ref().map(address);
     let targets = if writes { [first, first] } else { [first, second] };
-    for (stream, target) in [&one, &two].into_iter().zip(targets) {
-        let (from, to, count) = (shared, target, 4_u32);
-        let mut parameters = [(&raw const from).cast(), (&raw const to).cast(), (&raw const count).cast()]
-            .map(<*const c_void>::cast_mut);
-        // SAFETY: the parameters are those of the kernel.
-        unsafe { result::launch_kernel(copy, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut parameters) }
-            .unwrap();
-    }
-    context.synchronize().unwrap();
-    // SAFETY: loaded above.
-    unsafe { result::module::unload(module) }.unwrap();
+    launch(&[(&one, shared, targets[0]), (&two, shared, targets[1])]).unwrap();
 }
 
 /// The program may use managed memory while no stream uses it.
@@ -453,14 +470,22 @@ fn per_thread(_: Control) {
 fn use_after_free_is_reported_and_refused() {
     let Some(sim) = start() else { return };
     let (_context, stream) = stream();
-    let memory = device(&stream, BYTES).unwrap();
+    let [memory, other] = [(); 2].map(|()| device(&stream, BYTES).unwrap());
     let at = address(&memory);
     drop(memory);
+    stream.synchronize().unwrap();
     let slot = Pinned::new(BYTES).unwrap();
     slot.upload(at, &stream).unwrap_err();
+    // SAFETY: addresses, which the driver checks.
+    unsafe { sys::cuMemcpy(address(&other), at, 16) }.result().unwrap_err();
+    launch(&[(&stream, address(&other), at)]).unwrap_err();
     let found = sim.violations();
-    assert_eq!(found.len(), 1, "{found:#?}");
-    assert!(found[0].starts_with("h2d of device memory +0x0..+0x1000 after its free"), "{found:#?}");
+    let wanted =
+        ["h2d of device memory +0x0..+0x1000", "d2d of device memory +0x0..+0x10", "kernel of device memory"];
+    assert_eq!(found.len(), wanted.len(), "{found:#?}");
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!(found.starts_with(wanted) && found.contains("after its free"), "{found}");
+    }
 }
 
 #[test]

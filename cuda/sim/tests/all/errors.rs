@@ -23,6 +23,9 @@ fn the_nth_call_of_a_name_fails_as_often_as_asked_counted_from_its_injection() {
     // The error of a call alone is not sticky.
     context.synchronize().unwrap();
     assert_eq!(sim.calls_of("cuEventRecord"), 4);
+    let all = sim.calls();
+    event.synchronize().unwrap();
+    assert_eq!((sim.calls() - all, sim.calls_of("cuEventSynchronize")), (2, 1)); // one makes the context current
     sim.inject(Failure::api("cuEventRecord", 2, LAUNCH_FAILED).times(2));
     let fine: Vec<_> = (0..5).map(|_| event.record(&stream).is_ok()).collect();
     assert_eq!(fine, [true, false, false, true, true]);

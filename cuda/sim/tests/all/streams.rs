@@ -50,7 +50,7 @@ fn a_threads_own_calls_are_counted_in_this_run_alone() {
 }
 
 #[test]
-#[ignore = "prints the README's figures; what it counts depends on timing"]
+#[ignore = "prints figures that depend on timing"]
 fn how_often_the_data_alone_shows_a_removed_edge() {
     for edges in [
         Edges { refill: false, ..Edges::ALL },

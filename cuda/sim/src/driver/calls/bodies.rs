@@ -256,7 +256,7 @@ pub(super) fn launch_function(
                 for (address, declared) in
                     given.iter().zip(declared.iter()).filter(|(_, declared)| declared.address)
                 {
-                    if let Some((base, bytes)) = core.device_allocation(*address) {
+                    if let Some((base, bytes, _)) = core.device_allocation(*address) {
                         let rest = bytes - (address - base) as usize;
                         core.access((Space::Device, *address, rest), &actor, declared.written, "kernel")?;
                     }

@@ -190,10 +190,10 @@ impl State {
         }
     }
 
-    /// The start and the size of the device allocation that contains an address, unless its free was called.
-    pub(in crate::driver) fn device_allocation(&mut self, address: u64) -> Option<(u64, usize)> {
+    /// The start and the size of the device allocation that contains an address, and whether its free was called.
+    pub(in crate::driver) fn device_allocation(&mut self, address: u64) -> Option<(u64, usize, bool)> {
         let allocation = self.holder(Space::Device, address, 1)?;
-        (!allocation.freed).then_some((allocation.base, allocation.bytes))
+        Some((allocation.base, allocation.bytes, allocation.freed))
     }
 
     /// Adds a violation, with the stacks of what it names, unless it is kept already or there are too many.
@@ -275,7 +275,7 @@ impl State {
         // 512 is the driver's alignment. A gap follows, so an access past the end is found; some allocations have none, as
         // with the driver: a copy across their border is refused.
         let gap = if self.device.len() % 4 == 3 { 0 } else { 512 };
-        self.next_address += (bytes as u64).next_multiple_of(512) + gap;
+        self.next_address += (bytes as u64).max(1).next_multiple_of(512) + gap;
         base
     }
 
