@@ -76,11 +76,10 @@ impl Buffer {
         Some(Self { start, len, owner: Arc::new(map) })
     }
 
-    /// Allocates buffers of these lengths, for example the slots of a ring, and fills them with
-    /// zeros. Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share one
-    /// block of 2 MiB. The block is a huge page where the kernel has one: it copies small records
-    /// into it in two thirds of the time. The last buffer frees the block. Returns `None` if the
-    /// memory cannot be mapped.
+    /// Allocates buffers of these lengths, for example the slots of a ring, without touching them: see
+    /// [`untouched`](Self::untouched). Two or more buffers that take 256 KiB to 2 MiB together, in whole pages, share one
+    /// block of 2 MiB. The block is a huge page where the kernel has one: it copies small records into it in two thirds of
+    /// the time. The last buffer frees the block. Returns `None` if the memory cannot be mapped.
     ///
     /// ```
     /// let slots = twinbuf_mmap::Buffer::several(&[128 << 10; 3]).ok_or("no memory")?;
@@ -97,10 +96,9 @@ impl Buffer {
             all = all.checked_add(len.checked_next_multiple_of(page)?)?;
         }
         if lens.len() < 2 || !(SHARED..=HUGE).contains(&all) {
-            return lens.iter().map(|&len| Self::new(len)).collect();
+            return lens.iter().map(|&len| Self::untouched(len)).collect();
         }
-        let mut block = Self::untouched(HUGE)?;
-        block[..all].fill(0);
+        let block = Self::untouched(HUGE)?;
         let buffer = |(start, &len)| {
             // SAFETY: the next buffer starts behind this one's bytes, all of them fit into the block, and the block itself
             // is not used any more.

@@ -27,8 +27,7 @@ struct Leg {
     left: Plan,
     /// The number of steps before the leg.
     base: u64,
-    /// The number of positions before those that are left. 0 with seams, because positions are then left in several
-    /// places.
+    /// The number of positions before those that are left, among those after the last seam if there is one.
     front: u64,
     /// The shares of the first part of the epoch. They determine its order.
     shares: Shares,
@@ -91,7 +90,11 @@ impl Past {
         let first = self.seams.first().filter(|_| windows);
         let shares = first.map_or(plan.shares(), |seam| Shares { len: seam.share, count: seam.world });
         let seams = first.map(|_| self.seams.as_slice().into());
-        let front = if windows { 0 } else { self.done };
+        let front = match self.seams.last().filter(|_| windows) {
+            Some(_) if self.left > 0 => 0,
+            // The order has started again: behind what the last seam left, which is visited too.
+            seam => seam.map_or(0, |seam| seam.left) + self.done,
+        };
         Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, shares, seams }
     }
 }

@@ -258,8 +258,9 @@ impl Reader<crate::Groups> {
         }
         let extent = crate::ranges::Extent::new(file, start..start.saturating_add(out.len() as u64), 0);
         let bytes = extent.len();
-        let mut stats = ReadStats { bytes, ..ReadStats::default() };
+        let mut stats = ReadStats::default();
         let read = self.source.fill(shards, std::iter::once(Ok(extent)), bytes, out, &mut stats).map(drop);
+        stats.bytes = read.as_ref().map_or(0, |()| bytes);
         *lock(&self.source.stats) += stats;
         read
     }

@@ -219,6 +219,35 @@ fn every_position_once_as_the_model_says() {
     assert!(built > cases / 2, "{built} of {cases}");
 }
 
+/// A plan that goes on itself has the batches that it would have had, also after its order has started again.
+#[test]
+fn a_plan_goes_on_as_if_it_had_not_stopped() {
+    let mut wrapped = 0;
+    let window = Shuffle::Window { chunk_records: 3, window_chunks: 2 };
+    for (shuffle, records, steps) in [Shuffle::None, Shuffle::Full, window].into_iter().flat_map(|shuffle| {
+        [1, 2, 20, 24].into_iter().flat_map(move |n| [3, 12, 40].map(|steps| (shuffle, n, steps)))
+    }) {
+        for (rank, world) in (1..4).flat_map(|world| (0..world).map(move |rank| (rank, world))) {
+            let plan = Plan::builder(records).batch(3).shuffle(shuffle).steps(steps).rank(rank, world);
+            let plan = plan.last_batch(LastBatch::Wrap).build().unwrap();
+            let runs = |batch: Option<twinbuf_mmap::BatchIndices>| batch.unwrap().runs().collect::<Vec<_>>();
+            for cut in 0..steps {
+                // In one part, and in two.
+                for first in [cut, cut / 2] {
+                    let parts = [first, cut - first].map(|steps| PartialEpoch { batch: 3, world, steps });
+                    let rest = plan.resume(0, &parts).unwrap();
+                    for step in cut..steps {
+                        let (found, wanted) = (runs(rest.batch(2, step)), runs(plan.batch(2, step)));
+                        assert_eq!(found, wanted, "{step} after {parts:?} of {plan:?}");
+                        wrapped += u64::from(shuffle == window && cut * 3 * world > records);
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrapped > 1000, "{wrapped}");
+}
+
 #[test]
 fn a_list_of_equal_steps_is_a_range() {
     let list = |numbers: &[u64]| numbers.iter().copied().collect::<RecordList>();
@@ -234,6 +263,7 @@ fn a_list_of_equal_steps_is_a_range() {
     assert!(any.fingerprint().is_some() && any.fingerprint() != list(&[4, 9, 7, 4]).fingerprint());
     assert_eq!(list(&[4, 4]).step(), None);
     assert_eq!(list(&[5, 4]).range(), 4..6);
+    assert_eq!([0, 1].map(|at| list(&[u64::MAX]).get(at)), [Some(u64::MAX), None]);
     assert_eq!(list(&[u64::MAX - 1, 0, u64::MAX - 1]).range(), 0..u64::MAX);
     assert_eq!((list(&[3, u64::MAX]).range(), list(&[7; 3]).range()), (3..u64::MAX, 7..8));
 }

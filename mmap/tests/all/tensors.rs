@@ -298,8 +298,10 @@ fn all_ways_to_read_give_the_same_bytes() {
         let mut small = [0; 10];
         let missing = reader.read_bytes(1, 0, &mut small);
         assert!(matches!(missing, Err(Error::NoSuchRecord { wanted: 1, found: 1 })));
+        let before = reader.stats().bytes;
         let cut = reader.read_bytes(0, file.len() as u64 - 9, &mut small);
         assert!(matches!(cut, Err(Error::Truncated { .. })));
+        assert_eq!(reader.stats().bytes, before, "{mode:?}");
         assert!(matches!(reader.read(&0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
         assert!(matches!(reader.read(&3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
         if mode == ReadMode::Direct {
