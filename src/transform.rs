@@ -158,7 +158,7 @@ pub trait RecordTransform: Send {
     }
 
     /// Whether a caller that waits may apply a clone on its own thread: true if the transform takes a processor, not a
-    /// device, runs no foreign code, and [`try_clone`](Self::try_clone) returns `Some`. Default: `false`.
+    /// device, and runs no foreign code. Without [`try_clone`](Self::try_clone), none does. Default: `false`.
     fn pays(&self) -> bool {
         false
     }

@@ -212,7 +212,7 @@ pub struct Writer {
     tail: Vec<u8>,
     /// The memory that is being filled, taken out of the next free slot.
     current: Option<Buffer>,
-    /// The size of what `slot` returned last.
+    /// The size of what `slot` returned last. 0 after an error.
     given: usize,
     /// Bytes in the slot that are to be written, `tail` included.
     filled: usize,
@@ -248,10 +248,11 @@ impl Writer {
         if self.slot - self.filled < bytes {
             self.hand_over(false)?;
         }
-        self.given = bytes.min(most);
-        let (start, buffer) = (self.filled, self.ready()?);
-        let slot = buffer[start..].get_mut(..bytes).filter(|_| bytes <= most);
-        slot.and_then(|slot| bytemuck::try_cast_slice_mut(slot).ok()).ok_or_else(|| {
+        self.ready()?;
+        let slot = self.current.as_mut().and_then(|buffer| buffer[self.filled..].get_mut(..bytes));
+        let slot = slot.filter(|_| bytes <= most).and_then(|slot| bytemuck::try_cast_slice_mut(slot).ok());
+        self.given = slot.as_ref().map_or(0, |_| bytes);
+        slot.ok_or_else(|| {
             let wanted = format!("at most {most} bytes of whole {}", std::any::type_name::<T>());
             Error::option("slot_bytes", wanted, format!("{rows} rows of {row} bytes"))
         })

@@ -249,6 +249,11 @@ fn invalid_options_are_errors() {
     assert!(matches!(out.slot::<u64>(1), Err(Error::Option { option: "slot_bytes", .. })));
     assert!(matches!(out.slot::<u8>(usize::MAX), Err(Error::Option { .. })));
     assert!(matches!(out.slot::<u8>(1000), Err(Error::Option { .. })));
+    // What an error gave is not to be written.
+    for rows in [1, usize::MAX, 1000] {
+        let _ = out.slot::<u64>(rows).unwrap_err();
+        assert!(catch_unwind(AssertUnwindSafe(|| out.commit(1))).is_err(), "{rows}");
+    }
     assert_eq!(out.slot::<[u32; 3]>(2).unwrap().len(), 2);
     let panic = catch_unwind(AssertUnwindSafe(|| out.commit(3))).unwrap_err();
     assert!(panic.downcast_ref::<String>().unwrap().contains("wanted 3 rows of 12 bytes"));

@@ -405,7 +405,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let host = depth.unwrap_or(least + 1);
         // Threads fill the slots from files alone, without foreign code.
         let files = datasets.iter().all(|dataset| dataset.files().is_some() && dataset.try_clone().is_some());
-        let ours = transforms.values().flatten().all(|transform| transform.pays());
+        let ours = transforms.values().flatten().all(|own| own.pays() && own.try_clone().is_some());
         let files = overlap && files && ours && !self.own.driven;
         // Then a waiting caller may fill slots too, if there is a processor for it.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -109,8 +109,10 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
     let names: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name.to_string_lossy().contains("tmp")), "{names:?}");
-    Checkpoint::start().save(&path).unwrap();
-    assert_eq!(Checkpoint::load_or_start(&path).unwrap(), Checkpoint::start());
+    for start in [Checkpoint::start(), Checkpoint::start().next_epoch(), Checkpoint::start().with_step(2)] {
+        start.save(&path).unwrap();
+        assert_eq!(Checkpoint::load_or_start(&path).unwrap(), start);
+    }
     for text in [
         "",
         "{}",

@@ -108,6 +108,9 @@ fn what_cannot_work_is_refused() {
             out.copy_from_slice(records);
             Ok(())
         }
+        fn pays(&self) -> bool {
+            true // but a caller that waits cannot have a clone
+        }
     }
     let error = builder().transform(Alone).workers(2).build().unwrap_err();
     assert!(error.to_string().contains("the transform has no `try_clone`"), "{error}");

@@ -5,13 +5,13 @@ mod error;
 mod iter;
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_core::data::dataloader::{DataLoader, DataLoaderIterator};
 use burn_core::tensor::Device;
 use twinbuf::loader::{Fields, LoaderBuilder};
+use twinbuf::mmap::RecordList;
 use twinbuf::{Batch, BoxError, Loader, Plan, Report};
 
 pub use data::tensor_data;
@@ -34,13 +34,11 @@ type Options = dyn Fn(LoaderBuilder) -> LoaderBuilder + Send + Sync;
 ///   buffers and its thread, and builds another after an error, or if it is iterated a second time
 ///   while the first iterator is alive.
 /// - [`to_device`](DataLoader::to_device) counts epochs separately, from this one's next epoch.
-/// - [`slice`](DataLoader::slice) is a fixed range of the *records*, planned as this is: with the
-///   same order, seed and batch. What the plan's `LastBatch::Drop` leaves over goes to the last
-///   slice. With `LastBatch::Wrap` there can be more items than records: those past the last record
-///   are none, and a slice of nothing else is empty. Only plans of one rank have slices: ranks
-///   split the records already. Otherwise, for a range that is not there, and for one with too few
-///   records for the plan, the slice's only item is an error. A slice ignores a `RecordList` that
-///   is not a range: it has all records between.
+/// - [`slice`](DataLoader::slice) is a fixed range of the plan's *records*, in the order of their list, planned as this
+///   is: with the same order, seed and batch. What the plan's `LastBatch::Drop` leaves over goes to the last slice. With
+///   `LastBatch::Wrap` there can be more items than records: those past the last record are none, and a slice of nothing
+///   else is empty. Only plans of one rank have slices: ranks split the records already. Otherwise, for a range that is
+///   not there, and for one with too few records for the plan, the slice's only item is an error.
 pub struct BurnLoader<D, O> {
     part: Arc<Part<D, O>>,
     device: Device,
@@ -68,7 +66,7 @@ struct Common<D, O> {
 /// Some of the records, and how they are visited.
 struct Part<D, O> {
     common: Arc<Common<D, O>>,
-    records: Range<u64>,
+    records: RecordList,
     /// `None` if there are no records.
     plan: Result<Option<Plan>, Error>,
     /// A loader that no iterator uses at the moment.
@@ -129,7 +127,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoaderBuilder<D,
     /// The errors of [`LoaderBuilder::build`].
     pub fn build(self, device: &Device) -> Result<BurnLoader<D, O>, Error> {
         let Self { data, plan, make, options, first_epoch } = self;
-        let records = plan.list().range();
+        let records = plan.list().clone();
         let common = Arc::new(Common { data, make, options });
         let part = Part { common, records, plan: Ok(Some(plan.clone())), idle: Mutex::new(None) };
         let loader = part.loader(plan)?;
@@ -183,33 +181,38 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
 
     fn slice(&self, start: usize, end: usize) -> Self {
         let (records, plan) = match self.range(start, end) {
-            Ok(records) => (records.clone(), self.plan_of(&records)),
-            Err(error) => (0..0, Err(error)),
+            Ok(records) => (records.clone(), self.plan_of(records)),
+            Err(error) => ((0..0).into(), Err(error)),
         };
         Self { common: self.common.clone(), records, plan, idle: Mutex::new(None) }
     }
 
     /// The records of a slice.
-    fn range(&self, start: usize, end: usize) -> Result<Range<u64>, Error> {
+    fn range(&self, start: usize, end: usize) -> Result<RecordList, Error> {
         let items = self.items();
         let ranks = self.plan.clone()?.map_or(1, |plan| plan.world());
         if start > end || end > items || ranks > 1 {
             return Err(Error::Slice { wanted: start..end, items, ranks });
         }
         // A plan that wraps can have more items than records.
-        let record = |item: usize| (self.records.start + item as u64).min(self.records.end);
-        Ok(match end {
-            _ if start == end => record(0)..record(0),
+        let position = |item: usize| (item as u64).min(self.records.len());
+        let positions = match end {
+            _ if start == end => 0..0,
             // The last slice also has the records that the plan drops.
-            end if end == items => record(start)..self.records.end,
-            end => record(start)..record(end),
-        })
+            end if end == items => position(start)..self.records.len(),
+            end => position(start)..position(end),
+        };
+        // Records in equal steps take no memory.
+        let first = self.records.step().zip(self.records.get(positions.start));
+        let even =
+            first.and_then(|(step, first)| RecordList::even(first, step, positions.end - positions.start));
+        Ok(even.unwrap_or_else(|| positions.filter_map(|at| self.records.get(at)).collect()))
     }
 
     /// This plan, for other records.
-    fn plan_of(&self, records: &Range<u64>) -> Result<Option<Plan>, Error> {
+    fn plan_of(&self, records: RecordList) -> Result<Option<Plan>, Error> {
         let Some(plan) = self.plan.clone()?.filter(|_| !records.is_empty()) else { return Ok(None) };
-        plan.with_records(records.clone()).map(Some).map_err(Error::Plan)
+        plan.with_records(records).map(Some).map_err(Error::Plan)
     }
 }
 

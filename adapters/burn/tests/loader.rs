@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use burn::data::dataloader::{DataLoader, Progress, split::split_dataloader};
 use burn::data::dataset::DatasetError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use twinbuf::mmap::PlanError;
+use twinbuf::mmap::{PlanError, RecordList};
 use twinbuf::transform::Convert;
 use twinbuf::{Batch, BatchIndices, BoxError, Dataset, LastBatch, Loader, Plan, Records};
 use twinbuf_burn::{BurnLoader, Error, tensor_data};
@@ -387,6 +387,23 @@ fn a_slice_is_the_plan_over_its_records() {
     }
     // A slice that begins at record 0.
     assert_eq!(epoch(&*whole.slice(0, 30)), planned(&shuffled(30, 4, LastBatch::Keep), 0));
+}
+
+#[test]
+fn slices_of_a_list_have_its_records() {
+    let even: Vec<u64> = (0..100).step_by(10).collect();
+    for list in [even, vec![7, 3, 99, 3, 50, 51, 52]] {
+        let numbers: Vec<u32> = list.iter().map(|&record| u32::try_from(record).unwrap()).collect();
+        let plan = |numbers: &[u32]| {
+            let list: RecordList = numbers.iter().copied().map(u64::from).collect();
+            Plan::builder(100).records(list).batch(2).last_batch(LastBatch::Keep).build().unwrap()
+        };
+        let whole = loader(source(100), plan(&numbers));
+        for (start, end) in [(0, 4), (4, numbers.len()), (0, numbers.len()), (3, 3)] {
+            assert_eq!(epoch(&*whole.slice(start, end)).concat(), numbers[start..end], "{start}..{end}");
+        }
+        assert_eq!(epoch(&*whole.slice(1, 6).slice(2, 4)).concat(), numbers[3..5]);
+    }
 }
 
 #[test]

@@ -133,7 +133,8 @@ fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Vec<Sha
         let (object, records) = (objects.get(shard.path())?.clone(), shard.records());
         // The second record, or the first one again if there is no second.
         let [first, second] = [records.start, (records.start + 1).min(records.end - 1)].map(offset);
-        Some(Shard { object, records, first, stride: second - first })
+        // With one record, no stride is needed: any but 0 does.
+        Some(Shard { object, records, first, stride: (second - first).max(1) })
     });
     shards.collect()
 }

@@ -74,10 +74,7 @@ impl RecordList {
     /// Returns the record at a position, from 0. Returns `None` past the end of the list.
     #[must_use]
     pub fn get(&self, position: u64) -> Option<u64> {
-        match &self.0 {
-            &List::Even { first, step, len } => (position < len).then(|| first + position * step),
-            List::Any(numbers, ..) => numbers.get(usize::try_from(position).ok()?).copied(),
-        }
+        (position < self.len()).then(|| self.run(position..position + 1).start)
     }
 
     /// Returns the smallest range that contains all records of the list.
@@ -115,18 +112,18 @@ impl RecordList {
     }
 
     /// Returns the records at the front of `positions`, as far as each record is the one after the record before it.
-    /// There is at least one position.
+    /// There is at least one position. Record 2^64 - 1, which no plan has, is an empty range.
     pub(super) fn run(&self, positions: Range<u64>) -> Range<u64> {
         let Range { start, end } = positions;
         match &self.0 {
-            &List::Even { first, step: 1, .. } => first + start..first + end,
-            &List::Even { first, step, .. } => first + start * step..first + start * step + 1,
+            &List::Even { first, step: 1, .. } => first + start..first.saturating_add(end),
+            &List::Even { first, step, .. } => first + start * step..(first + start * step).saturating_add(1),
             List::Any(numbers, ..) => {
                 // A plan has only positions within the list, so they fit a usize.
                 let [start, end] = [start, end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
                 // No overflow in a plan, which refuses the record 2^64 - 1.
                 let follow = numbers[start..end].windows(2).take_while(|two| two[1] == two[0] + 1);
-                numbers[start]..numbers[start] + 1 + follow.count() as u64
+                numbers[start]..(numbers[start] + follow.count() as u64).saturating_add(1)
             }
         }
     }

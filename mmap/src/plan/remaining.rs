@@ -90,11 +90,9 @@ impl Past {
         let first = self.seams.first().filter(|_| windows);
         let shares = first.map_or(plan.shares(), |seam| Shares { len: seam.share, count: seam.world });
         let seams = first.map(|_| self.seams.as_slice().into());
-        let front = match self.seams.last().filter(|_| windows) {
-            Some(_) if self.left > 0 => 0,
-            // The order has started again: behind what the last seam left, which is visited too.
-            seam => seam.map_or(0, |seam| seam.left) + self.done,
-        };
+        // If the order has started again, what the last seam left is visited too, and comes before.
+        let visited = self.seams.last().filter(|_| windows).map_or(0, |seam| seam.left);
+        let front = if windows && self.left > 0 { 0 } else { visited + self.done };
         Leg { left: Plan { records: self.left, ..plan }, base: self.base, front, shares, seams }
     }
 }

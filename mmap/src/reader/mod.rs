@@ -260,8 +260,7 @@ impl Reader<crate::Groups> {
         let bytes = extent.len();
         let mut stats = ReadStats::default();
         let read = self.source.fill(shards, std::iter::once(Ok(extent)), bytes, out, &mut stats).map(drop);
-        stats.bytes = read.as_ref().map_or(0, |()| bytes);
-        *lock(&self.source.stats) += stats;
+        *lock(&self.source.stats) += ReadStats { bytes: read.as_ref().map_or(0, |()| bytes), ..stats };
         read
     }
 

@@ -66,10 +66,8 @@ impl TryFrom<Saved> for Checkpoint {
                 let trained = (epoch, trained.ok_or_else(|| missing("trained"))?);
                 Some(Identity { plan, list, record_bytes, fingerprint, before, trained })
             }
-            (None, None, None) if epoch == 0 && before.is_empty() => None,
-            _ => {
-                return Err("wanted `plan`, `record_bytes` and `fingerprint`, found some of them null".into());
-            }
+            (None, None, None) if before.is_empty() => None,
+            _ => return Err("wanted `plan`, `record_bytes` and `fingerprint`, found some null".into()),
         };
         Ok(Self { identity, epoch, step })
     }

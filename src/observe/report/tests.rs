@@ -243,6 +243,9 @@ fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     says(&start(1, 330), Verdict::ComputeBound, &words);
     let rounds = Report { kind: Kind::Rounds, ..start(1, 330) };
     assert!(!rounds.advice().contains("Try"));
+    let few = Report { batches: 6, ..start(1, 330) };
+    says(&few, Verdict::Unmeasured, &["6 batches are too few for a verdict. It takes 8."]);
+    assert!(!few.advice().contains("Try") && few.to_try().is_none(), "{few}");
     says(&start(3, 160), Verdict::Balanced, &["Try: `depth(5)`"]);
 }
 
