@@ -296,8 +296,7 @@ impl Sums<'_> {
         // Slots that are full at the start of an epoch shorten later waits too.
         let again = start + waits;
         let restarts = report.kind == Kind::Batches && report.settings.overlap && self.starts > 0;
-        let restarts = restarts && verdict != Verdict::Unmeasured;
-        if restarts && start > 0.0 && again > SMALL * (wall + start) {
+        if restarts && verdict != Verdict::Unmeasured && start > 0.0 && again > SMALL * (wall + start) {
             let change = "one call of `epochs(..)` for all epochs, in place of one for each".to_string();
             return (verdict, why, Some(Try { change, settings: None, saves: again }));
         }

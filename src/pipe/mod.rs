@@ -307,7 +307,8 @@ impl<R: Ring> Pipe<R> {
         let shared = Arc::new(Shared::new(producer, threaded + driven, driven, naming.clone()));
         let (id, train) = if sends { (3, "upload") } else { (1, "train") };
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds, R::ON_DEVICE));
-        let report = Report::new(kind, Settings { overlap, depth, workers });
+        let mut report = Report::new(kind, Settings { overlap, depth, workers });
+        report.settings.workers = if overlap { workers } else { 1 };
         let mut running = ForkGuard::new(Running {
             consumer: Some(consumer),
             shared,

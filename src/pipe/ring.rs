@@ -225,9 +225,7 @@ impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     }
 }
 
-/// The longest piece of a wait for a slot that is being filled.
-const LONGEST: Duration = Duration::from_secs(3600);
-/// The shortest piece: the wait does not look at a held slot more often.
+/// The shortest piece of a wait for a slot that is being filled: it does not look at a held slot more often.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
@@ -281,7 +279,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
                 }
             }
             Waiting::Block => loop {
-                let until = Instant::now() + held_timeout.clamp(SHORTEST, LONGEST);
+                let until = Instant::now() + held_timeout.max(SHORTEST);
                 match received(consumer.recv_deadline(until)) {
                     Received::Empty => {}
                     found => return found,

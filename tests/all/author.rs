@@ -641,10 +641,12 @@ fn a_panic_of_a_drop_is_told_once_in_the_place_of_the_next_unit() {
 fn an_order_that_no_worker_has_fetched_is_dropped_with_its_pipe() {
     for driven in [true, false] {
         let builder = pipe::builder(vec![0_u64; 2]).overlap(false);
-        let builder = if driven { builder.driven() } else { builder.worker(Numbers { fails: 99, bytes: 8 }) };
+        let worker = || Numbers { fails: 99, bytes: 8 };
+        let builder = if driven { builder.driven() } else { builder.worker(worker()).worker(worker()) };
         let mut pipe = builder.build().unwrap();
         let workers = pipe.driven();
         pipe.begin(0, cursed(), 0);
+        assert_eq!(pipe.report().settings.workers, 1);
         let error = pipe.close().unwrap_err();
         assert!(matches!(&error, Error::Panicked { who: "order", .. }), "driven {driven}: {error}");
         drop(workers);

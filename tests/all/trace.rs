@@ -1,5 +1,6 @@
 //! The trace: the documented events, nested as they happened, in a file that can be read at any time.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -123,6 +124,17 @@ fn a_rank_is_a_process_so_that_traces_can_be_put_together() {
         assert!((before.as_micros()..=after.as_micros()).contains(&started), "{clock}");
         assert_eq!(clock["process"], std::process::id());
     }
+    // A generator has no ranks. It is another process than a loader of any rank.
+    let path = dir.path().join("trace.json");
+    let made = twinbuf::generate(|_: u64, _: &mut u64| Ok::<(), std::io::Error>(()));
+    let plan = Plan::builder(64).batch(8).rank(1, 2).build().unwrap();
+    let loader = Loader::builder(open(&paths), plan).trace(Trace::new(&path)).build().unwrap();
+    let both = (loader, made.trace(Trace::new(&path)).build().unwrap());
+    drop(both);
+    let events = trace::events(&path);
+    let numbers: BTreeSet<_> =
+        named(&events, "process_name").iter().map(|event| event["pid"].as_u64()).collect();
+    assert_eq!(numbers.len(), 2, "{numbers:?}");
 }
 
 /// Set for the process to be killed: the path of its trace.
@@ -296,7 +308,7 @@ fn traces_add_up_to_the_reports() {
         rounds.close().unwrap();
         let events = trace::events(&path);
         for (pid, report) in reports.iter().enumerate() {
-            let pid = pid as u64;
+            let pid = (pid as u64) << 16;
             for (names, wanted) in
                 [(&["train", "before"][..], report.train.busy), (&["queue_wait"], report.train.waiting)]
             {

@@ -166,7 +166,7 @@ fn one_file_with_named_rows_whose_sums_are_the_reports() {
                 here.map(|event| (number(event, "epoch"), number(event, "step"))).collect();
             assert!(steps.into_iter().eq((0..24).map(|at| (at / 12, at % 12))), "{name}");
         }
-        assert_eq!(bytes(1, "disk_load"), valid_report.read_bytes);
+        assert_eq!(bytes(1 << 16, "disk_load"), valid_report.read_bytes);
         let text = format!("{train_report:#}");
         assert_eq!(text.matches(" GB/s\n").count(), 2, "{text}");
     }
