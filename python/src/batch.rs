@@ -141,12 +141,12 @@ impl Batch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         slf.get().only().map_err(|error| PyTypeError::new_err(error.value(py).to_string()))?;
-        let (array, numpy) = (Self::numpy(slf)?, py.import("numpy")?);
-        match (dtype, copy) {
-            (None, Some(true)) => array.call_method0("copy"),
-            (None, _) => Ok(array),
-            (Some(dtype), _) => numpy.call_method1("asarray", (array, dtype)),
-        }
+        let array = Self::numpy(slf)?;
+        let dtype = dtype.map_or_else(|| array.getattr("dtype"), |dtype| Ok(dtype.clone()))?;
+        let copies = [("copy", copy == Some(true))].into_py_dict(py)?;
+        let made = array.call_method("astype", (dtype,), Some(&copies))?;
+        let fits = copy != Some(false) || made.is(&array);
+        fits.then_some(made).ok_or_else(|| PyValueError::new_err("copy: wanted none, found another type"))
     }
 
     /// The numbers of the batch's records in the data set, in batch order, as an int64 array.

@@ -298,7 +298,7 @@ impl Records {
         let (records, files) = (ranges.len(), ranges.shards().len());
         let upto = if self.record.is_ragged() { "up to " } else { "" };
         let (dtype, shape) = (dtype::name(dtype::of(&self.record)), self.record.shape());
-        format!("<Records: {records} of {upto}{dtype} {shape:?} in {files} file(s)>")
+        format!("<Records: {records} of {dtype} {upto}{shape:?} in {files} file(s)>")
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -67,14 +67,14 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     let kept = match of.kept {
         0 => String::new(),
         1 => "\n1 batch was kept while its slot was needed: the slot got new memory.".to_owned(),
-        kept => {
-            format!("\n{kept} batches were kept while their slots were needed: the slots got new memory.")
-        }
+        kept => format!("\n{kept} batches were kept while their slots were needed: these got new memory."),
     };
     for (name, text) in [("_text", found.to_string()), ("_tables", format!("{found:#}"))] {
         report.setattr(name, format!("{before}{}{kept}{}", told(&text), of.phases))?;
     }
-    report.setattr("_page", told(&found.html()))?;
+    let [before, after] = [before, kept + &of.phases].map(|text| text.replace('<', "&lt;"));
+    let page = told(&found.html()).replace("<pre>", &format!("<pre>{before}"));
+    report.setattr("_page", page.replace("</pre>", &format!("{after}</pre>")))?;
     report.setattr("_figures", figures)?;
     Ok(report.unbind())
 }

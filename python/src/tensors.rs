@@ -195,9 +195,9 @@ impl Stream {
     #[pyo3(signature = (recorder=None))]
     fn _report(&self, py: Python<'_>, recorder: Option<&Recorder>) -> PyResult<Py<PyAny>> {
         self.shared.check(py)?;
-        let found = self.shared.state.with(py, |state| state.report());
+        let (found, kept) = self.shared.state.with(py, |state| (state.report(), state.kept));
         let name = self.shared.name.as_deref().unwrap_or_default();
-        let of = report::Loop { name, bytes: true, ..Default::default() };
+        let of = report::Loop { name, bytes: true, kept, ..Default::default() };
         report(py, &Recorder::with(recorder, found), &of)
     }
 

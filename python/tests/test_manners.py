@@ -147,6 +147,7 @@ def test_ragged_records_and_tensors_are_pickled_by_path(model: tb.Tensors, tmp_p
     (tmp_path / "a.bin").write_bytes(b"abcdef")
     np.save(tmp_path / "a.npy", np.array([0, 1, 6]))
     data = tb.Records.open_indexed(tmp_path / "a.bin", tmp_path / "a.npy")
+    assert " of uint8 up to [" in repr(data)
     assert [bytes(record) for record in pickle.loads(pickle.dumps(data))[:]] == [b"a", b"bcdef"]
     assert dict(pickle.loads(pickle.dumps(model))) == dict(model)
 
@@ -324,6 +325,12 @@ def test_asarray_of_several_arrays_is_refused(npy: Case) -> None:
     batch = next(iter(tb.Loader(npy.data, tb.Plan(npy.data, 5))))
     assert np.shares_memory(np.asarray(batch), batch.numpy())
     assert np.asarray(batch, dtype="float64").dtype == np.float64
+    own = batch.numpy()
+    for dtype in (None, own.dtype):
+        assert np.shares_memory(batch.__array__(dtype, copy=False), own)
+        assert not np.shares_memory(batch.__array__(dtype, copy=True), own)
+    with pytest.raises(ValueError, match="copy: wanted none"):
+        batch.__array__(np.dtype("float64"), copy=False)
 
 
 def test_a_dict_of_data_sets(npy: Case) -> None:

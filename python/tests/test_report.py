@@ -30,7 +30,7 @@ def test_figures_text_page_and_trace(numbers: Callable[..., tb.Loader], tmp_path
     assert figures["verdict"] == report.verdict
     report.save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.startswith("<!DOCTYPE html>") and "<svg" in page
+    assert page.startswith("<!DOCTYPE html>") and "<svg" in page and "<pre>train: 3 epochs" in page
     assert "host_depth" not in str(report) + report.advice + page
     loader.close()
     rows = {event.get("name") for event in json.loads((tmp_path / "both.json").read_text())}

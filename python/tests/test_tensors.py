@@ -120,6 +120,12 @@ def test_a_tensor_outlives_everything(tensors: Saved, tmp_path: Path) -> None:
     assert torch.equal(kept, tensors["embed"])
 
 
+def test_groups_that_are_held_are_counted(opened: tb.Tensors) -> None:
+    layers = tb.stream(opened, layer_of)
+    held = list(layers)
+    assert layers.report().kept == len(held) - 2
+
+
 def test_one_slot_would_be_held_by_the_loop(opened: tb.Tensors) -> None:
     with pytest.raises(tb.OptionError, match="`depth`: wanted at least 2 slots, found 1"):
         tb.stream(opened, layer_of, depth=1)

@@ -41,7 +41,7 @@ class Report:
     depth, workers
         The numbers of slots, or items ahead, and of loading threads (1 without overlap); of `watch` 2 and 1.
     kept
-        Batches of a loader that were kept while their iteration needed their slots: each slot got new memory.
+        Batches or groups that were kept while their iteration needed their slots: each slot got new memory.
     verdict
         What takes the time of the loop, by the sums of what was measured.
     advice
