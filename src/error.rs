@@ -180,8 +180,7 @@ pub enum Error {
         source: BoxError,
     },
     /// The batch has no such field or another number of fields, the field has another type, its bytes are no whole
-    /// number of values of the requested type or misaligned for it, or the data set returned a wrong number of
-    /// lengths.
+    /// number of values of the requested type or misaligned for it, or the data set returned a wrong number of lengths.
     #[error("{at}: field {field}: wanted {wanted}, found {found}")]
     Field {
         /// The batch.

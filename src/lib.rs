@@ -7,8 +7,7 @@
 //! - [`mmap::RaggedRecords`]: records of any length. [`Batch::record`] returns one of them.
 //! - [`transform`]: converts records before they reach the slot. `LoaderBuilder::cuda` (feature `cuda`): copies
 //!   batches to a device.
-//! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a
-//!   step.
+//! - [`generate`](generate()): the same overlap for data made by code. [`Breakdown`]: the time of each phase of a step.
 //! - `stream()` (feature `safetensors`): the same overlap for the weights of a model that may be larger than memory.
 //! - [`write`](mod@write): the other direction. The loop fills one buffer while a thread writes the other to a file.
 //! - [`pipe`]: what loaders, generators and streams are built on, for authors of others. Its workers are threads, or

@@ -13,8 +13,7 @@ const SUFFIX: &str = ".twinbuf-tmp";
 /// A new file or folder that no other call uses. It is in the folder of the target, because a rename does not cross file
 /// systems. Its drop removes it, unless it was published.
 ///
-/// On Unix its maker holds a lock on it, if the file system has locks. One without a lock was left by a killed
-/// process.
+/// On Unix its maker holds a lock on it, if the file system has locks. One without a lock was left by a killed process.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     pub(crate) path: PathBuf,

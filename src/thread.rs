@@ -57,8 +57,7 @@ impl<T> Drop for ForkGuard<T> {
     }
 }
 
-/// Returns the name of a thread: the name of its loader, cut to fit the 15 bytes that Linux keeps, and `row`, its
-/// work.
+/// Returns the name of a thread: the name of its loader, cut to fit the 15 bytes that Linux keeps, and `row`, its work.
 pub(crate) fn name(loader: Option<&str>, row: &str) -> String {
     const MOST: usize = 15;
     let row = row.replace(' ', "-");

@@ -180,8 +180,7 @@ pub struct RecordContext {
     /// The step within the epoch.
     pub step: u64,
     /// A pseudorandom number that depends only on the plan's seed, the epoch and the record's index. It is the same
-    /// after a resume, at any depth and on any rank. Use it to seed a random generator for reproducible
-    /// augmentation.
+    /// after a resume, at any depth and on any rank. Use it to seed a random generator for reproducible augmentation.
     pub seed: u64,
 }
 

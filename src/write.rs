@@ -25,12 +25,11 @@
 //!
 //! # The file is whole, or not there
 //!
-//! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the rest,
-//! syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions of an
-//! older file. Without `finish`, after an error, or if
-//! the process is killed, the name is as it was. The drop of a writer removes the temporary file. On Unix, if the file
-//! system has locks, the next writer of the name removes what a killed process left, and a second writer of a name is
-//! refused while the first one lives.
+//! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the
+//! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the
+//! permissions of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was.
+//! The drop of a writer removes the temporary file. On Unix, if the file system has locks, the next writer of the name
+//! removes what a killed process left, and a second writer of a name is refused while the first one lives.
 //!
 //! # Errors
 //!

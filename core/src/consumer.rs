@@ -460,8 +460,7 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for ReadSlot<'_, '_, T, W> {
     }
 }
 
-/// A filled slot that does not borrow the consumer. [`ReadSlot::keep`] returns it. It dereferences to the
-/// value.
+/// A filled slot that does not borrow the consumer. [`ReadSlot::keep`] returns it. It dereferences to the value.
 ///
 /// **Dropping it releases the slot**, on any thread and in any order. It may outlive the consumer. A guard of a
 /// [`HeapRing`](crate::HeapRing) of `'static` values or of a `static` ring is `'static` and keeps the ring alive: a

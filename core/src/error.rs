@@ -33,8 +33,7 @@ pub enum RecvError {
     Cancelled,
 }
 
-/// Why a receive call that does not block, or that has a time limit, returned neither a slot nor the end of the
-/// data.
+/// Why a receive call that does not block, or that has a time limit, returned neither a slot nor the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "defmt", derive(defmt::Format))]
 #[non_exhaustive]

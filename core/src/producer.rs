@@ -578,8 +578,7 @@ impl<T: fmt::Debug, W: Wait> fmt::Debug for WriteSlot<'_, '_, T, W> {
     }
 }
 
-/// A slot to fill that does not borrow the producer. [`WriteSlot::reserve`] returns it. It dereferences to the
-/// value.
+/// A slot to fill that does not borrow the producer. [`WriteSlot::reserve`] returns it. It dereferences to the value.
 ///
 /// Several reserved slots may exist at the same time. They may move to other threads and may be committed in any
 /// order. The consumer receives them in the order of their [`seq`](ReservedSlot::seq), and waits if one is not yet
@@ -642,8 +641,7 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
         if old.is_closed() { Err(Closed) } else { Ok(()) }
     }
 
-    /// Returns the sequence number of the data in this slot, starting at 0. The consumer receives slots in this
-    /// order.
+    /// Returns the sequence number of the data in this slot, starting at 0. The consumer receives slots in this order.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.at.seq

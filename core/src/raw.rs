@@ -241,9 +241,8 @@ impl<T, W> Share<'_, T, W> {
     /// Takes the slots out of the ring. The caller has its last share.
     pub(crate) fn into_slots(self) -> Option<Vec<T>> {
         let block = core::mem::ManuallyDrop::new(self).block?;
-        // Relaxed: the caller had two shares, saw by `is_all_with` that there was no third, and has dropped one. So no other
-        // thread changes the count.
-        // SAFETY: the block lives as long as any share of it, and ours is the last one.
+        // Relaxed: the caller had two shares, saw by `is_all_with` that there was no third, and has dropped one. So no
+        // other thread changes the count. SAFETY: the block lives as long as any share of it, and ours is the last one.
         debug_assert_eq!(unsafe { block.as_ref() }.count.load(Ordering::Relaxed), 1);
         // SAFETY: the pointer came from `Box::leak`, and this was the last share.
         let block = unsafe { Box::from_raw(block.as_ptr()) };

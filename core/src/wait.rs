@@ -59,10 +59,9 @@ impl fmt::Debug for Word<'_> {
 ///
 /// The `try_*`, `poll_*` and `*_async` calls of the handles work with every strategy and never call it to wait.
 ///
-/// A call waits only if the slot is not ready. It then first calls [`relax`](Wait::relax) until this
-/// returns `false`. Then it sets the `WAITER` bit of the word and calls [`wait`](Wait::wait). A side that changes a
-/// word with this bit calls [`wake`](Wait::wake). If `relax` never returns `false`, a blocked side costs the other
-/// nothing.
+/// A call waits only if the slot is not ready. It then first calls [`relax`](Wait::relax) until this returns `false`.
+/// Then it sets the `WAITER` bit of the word and calls [`wait`](Wait::wait). A side that changes a word with this bit
+/// calls [`wake`](Wait::wake). If `relax` never returns `false`, a blocked side costs the other nothing.
 ///
 /// # Contract
 ///
@@ -107,8 +106,7 @@ impl fmt::Debug for Word<'_> {
 /// # rx.recv().unwrap();
 /// ```
 pub trait Wait {
-    /// Called when the slot is not ready. `round` is the number of earlier calls in this wait that returned
-    /// `true`.
+    /// Called when the slot is not ready. `round` is the number of earlier calls in this wait that returned `true`.
     ///
     /// Return `true` to check the word again; pause in this method if needed. Return `false` to announce the waiter
     /// and sleep.
@@ -210,9 +208,8 @@ impl Wait for Spin {
 /// its processor and looks again, up to 64 times: about 20 µs if no other thread wants the processor. Then it sleeps as
 /// `Park` does, also after a yield of more than 50 µs. Without `std`, it polls in a loop as [`Spin`] does.
 ///
-/// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits
-/// spends almost no time on looking. A wait that a look ends halves that number. A
-/// sleep of less than 50 µs resets it to none.
+/// After a look in vain, the next waits sleep at once: 2 of them, then 4, at most 256. So a ring with long waits spends
+/// almost no time on looking. A wait that a look ends halves that number. A sleep of less than 50 µs resets it to none.
 ///
 /// If other threads keep all processors busy, a yield can give the processor away for a time slice of milliseconds. After
 /// a yield of more than 500 µs, the next 512 waits sleep at once, and a short sleep resets only the last 256 of them.

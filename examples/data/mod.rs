@@ -33,8 +33,7 @@ fn make_shard(shard: u64, path: &Path) -> io::Result<()> {
     // Written to another name and renamed: a run that is killed leaves no file that looks complete.
     let unfinished = path.with_extension("part");
     let mut random = SplitMix(0x7477_696e);
-    // The bytes that follow each byte: three times out of four, one of four that belong to it; otherwise any of
-    // the 96.
+    // The bytes that follow each byte: three times out of four, one of four that belong to it; otherwise any of the 96.
     let mut follow = [[0u8; 256]; 256];
     for row in &mut follow {
         let often: [u8; 4] = std::array::from_fn(|_| random.symbol());

@@ -20,11 +20,10 @@ const SHARED: usize = 256 << 10;
 /// and [`several`](Self::several) allocate it, starting at a page boundary. [`lent`](Self::lent)
 /// uses memory that other code allocated. A buffer dereferences to its bytes.
 ///
-/// An allocated buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, it asks for huge
-/// pages (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
-/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number
-/// of separate memory pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal
-/// pages.
+/// An allocated buffer of 2 MiB or more starts at a multiple of 2 MiB. On Linux, it asks for huge pages
+/// (`MADV_HUGEPAGE`) for every whole 2 MiB block. Huge pages allow larger disk requests in
+/// [`ReadMode::Direct`](crate::ReadMode::Direct), because a request may cover only a limited number of separate memory
+/// pieces (`queue/max_segments`). If the kernel refuses, the buffer uses normal pages.
 ///
 /// ```
 /// let mut slot = twinbuf_mmap::Buffer::new(3 << 20).ok_or("no memory")?;

@@ -6,8 +6,7 @@ use crate::file::DataFile;
 use crate::ranges::{Extent, Ranges, Shard};
 use crate::{BatchIndices, Error, system};
 
-/// The number of pages of a data set, a model or a batch, and how many of them are in the page
-/// cache.
+/// The number of pages of a data set, a model or a batch, and how many of them are in the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Residency {
@@ -35,9 +34,8 @@ impl Ranges {
     /// The time is proportional to the number of pages. With `cachestat(2)` (Linux 6.5), the call
     /// skips runs of 4096 pages of which none is cached, except on overlayfs and FUSE.
     ///
-    /// Since Linux 5.2, the count is correct only if the process owns the file or may write to it
-    /// (`can_do_mincore` in `mm/mincore.c`). Otherwise it may be too large: the kernel reports all
-    /// pages that it is asked about as resident.
+    /// Since Linux 5.2, the count is correct only if the process owns the file or may write to it (`can_do_mincore` in
+    /// `mm/mincore.c`). Otherwise it may be too large: the kernel reports all pages that it is asked about as resident.
     ///
     /// # Errors
     ///

@@ -53,11 +53,10 @@ pub enum Error {
         /// The kind of the path: `directory`, `FIFO`, `socket` or `device`.
         found: &'static str,
     },
-    /// The file was written to since it was opened, or, for a file that is not kept open, another
-    /// file now has its path. A [`Reader`](crate::Reader) of batches checks the time of the last
-    /// change once an epoch, one of groups at each read. A file that is not kept open is reopened
-    /// for each use, and its device and inode are compared too. A file that only became shorter is
-    /// [`Error::Truncated`].
+    /// The file was written to since it was opened, or, for a file that is not kept open, another file now has its
+    /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change once an epoch, one of groups at
+    /// each read. A file that is not kept open is reopened for each use, and its device and inode are compared too. A
+    /// file that only became shorter is [`Error::Truncated`].
     #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {
         /// The file.
@@ -184,8 +183,7 @@ pub enum Error {
         /// The size of the buffer in bytes.
         found: u64,
     },
-    /// The file became shorter after it was opened, or `Reader::read_bytes` asked for bytes past
-    /// its end.
+    /// The file became shorter after it was opened, or `Reader::read_bytes` asked for bytes past its end.
     #[error(
         "{path:?}: truncated while open, byte {offset} is missing: wanted {wanted} bytes, found {found}: do not \
         write to data files in use"

@@ -100,8 +100,7 @@ impl DataFile {
         Error::System { path: self.path.clone(), call, source }
     }
 
-    /// Whether the file has the length and the time of change with which it was opened. `false` if
-    /// that is unknown.
+    /// Whether the file has the length and the time of change with which it was opened. `false` if that is unknown.
     pub(crate) fn is_unchanged(&self) -> bool {
         let same = |now: Metadata| now.len() == self.len && now.modified().ok() == self.modified;
         self.modified.is_some() && self.kept.as_ref().is_some_and(|file| file.metadata().is_ok_and(same))

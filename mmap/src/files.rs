@@ -11,20 +11,17 @@ const WILD: [char; 3] = ['*', '?', '['];
 /// Expands paths, folders and patterns to a list of files. Each source is one of these:
 ///
 /// - a path of a file. It is returned unchanged, whether or not the file exists.
-/// - a folder. It expands to the files and broken links in the folder, without names that start
-///   with a dot.
+/// - a folder. It expands to the files and broken links in the folder, without names that start with a dot.
 /// - a pattern with `*`, `?`, `[...]`, or `**` for folders at any depth, also those that links lead
 ///   to, but not through a link back to a folder that the path came through. It matches files and
 ///   broken links; a dot at the start of a name needs a dot in the pattern.
 ///
-/// The files of one source are sorted in natural order: `shard-10` comes after `shard-9`. The
-/// sources stay in the given order. Opened in this order, the files are the data set: print the
-/// result once to check it.
+/// The files of one source are sorted in natural order: `shard-10` comes after `shard-9`. The sources stay in the given
+/// order. Opened in this order, the files are the data set: print the result once to check it.
 ///
 /// # Errors
 ///
-/// - [`Error::NoFiles`]: a folder has no such files, a pattern matches none, or a pattern is
-///   invalid or not UTF-8.
+/// - [`Error::NoFiles`]: a folder has no such files, a pattern matches none, or a pattern is invalid or not UTF-8.
 /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a folder could not be read.
 ///
 /// ```

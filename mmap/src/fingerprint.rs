@@ -22,11 +22,10 @@ impl Ranges {
     /// Returns a number that identifies the data set. Save it together with a position, and compare it before you
     /// use the position.
     ///
-    /// The fingerprint depends on the element type, shape and stride of the records, the number of
-    /// files, and the offset and number of records of each file. It also depends on the first and
-    /// the last 8 KiB of the records of **every** file, and, for records of varying length, on the
-    /// offset of every record. The call makes about two reads for each file. Paths and file times
-    /// have no effect: a copy has the same fingerprint on any platform.
+    /// The fingerprint depends on the element type, shape and stride of the records, the number of files, and the
+    /// offset and number of records of each file. It also depends on the first and the last 8 KiB of the records of
+    /// **every** file, and, for records of varying length, on the offset of every record. The call makes about two
+    /// reads for each file. Paths and file times have no effect: a copy has the same fingerprint on any platform.
     ///
     /// It is made to detect files that were replaced, swapped, resized or regenerated. It does not
     /// detect a change between the two samples of a file, or a deliberate forgery.

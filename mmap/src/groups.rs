@@ -25,9 +25,8 @@ const GAP: u64 = BLOCK as u64;
 /// [`Tensors::groups_by`] and [`Tensors::groups`] make groups. A `Groups` value is only a description; it reads no
 /// tensor data. Cloning it is cheap.
 ///
-/// In memory, each tensor of a group starts at a multiple of its element size. Tensors of a group
-/// that are adjacent in a file, at multiples of their element sizes, stay adjacent in memory and
-/// are read together.
+/// In memory, each tensor of a group starts at a multiple of its element size. Tensors of a group that are adjacent in
+/// a file, at multiples of their element sizes, stay adjacent in memory and are read together.
 #[derive(Clone)]
 pub struct Groups {
     tensors: Tensors,

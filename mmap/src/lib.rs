@@ -1,36 +1,31 @@
 //! Files of records for training loops: reproducible batch plans, prefetch, and reads that cannot raise SIGBUS.
 //!
-//! - [`Records`] opens one or more files as one data set: untyped bytes, token files with llm.c's
-//!   header or without a header, `.npy`, one array of `.npz` files (feature `npz`), or one tensor
-//!   of `safetensors` files (feature `safetensors`). A record with an element type is a row or a
-//!   window of rows ([`Cut`]). Opening checks the header of a known format against the size of the
-//!   file.
+//! - [`Records`] opens one or more files as one data set: untyped bytes, token files with llm.c's header or without a
+//!   header, `.npy`, one array of `.npz` files (feature `npz`), or one tensor of `safetensors` files (feature
+//!   `safetensors`). A record with an element type is a row or a window of rows ([`Cut`]). Opening checks the header of
+//!   a known format against the size of the file.
 //! - [`RaggedRecords`] opens records of varying length: a data file with an index of offsets, or Megatron-LM token
 //!   files. Both types contain a [`Ranges`]: the byte range of each record in the files.
 //! - `Tensors` (feature `safetensors`) finds the tensors of a model by name, in `safetensors` files, their index, or
 //!   GGUF files. [`Reader`] reads groups of tensors.
-//! - [`Plan`] computes the order of an epoch. Without a schedule of batch sizes, it finds any
-//!   [`BatchIndices`] of an epoch and step in O(1), with the same result on every machine. To
-//!   resume, start at another step.
+//! - [`Plan`] computes the order of an epoch. Without a schedule of batch sizes, it finds any [`BatchIndices`] of an
+//!   epoch and step in O(1), with the same result on every machine. To resume, start at another step.
 //! - [`Reader`] reads the batches of a loop into the caller's buffer and prefetches the next
 //!   batches. On Linux, data that fits in memory is read through the page cache by default, the
 //!   rest with direct I/O ([`ReadMode`]). Reading bytes that a truncation removed returns an
 //!   [`Error`] with path and offset. [`Ranges::read`] reads one batch without prefetch.
-//! - [`Ranges::residency`] counts cached pages, and [`Ranges::evict`] drops them, to measure cold
-//!   reads (Linux).
+//! - [`Ranges::residency`] counts cached pages, and [`Ranges::evict`] drops them, to measure cold reads (Linux).
 //!
 //! This crate does not:
 //!
-//! - fill a buffer during training; the crate `twinbuf` does. This crate starts threads only for
-//!   direct I/O where `io_uring` is missing or refused, and during [`Ranges::fingerprint`] of many
-//!   files.
+//! - fill a buffer during training; the crate `twinbuf` does. This crate starts threads only for direct I/O where
+//!   `io_uring` is missing or refused, and during [`Ranges::fingerprint`] of many files.
 //! - convert records when it reads them: records keep the type and byte order of the file ([`DType`],
 //!   little-endian). [`transform`] converts numbers on request.
 //! - write or decompress files.
 //! - return slices of a mapping, because another process may truncate the file.
 //!
-//! It supports Unix and Windows. The README has a table of prefetch, eviction and direct I/O for
-//! each system.
+//! It supports Unix and Windows. The README has a table of prefetch, eviction and direct I/O for each system.
 //!
 //! # Example
 //!

@@ -1,7 +1,6 @@
 //! How many files may stay open, and how much memory is left.
 
-/// Returns how many files to keep open at most. The caller opens the others of its `files` files
-/// for each use.
+/// Returns how many files to keep open at most. The caller opens the others of its `files` files for each use.
 ///
 /// The result is a quarter of the process's limit of descriptors. The others are for direct reads (a second descriptor
 /// for each file) and for the rest of the program. If the soft limit is too low for `files`, the call raises it, at
@@ -34,9 +33,8 @@ pub(crate) fn kept(_: usize) -> usize {
     usize::MAX
 }
 
-/// Returns how many bytes of memory this process can still use: those of the machine, or those left
-/// in one of its control groups if that is less. Memory that the page cache would give up counts as
-/// usable. `None` if unknown.
+/// Returns how many bytes of memory this process can still use: those of the machine, or those left in one of its
+/// control groups if that is less. Memory that the page cache would give up counts as usable. `None` if unknown.
 #[cfg(target_os = "linux")]
 pub(crate) fn memory_left() -> Option<u64> {
     use std::path::Path;

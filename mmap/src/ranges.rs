@@ -97,9 +97,8 @@ struct Span {
 }
 
 impl Ranges {
-    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same
-    /// [`Kind`]. If there is a list `skipped`, files that are too short are added to it and, unless
-    /// all are, are no error.
+    /// Opens `paths`. `layout` finds the layout of each file; all layouts must have the same [`Kind`]. If there is a
+    /// list `skipped`, files that are too short are added to it and, unless all are, are no error.
     pub(crate) fn assemble(
         paths: impl IntoIterator<Item: AsRef<Path>>,
         mut skipped: Option<&mut Vec<PathBuf>>,
@@ -197,8 +196,7 @@ impl Ranges {
         &self.shards
     }
 
-    /// Finds the file, offset and length of a record. Takes O(log shards). Returns `None` if the index is out of
-    /// range.
+    /// Finds the file, offset and length of a record. Takes O(log shards). Returns `None` if the index is out of range.
     #[must_use]
     pub fn locate(&self, record: u64) -> Option<Location> {
         let Span { extent, len, .. } = self.span(&(record..record.checked_add(1)?), 0)?;
@@ -408,8 +406,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Returns the path as it was passed to the open call; a prefix of Megatron-LM files ends in
-    /// `.bin`.
+    /// Returns the path as it was passed to the open call; a prefix of Megatron-LM files ends in `.bin`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.file.path

@@ -58,11 +58,10 @@ impl Options {
         Self { partial, ..self }
     }
 
-    /// Sets whether to skip files that contain less than one record, for example a last shard that
-    /// is shorter than a window, or an array without rows. [`Records::skipped`] lists the skipped
-    /// files. A file with an incomplete header or element is an error all the same. Default:
-    /// `false`, [`Error::TooShort`]. If every file is too short, opening fails with
-    /// [`Error::TooShort`].
+    /// Sets whether to skip files that contain less than one record, for example a last shard that is shorter than a
+    /// window, or an array without rows. [`Records::skipped`] lists the skipped files. A file with an incomplete header
+    /// or element is an error all the same. Default: `false`, [`Error::TooShort`]. If every file is too short, opening
+    /// fails with [`Error::TooShort`].
     pub const fn skip_short(self, skip_short: bool) -> Self {
         Self { skip_short, ..self }
     }
@@ -85,12 +84,10 @@ impl Options {
     /// - [`Error::NoPaths`], [`Error::ZeroRecord`]: the list of paths is empty, or `record_bytes` is 0.
     /// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::NotAFile`], [`Error::Open`]: a file cannot be
     ///   opened. The call refuses a FIFO and does not block on it.
-    /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header), or is a pointer of
-    ///   Git LFS.
+    /// - [`Error::Format`]: a file is shorter than its [`header`](Self::header), or is a pointer of Git LFS.
     /// - [`Error::TooShort`]: a file contains less than one record, unless [`skip_short`](Self::skip_short) is set.
     /// - [`Error::Ragged`]: a file ends with an incomplete record, unless [`partial`](Self::partial) is set.
-    /// - [`Error::Read`], [`Error::Truncated`]: looking for such a pointer, in a file of less than
-    ///   1 KiB, fails.
+    /// - [`Error::Read`], [`Error::Truncated`]: looking for such a pointer, in a file of less than 1 KiB, fails.
     /// - [`Error::TooLarge`]: the total size is 2^64 bytes or more.
     pub fn open(
         self,
@@ -113,19 +110,17 @@ impl Options {
 /// Records of one size in one or more files. Record indices start at 0 and continue from each file to the next.
 ///
 /// [`open`](Self::open) reads files as untyped bytes. [`open_headerless`](Self::open_headerless),
-/// [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy), `open_npz` (feature `npz`) and
-/// `open_safetensors` (feature `safetensors`) give records an element type and can cut overlapping
-/// windows ([`Cut`](crate::Cut)).
+/// [`open_llm_c`](Self::open_llm_c), [`open_npy`](Self::open_npy), `open_npz` (feature `npz`) and `open_safetensors`
+/// (feature `safetensors`) give records an element type and can cut overlapping windows ([`Cut`](crate::Cut)).
 ///
 /// A record never spans two files. `Records` is `Send` and `Sync`: reads use explicit offsets, and
 /// several threads can read at the same time.
 ///
-/// Do not write to the files while they are open. Reading bytes that a truncation removed fails
-/// with [`Error::Truncated`]. A [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the
-/// epoch on in which it finds that a file was written to; until then, and with [`Ranges::read`],
-/// reads of files that stay open return the present content. On Unix, a file that stays open keeps
-/// its content when its name is deleted or given to another file, as `mv` does. [`Options::open`]
-/// documents how many files stay open.
+/// Do not write to the files while they are open. Reading bytes that a truncation removed fails with
+/// [`Error::Truncated`]. A [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the epoch on in which it finds
+/// that a file was written to; until then, and with [`Ranges::read`], reads of files that stay open return the present
+/// content. On Unix, a file that stays open keeps its content when its name is deleted or given to another file, as
+/// `mv` does. [`Options::open`] documents how many files stay open.
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, Records};

@@ -16,8 +16,7 @@ pub struct ReadStats {
     /// The number of bytes in accepted prefetch requests, also for pages that were already in
     /// memory. A touch ahead of a sequential read counts as 128 KiB.
     pub hinted: u64,
-    /// The number of prefetch requests to the page cache. One may cover many ranges, or take
-    /// several system calls.
+    /// The number of prefetch requests to the page cache. One may cover many ranges, or take several system calls.
     pub hints: u64,
     /// The number of prefetch requests that failed or could not be made. This fails no read.
     pub failed: u64,
@@ -45,8 +44,7 @@ pub struct ReadChoice {
     /// The size in bytes of the files from the first to the last record of the plan; of the groups'
     /// data for a reader of groups.
     pub data: u64,
-    /// The part of `data`, in bytes, that is read through the page cache. The rest is read with
-    /// direct I/O.
+    /// The part of `data`, in bytes, that is read through the page cache. The rest is read with direct I/O.
     pub cached: u64,
     /// The available memory in bytes when the reader was created, without what other readers of the
     /// process count on. `None` if it did not affect the choice or is unknown.

@@ -439,8 +439,7 @@ impl LoaderBuilder {
     /// The [`Report`](crate::Report) measures the time that the caller waits, not the work of the device. If the
     /// loop waits for its work at the end of each step, for example by reading the loss, that time counts as use.
     ///
-    /// [`twinbuf::cuda::context`](crate::cuda::context) creates a context, and returns an error if there is no
-    /// driver.
+    /// [`twinbuf::cuda::context`](crate::cuda::context) creates a context, and returns an error if there is no driver.
     ///
     /// ```no_run
     /// use std::sync::Arc;

@@ -101,8 +101,7 @@ impl<B: Backend> LoaderBuilder<B> {
     /// does not matter, and leading and trailing spaces are ignored.
     ///
     /// If the plan has several ranks, the rank becomes part of the trace's file name: `trace.json` becomes
-    /// `trace.rank3.json`. The trace covers the number of epochs set by [`trace`](Self::trace), or the first 5
-    /// epochs.
+    /// `trace.rank3.json`. The trace covers the number of epochs set by [`trace`](Self::trace), or the first 5 epochs.
     ///
     /// `TWINBUF_BREAKDOWN`, if it is on, turns overlap off. It logs the steps that the program ends with
     /// `loader.breakdown().end_step()`; see [`Loader::breakdown`](crate::Loader::breakdown).

@@ -19,10 +19,9 @@ const FIRST: u64 = 10;
 /// is not counted.
 ///
 /// A clone is another handle to the same breakdown: pass one to the loader
-/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin with
-/// the loader's name, if it has one. A loader whose
-/// breakdown is on does not overlap loading with use: two phases that run at the same time cannot be measured
-/// separately.
+/// ([`LoaderBuilder::breakdown`](crate::loader::LoaderBuilder::breakdown)) and use one in the loop. The lines begin
+/// with the loader's name, if it has one. A loader whose breakdown is on does not overlap loading with use: two phases
+/// that run at the same time cannot be measured separately.
 ///
 /// Work on a device is measured only if the phase waits for it: synchronize at the end of the phase, or measure with
 /// the device's events and [`add`](Breakdown::add) the result.
@@ -103,9 +102,8 @@ impl Breakdown {
 
     /// Runs `work` and adds its time to the phase `name` of the current step. Returns the result of `work`.
     ///
-    /// If a phase runs several times in a step, for example once per micro-step of gradient accumulation, its times
-    /// are added, and the table also shows the mean of a single run. The time of a nested phase counts for both
-    /// phases.
+    /// If a phase runs several times in a step, for example once per micro-step of gradient accumulation, its times are
+    /// added, and the table also shows the mean of a single run. The time of a nested phase counts for both phases.
     ///
     /// # Panics
     ///
@@ -121,8 +119,7 @@ impl Breakdown {
         result
     }
 
-    /// Adds `time` to the phase `name` of the current step. Use it for a time that was measured elsewhere and ends
-    /// now.
+    /// Adds `time` to the phase `name` of the current step. Use it for a time that was measured elsewhere and ends now.
     #[inline]
     pub fn add(&self, name: &'static str, time: Duration) {
         let Some(mut inner) = self.lock() else { return };

@@ -116,8 +116,7 @@ impl Report {
     /// | none of these | `Balanced`: loads come late now and then |
     ///
     /// Times are without the first step, in which programs compile, import and allocate. If the waits for the first
-    /// batch of each later iteration are more than half of the waits, the verdict is that of the time without them
-    /// too.
+    /// batch of each later iteration are more than half of the waits, the verdict is that of the time without them too.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         Sums::of(self).judge().0

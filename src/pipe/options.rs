@@ -120,10 +120,9 @@ macro_rules! calls_of_pipe {
         ///
         /// # Errors
         ///
-        /// Returns the first error of the last iteration that the caller has not received, for example because it
-        /// ended early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device
-        /// failed. Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain
-        /// valid.
+        /// Returns the first error of the last iteration that the caller has not received, for example because it ended
+        /// early: [`Error::Load`] or another error of the iterator. Returns [`Error::Device`] if the device failed.
+        /// Otherwise, returns [`Error::Trace`] if the trace could not be written; delivered items remain valid.
         pub fn close(self) -> Result<(), Error> {
             self.pipe.close()
         }

@@ -222,8 +222,7 @@ impl<B: Backend> StreamBuilder<B> {
 debug!([B: Backend] StreamBuilder[B], |builder|
     groups: builder.own.groups, depth: builder.own.depth, options: builder.options);
 
-/// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current
-/// group.
+/// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current group.
 ///
 /// The thread reads into slots that are allocated once and reused. The thread never overwrites a slot while its
 /// [`Group`] exists. Groups [kept in memory](StreamBuilder::keep) are read once.

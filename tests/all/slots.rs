@@ -1,5 +1,4 @@
-//! Slots in memory that the caller allocated: batches are stored in it, and it is returned after the last of
-//! them.
+//! Slots in memory that the caller allocated: batches are stored in it, and it is returned after the last of them.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

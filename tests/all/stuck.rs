@@ -62,8 +62,7 @@ impl Dataset for Remote {
     }
 }
 
-/// Two files of 20 records each; those from `stuck` on cannot be read. Also returns the receiver of the
-/// waiting reads.
+/// Two files of 20 records each; those from `stuck` on cannot be read. Also returns the receiver of the waiting reads.
 fn remote(stuck: u64, named: bool) -> (tempfile::TempDir, Remote, Receiver<u64>) {
     let (dir, paths) = files(&[20, 20]);
     let (waits, waiting) = channel();

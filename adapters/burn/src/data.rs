@@ -5,22 +5,19 @@ use twinbuf::Batch;
 
 /// Turns a batch into tensor data of this shape and type **without a copy**: burn uses the bytes in the batch's slot.
 ///
-/// The data holds the slot until it is dropped. burn's CPU backend `flex` keeps using the slot, so
-/// a tensor made of the data holds it too: drop tensors after their step, or raise
-/// [`depth`](twinbuf::loader::LoaderBuilder::depth). If the loader waits for a held slot for longer
-/// than [`held_timeout`](twinbuf::loader::LoaderBuilder::held_timeout), the epoch ends with an
-/// error.
+/// The data holds the slot until it is dropped. burn's CPU backend `flex` keeps using the slot, so a tensor made of the
+/// data holds it too: drop tensors after their step, or raise [`depth`](twinbuf::loader::LoaderBuilder::depth). If the
+/// loader waits for a held slot for longer than [`held_timeout`](twinbuf::loader::LoaderBuilder::held_timeout), the
+/// epoch ends with an error.
 ///
-/// On CUDA, call [`Device::staging`](burn_core::tensor::Device::staging) on the data first: it
-/// makes the one copy on the host, into burn's page-locked memory, and releases the slot. The
-/// device then copies from that memory.
+/// On CUDA, call [`Device::staging`](burn_core::tensor::Device::staging) on the data first: it makes the one copy on
+/// the host, into burn's page-locked memory, and releases the slot. The device then copies from that memory.
 ///
 /// No values are converted or checked: in a `bool`, every byte must be 0 or 1.
 ///
 /// # Errors
 ///
-/// [`DataError`] unless the batch has exactly the bytes of that shape and type. Quantized types are
-/// not checked.
+/// [`DataError`] unless the batch has exactly the bytes of that shape and type. Quantized types are not checked.
 ///
 /// # Examples
 ///

@@ -25,9 +25,8 @@ pub use weights::{linear, load, weight};
 ///
 /// # Errors
 ///
-/// [`TensorError::Batch`] if the batch has several fields: see [`field_tensor`].
-/// [`TensorError::DType`] for numbers that no tensor is made of; [`TensorError::Candle`] if candle
-/// cannot make it.
+/// [`TensorError::Batch`] if the batch has several fields: see [`field_tensor`]. [`TensorError::DType`] for numbers
+/// that no tensor is made of; [`TensorError::Candle`] if candle cannot make it.
 pub fn tensor(batch: &Batch, device: &Device) -> Result<Tensor, TensorError> {
     batch.cast::<u8>().map_err(TensorError::Batch)?;
     field_tensor(batch, 0, device)

@@ -26,12 +26,11 @@ const READS: usize = 4;
 
 /// Reads a whole checkpoint: each tensor by its name, as `candle_core::safetensors::load` does.
 ///
-/// On the CPU four threads read, and each byte is copied **once** (those of u16 and floats of 4 to
-/// 8 bits twice), into the memory that its tensor owns: from the page cache if half of the files or
-/// more are there. Otherwise they are read past it if the system can, in pieces of 4 MiB. A disk
-/// could write to the tensor's own memory, but its requests are shorter where pages have 4 KiB, as
-/// those of a `Vec` do. For another device each tensor is copied to it from a slot while the next
-/// one is read; no test here has run on one.
+/// On the CPU four threads read, and each byte is copied **once** (those of u16 and floats of 4 to 8 bits twice), into
+/// the memory that its tensor owns: from the page cache if half of the files or more are there. Otherwise they are read
+/// past it if the system can, in pieces of 4 MiB. A disk could write to the tensor's own memory, but its requests are
+/// shorter where pages have 4 KiB, as those of a `Vec` do. For another device each tensor is copied to it from a slot
+/// while the next one is read; no test here has run on one.
 ///
 /// u16 becomes u32, as in candle's loader. Nothing else is converted.
 ///
@@ -131,10 +130,9 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
 
 /// A matrix of a layer, multiplied **in the slot** that it was read into.
 ///
-/// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by
-/// candle's own kernels for f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_1 and Q2_K to Q8_K, on
-/// the CPU. They convert `x` to what the kernel multiplies with, such as bf16 for a matrix of bf16,
-/// and return the type of `x`, f32 or f16.
+/// `linear(&layer, "mlp.up_proj.weight")?.forward(&x)` is `x` times the transposed matrix, by candle's own kernels for
+/// f32, f16, bf16 and, of GGUF's blocks, Q4_0 to Q8_1 and Q2_K to Q8_K, on the CPU. They convert `x` to what the kernel
+/// multiplies with, such as bf16 for a matrix of bf16, and return the type of `x`, f32 or f16.
 ///
 /// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and
 /// can. The slot is read into again when the matrix, its clones and the [`Group`] are dropped.

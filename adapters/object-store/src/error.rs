@@ -11,8 +11,7 @@ use twinbuf::BoxError;
 #[derive(Debug, thiserror::Error)]
 #[error("{url}{}", bytes(.range))]
 pub struct Error {
-    /// The URL of the object. If all objects are concerned: the URL that was opened, or its part
-    /// before their paths.
+    /// The URL of the object. If all objects are concerned: the URL that was opened, or its part before their paths.
     pub url: String,
     /// The bytes that were requested. Empty if the error does not concern a request.
     pub range: Range<u64>,
@@ -25,9 +24,8 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed
-    /// or found, or a file or a thread cannot be made. The source is `object_store`'s error, the
-    /// parser's or the system's.
+    /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed or found, or a file
+    /// or a thread cannot be made. The source is `object_store`'s error, the parser's or the system's.
     #[error("the objects could not be opened")]
     Open(#[source] BoxError),
     /// There is no object below the URL that is not empty.

@@ -31,8 +31,7 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects, a temporary
-    ///   file.
+    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects, a temporary file.
     /// - [`Kind::Format`]: the error of `open`.
     /// - The errors of requests.
     pub fn open(

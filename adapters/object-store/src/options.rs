@@ -27,9 +27,8 @@ pub struct Options {
     /// The largest gap in bytes between two records of a batch that one request bridges. Its bytes are thrown away. A gap
     /// is cheaper than a request up to about delay × bandwidth / requests in flight. Default: 64 KiB.
     pub gap: u64,
-    /// The number of bytes from which neighbours, or a chunk of
-    /// [`Shuffle::Window`](twinbuf::Shuffle::Window), become separate requests, which can use
-    /// separate connections. A record is always one request. Default: 8 MiB.
+    /// The number of bytes from which neighbours, or a chunk of [`Shuffle::Window`](twinbuf::Shuffle::Window), become
+    /// separate requests, which can use separate connections. A record is always one request. Default: 8 MiB.
     pub request_bytes: u64,
     /// The number of requests of one batch in flight, at least 1. Each worker of the loader loads a batch. Default: 16.
     pub requests: usize,

@@ -64,8 +64,7 @@ fn read(options: Options, list: Vec<u64>) -> Result<(u64, u64), BoxError> {
     Ok((stats.requests, stats.bytes))
 }
 
-/// The same batches as from files, in several orders, with one worker and four, at both of two
-/// ranks.
+/// The same batches as from files, in several orders, with one worker and four, at both of two ranks.
 #[test]
 fn batches_are_those_of_files() -> Result<(), BoxError> {
     let folder = tempfile::tempdir()?;

@@ -1,7 +1,6 @@
 //! S3's protocol: a real server (`server/`) on a folder, and a proxy in front of it that fails at chosen requests.
 //!
-//! `ci/objects.sh` builds the server and sets `OBJECTS_SERVER`. Without it, these tests check
-//! nothing.
+//! `ci/objects.sh` builds the server and sets `OBJECTS_SERVER`. Without it, these tests check nothing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

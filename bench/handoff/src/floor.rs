@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::measure::{FLOOR, Rx, Subjects, Tx, Wait};
 use crate::payload::{Block1M, Block4K, Payload};
 
-/// Two flags and two slots, with the flags (and small slots) on one line. Plain loads and stores, no
-/// read-modify-write.
+/// Two flags and two slots, with the flags (and small slots) on one line. Plain loads and stores, no read-modify-write.
 #[repr(C, align(128))]
 struct Flags<P> {
     full: [AtomicU32; 2],

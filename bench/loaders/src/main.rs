@@ -1,5 +1,4 @@
-//! Compares the loader with other loaders: the same batches, the same compute. See the README of the
-//! parent folder.
+//! Compares the loader with other loaders: the same batches, the same compute. See the README of the parent folder.
 
 mod burn;
 mod data;

@@ -52,8 +52,7 @@ impl<M: 'static> Leased for Lease<M> {
     unsafe fn is_on(&self, stream: CUstream) -> bool {
         let _current = Current::enter(&self.shared.ctx);
         // If the driver cannot tell whether the stream is captured, assume that it is not: cudarc's own call then
-        // fails.
-        // SAFETY: the caller guarantees that the stream exists.
+        // fails. SAFETY: the caller guarantees that the stream exists.
         self.slot().is_used_on(stream) && unsafe { cu::is_captured(stream) } != Ok(true)
     }
 }

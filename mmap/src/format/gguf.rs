@@ -12,8 +12,7 @@ pub(super) const MAGIC: &[u8] = b"GGUF";
 
 /// The most axes of a tensor (`GGML_MAX_DIMS`).
 const AXES: u64 = 4;
-/// The longest name of a tensor or a key, in bytes. The format allows 64 for tensors, and 65 535
-/// for keys.
+/// The longest name of a tensor or a key, in bytes. The format allows 64 for tensors, and 65 535 for keys.
 const NAME: u64 = 65_535;
 /// The longest header in bytes, as for a `safetensors` file.
 const LONGEST: u64 = 100_000_000;
@@ -22,9 +21,8 @@ const NESTED: u32 = 8;
 /// The most bytes in one read of the file.
 const READ: usize = 256 << 10;
 
-/// The types. Each has its number, its name, the elements and the bytes of a block
-/// (`GGML_QUANT_SIZES` of the package `gguf`), and the [`DType`], if there is one. `Q8_1` is left
-/// out, because only computations use it.
+/// The types. Each has its number, its name, the elements and the bytes of a block (`GGML_QUANT_SIZES` of the package
+/// `gguf`), and the [`DType`], if there is one. `Q8_1` is left out, because only computations use it.
 type Row = (u64, &'static str, u64, u64, Option<DType>);
 const TYPES: [Row; 33] = [
     (0, "F32", 1, 4, Some(DType::F32)),

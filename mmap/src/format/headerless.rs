@@ -13,11 +13,10 @@ impl Records {
     /// (`DType::U16`, see `data/openwebtext/prepare.py`), or 32-bit token IDs (`DType::U32`). `cut` sets how
     /// elements become records; a row is one element.
     ///
-    /// The call checks the size of the files, and refuses those that start like a format it knows,
-    /// because their headers would be read as elements: most formats that this crate opens, and
-    /// common ones of archives and compressed files, tables and databases (such as HDF5, Parquet
-    /// and Arrow), pickles, pictures, sound, documents, programs, and, unless the elements have one
-    /// byte, JSON lines and other text. [`Options::header`] skips a header.
+    /// The call checks the size of the files, and refuses those that start like a format it knows, because their
+    /// headers would be read as elements: most formats that this crate opens, and common ones of archives and
+    /// compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures, sound, documents,
+    /// programs, and, unless the elements have one byte, JSON lines and other text. [`Options::header`] skips a header.
     ///
     /// # Errors
     ///
@@ -104,9 +103,8 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x89HDF\r\n\x1a\n", "HDF5", "save its sets as .npy: `numpy.save(path, h5py.File(file)[name][:])`"),
     (0, b"PAR1", "Parquet", TABLE),
     (0, b"ARROW1\0\0", "Arrow IPC", COLUMNS),
-    // Pickles of protocol 4 and 5, if they start with a frame, which Python writes unless they are
-    // tiny. Of protocol 2, only pickles of a dict and of a list, and those of torch.save; of
-    // protocol 3, only those of a dict.
+    // Pickles of protocol 4 and 5, if they start with a frame, which Python writes unless they are tiny. Of protocol 2,
+    // only pickles of a dict and of a list, and those of torch.save; of protocol 3, only those of a dict.
     (0, b"\x80\x04\x95", "a Python pickle", PARSE),
     (0, b"\x80\x05\x95", "a Python pickle", PARSE),
     (0, b"\x80\x02}q\0", "a Python pickle", PARSE),

@@ -17,8 +17,7 @@ impl Records {
     /// records; a row is one token.
     ///
     /// All numbers are little-endian. The header has 256 `int32`: magic, version, number of tokens, and 253 ignored
-    /// values. The tokens follow the header. There are two kinds (`HEADERS_INFO` in llm.c's
-    /// `dev/data/data_common.py`):
+    /// values. The tokens follow the header. There are two kinds (`HEADERS_INFO` in llm.c's `dev/data/data_common.py`):
     ///
     /// | magic | version | tokens | written by |
     /// | --- | --- | --- | --- |

@@ -31,9 +31,8 @@ pub(super) fn index(file: &DataFile) -> Result<(DType, Vec<u64>), Error> {
     if sequences == 0 {
         return Err(file.bad_header(18, "at least one sequence", "0"));
     }
-    // The index has a length (4 bytes) and a pointer (8 bytes) for each sequence, and 8 bytes for
-    // each entry of the document index. With several modalities, it also has a mode (1 byte) for
-    // each sequence.
+    // The index has a length (4 bytes) and a pointer (8 bytes) for each sequence, and 8 bytes for each entry of the
+    // document index. With several modalities, it also has a mode (1 byte) for each sequence.
     let bytes = |each: u64| {
         sequences.checked_mul(each)?.checked_add(documents.checked_mul(8)?)?.checked_add(HEADER as u64)
     };

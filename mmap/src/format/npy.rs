@@ -20,17 +20,15 @@ impl Records {
     /// Opens arrays saved by `numpy.save`: `.npy` version 1.0, 2.0 or 3.0. `cut` sets how rows become records; a row
     /// is one entry along the first axis.
     ///
-    /// The array must be in C order, or have at most one axis whose length is not 1. Supported
-    /// types are `bool`, `int8` to `int64`, `uint8` to `uint64`, `float16` to `float64`,
-    /// `complex64` and `complex128`. If there are several files, only the length of the first axis
-    /// may differ. numpy documents the format in `numpy.lib.format`.
+    /// The array must be in C order, or have at most one axis whose length is not 1. Supported types are `bool`, `int8`
+    /// to `int64`, `uint8` to `uint64`, `float16` to `float64`, `complex64` and `complex128`. If there are several
+    /// files, only the length of the first axis may differ. numpy documents the format in `numpy.lib.format`.
     ///
     /// # Errors
     ///
-    /// - [`Error::Format`]: the header is invalid, or exceeds 10 000 bytes, the limit of numpy; the
-    ///   elements have another type, such as text, dates, objects, structures or `longdouble`, or
-    ///   are big-endian; the array is in another order, has no axis, empty rows or 2^64 bytes or
-    ///   more; or its size does not match the size of the file.
+    /// - [`Error::Format`]: the header is invalid, or exceeds 10 000 bytes, the limit of numpy; the elements have
+    ///   another type, such as text, dates, objects, structures or `longdouble`, or are big-endian; the array is in
+    ///   another order, has no axis, empty rows or 2^64 bytes or more; or its size does not match the size of the file.
     /// - [`Error::Mixed`]: the rows of a file differ in type or shape from the first file.
     /// - [`Error::TooShort`], [`Error::ZeroRecord`], [`Error::ZeroStride`]: a file contains less than one record, or
     ///   the window or the stride is 0.
@@ -142,9 +140,8 @@ impl<'a> Parser<'a> {
             return Err(self.bad("'descr', 'fortran_order' and 'shape', each once"));
         };
         let dtype = self.little_endian(dtype)?;
-        // If at most one axis has a length other than 1, both orders have the same bytes. numpy
-        // then writes `False`. Libraries that write `True` for every array (NPZ.jl, npy-matlab)
-        // also write it for such an array.
+        // If at most one axis has a length other than 1, both orders have the same bytes. numpy then writes `False`.
+        // Libraries that write `True` for every array (NPZ.jl, npy-matlab) also write it for such an array.
         if fortran && shape.iter().filter(|&&axis| axis != 1).count() > 1 {
             let (at, wanted) = (Some(self.offset(fortran_at)), "C order, in which each row is one piece");
             let advice = "save it with `numpy.save(path, numpy.ascontiguousarray(x))`";

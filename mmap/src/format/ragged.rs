@@ -9,13 +9,11 @@ use crate::file::DataFile;
 use crate::ranges::{Kind, Layout, Places, Ranges};
 use crate::{DType, Error};
 
-/// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the
-/// next.
+/// Records of varying length in one or more files. Record indices start at 0 and continue from each file to the next.
 ///
-/// A `RaggedRecords` is an immutable description, and any number of threads can share it. It uses
-/// about 8 bytes of memory per record. [`Options::open`](crate::Options::open) documents how many
-/// data files stay open. Pass [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read
-/// batches, as for [`Records`](crate::Records).
+/// A `RaggedRecords` is an immutable description, and any number of threads can share it. It uses about 8 bytes of
+/// memory per record. [`Options::open`](crate::Options::open) documents how many data files stay open. Pass
+/// [`ranges`](Self::ranges) to a [`Reader`](crate::Reader) to read batches, as for [`Records`](crate::Records).
 ///
 /// ```
 /// use twinbuf_mmap::{Plan, RaggedRecords};

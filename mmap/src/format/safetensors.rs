@@ -57,9 +57,8 @@ impl Records {
         Self::options().open_safetensors(paths, tensor, cut)
     }
 
-    /// Returns an iterator over all tensors of one file, sorted by name. Each item is the name and
-    /// the opened tensor. The iterator opens a tensor when it reaches the tensor. The call reads
-    /// the header once.
+    /// Returns an iterator over all tensors of one file, sorted by name. Each item is the name and the opened tensor.
+    /// The iterator opens a tensor when it reaches the tensor. The call reads the header once.
     ///
     /// # Errors
     ///

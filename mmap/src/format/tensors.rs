@@ -19,9 +19,8 @@ const LONGEST: u64 = 100_000_000;
 
 /// The tensors of a model, by name. Requires the feature `safetensors`.
 ///
-/// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a
-/// model in several files. The crate reads only headers and indexes. A clone is another handle to
-/// the same files.
+/// The files may be `safetensors` files, GGUF files, or the `model.safetensors.index.json` of a model in several files.
+/// The crate reads only headers and indexes. A clone is another handle to the same files.
 ///
 /// Do not write to the files while they are open. Reading a truncated file fails with [`Error::Truncated`].
 ///

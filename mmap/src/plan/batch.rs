@@ -9,8 +9,7 @@ use super::RecordList;
 use super::permute::{InOrder, Key, Permutation};
 use super::window::{self, Shares, Window};
 
-/// The record indices of one batch: of one rank at one step, in order. A batch has at least one
-/// record.
+/// The record indices of one batch: of one rank at one step, in order. A batch has at least one record.
 ///
 /// The value contains a few numbers that determine the records, and shares the plan's
 /// [`RecordList`]. It contains no data.
@@ -142,12 +141,11 @@ impl BatchIndices {
     /// Returns the chunks that a batch of a [windowed](Shuffle::Window) shuffle draws its records from, as ranges of
     /// records. The chunk that has both the last and the first record is two ranges.
     ///
-    /// Later batches of the rank can draw from these chunks too: a data set that keeps them need
-    /// not read them again. Takes time in proportion to the number of chunks. Returns `None` with
-    /// any other shuffle, with a [list](RecordList) of records that are not consecutive, for the
-    /// only full batch of a rank, for the batches that [`LastBatch::Keep`](super::LastBatch::Keep)
-    /// or [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and for a batch that has
-    /// records from both sides of the place where an earlier run of the epoch stopped.
+    /// Later batches of the rank can draw from these chunks too: a data set that keeps them need not read them again.
+    /// Takes time in proportion to the number of chunks. Returns `None` with any other shuffle, with a
+    /// [list](RecordList) of records that are not consecutive, for the only full batch of a rank, for the batches that
+    /// [`LastBatch::Keep`](super::LastBatch::Keep) or [`LastBatch::Wrap`](super::LastBatch::Wrap) add at the end, and
+    /// for a batch that has records from both sides of the place where an earlier run of the epoch stopped.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -287,10 +285,9 @@ impl FusedIterator for Runs {}
 
 /// How the records of an epoch are shuffled.
 ///
-/// The seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the
-/// number of ranks, the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also
-/// affect it. The order does not depend on threads, depth or timing. It is the same on every
-/// platform and in every version of this crate.
+/// The seed, the epoch and the number of records determine the order. With [`Shuffle::Window`], the number of ranks,
+/// the batch size and [`PlanBuilder::steps`](super::PlanBuilder::steps) also affect it. The order does not depend on
+/// threads, depth or timing. It is the same on every platform and in every version of this crate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -312,18 +309,16 @@ pub enum Shuffle {
     },
     /// Shuffles records within a sliding window of chunks in memory.
     ///
-    /// Chunks enter the window in a random order that spreads them over the files. The shuffle
-    /// draws one chunk's worth of records evenly from the chunks in the window, then the window
-    /// advances by one chunk. In each epoch, the chunk boundaries, the order of the chunks and the
-    /// order of the records differ. If the window holds all chunks of a rank, the rank's records
-    /// are fully shuffled.
+    /// Chunks enter the window in a random order that spreads them over the files. The shuffle draws one chunk's worth
+    /// of records evenly from the chunks in the window, then the window advances by one chunk. In each epoch, the chunk
+    /// boundaries, the order of the chunks and the order of the records differ. If the window holds all chunks of a
+    /// rank, the rank's records are fully shuffled.
     ///
-    /// If memory holds one window plus the chunks being read, the disk reads each chunk about once
-    /// per epoch over all ranks. The number of chunks in a window determines the quality of the
-    /// shuffle: with the same memory, many small chunks mix better than a few large chunks. Start
-    /// with chunks of 128 to 256 KiB (large enough to keep a disk busy if many are in flight), and
-    /// four times as many chunks as a batch has records. This is close to a full shuffle even if
-    /// the files are sorted by class.
+    /// If memory holds one window plus the chunks being read, the disk reads each chunk about once per epoch over all
+    /// ranks. The number of chunks in a window determines the quality of the shuffle: with the same memory, many small
+    /// chunks mix better than a few large chunks. Start with chunks of 128 to 256 KiB (large enough to keep a disk busy
+    /// if many are in flight), and four times as many chunks as a batch has records. This is close to a full shuffle
+    /// even if the files are sorted by class.
     Window {
         /// The number of records in a chunk, at least 1.
         chunk_records: u64,
@@ -344,8 +339,7 @@ impl Shuffle {
     }
 }
 
-/// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in
-/// order.
+/// The order of [`Shuffle::Chunks`]: the chunks in random order, and the records of each chunk in order.
 #[derive(Clone, Debug)]
 struct ShuffledChunks {
     records: u64,

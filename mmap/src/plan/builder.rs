@@ -28,9 +28,8 @@ impl PlanBuilder {
     /// steps are ignored. [`build`](Self::build) returns [`PlanError::BatchSizes`] for no pairs or
     /// more than 16, and [`PlanError::ZeroBatch`] if a size that is not ignored is 0.
     ///
-    /// Steps are counted over all epochs. If the size changes within an epoch, the remaining
-    /// records of the epoch form batches of the new size. The change itself drops and repeats no
-    /// record, as in [`Plan::resume`].
+    /// Steps are counted over all epochs. If the size changes within an epoch, the remaining records of the epoch form
+    /// batches of the new size. The change itself drops and repeats no record, as in [`Plan::resume`].
     ///
     /// ```
     /// use twinbuf_mmap::Plan;
@@ -58,14 +57,12 @@ impl PlanBuilder {
         self
     }
 
-    /// Sets the number of steps in an epoch, at least 1: the epoch takes the first records of its
-    /// order. With a shuffle, other epochs can visit the rest. Default: as many as the records and
-    /// [`LastBatch`] give.
+    /// Sets the number of steps in an epoch, at least 1: the epoch takes the first records of its order. With a
+    /// shuffle, other epochs can visit the rest. Default: as many as the records and [`LastBatch`] give.
     ///
-    /// With [`LastBatch::Wrap`], an epoch may have more steps than the records fill: its order
-    /// starts again at the front. Otherwise [`build`](Self::build) fails with
-    /// [`PlanError::TooManySteps`] or [`PlanError::NoStep`]. To shuffle the repeated records too,
-    /// make a list that has them several times.
+    /// With [`LastBatch::Wrap`], an epoch may have more steps than the records fill: its order starts again at the
+    /// front. Otherwise [`build`](Self::build) fails with [`PlanError::TooManySteps`] or [`PlanError::NoStep`]. To
+    /// shuffle the repeated records too, make a list that has them several times.
     ///
     /// ```
     /// use twinbuf_mmap::{Plan, Shuffle};
@@ -176,8 +173,7 @@ pub enum PlanError {
         /// The seed.
         seed: u64,
     },
-    /// A record has the number 2^64 - 1, which no data set has, or the range of a saved plan ends
-    /// past 2^64 - 1.
+    /// A record has the number 2^64 - 1, which no data set has, or the range of a saved plan ends past 2^64 - 1.
     #[error("{records} records from {first} on end past 2^64")]
     RangeTooLarge {
         /// The first record of the range.

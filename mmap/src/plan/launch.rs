@@ -26,11 +26,10 @@ const TORCHRUN: Launcher = ["RANK", "WORLD_SIZE"];
 /// Slurm starts the processes itself (`srun`), or starts one of the launchers above once per node. In the second case,
 /// Slurm's numbers are those of the launchers, not of the processes.
 ///
-/// Slurm sets `SLURM_STEP_NUM_TASKS` only for the processes of a job step. The manual of `srun`
-/// lists the variable ("Output environment variables"), and that of `sbatch` does not. Slurm's
-/// `src/common/env.c` sets it in `env_array_for_step`, not in `env_array_for_batch_job`. A batch
-/// script also has `SLURM_PROCID`, which is 0, and `SLURM_NTASKS` if its job was given a number of
-/// tasks.
+/// Slurm sets `SLURM_STEP_NUM_TASKS` only for the processes of a job step. The manual of `srun` lists the variable
+/// ("Output environment variables"), and that of `sbatch` does not. Slurm's `src/common/env.c` sets it in
+/// `env_array_for_step`, not in `env_array_for_batch_job`. A batch script also has `SLURM_PROCID`, which is 0, and
+/// `SLURM_NTASKS` if its job was given a number of tasks.
 const SLURM: Launcher = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
 
 /// A variable that torchrun sets for its workers. If torchrun's pair is set too, torchrun is the launcher closest to
@@ -44,11 +43,10 @@ const SLURM_LOCAL: &str = "SLURM_LOCALID";
 /// PALS (HPE Cray) and ALPS (Cray).
 const RANKS: [&str; 3] = ["PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE"];
 
-/// Other variables that launchers and clusters set. None is the rank among all processes: they name
-/// a job, or number nodes, pods, hosts or the processes of one node. `PET_` are torchrun's options,
-/// for example from Kubeflow. `NODE_RANK` is from Lightning and others that start processes node by
-/// node. The last ones are from `TensorFlow`, `SageMaker`, Cloud TPU and indexed jobs of
-/// Kubernetes.
+/// Other variables that launchers and clusters set. None is the rank among all processes: they name a job, or number
+/// nodes, pods, hosts or the processes of one node. `PET_` are torchrun's options, for example from Kubeflow.
+/// `NODE_RANK` is from Lightning and others that start processes node by node. The last ones are from `TensorFlow`,
+/// `SageMaker`, Cloud TPU and indexed jobs of Kubernetes.
 const MARKS: &str = "TORCHELASTIC_RUN_ID LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK PET_NNODES PET_NODE_RANK \
     PET_NPROC_PER_NODE NODE_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID MPI_LOCALNRANKS PMIX_NAMESPACE \
     MV2_COMM_WORLD_LOCAL_RANK HOROVOD_LOCAL_RANK FLUX_TASK_LOCAL_ID PALS_LOCAL_RANKID PALS_APID \
@@ -116,8 +114,7 @@ struct Found {
 /// Reads a variable of the environment.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Returns the launcher closest to the process, and its numbers. Fails as [`Plan::from_env`]
-/// documents.
+/// Returns the launcher closest to the process, and its numbers. Fails as [`Plan::from_env`] documents.
 fn find(read: Read<'_>) -> Result<Option<Found>, RankError> {
     if [ELASTIC, TORCHRUN[0], TORCHRUN[1]].into_iter().all(|name| read(name).is_some()) {
         return pair(TORCHRUN, read);
@@ -201,8 +198,7 @@ fn no_world(name: &str) -> RankError {
     ))
 }
 
-/// The environment gives no valid rank and world size, or several. The message names the variables
-/// and what is wrong.
+/// The environment gives no valid rank and world size, or several. The message names the variables and what is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment: {0}")]
 pub struct RankError(String);

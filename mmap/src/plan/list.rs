@@ -165,8 +165,7 @@ impl FromIterator<u64> for RecordList {
     }
 }
 
-/// Prints the range and the step of a list of equal steps, and the number of records and the range
-/// of any other.
+/// Prints the range and the step of a list of equal steps, and the number of records and the range of any other.
 impl fmt::Debug for RecordList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {

@@ -1,5 +1,4 @@
-//! Plans: the records that a rank reads at a step, as a pure function of the plan, the epoch and
-//! the step.
+//! Plans: the records that a rank reads at a step, as a pure function of the plan, the epoch and the step.
 
 mod batch;
 mod builder;
@@ -31,10 +30,9 @@ use window::Shares;
 /// [`Shuffle::Window`], full step `s` of rank `r` covers the `batch` positions that start at `(s *
 /// world + r) * batch`: all ranks together go through the positions in order.
 ///
-/// With [`Shuffle::Window`], each rank has its own part of the order, which also depends on the
-/// number of ranks, the batch size and [`PlanBuilder::steps`]. Step `s` of rank `r` starts at
-/// position `(r * full + s) * batch` if `s` is below `full`, the number of steps in which every
-/// rank has a whole batch and no position comes again.
+/// With [`Shuffle::Window`], each rank has its own part of the order, which also depends on the number of ranks, the
+/// batch size and [`PlanBuilder::steps`]. Step `s` of rank `r` starts at position `(r * full + s) * batch` if `s` is
+/// below `full`, the number of steps in which every rank has a whole batch and no position comes again.
 ///
 /// The number of ranks and the batch size may change between any two steps; see [`resume`](Self::resume).
 ///
@@ -77,9 +75,8 @@ use window::Shares;
 /// {"first":0,"records":1000,"batch":10,"seed":7,"shuffle":{"chunks":{"records":50}},"rank":1,"world":4,"last_batch":"keep"}
 /// ```
 ///
-/// The fields without *only* are required, and unknown fields are an error. If
-/// [`PlanBuilder::build`] would refuse the plan, loading fails with the message of the
-/// [`PlanError`].
+/// The fields without *only* are required, and unknown fields are an error. If [`PlanBuilder::build`] would refuse the
+/// plan, loading fails with the message of the [`PlanError`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -164,9 +161,8 @@ impl Plan {
         Self { records: list.len(), list, ..self.clone() }.checked()
     }
 
-    /// Returns the number of positions in an epoch: that of the records, each as often as the
-    /// plan's list has it. [`LastBatch`] and [`PlanBuilder::steps`] decide whether an epoch drops
-    /// or repeats some of them.
+    /// Returns the number of positions in an epoch: that of the records, each as often as the plan's list has it.
+    /// [`LastBatch`] and [`PlanBuilder::steps`] decide whether an epoch drops or repeats some of them.
     #[must_use]
     pub const fn records(&self) -> u64 {
         self.records
@@ -230,9 +226,9 @@ impl Plan {
     /// Returns the number of steps of this rank in an epoch. It is the same for every epoch unless a schedule changes the
     /// batch size ([`PlanBuilder::batches`]).
     ///
-    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is the same for every rank and at least
-    /// 1. With [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if
-    /// the plan has fewer records than ranks.
+    /// With [`LastBatch::Drop`] and [`LastBatch::Wrap`], it is at least 1 and the same for every rank. With
+    /// [`LastBatch::Keep`], ranks may differ by one step, and a rank may have 0 steps if the plan has fewer records than
+    /// ranks.
     #[must_use]
     pub fn steps(&self, epoch: u64) -> u64 {
         self.epoch(epoch).end()
@@ -241,8 +237,7 @@ impl Plan {
     /// Returns the number of steps that this rank does in `epochs`. `trained` is the number of steps that the training
     /// completed before the first of these epochs; a step of all ranks counts once. Returns [`u64::MAX`] on overflow.
     ///
-    /// No rank does more steps than rank 0: the result for rank 0 is the number of steps of the
-    /// training in `epochs`.
+    /// No rank does more steps than rank 0: the result for rank 0 is the number of steps of the training in `epochs`.
     #[must_use]
     pub fn steps_between(&self, epochs: Range<u64>, mut trained: u64) -> u64 {
         let (mut epoch, mut sum) = (epochs.start, 0_u64);
@@ -429,10 +424,9 @@ pub enum LastBatch {
     /// collective operation in every step (all-reduce, barrier) can then block forever: let these
     /// ranks take part with an empty contribution, or use [`LastBatch::Drop`].
     Keep,
-    /// Fills the last step with records from the start of the same epoch's order, repeatedly if the
-    /// epoch is shorter than a step. Every rank has the same number of whole batches. Without
-    /// [`PlanBuilder::steps`], no record is dropped, and fewer records are repeated than one step
-    /// of all ranks has.
+    /// Fills the last step with records from the start of the same epoch's order, repeatedly if the epoch is shorter
+    /// than a step. Every rank has the same number of whole batches. Without [`PlanBuilder::steps`], no record is
+    /// dropped, and fewer records are repeated than one step of all ranks has.
     Wrap,
 }
 

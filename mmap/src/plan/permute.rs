@@ -1,19 +1,17 @@
 //! A keyed permutation of `0..n` in O(1) memory.
 //!
-//! It permutes the words of b bits, the fewest that hold all numbers below `n`, but at least 4, by
-//! rounds of three steps. Each step is a bijection: multiply by a random odd number, add a random
-//! number, and xor the upper half into the lower half. If there are more than `n` words, the
-//! permutation is repeated until the value is below `n`, which is called cycle walking: Black and
-//! Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). For `n` from 9 on, fewer than
-//! two passes are expected.
+//! It permutes the words of b bits, the fewest that hold all numbers below `n`, but at least 4, by rounds of three
+//! steps. Each step is a bijection: multiply by a random odd number, add a random number, and xor the upper half into
+//! the lower half. If there are more than `n` words, the permutation is repeated until the value is below `n`, which is
+//! called cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002). For `n` from 9 on,
+//! fewer than two passes are expected.
 //!
 //! The tests compare the permutation with a fair shuffle: all orders of a few items, pairs of items, and differences
 //! between neighbors. Six rounds fail the tests, ten pass, and the permutation uses twelve. It is no cipher.
 //!
-//! Keys are made with the output function of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All
-//! of it is integer arithmetic with fixed widths, so the numbers are the same on every machine.
-//! Golden values in the tests pin them, because a job that is resumed must see the order that it
-//! began with.
+//! Keys are made with the output function of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014). All of it is integer
+//! arithmetic with fixed widths, so the numbers are the same on every machine. Golden values in the tests pin them,
+//! because a job that is resumed must see the order that it began with.
 
 /// The rounds of a permutation.
 const ROUNDS: usize = 12;
@@ -50,9 +48,8 @@ impl Key {
         Self(mix(mix(self.0.wrapping_add(GAMMA.wrapping_mul(index))).wrapping_add(GAMMA)))
     }
 
-    /// A number below `n`, or 0 if `n` is 0. It is the product's upper half: Lemire, "Fast Random
-    /// Integer Generation in an Interval" (ACM TOMACS 29, 2019), without the correction of a bias
-    /// below `n` in 2^64.
+    /// A number below `n`, or 0 if `n` is 0. It is the product's upper half: Lemire, "Fast Random Integer Generation in
+    /// an Interval" (ACM TOMACS 29, 2019), without the correction of a bias below `n` in 2^64.
     pub(super) fn below(self, n: u64) -> u64 {
         ((u128::from(self.0) * u128::from(n)) >> 64) as u64
     }
@@ -289,8 +286,7 @@ mod tests {
     fn an_epoch_has_its_own_order() {
         let still = |a: &[u64], b: &[u64]| a.iter().zip(b).filter(|(a, b)| a == b).count();
         let order = |seed, epoch| list(1000, seed, epoch);
-        // Two unrelated orders agree at one position on average, and at ten or more about once in
-        // ten million times.
+        // Two unrelated orders agree at one position on average, and at ten or more about once in ten million times.
         assert!(still(&order(3, 0), &order(3, 1)) < 10);
         assert!(still(&order(3, 0), &order(4, 0)) < 10);
         assert!(still(&order(3, 0), &(0..1000).collect::<Vec<_>>()) < 10);

@@ -14,8 +14,7 @@ use super::{BatchIndices, LastBatch, PartialEpoch, Plan, PlanError, Shuffle};
 pub struct RemainingEpoch {
     /// The number of records in the whole epoch.
     records: u64,
-    /// The legs before the last one. There is one leg for each batch size that is left in the
-    /// epoch.
+    /// The legs before the last one. There is one leg for each batch size that is left in the epoch.
     earlier: Vec<Leg>,
     last: Leg,
 }
@@ -98,10 +97,9 @@ impl Past {
 }
 
 impl Plan {
-    /// Returns the rest of an epoch after `parts`. `parts` are the completed steps, in order, with
-    /// any batch sizes and numbers of ranks. The remaining records are divided into this plan's
-    /// batches and ranks. The other plans must have the same records, shuffle, seed and
-    /// [`steps`](super::PlanBuilder::steps) as this plan.
+    /// Returns the rest of an epoch after `parts`. `parts` are the completed steps, in order, with any batch sizes and
+    /// numbers of ranks. The remaining records are divided into this plan's batches and ranks. The other plans must
+    /// have the same records, shuffle, seed and [`steps`](super::PlanBuilder::steps) as this plan.
     ///
     /// The remaining records keep the epoch's order. With [`LastBatch::Drop`](crate::LastBatch::Drop), records that
     /// do not fill a last step of this plan are dropped. With [`Shuffle::Window`], the first part determines the
@@ -163,15 +161,13 @@ impl RemainingEpoch {
         self.earlier.iter().chain([&self.last])
     }
 
-    /// Returns the number of the first remaining step. It equals the number of steps that the earlier plans
-    /// completed.
+    /// Returns the number of the first remaining step. It equals the number of steps that the earlier plans completed.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.earlier.first().unwrap_or(&self.last).base
     }
 
-    /// Returns the number of this rank's last step plus one, or [`first`](Self::first) if this rank
-    /// has no step left.
+    /// Returns the number of this rank's last step plus one, or [`first`](Self::first) if this rank has no step left.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.last.base + self.last.left.own_steps()

@@ -27,8 +27,7 @@ const FOLLOWED: u64 = 1 << 20;
 pub(super) struct Ahead<D: Units> {
     /// The prefetch window, in bytes.
     pub(super) prefetch: u64,
-    /// One read requests about this many bytes of the next units at most, or twice its own size if
-    /// that is more.
+    /// One read requests about this many bytes of the next units at most, or twice its own size if that is more.
     burst: u64,
     /// Bytes from the start of a record to the start of the next.
     pub(super) stride: u64,
@@ -191,8 +190,7 @@ impl<D: Units> Ahead<D> {
         let bytes = extent.bytes.start.max(until)..extent.bytes.end;
         if let Some(stream) = source.stream.as_ref().filter(|_| !bytes.is_empty()) {
             let back = Extent { bytes, ..*extent };
-            // Stream all chunks of a window. Otherwise do not stream extents that are read directly
-            // into the slot.
+            // Stream all chunks of a window. Otherwise do not stream extents that are read directly into the slot.
             let life = if let Use::Window(life) = how { life } else { 0 };
             if life > 0 || source.is_streamed(stream, shards, &back) {
                 let life = life.saturating_add(stream.room[AHEAD]);

@@ -28,11 +28,10 @@ const TOGETHER: usize = 4;
 
 /// The maximum size of one prefetch hint: 1 MiB.
 ///
-/// One `madvise(MADV_WILLNEED)` reads at most the larger of the device's `max_sectors_kb` and
-/// `read_ahead_kb`, and returns 0 although it reads less than asked (`force_page_cache_ra` in the
-/// kernel's `mm/readahead.c`). In a test with `read_ahead_kb` 8192, only 8 MiB of a 64 MiB hint
-/// were resident afterwards. Many devices allow 1280 KiB. If both values in `/sys/block/*/queue/`
-/// are below 1024, increase the larger one.
+/// One `madvise(MADV_WILLNEED)` reads at most the larger of the device's `max_sectors_kb` and `read_ahead_kb`, and
+/// returns 0 although it reads less than asked (`force_page_cache_ra` in the kernel's `mm/readahead.c`). In a test with
+/// `read_ahead_kb` 8192, only 8 MiB of a 64 MiB hint were resident afterwards. Many devices allow 1280 KiB. If both
+/// values in `/sys/block/*/queue/` are below 1024, increase the larger one.
 pub const HINT_CHUNK: usize = 1 << 20;
 
 /// What earlier reads through the page cache have found out.
@@ -213,8 +212,7 @@ pub(super) fn follow(shards: &[Shard], points: &mut VecDeque<Point>, used: u64, 
 /// that is touched (the default of `read_ahead_kb`).
 pub(super) const STRETCH: u64 = 128 << 10;
 
-/// Whole stretches are requested only if an epoch reads at least this many records of each on
-/// average.
+/// Whole stretches are requested only if an epoch reads at least this many records of each on average.
 const WORTH: u64 = 2;
 
 /// The stretches that were requested in this epoch. They are counted from the front of all files, one file after the

@@ -1,11 +1,9 @@
-//! Direct I/O (`O_DIRECT`): the disk writes whole blocks to the caller's buffer, past the page
-//! cache.
+//! Direct I/O (`O_DIRECT`): the disk writes whole blocks to the caller's buffer, past the page cache.
 //!
-//! [`system`] has the system calls. The kernel may refuse such a read unless its offset, its length
-//! and its address are multiples of the disk's block size. The incomplete blocks at both ends are
-//! therefore read into separate memory, the bounce buffer. On Linux, one call (`preadv(2)`) does
-//! all of this. If the alignment puts the whole blocks too far back in the caller's buffer, by less
-//! than a block, they are moved to their place afterwards.
+//! [`system`] has the system calls. The kernel may refuse such a read unless its offset, its length and its address are
+//! multiples of the disk's block size. The incomplete blocks at both ends are therefore read into separate memory, the
+//! bounce buffer. On Linux, one call (`preadv(2)`) does all of this. If the alignment puts the whole blocks too far
+//! back in the caller's buffer, by less than a block, they are moved to their place afterwards.
 
 use std::fs::File;
 use std::io;

@@ -1,11 +1,10 @@
 //! Reads units (batches of records, or groups of tensors) and prefetches the next ones. All reads of units go through
 //! this module.
 //!
-//! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`])
-//! is a list of extents in the order of the slot. [`ahead`] requests those of the next units, and
-//! [`source`] fills a slot with extents. The front of the data set is read through the page cache
-//! ([`cached`]), and the rest with direct I/O ([`stream`]). [`memory`] decides how large the front
-//! is, for all readers of the process together.
+//! A [`Reader`] gets the list of the next units, and reads each unit on request. A unit ([`units`]) is a list of
+//! extents in the order of the slot. [`ahead`] requests those of the next units, and [`source`] fills a slot with
+//! extents. The front of the data set is read through the page cache ([`cached`]), and the rest with direct I/O
+//! ([`stream`]). [`memory`] decides how large the front is, for all readers of the process together.
 
 mod ahead;
 pub(crate) mod cached;
@@ -33,10 +32,9 @@ use crate::file::READ_CALLS;
 use crate::ranges::{Ranges, Shard};
 use crate::{BatchIndices, Error, Plan, ReadChoice, ReadStats, Records, limit, system};
 
-/// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader
-/// requests ahead. A larger batch is the window. With batches of 4 MiB in shuffled chunks, every
-/// page was then in memory when it was read. With a window of one batch, only half of the pages
-/// were.
+/// The least prefetch window of batches, in bytes: how many bytes of the next batches the reader requests ahead. A
+/// larger batch is the window. With batches of 4 MiB in shuffled chunks, every page was then in memory when it was
+/// read. With a window of one batch, only half of the pages were.
 const PREFETCH: u64 = 32 << 20;
 
 /// How a [`Reader`](crate::Reader) reads files.
@@ -47,15 +45,13 @@ const PREFETCH: u64 = 32 << 20;
 pub enum ReadMode {
     /// Reads as much data through the page cache as fits in memory, and the rest with direct I/O.
     ///
-    /// The reader takes the memory available when it is created (of the machine, or of a control
-    /// group if that is less; the page cache counts as available) and leaves one sixteenth of it
-    /// free. If the data of the plan fits in the rest, the reader uses the page cache for all of
-    /// it. If not, it reserves buffers for direct I/O (up to 32 MiB, plus up to one and an eighth
-    /// windows with [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part of the
-    /// data set, as large as the remaining memory, through the page cache. This part stays in the
-    /// page cache, and later epochs read only the other part from disk. Ranks on one machine share
-    /// these pages. So do the readers of a process: each counts on what the earlier ones leave, and
-    /// bytes that two of them read count once.
+    /// The reader takes the memory available when it is created (of the machine, or of a control group if that is less;
+    /// the page cache counts as available) and leaves one sixteenth of it free. If the data of the plan fits in the
+    /// rest, the reader uses the page cache for all of it. If not, it reserves buffers for direct I/O (up to 32 MiB,
+    /// plus up to one and an eighth windows with [`Shuffle::Window`](crate::Shuffle::Window)). It reads the first part
+    /// of the data set, as large as the remaining memory, through the page cache. This part stays in the page cache,
+    /// and later epochs read only the other part from disk. Ranks on one machine share these pages. So do the readers
+    /// of a process: each counts on what the earlier ones leave, and bytes that two of them read count once.
     ///
     /// The kernel can reclaim page cache memory when programs need it, and then reads these pages
     /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read
@@ -72,23 +68,20 @@ pub enum ReadMode {
     /// Reads with direct I/O, past the page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on
     /// Windows. On other systems it is an error.
     ///
-    /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and
-    /// the container allow it (on x86-64 and aarch64), otherwise up to 32, with as many threads.
-    /// They fill buffers of the reader ([`Reader::memory`](crate::Reader::memory)), and the reader
-    /// copies batches from these buffers.
+    /// Up to 96 reads with up to 8 MiB in total are in flight, with `io_uring` if the kernel and the container allow it
+    /// (on x86-64 and aarch64), otherwise up to 32, with as many threads. They fill buffers of the reader
+    /// ([`Reader::memory`](crate::Reader::memory)), and the reader copies batches from these buffers.
     ///
-    /// A run of 4 MiB or more is read directly into the caller's buffer, except for up to three
-    /// blocks at its ends. This is fastest with a [`Buffer`](crate::Buffer): bytes that are not
-    /// aligned for the disk are moved. Do not call `fork` during such a read (NOTES in `open(2)`).
-    /// Files that are reopened for each use (see [`Options::open`](crate::Options::open)) and files
-    /// on FUSE are also read directly into the caller's buffer.
+    /// A run of 4 MiB or more is read directly into the caller's buffer, except for up to three blocks at its ends.
+    /// This is fastest with a [`Buffer`](crate::Buffer): bytes that are not aligned for the disk are moved. Do not call
+    /// `fork` during such a read (NOTES in `open(2)`). Files that are reopened for each use (see
+    /// [`Options::open`](crate::Options::open)) and files on FUSE are also read directly into the caller's buffer.
     ///
     /// If no thread uses the reader during a `fork`, it works in the child too, but waits for each
     /// read before it starts the next. Create a new reader in the child instead.
     ///
-    /// The page cache is neither used nor filled: a record that was read before is read from the
-    /// disk again. The reader opens each file a second time: through `/proc/self/fd` on Linux,
-    /// through its handle on Windows.
+    /// The page cache is neither used nor filled: a record that was read before is read from the disk again. The reader
+    /// opens each file a second time: through `/proc/self/fd` on Linux, through its handle on Windows.
     Direct,
 }
 
@@ -248,9 +241,8 @@ impl Reader<crate::Groups> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSuchRecord`] if there is no such file; [`Error::Truncated`], [`Error::Read`], and
-    /// errors of reopening a file. It does not check whether a file that is kept open was written
-    /// to.
+    /// [`Error::NoSuchRecord`] if there is no such file; [`Error::Truncated`], [`Error::Read`], and errors of reopening
+    /// a file. It does not check whether a file that is kept open was written to.
     pub fn read_bytes(&self, file: usize, start: u64, out: &mut [u8]) -> Result<(), Error> {
         let shards = self.groups().model().shards();
         if file >= shards.len() {
@@ -293,25 +285,22 @@ impl<D: Units> Reader<D> {
     /// Sets the list of the next units, in read order, and discards the previous list. The reader prefetches along
     /// this list.
     ///
-    /// Each [`read`](Self::read) prefetches further units of the list, unless all data is in
-    /// memory. The caller may read other units, and several at the same time; these reads benefit
-    /// less from prefetch.
+    /// Each [`read`](Self::read) prefetches further units of the list, unless all data is in memory. The caller may
+    /// read other units, and several at the same time; these reads benefit less from prefetch.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
     }
 
     /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
     ///
-    /// It also requests the next units, as far as the prefetch window reaches, and does not wait
-    /// for them. Past the page cache, a part of a group of 4 MiB or more in one place of a file is
-    /// read without a copy, except for up to three blocks at its ends, if `out` starts at a page
-    /// boundary, as a new [`Buffer`](crate::Buffer) does.
+    /// It also requests the next units, as far as the prefetch window reaches, and does not wait for them. Past the
+    /// page cache, a part of a group of 4 MiB or more in one place of a file is read without a copy, except for up to
+    /// three blocks at its ends, if `out` starts at a page boundary, as a new [`Buffer`](crate::Buffer) does.
     ///
     /// # Errors
     ///
-    /// The errors of [`Ranges::read`]; [`Error::Replaced`] if a file was written to, and
-    /// [`Error::Open`] if the system cannot tell. All files of batches are checked once an epoch,
-    /// those of a group at each read.
+    /// The errors of [`Ranges::read`]; [`Error::Replaced`] if a file was written to, and [`Error::Open`] if the system
+    /// cannot tell. All files of batches are checked once an epoch, those of a group at each read.
     pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
@@ -352,18 +341,16 @@ impl<D: Units> Reader<D> {
         self.choice
     }
 
-    /// Returns whether the reader reads all files through the page cache, and found there each of
-    /// the last 16 MiB that it was asked for or requested. `false` if the file system does not
-    /// count disk reads.
+    /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
+    /// it was asked for or requested. `false` if the file system does not count disk reads.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         let missing = lock(&self.ahead.window).missing;
         !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
-    /// Fails if a file that is kept open was written to since it was opened. For batches, it checks
-    /// all files once per epoch. Groups have no epochs, so it checks the files of each group when
-    /// the group is read.
+    /// Fails if a file that is kept open was written to since it was opened. For batches, it checks all files once per
+    /// epoch. Groups have no epochs, so it checks the files of each group when the group is read.
     fn check(&self, unit: &D::Unit) -> Result<(), Error> {
         let shards = self.data.shards();
         let Some(epoch) = D::epoch(unit) else {
@@ -391,10 +378,9 @@ impl Ranges {
     /// Reads the records of `batch` in batch order into the start of `out`, through the page cache and without
     /// prefetch. Returns the number of bytes read.
     ///
-    /// Each contiguous run of records in a file takes a system call. On Linux, one call reads up to
-    /// 1024 small scattered runs. Bytes shared by overlapping windows of a run are read once and
-    /// then copied inside `out`. If a file is truncated during the read, the call returns an error
-    /// for missing bytes and cannot raise SIGBUS.
+    /// Each contiguous run of records in a file takes a system call. On Linux, one call reads up to 1024 small
+    /// scattered runs. Bytes shared by overlapping windows of a run are read once and then copied inside `out`. If a
+    /// file is truncated during the read, the call returns an error for missing bytes and cannot raise SIGBUS.
     ///
     /// # Errors
     ///
@@ -416,9 +402,8 @@ impl Ranges {
 }
 
 impl Records {
-    /// Returns the number of read requests that this thread has made through this crate: system
-    /// calls that read records or most headers, plus direct I/O requests. Subtract two values to
-    /// count the requests of a read.
+    /// Returns the number of read requests that this thread has made through this crate: system calls that read records
+    /// or most headers, plus direct I/O requests. Subtract two values to count the requests of a read.
     #[must_use]
     pub fn read_calls() -> u64 {
         READ_CALLS.with(std::cell::Cell::get)

@@ -31,8 +31,7 @@ pub(super) struct Source {
     pub(super) copied: Copied,
     /// Statistics of the reads so far, without the disk reads of the stream.
     pub(super) stats: Mutex<ReadStats>,
-    /// Lists of earlier reads, to reuse their memory. There are as many as threads that have read
-    /// at the same time.
+    /// Lists of earlier reads, to reuse their memory. There are as many as threads that have read at the same time.
     pub(super) scratch: Mutex<Vec<Scratch>>,
 }
 

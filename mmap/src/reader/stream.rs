@@ -1,10 +1,9 @@
 //! Reads bytes with direct I/O ahead of their use: many requests in flight, into memory that is used again and again.
 //!
-//! The memory has two lanes. One is for prefetched bytes. The other is for bytes that are needed
-//! now but were not prefetched; its memory is soon free again. Each lane is a [`Ring`]: requests
-//! get memory in the order of use, and give it back, if a later one needs it, when all of their
-//! bytes have been taken. If some prefetched bytes are never taken, their request gives its memory
-//! back when the reader has passed it.
+//! The memory has two lanes. One is for prefetched bytes. The other is for bytes that are needed now but were not
+//! prefetched; its memory is soon free again. Each lane is a [`Ring`]: requests get memory in the order of use, and
+//! give it back, if a later one needs it, when all of their bytes have been taken. If some prefetched bytes are never
+//! taken, their request gives its memory back when the reader has passed it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -42,8 +41,7 @@ pub(super) struct State {
     pub(super) queue: Queue,
     lanes: [Lane; 2],
     places: Index,
-    /// The `Arc`s of requests that were removed. Later requests put their memory into them, to
-    /// allocate less.
+    /// The `Arc`s of requests that were removed. Later requests put their memory into them, to allocate less.
     spare: Vec<Arc<Buffer>>,
     /// The position of the reader: the bytes of the batches or groups that it has read since `Reader::begin`, and of the one
     /// that it is reading.
@@ -84,8 +82,7 @@ struct Request {
 /// The result of a request.
 enum Content {
     Coming,
-    /// The memory, and the number of bytes that were read: fewer than requested at the end of the
-    /// file, for example.
+    /// The memory, and the number of bytes that were read: fewer than requested at the end of the file, for example.
     There(Arc<Buffer>, usize),
     Failed(io::Error),
 }
@@ -185,9 +182,8 @@ impl Stream {
         self.state().map_or(0, |state| state.bytes)
     }
 
-    /// Whether this file can be read through the stream. It cannot if a request could block in its
-    /// file system, if each use opens the file again, because the requests could keep too many
-    /// files open, or if the lanes are too small.
+    /// Whether this file can be read through the stream. It cannot if a request could block in its file system, if each
+    /// use opens the file again, because the requests could keep too many files open, or if the lanes are too small.
     pub(super) fn takes(&self, shards: &[Shard], file: usize) -> bool {
         !shards[file].file.hints_wait && self.files[file].file.is_some() && self.request > 0
     }

@@ -442,8 +442,7 @@ fn a_file_that_is_written_again_in_place_is_an_error() {
     }
 }
 
-/// Simulates disks with blocks of 8, 16 and 64 KiB. Offsets, lengths and addresses must be
-/// multiples of the block.
+/// Simulates disks with blocks of 8, 16 and 64 KiB. Offsets, lengths and addresses must be multiples of the block.
 #[test]
 fn blocks_of_any_size_are_read() {
     let folder = folder();

@@ -110,8 +110,7 @@ impl Sealed for Arc<Ranges> {
             return Ranges::extents(self, chunks.into_iter())
                 .try_for_each(|extent| extent.map(|extent| ask(extent, how)));
         }
-        // A batch is in order if its first run is all of it, and starts where the batch before
-        // ended.
+        // A batch is in order if its first run is all of it, and starts where the batch before ended.
         let end = |batch: &BatchIndices| batch.part(batch.len() - 1..batch.len())?.runs().next();
         let goes_on = |start| last.is_none_or(|last| end(last).is_some_and(|last| last.end == start));
         let first = batch.runs().next();

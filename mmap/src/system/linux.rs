@@ -72,10 +72,9 @@ pub(crate) fn touch(file: &File, at: u64) -> bool {
     matches!(cached(file, before..at), Ok(1..)) && [before, at].iter().all(|&at| read_now(file, at))
 }
 
-/// Reads a byte without waiting: if its page is not complete, the call fails at once
-/// (`filemap_get_pages` in the kernel's `mm/filemap.c`). Returns `false` after any other error, as
-/// if the kernel has no such call. The call is made by its number, because old versions of libc
-/// have no name for it.
+/// Reads a byte without waiting: if its page is not complete, the call fails at once (`filemap_get_pages` in the
+/// kernel's `mm/filemap.c`). Returns `false` after any other error, as if the kernel has no such call. The call is made
+/// by its number, because old versions of libc have no name for it.
 fn read_now(file: &File, at: u64) -> bool {
     let mut byte = 0_u8;
     let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
@@ -149,8 +148,7 @@ fn at_once(ranges: &[libc::iovec], stats: &mut ReadStats) -> usize {
 /// Returns the number of bytes that were hinted, from the first range on.
 fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
     // Open the descriptor of this process anew for each call: after a fork, an old one would name the parent. The open
-    // costs little in comparison.
-    // SAFETY: takes no pointer and cannot fail.
+    // costs little in comparison. SAFETY: takes no pointer and cannot fail.
     let this = unsafe { libc::getpid() };
     // SAFETY: takes a process and flags, no pointer.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, this, 0) };
@@ -166,9 +164,8 @@ fn process_madvise(ranges: &[libc::iovec]) -> io::Result<usize> {
 
 /// Copies pieces of mapped files to their places in `out`, which do not overlap, with one call.
 ///
-/// It calls `process_vm_writev` on this process. The kernel reads the pieces as it reads any
-/// argument, so a missing page ends the call and raises no SIGBUS. The call pins the pages of `out`
-/// once for each contiguous part of it.
+/// It calls `process_vm_writev` on this process. The kernel reads the pieces as it reads any argument, so a missing
+/// page ends the call and raises no SIGBUS. The call pins the pages of `out` once for each contiguous part of it.
 pub(crate) fn gather<'f>(
     pieces: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     out: &mut [u8],
@@ -305,10 +302,9 @@ pub(crate) fn count(data: &DataFile, bytes: &Range<u64>) -> Result<[u64; 2], Err
 /// Returns how many pages of the cache hold these bytes of a file. There is at least one byte. The time depends only on
 /// the number of pages found.
 ///
-/// If the result is 0, `mincore` finds none either, unless the file system is stacked, or is tmpfs
-/// and has the pages in the swap cache. A larger result may be too large: it includes pages that
-/// are still being read from the disk (`filemap_cachestat` in the kernel's `mm/filemap.c`,
-/// `mincore_page` in `mm/mincore.c`).
+/// If the result is 0, `mincore` finds none either, unless the file system is stacked, or is tmpfs and has the pages in
+/// the swap cache. A larger result may be too large: it includes pages that are still being read from the disk
+/// (`filemap_cachestat` in the kernel's `mm/filemap.c`, `mincore_page` in `mm/mincore.c`).
 pub(crate) fn cached(file: &File, bytes: Range<u64>) -> io::Result<u64> {
     /// The number is the same on all architectures of Rust's Linux targets, except on MIPS: there
     /// no call has this number.

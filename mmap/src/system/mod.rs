@@ -1,8 +1,7 @@
 //! System calls that differ between operating systems: prefetch hints, queries of the page cache, and direct I/O.
 //!
-//! Both files have the functions below. If a system lacks the call, `count`, `evict` and `reopen`
-//! return [`Error::Unsupported`](crate::Error::Unsupported). The others do without, because reads
-//! work without them.
+//! Both files have the functions below. If a system lacks the call, `count`, `evict` and `reopen` return
+//! [`Error::Unsupported`](crate::Error::Unsupported). The others do without, because reads work without them.
 
 #[cfg_attr(any(target_os = "linux", target_os = "android"), path = "linux.rs")]
 #[cfg_attr(not(any(target_os = "linux", target_os = "android")), path = "others.rs")]
@@ -41,8 +40,7 @@ pub(crate) enum Gathered {
     All,
     /// Some bytes are no longer in their file, or the kernel cannot write to their places.
     Fault,
-    /// Nothing was copied: the system has no such call, or it cannot be used for these files, or it
-    /// failed.
+    /// Nothing was copied: the system has no such call, or it cannot be used for these files, or it failed.
     Unavailable,
 }
 

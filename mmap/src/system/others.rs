@@ -101,8 +101,7 @@ pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
 }
 
-/// Copies nothing: on these systems, the crate has no call that copies from a mapping and raises no
-/// signal.
+/// Copies nothing: on these systems, the crate has no call that copies from a mapping and raises no signal.
 pub(crate) fn gather<'f>(
     _: impl Iterator<Item = (&'f DataFile, &'f Range<u64>, usize)>,
     _: &mut [u8],

@@ -1,5 +1,4 @@
-//! The loops: code that the compiler vectorises, on x86-64 with the feature `simd` for two
-//! instruction sets.
+//! The loops: code that the compiler vectorises, on x86-64 with the feature `simd` for two instruction sets.
 
 use std::marker::PhantomData;
 
@@ -136,8 +135,7 @@ impl Affine {
     pub(super) fn new(scale: &[f32], shift: &[f32]) -> Self {
         let times = match BLOCK / scale.len() {
             0 => 1,
-            // With a multiple of 32 repetitions, the vector loops have no remainder in a whole
-            // block.
+            // With a multiple of 32 repetitions, the vector loops have no remainder in a whole block.
             times if times >= 32 => times & !31,
             times => times,
         };

@@ -5,13 +5,11 @@
 //! - [`u16_to_u32`], [`u16_to_i64`]: tokens to index types of embeddings.
 //! - [`f32_to_f16`], [`f32_to_bf16`]: rounding to 16-bit floats.
 //!
-//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Each
-//! conversion writes to the start of the destination and returns the number of elements written. On
-//! an error, the destination is unchanged.
+//! Sources are the bytes of a batch: little-endian, packed, at any alignment, on any host. Each conversion writes to
+//! the start of the destination and returns the number of elements written. On an error, the destination is unchanged.
 //!
-//! Results are bit-identical on every machine, for every instruction set, alignment and length.
-//! There is one exception: Rust does not specify the bits of a NaN that results from a scale and
-//! shift.
+//! Results are bit-identical on every machine, for every instruction set, alignment and length. There is one exception:
+//! Rust does not specify the bits of a NaN that results from a scale and shift.
 //!
 //! The loops are compiled for the instructions that the target and `-C target-cpu` allow (x86-64:
 //! SSE2; `AArch64`: NEON). On x86-64, the feature `simd` (on by default) also compiles them for
@@ -120,8 +118,7 @@ impl Transform {
     /// # Errors
     ///
     /// - [`TransformError::NoPixels`]: `pixels` is 0.
-    /// - [`TransformError::PictureTooLarge`]: the size of a picture is about `isize::MAX` bytes or
-    ///   more as `f32`.
+    /// - [`TransformError::PictureTooLarge`]: the size of a picture is about `isize::MAX` bytes or more as `f32`.
     pub fn planar(self, pixels: usize) -> Result<Self, TransformError> {
         if pixels == 0 {
             return Err(TransformError::NoPixels);
@@ -296,8 +293,7 @@ pub fn f32_to_f16(src: &[u8], dst: &mut [u16]) -> Result<usize, TransformError> 
     each::<F32ToF16>(src, dst)
 }
 
-/// Rounds `f32` to bfloat16, to nearest even. The results are the bits of the numbers, in the byte order of the
-/// host.
+/// Rounds `f32` to bfloat16, to nearest even. The results are the bits of the numbers, in the byte order of the host.
 ///
 /// Magnitudes of 2^128 - 2^119 (about 3.396e38) or more become infinity with the same sign. A NaN becomes a quiet
 /// NaN and keeps its sign and the 6 payload bits after the quiet bit. To fill a slice of `half::bf16`, pass

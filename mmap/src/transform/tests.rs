@@ -1,5 +1,4 @@
-//! Compares the loops with a reference, for both versions of them and for destinations at several
-//! alignments.
+//! Compares the loops with a reference, for both versions of them and for destinations at several alignments.
 
 use std::cell::Cell;
 

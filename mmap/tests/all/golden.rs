@@ -1,5 +1,4 @@
-//! Files that numpy and safetensors made, or `make.py` as llm.c and nanoGPT do, are read equal to
-//! what those read.
+//! Files that numpy and safetensors made, or `make.py` as llm.c and nanoGPT do, are read equal to what those read.
 //!
 //! `fixtures/make.py` wrote them and what is expected; it need not run for the tests.
 

@@ -1,5 +1,4 @@
-//! The tests of the public API that need no program of their own, by subject: one program links
-//! faster than many.
+//! The tests of the public API that need no program of their own, by subject: one program links faster than many.
 
 #[path = "../common/asked.rs"]
 mod asked;

@@ -49,8 +49,7 @@ fn a_forked_process_leaves_the_trace_alone() {
         for number in 0..ROUNDS {
             assert_eq!(*rounds.next().unwrap().unwrap(), number);
             assert!(forked(|| {
-                // The remaining rounds: without overlap they are made there; otherwise they fail, unless none
-                // remain.
+                // The remaining rounds: without overlap they are made there; otherwise they fail, unless none remain.
                 let received = rounds.by_ref().take_while(Result::is_ok).count() as u64;
                 received == if overlap { 0 } else { ROUNDS - number - 1 }
             }));

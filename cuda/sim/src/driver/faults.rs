@@ -39,12 +39,11 @@ fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &Onc
     if sys::NO_HANDLERS.contains(&before.handler) {
         // There was no handler. After a fault, the default action ends the process when the instruction runs again. A
         // breakpoint's instruction does not run again: its signal is sent once more.
-        // SAFETY: the action is the one that the process had, and the signal one that this thread is handling.
-        unsafe {
-            sys::sigaction(signal, before, null_mut());
-            if signal == sys::SIGTRAP {
-                sys::raise(signal);
-            }
+        // SAFETY: the action is the one that the process had.
+        unsafe { sys::sigaction(signal, before, null_mut()) };
+        if signal == sys::SIGTRAP {
+            // SAFETY: takes a plain value.
+            unsafe { sys::raise(signal) };
         }
         return;
     }

@@ -61,8 +61,7 @@ fn every_call_of_a_run_can_fail_and_nothing_leaks() {
             break;
         };
         sim.drain();
-        // After an error the pipeline frees without waiting. This is reported, but is not the subject of this
-        // test.
+        // After an error the pipeline frees without waiting. This is reported, but is not the subject of this test.
         let _ = sim.violations();
         // cudarc does not release the context if this call fails: see `cudarc.rs`.
         let contexts = u64::from(name == "cuDeviceGetAttribute");

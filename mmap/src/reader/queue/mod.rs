@@ -1,11 +1,10 @@
 //! Keeps many reads of files in flight. Each read owns its memory until it has ended.
 //!
-//! A read is queued, then in flight, then ended. [`Queue`] owns the reads that are queued or have
-//! ended, and limits how many are in flight. An [`Engine`] owns the reads in flight. There are two
-//! engines: [`uring`] on x86-64 and aarch64 if the kernel has `io_uring` and permits it; otherwise
-//! [`threads`], for example in Docker by default. Threads are as fast, but take more processor time
-//! for a read: 15 µs instead of 5 for 4 KiB, 16 instead of 9 for 64 KiB, and as much for 1 MiB (2
-//! vCPUs, AMD EPYC, Linux 6.18, ext4, 2026-11-25; medians of 7 rounds in turn, on a busy machine).
+//! A read is queued, then in flight, then ended. [`Queue`] owns the reads that are queued or have ended, and limits how
+//! many are in flight. An [`Engine`] owns the reads in flight. There are two engines: [`uring`] on x86-64 and aarch64
+//! if the kernel has `io_uring` and permits it; otherwise [`threads`], for example in Docker by default. Threads are as
+//! fast, but take more processor time for a read: 15 µs instead of 5 for 4 KiB, 16 instead of 9 for 64 KiB, and as much
+//! for 1 MiB (2 vCPUs, AMD EPYC, Linux 6.18, ext4, 2026-11-25; medians of 7 rounds in turn, on a busy machine).
 
 mod threads;
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -55,8 +54,7 @@ pub(crate) struct Done {
     pub(crate) read: io::Result<usize>,
 }
 
-/// A queue of reads. They are handed over in the order of [`push`](Self::push) and end in any
-/// order.
+/// A queue of reads. They are handed over in the order of [`push`](Self::push) and end in any order.
 ///
 /// Dropping the queue waits for the reads in flight. After a `fork`, the child may do nothing with its copy but drop
 /// it. That changes nothing that the parent uses, and leaks the memory of the reads in flight.
@@ -171,8 +169,7 @@ impl Queue {
         running.engine.submit(reads);
     }
 
-    /// Returns a read that has ended, if there is one, and starts more if few are in flight. Does
-    /// not wait.
+    /// Returns a read that has ended, if there is one, and starts more if few are in flight. Does not wait.
     pub(crate) fn poll(&mut self) -> Option<Done> {
         let Self { reads, running: Some(running) } = self else { return None };
         let done = running.ended(reads);

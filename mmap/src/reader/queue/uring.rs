@@ -2,13 +2,12 @@
 //!
 //! # Who owns the memory
 //!
-//! From the moment that a read's entry is in the ring until its completion has been seen, the
-//! kernel may write to its memory at any time. During that time, the read, with its memory and
-//! file, is in [`Uring::table`]. [`Uring::reap`] removes reads that have a completion from the
-//! table, [`Uring::stop`] those whose entries the kernel has not taken and never will, and
-//! [`Uring::enter`] one whose entry does not fit the ring. The drop waits until the table is empty.
-//! If the drop panics, the reads in the table leak. The ring itself may be dropped at any time: the
-//! kernel keeps its own part until all reads have ended.
+//! From the moment that a read's entry is in the ring until its completion has been seen, the kernel may write to its
+//! memory at any time. During that time, the read, with its memory and file, is in [`Uring::table`]. [`Uring::reap`]
+//! removes reads that have a completion from the table, [`Uring::stop`] those whose entries the kernel has not taken
+//! and never will, and [`Uring::enter`] one whose entry does not fit the ring. The drop waits until the table is empty.
+//! If the drop panics, the reads in the table leak. The ring itself may be dropped at any time: the kernel keeps its
+//! own part until all reads have ended.
 //!
 //! The thread that hands over a read need not be the one that sees it end, so the ring is set up without
 //! `SINGLE_ISSUER` and `DEFER_TASKRUN`. It is also set up without `COOP_TASKRUN`: with this flag, a read would end only

@@ -1,5 +1,4 @@
-//! One side of a ring runs in an interrupt handler. The other side runs in the program, and is interrupted at
-//! random.
+//! One side of a ring runs in an interrupt handler. The other side runs in the program, and is interrupted at random.
 //!
 //! The handler sets the timer for its next run at random. QEMU counts instructions, so each run of the program is the
 //! same. Both sides choose their calls at random: try, block (the program only), await, or reserve and commit later. A
