@@ -15,7 +15,7 @@
 //!   calls of both sides; dropping the second side joins the copy thread; dropping a lease waits for a stream on which
 //!   no event can be recorded; the allocation of [`Lease::into_owned`] may wait.
 //! * The caller's context is not changed: event tracking, the count of streams, the calling thread's current context
-//!   and, with a [copy stream](Uploader::copy_stream), captures stay as they are.
+//!   and, with a [copy stream](Uploader::copy_stream), captures begun before the call stay as they are.
 //! * A missing driver, the toolkit's stub and a missing device are three different errors of [`context`], never a
 //!   panic.
 //! * It does **not** read files, convert numbers or make tensors: a batch is bytes plus a value of the caller's type.

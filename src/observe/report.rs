@@ -57,8 +57,8 @@ pub struct EpochTimes {
     pub epoch: u64,
     /// The number of batches that the caller received.
     pub batches: u64,
-    /// The time from the first request for a batch to the end of the epoch, without pauses, in which the caller
-    /// iterates over another loader. In the current epoch, the time up to the batch in use.
+    /// The time from the first request for a batch to the end of the epoch, without pauses: iterations over another
+    /// loader that begin and end within one step. In the current epoch, the time up to the batch in use.
     pub wall: Duration,
     /// The time spent reading and transforming these batches, summed over all loading threads.
     pub load: Duration,

@@ -12,7 +12,7 @@ pub trait Units: Sealed {}
 
 impl<D: Sealed> Units for D {}
 
-/// The methods of [`Units`]. Code outside this crate cannot call or implement them.
+/// The methods of [`Units`]. Code outside this crate cannot implement them.
 pub trait Sealed: Debug + Send + Sync {
     /// A batch, or the index of a group.
     type Unit: Clone + Send + 'static;
