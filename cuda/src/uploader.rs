@@ -150,7 +150,7 @@ impl Uploader {
         self
     }
 
-    /// Allocates the slots and starts the copy thread, if there is to be one. `M` is the type of the value committed
+    /// Makes the slots and starts the copy thread, if there is to be one. `M` is the type of the value committed
     /// with each batch.
     ///
     /// # Errors
