@@ -206,7 +206,7 @@ impl State {
 
     /// Returns what the consumer, on lap `lap`, reads in the word of the slot that it would read next.
     ///
-    /// `FULL` wins over `TX_GONE`: everything committed before the end is delivered before the end.
+    /// `FULL` wins over `TX_GONE`: if this slot was committed, it comes before the end.
     #[must_use]
     pub const fn for_consumer(self, lap: Lap) -> ConsumerView {
         if self.0 & (Self::FULL | Self::LAP) == Self::FULL | lap.0 {

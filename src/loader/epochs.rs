@@ -170,7 +170,7 @@ impl<B: Backend> Loader<B> {
     /// training run. If no epoch remains, the iterator is empty.
     ///
     /// With the same batch size, number of ranks and rank, it delivers the batches that the saving loader would have
-    /// delivered next. The bytes are identical if the transforms are the same. Depth, overlap, hints, and rank may
+    /// delivered next. With the same data and pure transforms, the bytes are identical. Depth, overlap, hints, and rank may
     /// differ.
     ///
     /// With a different batch size or number of ranks, all ranks together deliver each unseen record of the epoch

@@ -31,7 +31,7 @@ pub trait Source<S: ?Sized>: Send + 'static {
 
     /// Fills `slot` with `unit`. `slot` still holds what was in it before.
     ///
-    /// Returns the number of bytes, which reports and traces show, or [`Content::End`] if there is no more. `unit` can
+    /// Returns the number of bytes, for `Report::bytes` and traces, or [`Content::End`] if there is no more. `unit` can
     /// be changed: the caller receives it with the slot.
     ///
     /// # Errors

@@ -91,9 +91,8 @@ impl<D: Fields + Clone + Send + Sync + 'static, O: 'static> BurnLoader<D, O> {
         }
     }
 
-    /// Where the time went so far, in the epochs that are over. `None` while the only iterator is
-    /// alive, and after an error until another iterator ends (an error ends the loader that
-    /// counted). Of several concurrent iterators, that of the one that ended last.
+    /// Where the time went so far, in the epochs that are over. `None` if no loader is idle: iterators have them, or errors
+    /// ended them. Of several, that of the one whose iterator ended last.
     pub fn report(&self) -> Option<Report> {
         self.part.idle().as_ref().map(Loader::report)
     }

@@ -87,8 +87,8 @@ pub fn megatron(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Ve
     file
 }
 
-/// A `safetensors` file: the name, the type, the lengths of the axes and the bytes of each tensor; then as much of `data`
-/// as they have bytes, from a multiple of 8 on.
+/// A `safetensors` file: the name, type, shape and size of each tensor; then as much of `data` as they have bytes, from a
+/// multiple of 8 on.
 pub fn safetensors<N: std::fmt::Display, S: AsRef<[usize]>>(
     tensors: impl IntoIterator<Item = (N, &'static str, S, usize)>,
     data: impl IntoIterator<Item = u8>,
