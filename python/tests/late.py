@@ -64,7 +64,8 @@ class LateEvent:
 
     def synchronize(self) -> None:
         self._device.log.append(("synchronize", ""))
-        if self._device.without not in ("slot", "direct"):
+        # Without "keep", copies run at once: only the work of the loop would be waited for.
+        if self._device.without not in ("slot", "direct", "keep"):
             self._device.run_to(self)
 
 

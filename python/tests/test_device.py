@@ -292,6 +292,18 @@ def test_as_many_batches_are_on_the_device_as_asked_for(numbers: Numbers, device
     assert batch.step == 0
 
 
+@pytest.mark.parametrize("options", [{}, {"device_depth": 4}, {"overlap": False}])
+def test_a_loop_that_only_enqueues_work_is_held_back(numbers: Numbers, options: dict[str, Any]) -> None:
+    device = Late("side")
+    # One more than the device holds: a batch may be sent just before the loop's last call is seen.
+    most, ran = options.get("device_depth", 2) + 1, list[torch.Tensor]()
+    for step, batch in enumerate(numbers(device=device, **options).epochs(2)):
+        device.kernel(batch.torch(), ran.append)
+        del batch
+        assert step + 1 - len(ran) <= most, f"step {step}"
+    assert len(device._free) <= most + 1
+
+
 def test_a_device_of_host_memory_changes_nothing(numbers: Numbers) -> None:
     for device in ("cpu", torch.device("cpu"), None):
         batch = next(numbers(device=device).epoch(0))

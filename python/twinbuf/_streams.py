@@ -112,11 +112,9 @@ class Accelerator:
     def event(self) -> Event:
         """Make an event."""
         # `blocking`: a thread that synchronizes would otherwise spin. `torch.Event` ignores it on CUDA.
-        event: Event
-        if self._cuda is not None:
-            event = self._cuda.Event(blocking=True)
-        else:
-            event = self._torch.Event(self._device, blocking=True)
+        event: Event = (
+            self._cuda.Event(blocking=True) if self._cuda else self._torch.Event(self._device, blocking=True)
+        )
         return event
 
     def host(self, nbytes: int) -> torch.Tensor:
@@ -261,8 +259,9 @@ class Upload:
     def __init__(self, streams: Accelerator) -> None:
         self._streams = streams
         self._side = streams.side()
-        self._slots = [_Slot(streams.event()), _Slot(streams.event())]
-        self._next = 0
+        self._slots = deque([_Slot(streams.event()), _Slot(streams.event())])
+        # The event after all that the caller had enqueued when it got its last item.
+        self._used = streams.event()
 
     def start(self, copy_stream: bool = True) -> None:
         """Let the side stream wait for what the caller has enqueued: the iterable may use its results.
@@ -279,20 +278,24 @@ class Upload:
         return self._streams.using(self._side)
 
     def send(self, item: Any) -> Sent:
-        """Enqueue the copies of all tensors and arrays in ``item``."""
+        """Enqueue the copies of all tensors and arrays in ``item``.
+
+        Before, wait for the work on all items but the last one that was handed over: a caller that only
+        enqueues work would go on, and the memory that this work uses would have no limit.
+        """
         import torch
 
+        self._used.synchronize()
         copies = _Copies()
         with torch.no_grad():
             moved = map_leaves(self._planner(copies), item)
-            slot = self._slots[self._next]
+            slot = self._slots[0]
             if copies.bounced:
-                self._next = 1 - self._next
+                self._slots.rotate()
                 self._bounce(copies, slot)
             for source, out in copies.direct:
                 self._streams.copy(out, source)
-        copied = self._streams.event()
-        copied.record(self._side)
+        copied = _after(self._side, self._streams)
         if copies.bounced:
             slot.copied = copied
         if copies.direct:
@@ -303,6 +306,7 @@ class Upload:
     def receive(self, sent: Sent) -> Any:
         """Let the caller's current stream wait for the copies, and return the item."""
         current = self._streams.current()
+        self._used = _after(current, self._streams)
         sent.copied.wait(current)
         for tensor in sent.on_device:
             self._streams.keep(tensor, current)
@@ -382,23 +386,27 @@ class Download:
         What that stream is given next may change the tensor: it copies it on the device first.
         """
         current = self.streams.current()  # refuses a capture before anything is enqueued
-        rows, copied = self.streams.empty_like(tensor), self.streams.event()
+        rows = self.streams.empty_like(tensor)
         self.streams.copy(rows, tensor)
         _follow(self._side, current, self.streams)
         with self.streams.using(self._side):
             self.streams.copy(place, rows)
         self.streams.keep(rows, self._side)
-        copied.record(self._side)
-        self._slots[0].copied = copied
+        copied = self._slots[0].copied = _after(self._side, self.streams)
         self._slots.rotate()
         self.late.append((copied, filled))
 
 
 def _follow(stream: Any, ahead: Any, streams: Accelerator) -> None:
     """Let ``stream`` wait for what the stream ``ahead`` has been given so far."""
-    before = streams.event()
-    before.record(ahead)
-    before.wait(stream)
+    _after(ahead, streams).wait(stream)
+
+
+def _after(stream: Any, streams: Accelerator) -> Event:
+    """Return the event after what a stream has been given so far."""
+    event = streams.event()
+    event.record(stream)
+    return event
 
 
 def _imported(leaf: Any) -> Any:
