@@ -255,7 +255,7 @@ fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Convert {
-    /// Converts `u16` to `u32`, the index type of embeddings in candle.
+    /// Converts `u16` to `u32`, an index type of embeddings in candle.
     U16ToU32,
     /// Converts `u16` to `i64`, the index type of embeddings in `PyTorch`.
     U16ToI64,

@@ -54,8 +54,8 @@ pub enum Error {
         found: &'static str,
     },
     /// The file was written to since it was opened, or, for a file that is not kept open, another file now has its
-    /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change once an epoch, one of groups at
-    /// each read. A file that is not kept open is reopened for each use, and its device and inode are compared too. A
+    /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change in each epoch after `begin`, one
+    /// of groups at each read. A file that is not kept open is reopened for each use, and its device and inode are compared too. A
     /// file that only became shorter is [`Error::Truncated`].
     #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {

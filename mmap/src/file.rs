@@ -134,8 +134,8 @@ impl DataFile {
         self.check(&metadata).map(|()| Arc::new(file))
     }
 
-    /// Fails if `found` belongs to another file, or to this file after it was written to. A file
-    /// that is only shorter passes: reading past its end returns [`Error::Truncated`].
+    /// Fails if `found` belongs to another file or has another time of change. A file that is shorter passes: reading
+    /// past its end returns [`Error::Truncated`].
     fn check(&self, found: &Metadata) -> Result<(), Error> {
         let written = found.len() >= self.len && found.modified().ok() != self.modified;
         if id(found) == self.id && !written {

@@ -18,7 +18,7 @@ pub struct ReadStats {
     pub hinted: u64,
     /// The number of prefetch requests to the page cache. One may cover many ranges, or take several system calls.
     pub hints: u64,
-    /// The number of prefetch requests that failed or could not be made. This fails no read.
+    /// The number of prefetch requests that failed. This fails no read.
     pub failed: u64,
     /// The time spent in prefetch requests to the page cache. They start reads and do not wait for
     /// them, but the calls take time.

@@ -157,7 +157,7 @@ def stream(
         The number of slots, each as large as the largest group that is not kept: 2 or more. The loop has a
         group while it asks for the next one.
     keep
-        The most groups that stay in host memory when they have been read once, spread over the pass. Default:
+        The most groups that stay in host memory when they have been read once, spread over them. Default:
         as many as ``memory_limit`` has room for (or fewer, if sizes differ), or none without a limit.
     order
         The order of the groups: lists of their numbers, each once. Passes use them in turn: ``[range(n),

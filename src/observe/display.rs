@@ -15,7 +15,7 @@ pub(crate) fn count(many: u64, one: &str, more: &str) -> String {
     format!("{many} {}", if many == 1 { one } else { more })
 }
 
-/// Formats a number with four digits, or with more if it has more before the decimal point.
+/// Formats a number with about four digits, or with all that it has before the decimal point.
 fn digits(value: f64) -> String {
     let decimals = [10.0, 100.0, 1000.0].iter().filter(|limit| value < **limit).count();
     format!("{value:.decimals$}")

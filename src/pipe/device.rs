@@ -1,5 +1,5 @@
-//! A ring whose items are on a CUDA device: workers fill page-locked host slots, and with overlap a copy thread
-//! uploads them in order.
+//! A ring whose items are on a CUDA device: workers fill host slots, and with overlap a copy thread uploads them in
+//! order.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -31,13 +31,13 @@ pub struct Cuda {
 #[derive(Debug)]
 pub struct DeviceSlots<U>(PhantomData<fn() -> U>);
 
-/// The side that is filled: page-locked host slots.
+/// The side that is filled: host slots.
 pub struct HostSide<U: Send + 'static> {
     slots: HostSlots<Header<U>>,
     log: Arc<CopyLog>,
 }
 
-/// A page-locked host slot to be filled.
+/// A host slot to be filled.
 pub struct HostSlot<U: Send + 'static> {
     slot: ReservedSlot<Header<U>>,
     header: Header<U>,

@@ -146,7 +146,7 @@ impl<B: Backend> StreamBuilder<B> {
     ///
     /// A group kept in memory is read once and stays until the stream and its last [`Group`]s are dropped. Once all
     /// kept groups have been read, they occupy no slot on the host. If only some groups are kept, they are spread
-    /// evenly over the pass.
+    /// evenly over [`Groups`].
     pub fn keep(mut self, groups: usize) -> Self {
         self.own.keep = Some(groups);
         self

@@ -43,8 +43,8 @@ impl Schedule {
         schedule
     }
 
-    /// Keeps `count` groups, and no others. They are spread over the pass, so that another group can be read while the
-    /// caller uses one of them. Returns whether they fit into `left` bytes.
+    /// Keeps `count` groups, and no others. They are spread over the groups, so that in this order another group can be
+    /// read while the caller uses one of them. Returns whether they fit into `left` bytes.
     fn try_keep(&mut self, count: usize, left: u64) -> bool {
         let all = self.kept.len();
         for (group, kept) in self.kept.iter_mut().enumerate() {

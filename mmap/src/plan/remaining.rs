@@ -201,7 +201,7 @@ impl RemainingEpoch {
     }
 
     /// Returns the steps from [`first`](Self::first) up to, but not including, `step`, for
-    /// [`Plan::resume`]: one part for each batch size. They must be whole steps.
+    /// [`Plan::resume`]: one part for each entry of the schedule. They must be whole steps.
     #[must_use]
     pub fn parts(&self, step: u64) -> Vec<PartialEpoch> {
         let ends = self.legs().skip(1).map(|leg| leg.base).chain([u64::MAX]);

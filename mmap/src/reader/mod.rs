@@ -288,6 +288,7 @@ impl<D: Units> Reader<D> {
     /// Each [`read`](Self::read) prefetches further units of the list, unless all data is in memory. The caller may
     /// read other units, and several at the same time; these reads benefit less from prefetch.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
+        *lock(&self.checked) = None;
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
     }
 
@@ -300,7 +301,7 @@ impl<D: Units> Reader<D> {
     /// # Errors
     ///
     /// The errors of [`Ranges::read`]; [`Error::Replaced`] if a file was written to, and [`Error::Open`] if the system
-    /// cannot tell. All files of batches are checked once an epoch, those of a group at each read.
+    /// cannot tell. All files of batches are checked in each epoch after `begin`, those of a group at each read.
     pub fn read(&self, unit: &D::Unit, out: &mut [u8]) -> Result<usize, Error> {
         let mut stats = ReadStats::default();
         let bytes = self.data.size(unit)?;
@@ -349,8 +350,8 @@ impl<D: Units> Reader<D> {
         !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 
-    /// Fails if a file that is kept open was written to since it was opened. For batches, it checks all files once per
-    /// epoch. Groups have no epochs, so it checks the files of each group when the group is read.
+    /// Fails if a file that is kept open was written to since it was opened. For batches, it checks all files once in
+    /// each epoch after `begin`. Groups have no epochs, so it checks the files of each group when the group is read.
     fn check(&self, unit: &D::Unit) -> Result<(), Error> {
         let shards = self.data.shards();
         let Some(epoch) = D::epoch(unit) else {
@@ -362,8 +363,7 @@ impl<D: Units> Reader<D> {
             let changed = shards.iter().position(|shard| shard.file.check_unchanged().is_err());
             *checked = Some((epoch, changed));
         }
-        let changed = checked.and_then(|(_, changed)| changed);
-        changed.map_or(Ok(()), |file| shards[file].file.check_unchanged())
+        checked.and_then(|(_, changed)| changed).map_or(Ok(()), |file| shards[file].file.check_unchanged())
     }
 }
 

@@ -4,7 +4,7 @@
 //! `TWINBUF_CHANGES=100000 cargo test --release -p twinbuf-mmap --test all changed` makes more
 //! changes than the usual 15.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -130,4 +130,25 @@ fn files_that_change_deliver_no_wrong_byte() {
     let test = "changed::files_that_change_deliver_no_wrong_byte";
     let Some(said) = crate::common::again(test, CHILD, "1") else { return };
     said.lines().filter(|line| line.contains(" changes: ")).for_each(|line| println!("refused: {line}"));
+}
+
+/// A pass over an epoch that was read before finds a change too, as that of a validation does.
+#[test]
+fn a_repeated_epoch_finds_a_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    fs::write(&path, [1; 64]).unwrap();
+    let records = Arc::new(Records::open([&path], 8).unwrap());
+    let plan = Plan::builder(8).batch(4).build().unwrap();
+    let reader = Reader::new(records.ranges(), &plan, ReadMode::Auto).unwrap();
+    let pass = || {
+        reader.begin(crate::asked::epoch(&plan, 0));
+        crate::asked::epoch(&plan, 0).try_for_each(|batch| reader.read(&batch, &mut [0; 32]).map(drop))
+    };
+    pass().unwrap();
+    pass().unwrap();
+    fs::write(&path, [2; 64]).unwrap();
+    // The clock of the file system may not have moved.
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    assert!(matches!(pass(), Err(Error::Replaced { .. })));
 }

@@ -2,8 +2,8 @@
 //! other one is the program's: its pages are closed while the device may use them, so that an access which no
 //! synchronization orders stops at its instruction, with its call stack.
 //!
-//! Pages are coarser than copies. If a closed page is touched at a byte that no copy uses, it is opened for one
-//! instruction, and closed again (`faults`).
+//! Pages are coarser than copies. If a closed page is touched where nothing conflicts, it is opened for one instruction,
+//! and closed again (`faults`).
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};

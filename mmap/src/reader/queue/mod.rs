@@ -91,7 +91,7 @@ trait Engine: Debug + Send {
     /// Hands the reads taken since the last call to the system, without waiting.
     fn submit(&mut self, reads: &mut Reads);
 
-    /// Moves the reads that the system has finished to the ended ones, without waiting.
+    /// Moves the reads that the system has finished to the ended ones.
     fn reap(&mut self, reads: &mut Reads);
 
     /// Hands the reads taken since the last call to the system, and waits until a read has ended or was requeued. At
