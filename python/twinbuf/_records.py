@@ -60,7 +60,7 @@ class Records(_Records):
     def open_headerless(paths: Paths, dtype: Any, *, skip_short: bool = False) -> Records:
         """Open headerless files of numbers, as written by ``numpy.ndarray.tofile`` and nanoGPT.
 
-        A record is one number: use `windows`. Files that begin like another known format are refused.
+        A record is one number: use `windows`. Files that begin like other binary formats are refused.
         """
         return _open("open_headerless", paths, dtype_of(dtype), skip_short)
 

@@ -200,7 +200,7 @@ impl<D: Units> Ahead<D> {
     }
 }
 
-/// The list of all stretches, none of them requested.
+/// An empty list of requested stretches.
 fn new_around(shards: &[Shard], source: &Source) -> Around {
     let last = shards.last();
     let bytes = last.map_or(0, |shard| shard.before.saturating_add(shard.bytes.end));
