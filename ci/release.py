@@ -44,6 +44,10 @@ def main():
     python = tomllib.loads((ROOT / "python/Cargo.toml").read_text())["package"]["version"]
     if python != version:
         wrong.append(f"the Python package has version {python}, the workspace {version}")
+    for folder in ["python", "capi"]:
+        asked = tomllib.loads((ROOT / folder / "Cargo.toml").read_text())["dependencies"]["twinbuf"]["version"]
+        if asked != version:
+            wrong.append(f"{folder} asks for twinbuf {asked}, which is {version}")
     if sys.argv[1:] and sys.argv[1] != "--crates":
         if sys.argv[1] != f"v{version}":
             wrong.append(f"the tag is {sys.argv[1]}, the version {version}")

@@ -27,7 +27,7 @@
 //! # Why the end comes in order
 //!
 //! `finish` and the drop of a handle set their bits on *every* word. The consumer reads the end from the word that it
-//! would read next, and there `FULL` wins: what was committed comes first, up to a slot that was not.
+//! would read next, and there `FULL` wins: what was committed comes first, up to an open slot.
 
 #[cfg(feature = "alloc")]
 use alloc::{boxed::Box, vec::Vec};

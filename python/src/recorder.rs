@@ -15,6 +15,8 @@ use crate::report::{self, report};
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
 pub(crate) struct Recorder {
     recorder: Mutex<LoopRecorder>,
+    /// How long the sender has copied, of a loop over items on a device.
+    sent: Mutex<Duration>,
 }
 
 impl Recorder {
@@ -25,10 +27,11 @@ impl Recorder {
     /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,
     /// and `reads`, that of the loader or stream.
     pub(crate) fn with(recorder: Option<&Self>, reads: twinbuf::Report) -> twinbuf::Report {
-        match recorder {
-            Some(recorder) => recorder.lock().report().on_device(reads),
-            None => reads,
-        }
+        let Some(recorder) = recorder else { return reads };
+        let mut report = recorder.lock().report().on_device(reads);
+        // Between two copies the sender may wait for the loop: that is no copy.
+        report.transfer = *lock(&recorder.sent);
+        report
     }
 }
 
@@ -47,7 +50,12 @@ impl Recorder {
         let name = Some(name).filter(|name| !name.is_empty());
         let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers, device);
         let recorder = recorder.map_err(|error| errors::loading(py, error))?;
-        Ok(Self { recorder: Mutex::new(recorder) })
+        Ok(Self { recorder: Mutex::new(recorder), sent: Mutex::default() })
+    }
+
+    /// The sender has copied an item, for so many seconds.
+    fn sent(&self, seconds: f64) {
+        *lock(&self.sent) += Duration::from_secs_f64(seconds);
     }
 
     /// The loop asks for its next item, and has waited for it for so many seconds before.

@@ -64,8 +64,7 @@ class LateEvent:
 
     def synchronize(self) -> None:
         self._device.log.append(("synchronize", ""))
-        # Without "keep", copies run at once: only the work of the loop would be waited for.
-        if self._device.without not in ("slot", "direct", "keep"):
+        if self._device.without not in ("slot", "direct"):
             self._device.run_to(self)
 
 

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from ._drive import InTurn, make_one, start
@@ -73,8 +74,10 @@ class Sender:
         recorded: Any = None
 
         def send(batch: Any) -> Sent:
+            started = monotonic()
             with upload.using():
                 sent = upload.send(batch.torch())
+            self.recorder.sent(monotonic() - started)
             return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
 
         def receive(sent: Sent) -> Any:

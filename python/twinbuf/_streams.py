@@ -278,14 +278,9 @@ class Upload:
         return self._streams.using(self._side)
 
     def send(self, item: Any) -> Sent:
-        """Enqueue the copies of all tensors and arrays in ``item``.
-
-        Before, wait for the work on all items but the last one that was handed over: a caller that only
-        enqueues work would go on, and the memory that this work uses would have no limit.
-        """
+        """Enqueue the copies of all tensors and arrays in ``item``."""
         import torch
 
-        self._used.synchronize()
         copies = _Copies()
         with torch.no_grad():
             moved = map_leaves(self._planner(copies), item)
@@ -304,8 +299,13 @@ class Upload:
         return Sent(moved, copied, copies.on_device, copies.late)
 
     def receive(self, sent: Sent) -> Any:
-        """Let the caller's current stream wait for the copies, and return the item."""
+        """Let the caller's current stream wait for the copies, and return the item.
+
+        A caller that only enqueues work would go on, and the memory that this work uses would have no limit.
+        So it waits for the work on all items but the last.
+        """
         current = self._streams.current()
+        self._used.synchronize()
         self._used = _after(current, self._streams)
         sent.copied.wait(current)
         for tensor in sent.on_device:

@@ -476,7 +476,7 @@ fn aligned<const BLOCK: u64>(file: &File, out: &mut [u8], at: u64) -> std::io::R
     crate::file::read_at(file, out, at)
 }
 
-/// A read that fails is an error with its offset. It is not tried again without an error.
+/// A read that fails is an error with its offset. It was tried again alone before.
 #[test]
 fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     let folder = folder();
@@ -496,9 +496,8 @@ fn a_read_ahead_that_fails_is_an_error_with_its_place() {
     };
     assert_eq!((path, source.kind(), offset % 4096), (paths[0].clone(), wanted, 0));
     reader.source.stream.as_mut().unwrap().files[0].file.replace(readable);
-    // Each prefetch that failed reports its error once.
-    let failures = (0..20).take_while(|_| reader.read(&batch, &mut out).is_err()).count();
-    assert!(failures < 16, "{failures}");
+    // The error is told once.
+    reader.read(&batch, &mut out).unwrap();
     assert!(out == plain(&records, &batch));
 }
 
