@@ -257,7 +257,7 @@ fn planes(shape: &[usize], pixels: usize, channels: usize) -> Vec<usize> {
 pub enum Convert {
     /// Converts `u16` to `u32`, an index type of embeddings in candle.
     U16ToU32,
-    /// Converts `u16` to `i64`, the index type of embeddings in `PyTorch`.
+    /// Converts `u16` to `i64`, an index type of embeddings in `PyTorch`.
     U16ToI64,
     /// Converts `f32` to IEEE binary16, rounding to nearest even.
     F32ToF16,

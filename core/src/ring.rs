@@ -321,6 +321,7 @@ impl<T, const N: usize, W> fmt::Debug for Ring<T, N, W> {
         struct States<'a>(&'a [AtomicU32]);
         impl fmt::Debug for States<'_> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                // Relaxed: printed, and no slot is used because of it.
                 let state = |word: &AtomicU32| State::from_bits(word.load(Ordering::Relaxed));
                 f.debug_list().entries(self.0.iter().map(state)).finish()
             }

@@ -141,6 +141,7 @@ impl WakerCell {
 
     /// Moves the registered waker out. Returns `true` if another wake came in the meantime, for a newer registration.
     fn take(&self) -> (Option<Waker>, bool) {
+        // Relaxed: the exchange below checks the value, and acquires.
         let mut seen = self.state.load(Ordering::Relaxed);
         loop {
             let next = match seen & (TAKING | REGISTERED) {

@@ -111,13 +111,13 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send)
     result
 }
 
-/// Whether the program is ending: iterations are cut off, and none begins.
+/// Whether the program is ending: iterations are cut off, and none begins. SeqCst, as `WAITING` in [`detached`].
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the hook at the end of the program has returned: the interpreter may end any thread but the one that ran it.
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The number of forks, of which this process is the child.
+/// The number of forks, of which this process is the child. Relaxed: a child adds to it before it has a second thread.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of threads in [`detached`].

@@ -66,6 +66,7 @@ impl Objects {
     /// Returns what this data set and its clones have read so far. The opening does not count.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        // Relaxed, as where they are added to: counts, and nothing is read because of them.
         let [requests, bytes, used] = self.client.counters.each_ref().map(|counter| counter.load(Relaxed));
         Stats { requests, bytes, used }
     }
