@@ -517,8 +517,8 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
 /// Begins with epoch `first`, and ends before epoch `end`: at once if that is not greater. Reading starts at once. What
 /// is left of epochs begun earlier is not delivered.
 ///
-/// NULL, after free: an error. After close: TWINBUF_ERROR_CLOSED. While another thread is inside a function of this
-/// loader: TWINBUF_ERROR_BUSY.
+/// NULL, after free: an error. After close, and during one: TWINBUF_ERROR_CLOSED. While another thread is inside another
+/// function of this loader: TWINBUF_ERROR_BUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u64) -> i32 {
     door(|| {
@@ -631,8 +631,8 @@ fn wait(cancelled: &AtomicBool, epochs: &mut Epochs<'static>, most: Duration) ->
     }
 }
 
-/// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call: it returns
-/// TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
+/// Ends the wait of the thread that is in twinbuf_next, within 20 ms, or that of the next call without another error: it
+/// returns TWINBUF_ERROR_CANCELLED, after the end and after new epochs too. No batch is lost, and a later call goes on. Several
 /// calls before that count as one. A read that the waiting thread does itself is not cut short.
 ///
 /// NULL, or after free: an error, so cancel before free. After close it does nothing. Any thread may call it at any
@@ -710,7 +710,7 @@ pub extern "C" fn twinbuf_report(loader: *const twinbuf_loader, json: i32, text:
 /// TWINBUF_ERROR_TIMEOUT with the file and the offset if a read did not end: its thread is left behind with what it
 /// uses. TWINBUF_ERROR_READ if a batch that was not received could not be read; TWINBUF_ERROR_FILE if the trace could
 /// not be written. The loader is closed in each case. A second time: TWINBUF_ERROR_CLOSED. While another thread is
-/// inside a function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
+/// inside another function of this loader: TWINBUF_ERROR_BUSY, and the loader is not closed: twinbuf_cancel first ends a wait
 /// there. NULL, after free: an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn twinbuf_close(loader: *mut twinbuf_loader, wait_ms: u64) -> i32 {

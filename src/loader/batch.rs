@@ -314,7 +314,7 @@ impl DerefMut for Batch {
     }
 }
 
-/// What a lease of a device slot carries: the name and the times of a batch. It has no public fields or methods.
+/// What a lease of a device slot carries: the records and the times of a batch. It has no public fields or methods.
 #[cfg(feature = "cuda")]
 pub type BatchMeta = crate::pipe::ring::Header<Records>;
 

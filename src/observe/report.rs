@@ -60,7 +60,7 @@ pub struct EpochTimes {
     /// The time from the first request for a batch to the end of the epoch, without pauses: iterations over another
     /// loader that begin and end within one step. In the current epoch, the time up to the batch in use.
     pub wall: Duration,
-    /// The time spent reading and transforming these batches, summed over all loading threads.
+    /// The time spent reading and transforming these batches, summed over all threads.
     pub load: Duration,
     /// The caller's times: using batches (`busy`) and waiting for batches (`waiting`).
     pub train: StageTimes,
