@@ -72,6 +72,6 @@ fi
 ends 0 -- "$tests" --exact "${skip[@]}"
 ends 1 -- "$tests" --exact driver::safe::unified_memory::tests::test_unified_slice_views_respect_stream_attachment
 listed=$((${#skip[@]} / 2))
-ignored=$("$tests" --list --ignored | grep -c ': test$')
+ignored=$("$tests" --list --ignored | grep -c ': test$' || true)
 echo "cudarc: $(($(wc -l <<<"$all") - listed - ignored)) of its $(wc -l <<<"$all") tests pass and are clean; $ignored are ignored, $listed need something else:"
 awk 'NF { print $NF }' FS='  ' <<<"$other" | sort | uniq -c

@@ -244,6 +244,7 @@ impl Writer {
     /// - [`Error::Option`]: the rows are larger than a slot less 4096 bytes, or not a whole number of aligned `T`.
     pub fn slot<T: AnyBitPattern + NoUninit>(&mut self, rows: usize) -> Result<&mut [T], Error> {
         let (row, bytes, most) = (self.row, rows.saturating_mul(self.row), self.slot - BLOCK);
+        self.given = 0;
         if self.slot - self.filled < bytes {
             self.hand_over(false)?;
         }

@@ -242,7 +242,7 @@ def test_the_report_is_that_of_the_loop(numbers: Numbers) -> None:
 
 def test_the_time_of_copies_is_that_of_sending(numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each copy takes a second. In between, the sender waits for the loop.
-    monkeypatch.setattr("twinbuf._device.monotonic", itertools.count().__next__)
+    monkeypatch.setattr("twinbuf._device.perf_counter", itertools.count().__next__)
     loader = numbers(device=Late("side"))
     batches = sum(1 for _ in loader.epochs(1))
     assert loader.report().transfer == batches

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
+from time import perf_counter
 from typing import Any
 
 from ._drive import InTurn, make_one, start
@@ -45,6 +45,7 @@ class Sender:
         self._streams = streams
         # Shared by all iterations, so that they reuse its slots.
         self._upload = Upload(streams)
+        self.catch_up = self._upload.catch_up
         # The position after the last batch that the loop received. Empty: that is the loader's own position.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
@@ -74,10 +75,10 @@ class Sender:
         recorded: Any = None
 
         def send(batch: Any) -> Sent:
-            started = monotonic()
+            started = perf_counter()
             with upload.using():
                 sent = upload.send(batch.torch())
-            self.recorder.sent(monotonic() - started)
+            self.recorder.sent(perf_counter() - started)
             return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
 
         def receive(sent: Sent) -> Any:

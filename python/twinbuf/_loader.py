@@ -110,9 +110,9 @@ class Loader(_Loader, Generic[Made]):
         a rank that called no ``set_device`` gets the device of its ``LOCAL_RANK``. Default: host memory, like
         ``"cpu"``.
     device_depth
-        How many batches the device holds, 2 or more, beside those that the loop keeps and up to three that work
-        still uses: receiving a batch waits for the work on all but the last. Default: 2, one in use and one
-        on its way.
+        How many batches the device holds, 2 or more, beside those that the loop keeps and up to three that
+        work still uses: asking for a batch waits for the work on all but the last. Default: 2, one in use
+        and one on its way.
     depth
         The number of slots, at least one more than ``workers``; without overlap 1 is enough. Default: two
         more than ``workers``, one of them for the batch that the loop holds; 2 for one worker with slots of

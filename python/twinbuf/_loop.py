@@ -96,6 +96,7 @@ class Loop(Generic[T]):
         if self._sender is not None:
             if self._items.is_closed:
                 self._gone()
+            self._sender.catch_up()  # part of the use of the last batch
             self._sender.recorder.asked()
 
     def _gone(self) -> Any:

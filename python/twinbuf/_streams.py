@@ -298,14 +298,18 @@ class Upload:
             copied.synchronize()
         return Sent(moved, copied, copies.on_device, copies.late)
 
-    def receive(self, sent: Sent) -> Any:
-        """Let the caller's current stream wait for the copies, and return the item.
+    def catch_up(self) -> None:
+        """Let the caller wait for the work on all items but the last.
 
-        A caller that only enqueues work would go on, and the memory that this work uses would have no limit.
-        So it waits for the work on all items but the last.
+        If it only enqueues work, it would go on, and the memory that this work uses would have no limit.
         """
+        with self._streams.using(self._streams.current()):
+            self._used.synchronize()
+
+    def receive(self, sent: Sent) -> Any:
+        """Let the caller's current stream wait for the copies, and return the item."""
+        self.catch_up()
         current = self._streams.current()
-        self._used.synchronize()
         self._used = _after(current, self._streams)
         sent.copied.wait(current)
         for tensor in sent.on_device:

@@ -374,9 +374,9 @@ impl<B: Backend> LoaderBuilder<B> {
         let identity = Identity::new(&plan, record_bytes, fingerprint);
         let driven = pipe.driven().into_iter().zip(drivers);
         let driven = driven.map(|(worker, reader)| Driven::new(worker, reader)).collect();
-        // Without hints, no reader is told what comes next.
-        let files = if hints && overlap { files } else { Vec::new() };
-        Ok(Loader { pipe, order: Order::new(plan, identity, layout, files), driven })
+        let mut order = Order::new(plan, identity, layout, files);
+        order.hints = hints && overlap;
+        Ok(Loader { pipe, order, driven })
     }
 
     /// Checks the options against each other and against the data sets, and computes the memory that they need.

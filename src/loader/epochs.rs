@@ -288,8 +288,10 @@ pub(super) struct Order {
     /// The plan and the data set.
     own: Arc<Identity>,
     layout: Arc<Layout>,
-    /// The readers of fields that are files, if they read ahead. They begin when the pipe takes the first batch.
+    /// The readers of fields that are files. They begin when the pipe takes the first batch.
     files: Vec<Arc<Reader>>,
+    /// Whether they are told what comes next.
+    pub(super) hints: bool,
     /// The last epoch of the call. `None` if the call has no epochs.
     last: Option<u64>,
     next: Place,
@@ -305,7 +307,7 @@ impl Order {
     pub(super) fn new(plan: Plan, identity: Identity, layout: Layout, files: Vec<Arc<Reader>>) -> Self {
         let (own, layout, next, last) = (Arc::new(identity), Arc::new(layout), Place::default(), None);
         let Start { rest, identity, later, .. } = own.start(&plan, next.epoch, next.step);
-        Self { plan, own, layout, files, last, next, rest, identity, later }
+        Self { plan, own, layout, files, hints: true, last, next, rest, identity, later }
     }
 
     /// Goes to the first batch of the next epoch.
@@ -326,7 +328,9 @@ impl Iterator for Order {
 
     fn next(&mut self) -> Option<(Place, Records)> {
         for files in mem::take(&mut self.files) {
-            files.begin(self.clone().map(|(_, records)| records.plan));
+            // Without hints it only learns that a pass begins.
+            let order = self.hints.then(|| self.clone()).into_iter().flatten();
+            files.begin(order.map(|(_, records)| records.plan));
         }
         loop {
             let place = self.next;

@@ -100,8 +100,9 @@ impl Trace {
             None if index == 0 => "twinbuf".to_string(),
             None => format!("loader {}", index + 1),
         };
-        // A generator has rank 0 of 1 beside loaders of any rank: the number of ranks tells no two of them apart.
-        let pid = rank + (index << 16);
+        // A generator has rank 0 of 1 beside loaders of any rank: the number of ranks tells no two of them apart. From
+        // 65 536 ranks on, two may be equal.
+        let pid = rank.wrapping_add(index << 16);
         // Each event names a thread: without one, Perfetto adds a thread with the number of the process.
         let tid = ROWS * index + 1;
         let named = about("process_name", pid, tid, &format!(r#""name":"{name} rank {rank} of {world}""#));

@@ -367,3 +367,23 @@ fn sequences_that_grow_give_each_token_once_and_resume_at_every_step() {
         assert!([before, rest].concat() == whole, "after {taken}");
     }
 }
+
+/// A second pass over an epoch finds that a file was written to, with and without hints and overlap.
+#[test]
+fn a_repeated_epoch_finds_a_change() {
+    for (hints, overlap) in [(true, true), (false, true), (true, false)] {
+        let (_dir, paths) = files(&[64]);
+        let plan = Plan::builder(64).batch(8).build().unwrap();
+        let builder = Loader::builder(open(&paths), plan).hints(hints).overlap(overlap);
+        let mut loader = builder.build().unwrap();
+        for _ in 0..2 {
+            assert!(loader.epoch(0).all(|batch| batch.is_ok()), "hints {hints}, overlap {overlap}");
+        }
+        let file = std::fs::OpenOptions::new().write(true).open(&paths[0]).unwrap();
+        std::io::Write::write_all(&mut &file, &[7; 8]).unwrap();
+        // The clock of the file system may not have moved.
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let found = loader.epoch(0).find_map(Result::err);
+        assert!(found.is_some(), "hints {hints}, overlap {overlap}");
+    }
+}

@@ -97,6 +97,9 @@ pub struct Outcome {
 pub fn run(folder: &Path, settings: &str, program: &mut Command) -> io::Result<Outcome> {
     let wrong = |error| Error::new(ErrorKind::InvalidInput, error);
     let parsed = settings.parse::<Settings>().map_err(wrong)?;
+    if parsed.report.is_some() {
+        return Err(wrong("report: no such setting".to_owned()));
+    }
     for failure in &parsed.failures {
         let Failure { raw, name } = failure;
         // A call that this driver lacks never fails, and the program would pass untested. The library has a table of names.
