@@ -139,8 +139,8 @@ impl<M: 'static> DeviceBatches<M> {
         self.ring.depth()
     }
 
-    /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. No call may
-    /// wait for that slot, because only the next call releases it.
+    /// Releases the slots of captures that have ended. Returns whether a capture holds the slot in turn. Nothing
+    /// wakes a wait for that slot: only the next call releases it.
     fn held_by_a_capture(&self) -> bool {
         let before = self.next.checked_sub(self.ring.depth() as u64);
         self.shared.release_captured(Some(before.unwrap_or(u64::MAX)))

@@ -69,7 +69,7 @@ class LoaderError(Error, RuntimeError):
 
 
 class NestedError(LoaderError):
-    """A loader, a loop or a writer is called while this thread is in a call of it, which can be repeated."""
+    """A loader, a loop or a writer is called by code that it runs or that interrupts it: it would wait."""
 
 
 class LoaderTimeoutError(LoaderError, TimeoutError):

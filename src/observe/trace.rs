@@ -5,7 +5,7 @@
 //! last loader that uses the file is dropped; the file is then plain JSON. Each event is one line.
 //!
 //! Each loader of each rank is a process of the trace. The files of several ranks can be joined to one, because the
-//! loaders of no two ranks use the same process number. Times count from when the file was opened: viewers read
+//! loaders of no two ranks below 65 536 use the same process number. Times count from when the file was opened: viewers read
 //! times as `f64`, which cannot hold microseconds since 1970 with three decimals. The event `clock_origin` has the time
 //! when the file was opened.
 
@@ -154,7 +154,7 @@ pub(crate) struct LoaderTrace {
     epochs: u64,
     /// The number of loaders that opened the file before this one.
     index: u64,
-    /// The process number of this loader in the trace. No loader of another rank has it.
+    /// The process number of this loader in the trace. No loader of another rank below 65 536 has it.
     pid: u64,
 }
 

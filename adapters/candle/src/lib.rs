@@ -87,8 +87,7 @@ pub enum TensorError {
         /// Its type and shape.
         found: String,
     },
-    /// twinbuf's error: a batch has several fields or not this one, a layer has no such tensor, or a file could not be
-    /// read.
+    /// twinbuf's error, such as a batch with several fields or not this one, a missing tensor, an unreadable file.
     Batch(Error),
     /// candle's own error.
     Candle(candle_core::Error),

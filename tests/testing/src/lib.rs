@@ -69,7 +69,7 @@ pub fn offsets(bytes: u64, lengths: impl IntoIterator<Item = u64>) -> Vec<u8> {
     npy("<u8", &[offsets.len()], offsets.into_iter().flat_map(u64::to_le_bytes))
 }
 
-/// An index of sequences as Megatron-LM's `_IndexWriter` writes it: the code and the size of a token, the lengths.
+/// An index of sequences as Megatron-LM's `_IndexWriter` writes it: a token's code and size, lengths, documents.
 pub fn megatron(code: u8, size: usize, lengths: &[i32], documents: &[i64]) -> Vec<u8> {
     let mut file = b"MMIDIDX\0\0".to_vec();
     file.extend(1_u64.to_le_bytes());
