@@ -55,7 +55,7 @@ impl Recorder {
 
     /// The sender has copied an item, for so many seconds.
     fn sent(&self, seconds: f64) {
-        *lock(&self.sent) += Duration::from_secs_f64(seconds);
+        *lock(&self.sent) += Duration::try_from_secs_f64(seconds).unwrap_or_default();
     }
 
     /// The loop asks for its next item, and has waited for it for so many seconds before.

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_the_report_is_that_of_the_loop(numbers: Numbers) -> None:
     assert report.wall == pytest.approx(report.wait + report.compute)
     assert str(report).startswith("train: 2 epochs, 20 batches") and "transfer" in f"{report:#}"
     assert list(iterator) and loader.report().batches == 32
+
+
+def test_the_wait_for_the_device_is_use_and_not_a_childs(numbers: Numbers) -> None:
+    loader, order = numbers(device=Late("side")), list[str]()
+    iterator = loader.epochs(1)
+    next(iterator)
+    sender: Any = loader._sender  # type: ignore[attr-defined]
+    real, upload = sender.recorder, sender._upload
+    upload.catch_up, wait = lambda: (order.append("wait"), wait()), upload.catch_up
+    asked = lambda: (order.append("asked"), real.asked())  # noqa: E731
+    sender.recorder = types.SimpleNamespace(
+        asked=asked, received=real.received, ended=real.ended, sent=real.sent
+    )
+    next(iterator)
+    assert order[:2] == ["wait", "asked"]
+    sender._pid += 1
+    order.clear()
+    sender.catch_up()
+    assert not order
 
 
 def test_the_time_of_copies_is_that_of_sending(numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,6 @@ class Sender:
         self._streams = streams
         # Shared by all iterations, so that they reuse its slots.
         self._upload = Upload(streams)
-        self.catch_up = self._upload.catch_up
         # The position after the last batch that the loop received. Empty: that is the loader's own position.
         self._place: list[Any] = []
         self._items: Callable[[], _Items[Any] | None] = lambda: None
@@ -75,8 +74,8 @@ class Sender:
         recorded: Any = None
 
         def send(batch: Any) -> Sent:
-            started = perf_counter()
             with upload.using():
+                started = perf_counter()
                 sent = upload.send(batch.torch())
             self.recorder.sent(perf_counter() - started)
             return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
@@ -108,6 +107,11 @@ class Sender:
             loop._make = partial(InTurn(), partial(make_one, items.worker()))
         # The last step: before it, Ctrl-C undoes all.
         loop._items = items
+
+    def catch_up(self) -> None:
+        """Wait for the device, as part of the use of the last batch. A forked child has no device."""
+        if self._pid == os.getpid():
+            self._upload.catch_up()
 
     def ended(self, whole: bool) -> None:
         """The loop got an error, or has had its last batch.

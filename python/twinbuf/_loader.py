@@ -128,7 +128,8 @@ class Loader(_Loader, Generic[Made]):
     copy_stream
         Whether copies to the ``device`` have a stream of their own. With False they are enqueued on the
         stream that is current when the iteration starts, in order with the loop's work, to measure what the
-        copy stream gains; do not capture a graph on that stream. ``TWINBUF_COPY_STREAM`` overrides it.
+        copy stream gains (by the rate: the report then takes work before a copy for the copy); do not capture
+        a graph on that stream. ``TWINBUF_COPY_STREAM`` overrides it.
     map
         A function that the loop's thread calls with each batch; the loop gets what it returns. The loader
         stays a loader, with its length and its state: ``map=lambda batch: {"input_ids": batch.torch()}``.
@@ -237,7 +238,7 @@ class Loader(_Loader, Generic[Made]):
         With ``timeout``, a wait of so many seconds for a batch raises `LoaderTimeoutError`, which is a
         ``TimeoutError`` and names what is being read. The next call waits again. Without overlap a read has
         no limit. While the files are in memory, a loop that waits may read a batch itself, and ``timeout``
-        does not limit that read.
+        does not limit that read, nor the work on a device.
         """
         found = epochs if isinstance(epochs, range) else range(whole("epochs", epochs))
         if found.step != 1:

@@ -96,7 +96,8 @@ class Loop(Generic[T]):
         if self._sender is not None:
             if self._items.is_closed:
                 self._gone()
-            self._sender.catch_up()  # part of the use of the last batch
+            if not self._items.ended:
+                self._sender.catch_up()
             self._sender.recorder.asked()
 
     def _gone(self) -> Any:

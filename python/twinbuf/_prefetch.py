@@ -87,7 +87,7 @@ def prefetch(
     goes on after the last item that the loop received. An iterator whose ``__iter__`` does more is taken to
     start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once.
 
-    Overlap needs a side that releases the GIL: reading, decoding and most of numpy do, loops in Python do not.
+    Overlap needs a side that releases the GIL: reading, decoding, most of numpy do, loops in Python do not.
 
     The thread has the context variables, the gradient mode and the current CUDA device of the caller of
     ``iter()``. It has not its autocast, nor its default device.

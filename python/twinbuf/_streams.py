@@ -304,7 +304,9 @@ class Upload:
         If it only enqueues work, it would go on, and the memory that this work uses would have no limit.
         """
         with self._streams.using(self._streams.current()):
-            self._used.synchronize()
+            # If the wait fails, the next call does not repeat it.
+            used, self._used = self._used, self._streams.event()
+            used.synchronize()
 
     def receive(self, sent: Sent) -> Any:
         """Let the caller's current stream wait for the copies, and return the item."""
