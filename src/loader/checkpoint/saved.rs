@@ -67,7 +67,7 @@ impl TryFrom<Saved> for Checkpoint {
                 Some(Identity { plan, list, record_bytes, fingerprint, before, trained })
             }
             (None, None, None) if before.is_empty() => None,
-            _ => return Err("wanted `plan`, `record_bytes` and `fingerprint`, found some null".into()),
+            _ => Err("wanted `plan`, `record_bytes` and `fingerprint`, found some of them null")?,
         };
         Ok(Self { identity, epoch, step })
     }
