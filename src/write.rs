@@ -165,9 +165,7 @@ impl WriterBuilder {
         let slot = slot.checked_next_multiple_of(BLOCK).unwrap_or(usize::MAX);
         let sum = format!("{depth} slots of {slot} bytes");
         check_memory("depth", depth, slot, &sum)?;
-        // The caller fills them: zeros would be one more pass.
-        let slots: Option<Vec<_>> = (0..depth).map(|_| Buffer::untouched(slot)).collect();
-        let slots = slots.ok_or_else(|| too_large(&sum))?;
+        let slots = Buffer::several(&vec![slot; depth]).ok_or_else(|| too_large(&sum))?;
         let why = |e: io::Error| Failure { path: path.clone(), call: "create", offset: 0, source: e.into() };
         let made = Temporary::create(&path, shard.is_some()).and_then(Temporary::alone).map_err(why);
         let failed = why(io::Error::other("the writing thread stayed in another process, or panicked"));

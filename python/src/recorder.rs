@@ -27,11 +27,10 @@ impl Recorder {
     /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,
     /// and `reads`, that of the loader or stream.
     pub(crate) fn with(recorder: Option<&Self>, reads: twinbuf::Report) -> twinbuf::Report {
-        let Some(recorder) = recorder else { return reads };
-        let mut report = recorder.lock().report().on_device(reads);
-        // Between two copies the sender may wait for the loop: that is no copy.
-        report.transfer = *lock(&recorder.sent);
-        report
+        match recorder {
+            Some(recorder) => recorder.lock().report().on_device(reads, *lock(&recorder.sent)),
+            None => reads,
+        }
     }
 }
 

@@ -280,7 +280,7 @@ impl Driven {
     pub fn leak_slot(&mut self) -> Option<()> {
         let Poll::Ready(Some(mut fill)) = self.worker.try_next() else { return Some(()) };
         let slot = fill.slot();
-        let new = Buffer::new(slot.len());
+        let new = Buffer::untouched(slot.len());
         let leaked = new.map(|new| mem::forget(mem::replace(slot, new)));
         fill.suspend();
         leaked

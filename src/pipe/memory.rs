@@ -206,7 +206,8 @@ pub(crate) struct Taken {
 pub(crate) fn for_slot(bytes: usize, slots: Option<&Taken>) -> Result<(Buffer, Option<Taken>), Error> {
     let what = "new memory for the slot of a batch that is kept";
     let taken = slots.map(|slots| slots.limit.clone().take(bytes as u64, &what)).transpose()?;
-    let memory = Buffer::new(bytes).ok_or_else(|| too_large(&format_args!("one more of {bytes} bytes")))?;
+    let memory =
+        Buffer::untouched(bytes).ok_or_else(|| too_large(&format_args!("one more of {bytes} bytes")))?;
     Ok((memory, taken))
 }
 

@@ -193,7 +193,7 @@ impl<B: Backend> StreamBuilder<B> {
         let groups = schedule.groups().clone();
         let reader = Arc::new(Reader::of_groups(groups, read_mode, wanted).map_err(Error::Open)?);
         // With a device, the uploader allocates the host slots, in page-locked memory.
-        let slots = || (0..depth).map(|_| Buffer::untouched(slot)).collect::<Option<_>>();
+        let slots = || Buffer::several(&vec![slot; depth]);
         let lent = (device_depth == 0).then(|| slots().ok_or_else(|| too_large(&*schedule))).transpose()?;
         let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };

@@ -200,7 +200,7 @@ impl<D: Fields + Clone + Send + Sync + 'static, O> Part<D, O> {
             end if end == items => position(start)..self.records.len(),
             end => position(start)..position(end),
         };
-        // Records in equal steps take no memory.
+        // Without a look at each record, if they are in equal steps.
         let first = self.records.step().zip(self.records.get(positions.start));
         let even =
             first.and_then(|(step, first)| RecordList::even(first, step, positions.end - positions.start));
