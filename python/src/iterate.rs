@@ -513,6 +513,15 @@ impl<F: Front> Loop<F> {
         }
     }
 
+    /// The loop's use of its item is over.
+    pub(crate) fn used(&self, py: Python<'_>) {
+        let used = |state: &mut State<F>| match &mut state.run {
+            Run::Running(items) if self.number.get() == Some(&state.iteration) => items.used(),
+            _ => {}
+        };
+        self.shared.state.with(py, used);
+    }
+
     /// Ends the iteration, if it is under way.
     pub(crate) fn leave(&self) {
         let Shared { state, front, .. } = &*self.shared;

@@ -479,6 +479,11 @@ impl Epochs {
         self.batches.take(py, waits, |lease| Ok(Py::new(py, Batch::new(lease.clone()))?.into_any()))
     }
 
+    /// The batch was sent to the device.
+    fn _sent(&self, py: Python<'_>) {
+        self.batches.used(py);
+    }
+
     /// The position after the last batch that the loop received.
     fn _position(&self, py: Python<'_>) -> Option<Position> {
         self.loader.get().shared.state.with(py, |state| state.position())

@@ -13,22 +13,18 @@ use crate::report::{self, report};
 
 /// The crate's recorder, as a Python object.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
-pub(crate) struct Recorder {
-    recorder: Mutex<LoopRecorder>,
-    /// How long the sender has copied, of a loop over items on a device.
-    sent: Mutex<Duration>,
-}
+pub(crate) struct Recorder(Mutex<LoopRecorder>);
 
 impl Recorder {
     pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
-        lock(&self.recorder)
+        lock(&self.0)
     }
 
     /// Returns the report of a loop. With a recorder it is made of two: that of the recorder, which measures the loop,
     /// and `reads`, that of the loader or stream.
     pub(crate) fn with(recorder: Option<&Self>, reads: twinbuf::Report) -> twinbuf::Report {
         match recorder {
-            Some(recorder) => recorder.lock().report().on_device(reads, *lock(&recorder.sent)),
+            Some(recorder) => recorder.lock().report().on_device(reads),
             None => reads,
         }
     }
@@ -48,13 +44,7 @@ impl Recorder {
     ) -> PyResult<Self> {
         let name = Some(name).filter(|name| !name.is_empty());
         let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers, device);
-        let recorder = recorder.map_err(|error| errors::loading(py, error))?;
-        Ok(Self { recorder: Mutex::new(recorder), sent: Mutex::default() })
-    }
-
-    /// The sender has copied an item, for so many seconds.
-    fn sent(&self, seconds: f64) {
-        *lock(&self.sent) += Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        recorder.map(|recorder| Self(Mutex::new(recorder))).map_err(|error| errors::loading(py, error))
     }
 
     /// The loop asks for its next item, and has waited for it for so many seconds before.

@@ -158,6 +158,7 @@ impl Stream {
         let staging = 2 * staging.unwrap_or_default() as u64;
         let builder = twinbuf::stream(groups).depth(depth).read_mode(read_mode_of(py, &options.read_mode)?);
         let builder = if options.cycle { builder.cycle() } else { builder };
+        let builder = if options.sends { builder.sends() } else { builder };
         let builder = name.iter().fold(builder, |builder, name| builder.name(name));
         let builder = options.trace.into_iter().fold(builder, |builder, path| builder.trace(path));
         let builder = options.keep.into_iter().fold(builder, |builder, groups| builder.keep(groups));
@@ -234,6 +235,11 @@ impl PassOfGroups {
     /// End the pass, if it has begun.
     fn close(&self) {
         self.groups.leave();
+    }
+
+    /// The group was sent to the device.
+    fn _sent(&self, py: Python<'_>) {
+        self.groups.used(py);
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Group>> {

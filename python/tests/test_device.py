@@ -18,6 +18,7 @@ import sets
 import torch
 from conftest import every_dtype, no_forced_switch, saved
 from late import Late
+from safetensors.torch import save_file
 
 import twinbuf as tb
 
@@ -249,9 +250,7 @@ def test_the_wait_for_the_device_is_use_and_not_a_childs(numbers: Numbers) -> No
     real, upload = sender.recorder, sender._upload
     upload.catch_up, wait = lambda: (order.append("wait"), wait()), upload.catch_up
     asked = lambda: (order.append("asked"), real.asked())  # noqa: E731
-    sender.recorder = types.SimpleNamespace(
-        asked=asked, received=real.received, ended=real.ended, sent=real.sent
-    )
+    sender.recorder = types.SimpleNamespace(asked=asked, received=real.received, ended=real.ended)
     next(iterator)
     assert order[:2] == ["wait", "asked"]
     sender._pid += 1
@@ -260,12 +259,39 @@ def test_the_wait_for_the_device_is_use_and_not_a_childs(numbers: Numbers) -> No
     assert not order
 
 
-def test_the_time_of_copies_is_that_of_sending(numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each copy takes a second. In between, the sender waits for the loop.
-    monkeypatch.setattr("twinbuf._device.perf_counter", itertools.count().__next__)
-    loader = numbers(device=Late("side"))
-    batches = sum(1 for _ in loader.epochs(1))
-    assert loader.report().transfer == batches
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_the_time_of_copies_is_that_of_sending(
+    numbers: Numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_stream: bool
+) -> None:
+    """A copy does not last until the sender's next request, for which that waits for the loop."""
+    path, sent = tmp_path / "trace.json", list[int]()
+    loader: Any
+    if of_stream:
+        save_file({str(step): torch.full((4,), step) for step in range(16)}, tmp_path / "model.safetensors")
+        model = tb.Tensors.open(tmp_path / "model.safetensors")
+        loader = tb.stream(model, [[str(step)] for step in range(16)], device=Late("side"), trace=path)
+    else:
+        loader = numbers(device=Late("side"), trace=path)
+    begin = type(loader._sender).begin
+
+    def noting(self: Any, loop: Any, batches: Any, is_sent: Any, *rest: Any) -> None:
+        begin(self, loop, batches, lambda: (is_sent(), sent.append(0)), *rest)
+
+    monkeypatch.setattr(type(loader._sender), "begin", noting)
+    for step, batch in enumerate(loader if of_stream else loader.epochs(1)):
+        del batch
+        while len(sent) < min(step + 2, 16):
+            time.sleep(0.001)
+    report = loader.report()
+    del loader
+    gc.collect()
+    events = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    spans = {name: [event for event in events if event["name"] == name] for name in ("gpu_transfer", "train")}
+    copies, uses = spans["gpu_transfer"], spans["train"]
+    assert len(copies) == len(uses) == 16
+    end = lambda event: event["ts"] + event["dur"]  # noqa: E731
+    assert all(end(copy) <= end(use) + 0.01 for copy, use in zip(copies[1:], uses, strict=False))
+    assert report.transfer == pytest.approx(sum(copy["dur"] for copy in copies) / 1e6)
 
 
 def test_one_trace_has_the_reads_the_copies_and_the_loop(numbers: Numbers, tmp_path: Path) -> None:

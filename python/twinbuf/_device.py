@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 from ._drive import InTurn, make_one, start
@@ -64,20 +63,20 @@ class Sender:
         self,
         loop: Loop[Any],
         batches: Any,
+        is_sent: Callable[[], None],
         position: Callable[[], Any] | None = None,
         overlap: bool = True,
         copy_stream: bool = True,
     ) -> None:
-        """Let the loop have the batches."""
+        """Let the loop have the batches. ``is_sent`` ends the time of a batch's copy."""
         upload = self._upload
         upload.start(copy_stream)
         recorded: Any = None
 
         def send(batch: Any) -> Sent:
             with upload.using():
-                started = perf_counter()
                 sent = upload.send(batch.torch())
-            self.recorder.sent(perf_counter() - started)
+            is_sent()
             return Sent(batch._moved(sent.item), sent.copied, sent.on_device, late=False)
 
         def receive(sent: Sent) -> Any:

@@ -150,7 +150,8 @@ class Epochs(Loop[T]):
             self._items = self._epochs
         else:
             source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
-            sender.begin(self, source, self._epochs._position, loader._overlap, loader._copy_stream)
+            epochs = self._epochs
+            sender.begin(self, source, epochs._sent, epochs._position, loader._overlap, loader._copy_stream)
 
     def __len__(self) -> int:
         return max(0, self._epochs.all() - self._count)

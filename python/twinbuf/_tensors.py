@@ -109,12 +109,13 @@ class _Sending(Stream):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Group]:
-        groups, sender, loop = super().__iter__(), self._sender, Loop[Group](None)
+        groups: Any = super().__iter__()
+        sender, loop = self._sender, Loop[Group](None)
         assert sender is not None
         self._end_pass()  # first: a loop whose groups end asks the pass why
         sender.stop()
         sender.join()
-        sender.begin(loop, groups)
+        sender.begin(loop, groups, groups._sent)
         return loop
 
 

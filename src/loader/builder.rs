@@ -215,13 +215,6 @@ impl<B: Backend> LoaderBuilder<B> {
         self
     }
 
-    /// Tells that the caller is a thread that sends the batches to a device: in the trace its row is called `upload`, and
-    /// its use of a batch `gpu_transfer`. Default: the row is `train`.
-    pub fn sends(mut self) -> Self {
-        self.options.sends = true;
-        self
-    }
-
     /// Returns the number of host slots that [`build`](Self::build) needs with the present options, and the minimum
     /// size and alignment of each slot in bytes. Use it to allocate the buffers for [`slots`](Self::slots).
     ///

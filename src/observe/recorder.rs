@@ -223,9 +223,10 @@ impl Recorder {
         }
     }
 
-    /// Records that the iteration ends: the caller asks for no more batches.
-    pub(crate) fn ended(&mut self, now: Instant, copy: Option<Interval>) {
-        self.released(now, copy);
+    /// Records that the iteration ends: the caller asks for no more batches. The use of its batch, if any, ends without a
+    /// copy.
+    pub(crate) fn ended(&mut self, now: Instant) {
+        self.released(now, None);
         // If the caller asked for a batch and did not receive it, count that wait.
         if let Some(Asked { batch, at, .. }) = self.asked.take() {
             self.append(What::Wait, batch, (at, now), 0);
@@ -356,7 +357,7 @@ impl LoopRecorder {
 
     /// Records that the loop ended at the time `at`.
     pub fn ended(&mut self, at: Instant) {
-        self.recorder.ended(at, None);
+        self.recorder.ended(at);
     }
 
     /// Returns a report of where the time went so far.

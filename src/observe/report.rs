@@ -323,10 +323,10 @@ impl Report {
     /// Returns the report of a loop over batches that another thread receives from a loader and sends to a device.
     ///
     /// `self` is the report of the loop, for example by a [`LoopRecorder`](super::LoopRecorder). `sender` is the report
-    /// of that loader, and `transfer` the time of the copies: between two, the sender may wait for the loop.
+    /// of that loader: its uses are the copies, and end where the sender calls [`Items::used`](crate::pipe::Items::used).
     #[must_use]
-    pub fn on_device(self, sender: Self, transfer: Duration) -> Self {
-        let transfer_bytes = sender.bytes;
+    pub fn on_device(self, sender: Self) -> Self {
+        let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
         // Each unit of the loop, with its load and its copy as the sender recorded them.
         let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
         let recent = self.recent.iter().filter_map(|seen| {

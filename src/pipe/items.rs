@@ -173,6 +173,12 @@ impl<'f, F: Front> Items<'f, F> {
         self.front().pipe().reading()
     }
 
+    /// Ends the use of the last item now, for the report and the trace. Without this call, the request for the next item
+    /// ends it.
+    pub fn used(&mut self) {
+        self.front_mut().pipe_mut().used(Instant::now());
+    }
+
     /// Returns a report of where the time went so far.
     #[must_use]
     pub fn report(&self) -> Report {

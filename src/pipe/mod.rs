@@ -458,18 +458,23 @@ impl<R: Ring> Pipe<R> {
         self.running.recorder.asked(place.ticket(), now, copy);
     }
 
-    /// The epoch of the unit in use is over.
-    pub(crate) fn epoch_ended(&mut self, now: Instant) {
+    /// The caller's use of the unit is over.
+    pub(crate) fn used(&mut self, now: Instant) {
         let copy = self.copy_in_use();
         self.running.recorder.released(now, copy);
+    }
+
+    /// The epoch of the unit in use is over.
+    pub(crate) fn epoch_ended(&mut self, now: Instant) {
+        self.used(now);
         self.running.recorder.epoch_ended(now);
     }
 
     /// The iteration is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
-        let copy = self.copy_in_use();
+        self.used(now);
         let Running { recorder, own, .. } = &mut *self.running;
-        recorder.ended(now, copy);
+        recorder.ended(now);
         own.iter_mut().for_each(Worker::flush);
     }
 

@@ -88,6 +88,14 @@ macro_rules! common {
             self
         }
 
+        /// Tells that the caller is a thread that sends the items to a device: in the trace its row is called `upload`, and
+        /// its use of an item `gpu_transfer`, which [`Items::used`](crate::pipe::Items::used) ends. Default: the row is
+        /// `train`.
+        pub fn sends(mut self) -> Self {
+            self.options.sends = true;
+            self
+        }
+
         /// Measures the phases of each step. Default: off.
         ///
         /// The phases `load`, `transform` and on a device `h2d` (host to device) are added. A breakdown that is on

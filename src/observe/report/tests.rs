@@ -207,7 +207,7 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
                 let load = LoadTimes { end: at(load.1), ..LoadTimes::new(at(load.0)) };
                 recorder.received(ticket(step), 0, &load, at(asked + 10), None);
             }
-            recorder.ended(at(1100), None);
+            recorder.ended(at(1100));
             let found = recorder.report();
             assert_eq!((found.loads(), found.parts.outside), (ms(900), ms(900)));
             says(&found, Verdict::Balanced, &["Loads take 0.0 %, less than the use (50 %)"]);
@@ -277,7 +277,7 @@ fn the_verdict_is_without_the_first_step() {
         let load = LoadTimes { since: at(since), freed, end: at(load.1), ..LoadTimes::new(at(load.0)) };
         recorder.received(ticket(step), 0, &load, at(100 * step + 20), None);
     }
-    recorder.ended(at(1100), None);
+    recorder.ended(at(1100));
     let found = recorder.report();
     assert_eq!((found.first.busy, found.first.waiting), (ms(80), ms(20)));
     let step = found.first_step;
@@ -303,7 +303,7 @@ fn the_sum_of_reports_leaves_one_first_step_out() {
                 let load = LoadTimes { end: at(34 * step + 20), ..LoadTimes::new(at(34 * step)) };
                 recorder.received(ticket, 0, &load, at(34 * step + 20), None);
             }
-            recorder.ended(at(34 * 5), None);
+            recorder.ended(at(34 * 5));
         }
         recorder.report()
     };
