@@ -241,17 +241,17 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
 
     fn next(&mut self) -> Next<Batch<B>> {
         let Self { pipe, order, .. } = self;
-        if order.last.is_none() {
-            return Next::End;
-        }
+        let Some(last) = order.last else { return Next::End };
         while order.next.step >= order.rest.end() {
-            // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step.
+            // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step. If it has
+            // none at all, it has none in later epochs either: of those without an end, the last would not come.
+            let later = if order.next.step == 0 { last } else { order.next.epoch + 1 };
             order.next.step = order.rest.max_steps();
             if order.is_in_last() {
                 return Next::End;
             }
             pipe.epoch_ended(Instant::now());
-            order.next_epoch();
+            order.go_to(later);
             pipe.began(order.next, Instant::now());
         }
         Next::Slot
@@ -310,10 +310,10 @@ impl Order {
         Self { plan, own, layout, files, hints: true, last, next, rest, identity, later }
     }
 
-    /// Goes to the first batch of the next epoch.
-    fn next_epoch(&mut self) {
-        let Place { ordinal, epoch, .. } = self.next;
-        self.next = Place { ordinal: ordinal + 1, epoch: epoch + 1, step: 0 };
+    /// Goes to the first batch of a later epoch.
+    fn go_to(&mut self, epoch: u64) {
+        let ordinal = self.next.ordinal + (epoch - self.next.epoch);
+        self.next = Place { ordinal, epoch, step: 0 };
         self.rest = self.plan.epoch_after(self.later.steps_before(self.next.epoch));
         self.identity = self.later.clone();
     }
@@ -343,7 +343,7 @@ impl Iterator for Order {
             if place.step == 0 || self.is_in_last() {
                 return None;
             }
-            self.next_epoch();
+            self.go_to(place.epoch + 1);
         }
     }
 }

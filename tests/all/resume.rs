@@ -126,6 +126,19 @@ fn a_checkpoint_file_is_replaced_whole_and_told_apart_from_none() {
     }
 }
 
+#[test]
+fn a_rank_without_records_is_at_the_end_of_any_number_of_epochs() {
+    let (_dir, paths) = files(&[5]);
+    let plan = Plan::builder(5).last_batch(LastBatch::Keep).rank(7, 8).build().unwrap();
+    for overlap in [true, false] {
+        let mut loader = Loader::builder(open(&paths), plan.clone()).overlap(overlap).build().unwrap();
+        assert!(loader.epochs(0..u64::MAX).next().is_none());
+        let end = loader.checkpoint();
+        assert_eq!((end.epoch(), end.step()), (u64::MAX - 1, 1));
+        assert!(loader.epochs_from(&end, u64::MAX).unwrap().next().is_none());
+    }
+}
+
 /// Every rank takes as many steps as the longest rank; where it has no batch, its request returns none. Its state after
 /// any step equals that of the others. From it, any rank continues with its remaining batches.
 #[test]
