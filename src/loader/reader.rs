@@ -276,12 +276,14 @@ impl<B: Backend> Driven<B> {
 
 impl Driven {
     /// Leaves the memory of the slot whose fill was put off to whatever still refers to it, for ever: the slot gets new
-    /// memory. Returns `None` if that cannot be allocated.
+    /// memory, and its fill begins anew. Returns `None` if that cannot be allocated.
     pub fn leak_slot(&mut self) -> Option<()> {
         let Poll::Ready(Some(mut fill)) = self.worker.try_next() else { return Some(()) };
-        let slot = fill.slot();
+        let (records, slot, _) = fill.parts();
         let new = Buffer::untouched(slot.len());
         let leaked = new.map(|new| mem::forget(mem::replace(slot, new)));
+        records.offsets.clear();
+        self.progress = Progress::default();
         fill.suspend();
         leaked
     }

@@ -323,3 +323,38 @@ fn a_slot_that_is_leaked_gets_new_memory() {
     let error = batches.next().unwrap().unwrap_err();
     assert!(matches!(error, Error::Load { .. }), "{error}");
 }
+
+/// The memory that it loses has the fields that were read before.
+#[test]
+fn a_fill_whose_slot_is_leaked_begins_anew() {
+    let mut puts_off = false;
+    let second = move |batch: &BatchIndices, out: &mut [u8]| {
+        puts_off = !puts_off;
+        match puts_off {
+            true => Err(io::Error::from(io::ErrorKind::WouldBlock).into()),
+            false => numbers(batch, out),
+        }
+    };
+    let data: Vec<Box<dyn Dataset>> = vec![Box::new(Reads(40, 8, numbers)), Box::new(Reads(40, 8, second))];
+    let mut loader = Loader::builder(data, plan(40, 10)).overlap(false).driven().build().unwrap();
+    let mut worker = loader.driven().pop().unwrap();
+    let mut batches = loader.into_epochs(0..1);
+    let mut found = Vec::new();
+    loop {
+        match batches.try_next() {
+            Poll::Ready(Some(batch)) => {
+                let batch = batch.unwrap();
+                assert_eq!(batch.field::<u64>(0).unwrap(), batch.field::<u64>(1).unwrap());
+                found.extend_from_slice(batch.field::<u64>(0).unwrap());
+            }
+            Poll::Ready(None) => break,
+            Poll::Pending => {
+                while worker.try_next() == Poll::Ready(true) {
+                    worker.leak_slot().unwrap();
+                }
+            }
+        }
+    }
+    found.sort_unstable();
+    assert!(found.into_iter().eq(0..40));
+}
