@@ -111,8 +111,8 @@ impl<B: Backend> StreamBuilder<B> {
     /// order of [`Groups`] in each pass.
     ///
     /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. The
-    /// caller's thread and the reading thread both call `order`; it must return the same result for the same
-    /// arguments, or a pass may have a group twice and another one not. Example:
+    /// caller's thread or the reading thread calls `order` for a pass, never both at once, and both if the reading is far
+    /// ahead: it must return the same result for the same arguments. Example:
     /// `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));
@@ -405,7 +405,8 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
     }
 
     fn ended(&mut self, why: Ended<'_>) {
-        let whole = matches!(why, Ended::Whole) || self.at == self.order.len();
+        // A pass with an invalid order has no groups, and ended the pipe's order.
+        let whole = matches!(why, Ended::Whole) || self.failed.is_none() && self.at == self.order.len();
         self.flowing = self.cycle && whole && !matches!(why, Ended::Failed(_));
         if !self.flowing {
             self.pipe.retract();

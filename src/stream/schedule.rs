@@ -1,8 +1,9 @@
 //! Which groups are kept in memory, and the order of the groups in each pass.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use twinbuf_mmap::{Buffer, Groups, Reader};
 
@@ -20,7 +21,12 @@ pub(super) struct Schedule {
     depths: (usize, usize),
     /// For each group that is kept in memory: its memory, once it has been read.
     kept: Vec<Option<Kept>>,
+    /// The orders of the last passes that were asked for, so that both sides have the same.
+    made: Mutex<VecDeque<(u64, Vec<usize>)>>,
 }
+
+/// How many passes one side may be ahead of the other without a second call of the order.
+const AHEAD: usize = 16;
 
 pub(super) type Kept = OnceLock<Arc<Buffer>>;
 
@@ -35,7 +41,7 @@ impl Schedule {
         keep: Option<usize>,
     ) -> Self {
         let all = groups.len();
-        let mut schedule = Self { groups, order, depths, kept: vec![None; all] };
+        let mut schedule = Self { groups, order, depths, kept: vec![None; all], made: Mutex::default() };
         let most = keep.unwrap_or(if left.is_some() { all } else { 0 }).min(all);
         let left = left.unwrap_or(u64::MAX);
         let count = count_that_fits(most, |count| schedule.try_keep(count, left));
@@ -137,8 +143,13 @@ impl Schedule {
     pub(super) fn pass(&self, pass: u64) -> Result<Vec<usize>, Error> {
         let all = self.groups.len();
         let Some(order) = &self.order else { return Ok((0..all).collect()) };
+        // A panic of the order leaves no half of a pass here.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, groups)) = made.iter().find(|(of, _)| *of == pass) {
+            return Ok(groups.clone());
+        }
         let mut seen = vec![false; all];
-        (0..all)
+        let groups = (0..all)
             .map(|step| {
                 let group = order(pass, step);
                 let first = seen.get_mut(group).map(|seen| !std::mem::replace(seen, true));
@@ -149,7 +160,10 @@ impl Schedule {
                 let wanted = format!("each of {all} groups once in pass {pass}");
                 Err(Error::option("order", wanted, format!("{group}{again} at step {step}")))
             })
-            .collect()
+            .collect::<Result<Vec<_>, _>>()?;
+        made.truncate(AHEAD - 1);
+        made.push_front((pass, groups.clone()));
+        Ok(groups)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Streams of tensors: every byte, in several orders, with groups that are kept and groups that are read each pass;
 //! and what happens when groups are held, passes given up and files cut.
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -86,6 +87,49 @@ fn an_order_that_is_none_is_refused() {
         let error = pass.next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Option { option: "order", .. }), "{error}");
         assert!(pass.next().is_none());
+    }
+}
+
+#[test]
+fn a_pass_after_one_with_an_order_that_is_none_has_its_groups() {
+    let model = Model::new(&SIZES);
+    for asked in [0, 1] {
+        let order = |pass, step| if pass == 1 { 0 } else { step };
+        let mut layers = stream(model.groups()).cycle().order(order).build().unwrap();
+        assert_eq!(layers.pass().map(Result::unwrap).count(), SIZES.len());
+        assert_eq!(layers.pass().take(asked).filter(Result::is_err).count(), asked);
+        for _ in 0..2 {
+            layers.pass().enumerate().for_each(|(number, group)| model.check(&group.unwrap(), number));
+        }
+    }
+}
+
+/// The usual order with a state: both sides have the same for a pass, or one would wait for groups that do not come.
+#[test]
+fn an_order_is_called_once_for_a_pass() {
+    let model = Model::new(&SIZES);
+    let calls = Arc::new(Mutex::new((0..SIZES.len()).collect::<Vec<_>>()));
+    let state = calls.clone();
+    let order = move |pass: u64, step: usize| {
+        let mut order = state.lock().unwrap();
+        if step == 0 {
+            order.push(pass as usize); // counts the call
+            order[..SIZES.len()].rotate_left(1 + pass as usize % 5);
+        }
+        order[step]
+    };
+    for cycle in [false, true] {
+        let builder = stream(model.groups()).order(order.clone());
+        let mut layers = if cycle { builder.cycle() } else { builder }.build().unwrap();
+        for pass in 0..40 {
+            let mut found: Vec<_> = layers.pass().map(|group| group.unwrap().number()).collect();
+            found.sort_unstable();
+            assert!(found.into_iter().eq(0..SIZES.len()), "pass {pass}");
+        }
+        drop(layers);
+        let mut seen = calls.lock().unwrap();
+        let asked: Vec<_> = seen.drain(SIZES.len()..).collect();
+        assert!(asked.iter().take(40).copied().eq(0..40), "{asked:?}");
     }
 }
 
@@ -384,17 +428,16 @@ fn an_error_has_the_place_in_the_pass() {
     }
     drop(pass);
     assert_eq!(at(&layers.close().unwrap_err()), (1, Some(4)));
-    // An order that panics on the reading thread only: the first group is one of those that are there.
+    // An order that panics on the reading thread only, where that looks for what to read after this pass.
     let (model, caller) = (Model::new(&all), thread::current().id());
     let order = move |pass, step| {
         assert!(pass == 0 || thread::current().id() == caller, "on purpose");
         7 - step
     };
-    let mut layers = stream(model.groups()).keep(3).order(order).build().unwrap();
-    layers.pass().for_each(|group| drop(group.unwrap()));
+    let mut layers = stream(model.groups()).keep(3).cycle().order(order).build().unwrap();
     let mut pass = layers.pass();
-    model.check(&pass.next().unwrap().unwrap(), 7);
     let error = pass.next().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Panicked { who: "order", .. }), "{error}");
-    assert_eq!(at(&error), (1, Some(1)), "{error}");
+    assert!(matches!(error, Error::Panicked { who: "reader", .. }), "{error}");
+    assert_eq!(at(&error), (0, Some(0)), "{error}");
+    assert!(pass.next().is_none());
 }
