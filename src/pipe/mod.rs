@@ -291,6 +291,8 @@ impl<R: Ring> Pipe<R> {
         let Setup { sides: (producer, consumer), sources, driven, helper, options, trace, kind, .. } = setup;
         let Setup { depth, locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
+        // Without overlap the caller has a source: a driver that waits for a slot would have the turn, and the caller wait.
+        let driven = if overlap || sources.is_empty() { driven } else { 0 };
         let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
         let Options { held_timeout, breakdown, sends, .. } = options;
         let row = match kind {
@@ -513,7 +515,10 @@ impl<R: Ring> Pipe<R> {
         let Some(consumer) = consumer else { return (Received::Gone, false) };
         *limit = if matches!(waiting, Waiting::Poll(_)) { TASK_LIMIT } else { END_LIMIT };
         let mut found = match own {
-            Some(own) if !*overlap => fill_inline(shared, own, consumer, asked, waiting, held_timeout),
+            Some(own) if !*overlap => {
+                let held = &mut self.held_since;
+                fill_inline(shared, own, consumer, asked, waiting, (held, held_timeout))
+            }
             _ => None,
         };
         let _waiting = recorder.waiting().map(Span::entered);
@@ -524,8 +529,11 @@ impl<R: Ring> Pipe<R> {
                 // The caller fills slots itself, and found this in place of one: do not wait for another to fill it.
                 Some(found) => found,
                 None => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
-                    Received::Empty | Received::Held => {
+                    received @ (Received::Empty | Received::Held) => {
                         there = false;
+                        if matches!(received, Received::Held) {
+                            waiting.shorten(&mut self.held_since, held_timeout);
+                        }
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
                             help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
                         });
@@ -581,7 +589,7 @@ impl<R: Ring> Pipe<R> {
     }
 
     /// The next slot is held. A blocking call has waited for its full timeout; the others return `Pending` until the
-    /// same time is over.
+    /// same time is over since the first of them found it held.
     fn slot_held(&mut self, waiting: &Waiting<'_, '_>, place: Place) -> Poll<Result<Option<R::Item>, Error>> {
         if !matches!(waiting, Waiting::Block) {
             let since = *self.held_since.get_or_insert_with(Instant::now);
@@ -666,7 +674,7 @@ fn fill_inline<R: Ring>(
     consumer: &mut R::Consumer,
     asked: Instant,
     waiting: &mut Waiting<'_, '_>,
-    held_timeout: Duration,
+    (held_since, held_timeout): (&mut Option<Instant>, Duration),
 ) -> Option<Received<R::Item>> {
     // If a slot is free at once, `asked` is the start of the fill, without another read of the clock.
     let (mut patience, mut start, mut gone) = (Patience::None, Some(asked), false);
@@ -677,6 +685,7 @@ fn fill_inline<R: Ring>(
                 return None;
             }
             Take::InUse if start.take().is_some() => {
+                waiting.shorten(held_since, held_timeout);
                 patience = match waiting {
                     Waiting::Block => Patience::Slot(Instant::now() + held_timeout),
                     Waiting::Until(deadline) => Patience::Slot(*deadline),

@@ -45,7 +45,7 @@ impl<T: Send + 'static, U: Send + 'static> Builder<T, U> {
 
     /// Adds a worker without a thread: [`Pipe::driven`] hands it out, and whoever has it fills slots.
     ///
-    /// Without overlap the threads of [`worker`](Self::worker) do not exist, and driven workers do: a driver on the
+    /// Without overlap driven workers exist only in a pipe that has no other [`worker`](Self::worker): a driver on the
     /// caller's own thread fills a slot ([`Driven::try_next`](super::Driven::try_next)) after
     /// [`Items::try_next`](super::Items::try_next) returned `Pending`.
     pub fn driven(mut self) -> Self {

@@ -96,6 +96,15 @@ pub enum Waiting<'a, 'b> {
     Poll(&'a mut Context<'b>),
 }
 
+impl Waiting<'_, '_> {
+    /// Lets a wait with a deadline end when the next slot, which is held now, has been held for too long.
+    pub(super) fn shorten(&mut self, held_since: &mut Option<Instant>, held_timeout: Duration) {
+        if let Self::Until(deadline) = self {
+            *deadline = (*deadline).min(*held_since.get_or_insert_with(Instant::now) + held_timeout);
+        }
+    }
+}
+
 /// What a receive call found.
 #[derive(Debug)]
 pub enum Received<I> {

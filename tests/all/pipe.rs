@@ -387,6 +387,16 @@ fn a_driver_that_leaves_leaves_the_units_to_the_other_workers() {
     pipe.close().unwrap();
 }
 
+/// A driver that waits for a slot has the turn, and the caller would wait for it.
+#[test]
+fn without_overlap_a_caller_with_a_source_fills_all_slots() {
+    let builder = pipe::builder(vec![0; 2]).driven().worker(Numbers::default()).overlap(false);
+    let mut pipe = builder.build().unwrap();
+    assert!(pipe.driven().is_empty());
+    assert!(pipe.items(0..100).map(|item| *item.unwrap()).eq(0..100));
+    pipe.close().unwrap();
+}
+
 #[test]
 fn what_driven_workers_and_threads_fill_comes_in_order() {
     let builder = pipe::builder(vec![0; 5]).driven().worker(Numbers::default()).driven();

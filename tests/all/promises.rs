@@ -333,14 +333,24 @@ mod promise {
         const TIMEOUT: Duration = Duration::from_millis(20);
         let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) };
         let (mut front, mut reached) = (F::build(&setup), 0);
-        // A thread; a task, each time anew; a task after a call that did not wait.
-        for (task, tried) in [(false, false), (true, false), (true, false), (true, true)] {
+        // A thread; a task, each time anew; a task after a call that did not wait; a thread that would wait for longer.
+        let (block, task, until) = (0, 1, 2);
+        for (way, tried) in
+            [(block, false), (task, false), (task, false), (task, true), (until, false), (until, true)]
+        {
             let mut items = front.call();
             let first = F::units(reached).start;
             let held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
             assert!(!tried || items.try_next().is_pending());
             let began = Instant::now();
-            let error = if task { pollster::block_on(items.next_async()) } else { items.next() };
+            let error = match way {
+                0 => items.next(),
+                1 => pollster::block_on(items.next_async()),
+                _ => match items.next_timeout(LONG) {
+                    Poll::Ready(found) => found,
+                    Poll::Pending => panic!("it waited for {LONG:?}"),
+                },
+            };
             let error = error.unwrap().map(|item| F::number(&item)).unwrap_err();
             assert!(tried || began.elapsed() >= TIMEOUT, "not before its time");
             reached = first + SLOTS as u64;
