@@ -57,7 +57,7 @@ impl RecordType {
 
     /// Returns the record length in bytes. If lengths vary, returns the maximum length.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "the loader refuses records of 0 bytes")]
+    #[expect(clippy::len_without_is_empty, reason = "no transform makes records of 0 bytes")]
     pub const fn len(&self) -> usize {
         self.bytes
     }
