@@ -242,6 +242,10 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     fn next(&mut self) -> Next<Batch<B>> {
         let Self { pipe, order, .. } = self;
         let Some(last) = order.last else { return Next::End };
+        if !self.driven.is_empty() {
+            let source = "wanted a driver, found all workers still in the loader: call `Loader::driven`";
+            return Next::Failed(Error::Load { at: pipe.at(order.next), source: source.into() });
+        }
         while order.next.step >= order.rest.end() {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step. If it has
             // none at all, it has none in later epochs either: of those without an end, the last would not come.

@@ -283,6 +283,29 @@ fn a_driver_goes_on_with_what_was_put_off() {
 }
 
 #[test]
+fn a_loader_whose_drivers_nobody_has_is_refused() {
+    for overlap in [true, false] {
+        let builder = Loader::builder(numbers_put_off(false), plan(103, 10)).overlap(overlap).driven();
+        let mut loader = builder.build().unwrap();
+        assert_eq!(loader.epochs(3..3).count(), 0);
+        let error = loader.epoch(2).next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::Load { at, .. } if at.epoch == 2), "{error:?}");
+        assert!(format!("{error:?}").contains("`Loader::driven`"), "{error:?}");
+        let mut worker = loader.driven().pop().unwrap();
+        let mut batches = loader.into_epochs(2..3);
+        let mut found = 0;
+        loop {
+            match batches.try_next() {
+                Poll::Ready(Some(batch)) => found += usize::from(batch.is_ok()),
+                Poll::Ready(None) => break,
+                Poll::Pending => _ = worker.try_next(),
+            }
+        }
+        assert_eq!(found, 11);
+    }
+}
+
+#[test]
 fn without_overlap_the_caller_drives() {
     let (_dir, paths) = files(&[40, 1, 62]);
     let expected = nothing_put_off(&paths);
