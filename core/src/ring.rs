@@ -271,6 +271,7 @@ impl<T> HeapRing<T> {
     /// If `depth` is 0 or more than 2³¹.
     #[must_use]
     pub fn from_fn(depth: usize, slot: impl FnMut(usize) -> T) -> Self {
+        assert!(depth <= 1 << 31, "a ring has at most 2^31 slots");
         Self::new((0..depth).map(slot).collect::<Vec<_>>())
     }
 }

@@ -222,3 +222,11 @@ fn messages() {
 fn a_ring_without_slots() {
     let _ = HeapRing::<u64>::new([]);
 }
+
+/// Before it makes a single slot.
+#[test]
+#[should_panic(expected = "a ring has at most 2^31 slots")]
+#[cfg(target_pointer_width = "64")]
+fn a_ring_with_too_many_slots() {
+    let _ = HeapRing::from_fn((1 << 31) + 1, |slot| -> usize { panic!("slot {slot}") });
+}
