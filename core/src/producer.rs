@@ -630,7 +630,8 @@ impl<T, W: Wait> ReservedSlot<'_, T, W> {
     ///
     /// # Panics
     ///
-    /// If waking a task panics (its `Waker` is foreign code). The slot has then been committed.
+    /// If waking a task panics (its `Waker` is foreign code). The slot has then been committed. If the wakers of both
+    /// sides panic, here or in the drop of this guard or of a [`KeptSlot`](crate::KeptSlot), the process aborts.
     #[inline]
     pub fn commit(self) -> Result<(), Closed> {
         let mut this = ManuallyDrop::new(self);

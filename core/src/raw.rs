@@ -628,7 +628,8 @@ fn wake<W: Wait>(waiting: &Waiting<W>, word: Word<'_>, sides: &[Side]) {
     wake_each(waiting, sides);
 }
 
-/// Wakes the tasks of these sides. If an earlier waker panics, the later ones are still woken.
+/// Wakes the tasks of these sides. If an earlier waker panics, the later ones are still woken. If one of these panics too,
+/// the process aborts, as with each panic during another.
 fn wake_each<W>(waiting: &Waiting<W>, sides: &[Side]) {
     struct Rest<'a, W>(&'a Waiting<W>, &'a [Side]);
     impl<W> Drop for Rest<'_, W> {
