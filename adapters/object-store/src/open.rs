@@ -85,15 +85,18 @@ fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path), B
 async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Object, Bytes)>, Error> {
     let failed = |source| Error { url: url.clone(), range: 0..0, kind: Kind::Open(Box::new(source)) };
     let (client, store, parallel) = (&client, &client.store, client.options.requests.max(1));
-    let (names, itself) = (&client.options.names, vec![String::new()]);
-    let names = if names.is_empty() && !url.ends_with('/') { &itself } else { names };
-    let found: Vec<ObjectMeta> = if names.is_empty() {
+    // Names and `base` are as the store lists them: `Path::from` would encode them once more.
+    let names = client.options.names.iter().map(|name| Path::parse(format!("{base}/{name}")));
+    let mut paths: Vec<Path> = names.collect::<Result<_, _>>().map_err(|error| failed(error.into()))?;
+    if paths.is_empty() && !url.ends_with('/') {
+        paths.push(base.clone());
+    }
+    let found: Vec<ObjectMeta> = if paths.is_empty() {
         let all = store.list(Some(&base)).try_filter(|meta| ready(meta.size > 0)).try_collect();
         let mut all: Vec<ObjectMeta> = all.await.map_err(failed)?;
         all.sort_by(|a, b| a.location.cmp(&b.location));
         all
     } else {
-        let paths: Vec<_> = names.iter().map(|name| Path::from(format!("{base}/{name}"))).collect();
         let heads = stream::iter(paths).map(|path| async move { store.head(&path).await });
         heads.buffered(parallel).try_collect().await.map_err(failed)?
     };

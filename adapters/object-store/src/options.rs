@@ -18,9 +18,9 @@ pub struct Options {
     /// The caller's runtime, for all requests. It needs its own threads (`new_multi_thread`), timers and I/O. Default: a
     /// runtime with two threads for these objects.
     pub runtime: Option<Handle>,
-    /// The names of the objects below the URL, in the order of their records. HTTP servers without
-    /// WebDAV have no lists and need them for more than one. Default: none: the URL's object or, if
-    /// the URL ends with `/`, all below it that are not empty, in the order of their names.
+    /// The names of the objects below the URL, in the order of their records: as the store lists them, not
+    /// percent-encoded as in a URL. HTTP servers without WebDAV have no lists and need them for more than one. Default:
+    /// none: the URL's object or, if the URL ends with `/`, all below it that are not empty, in the order of their names.
     pub names: Vec<String>,
     /// The number of bytes at the start of each object that hold its header. Default: 64 KiB.
     pub header_bytes: u64,

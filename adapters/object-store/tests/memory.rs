@@ -26,7 +26,7 @@ fn npy(rows: usize, columns: usize, data: &[u8]) -> Vec<u8> {
 }
 
 fn put(store: &Arc<InMemory>, path: &str, data: Vec<u8>) -> Result<(), BoxError> {
-    pollster::block_on(store.put(&Path::from(path), data.into()))?;
+    pollster::block_on(store.put(&Path::parse(path)?, data.into()))?;
     Ok(())
 }
 
@@ -223,6 +223,48 @@ fn openings_fail_with_the_url() -> Result<(), BoxError> {
         .map(drop)
         .map_err(|error| format!("{error}: {}", error.kind));
     assert_eq!(unknown, Err("gopher://a/b: the objects could not be opened".to_string()));
+    Ok(())
+}
+
+/// An object with such a name is found by its URL and by the name that the store lists, in memory and in files.
+#[test]
+fn names_with_special_characters() -> Result<(), BoxError> {
+    let names = ["a#b", "a%23b", "c[0]", "%41", "é", "~", "*", "?", "{}", "|", "\"", "\\", "x y"];
+    let encoded = [
+        "a%23b", "a%2523b", "c[0]", "%2541", "%C3%A9", "~", "*", "%3F", "%7B%7D", "|", "%22", "%5C", "x%20y",
+    ];
+    let folder = tempfile::Builder::new().prefix("é [1]%20").tempdir()?;
+    let store = Arc::new(InMemory::new());
+    for (index, name) in (0..).zip(names) {
+        put(&store, &format!("d é/{name}"), vec![index; 8])?;
+        put(&store, name, vec![index; 8])?;
+        fs::write(folder.path().join(name), [index; 8])?;
+    }
+    let url = url::Url::from_directory_path(folder.path()).map_err(|()| "no URL")?;
+    let open = |url: &str, names: Vec<String>, in_memory: bool| {
+        let store = if in_memory { options(&store) } else { Options::default() };
+        Objects::open(url, Options { names, ..store }, |files| Records::open(files, 8))
+    };
+    for (base, in_memory) in [("memory:///d%20%C3%A9/", true), ("memory:///", true), (url.as_str(), false)] {
+        let wanted: Vec<u8> = (0..13).flat_map(|index| [index; 8]).collect();
+        let listed = open(base, names.map(String::from).into(), in_memory)?;
+        let found: Vec<Objects> = encoded
+            .map(|name| open(&format!("{base}{name}"), Vec::new(), in_memory))
+            .into_iter()
+            .collect::<Result<_, _>>()?;
+        let bytes = |objects: &Objects| {
+            let mut out = vec![0; 8 * usize::try_from(objects.len())?];
+            let plan = Plan::builder(objects.len()).batch(objects.len()).build()?;
+            Dataset::read(&mut objects.clone(), &batch(plan)?, &mut out)?;
+            Ok::<_, BoxError>(out)
+        };
+        assert_eq!(bytes(&listed)?, wanted, "{base}");
+        assert_eq!(found.iter().map(bytes).collect::<Result<Vec<_>, _>>()?.concat(), wanted, "{base}");
+    }
+    for name in ["..", "a//b"] {
+        let error = open("memory:///d/", vec![name.into()], true).err().ok_or("opened")?;
+        assert!(matches!(error.kind, Kind::Open(_)), "{error:?}");
+    }
     Ok(())
 }
 

@@ -223,12 +223,13 @@ fn faults_at_every_request() -> Result<(), BoxError> {
 #[test]
 fn http_reads_names() -> Result<(), BoxError> {
     let Some(server) = Server::start()? else { return Ok(()) };
-    let names = ["1", "0"].map(String::from).into();
+    fs::write(server.folder.path().join("bucket/train/é [1]%23#"), bytes(7))?;
+    let names = ["1", "é [1]%23#", "0"].map(String::from).into();
     let options =
         Options { names, settings: vec![("allow_http".into(), "true".into())], ..Options::default() };
     let url = format!("{}/bucket/train/", server.proxy);
     let (found, error) = epoch(Objects::open(&url, options, |files| Records::open(files, RECORD))?, 2)?;
-    assert!(error.is_none() && found.concat() == [bytes(1), bytes(0)].concat());
+    assert!(error.is_none() && found.concat() == [bytes(1), bytes(7), bytes(0)].concat());
     Ok(())
 }
 
