@@ -8,6 +8,7 @@ use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
 use tokio::runtime::{Handle, Runtime};
+use url::Url;
 
 use crate::error::{Error, Kind};
 use crate::options::Options;
@@ -25,7 +26,7 @@ pub(crate) struct Object {
 pub(crate) struct Client {
     pub(crate) store: Arc<dyn ObjectStore>,
     /// The URL in front of an object's path.
-    pub(crate) root: String,
+    pub(crate) root: Url,
     /// The runtime of the requests.
     pub(crate) runtime: Handle,
     /// The same, unless it is the caller's.
@@ -78,11 +79,15 @@ impl Client {
     }
 
     pub(crate) fn url(&self, object: &Object) -> String {
-        format!("{}{}", self.root, object.path)
+        let mut url = self.root.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(object.path.parts());
+        }
+        url.into()
     }
 
     /// The error after the end of the runtime.
     pub(crate) fn ended(&self) -> Error {
-        Error { url: self.root.clone(), range: 0..0, kind: Kind::Runtime }
+        Error { url: self.root.to_string(), range: 0..0, kind: Kind::Runtime }
     }
 }

@@ -40,10 +40,7 @@ impl Objects {
         open: impl FnOnce(&[PathBuf]) -> Result<Records, mmap::Error>,
     ) -> Result<Self, Error> {
         let failed = |source: BoxError| Error { url: url.to_string(), range: 0..0, kind: Kind::Open(source) };
-        let (store, base) = parse(url, &options).map_err(failed)?;
-        let root = url.strip_suffix('/').unwrap_or(url);
-        let root = root.strip_suffix(base.as_ref()).unwrap_or(root);
-        let root = if root.ends_with('/') { root.to_string() } else { format!("{root}/") };
+        let (store, base, root) = parse(url, &options).map_err(failed)?;
         let (runtime, own) = match options.runtime.clone() {
             Some(runtime) => (runtime, None),
             None => {
@@ -55,11 +52,13 @@ impl Objects {
         let client = Arc::new(Client { store, root, runtime, own, options, counters: Default::default() });
         let found = client.runtime.spawn(find(client.clone(), url.to_string(), base));
         let heads = pollster::block_on(found).unwrap_or_else(|_| Err(client.ended()))?;
-        let (folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
+        let (_folder, files) = copies(&heads).map_err(|error| failed(error.into()))?;
         let records = open(&files).map_err(|source| {
-            let text = source.to_string().replace(&format!("{}/", folder.path().display()), &client.root);
-            let text =
-                format!("{text} (of each object the first {} bytes were read)", client.options.header_bytes);
+            let bytes = client.options.header_bytes;
+            let mut text = format!("{source} (of each object the first {bytes} bytes were read)");
+            for (file, (object, _)) in files.iter().zip(&heads) {
+                text = text.replace(&format!("{file:?}"), &format!("{:?}", client.url(object)));
+            }
             Error { url: url.to_string(), range: 0..0, kind: Kind::Format(text, Box::new(source)) }
         })?;
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
@@ -69,16 +68,23 @@ impl Objects {
     }
 }
 
-/// The store of a URL, and the path in it.
-fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path), BoxError> {
-    let url = Url::parse(url)?;
-    if let Some(store) = &options.store {
+/// The store of a URL, the path in it, and the URL without that path, which ends with `/`.
+fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path, Url), BoxError> {
+    let mut url = Url::parse(url)?;
+    let (store, path) = if let Some(store) = &options.store {
         let known = ObjectStoreScheme::parse(&url).map(|(_, path)| path);
-        return Ok((store.clone(), known.or_else(|_| Path::from_url_path(url.path()))?));
+        (store.clone(), known.or_else(|_| Path::from_url_path(url.path()))?)
+    } else {
+        let settings = options.settings.iter().map(|(key, value)| (key.to_ascii_lowercase(), value));
+        let (store, path) = parse_url_opts(&url, settings)?;
+        (store.into(), path)
+    };
+    url.set_query(None);
+    // A URL without a hierarchy, such as `store:name`, stays whole.
+    if let Ok(mut segments) = url.path_segments_mut() {
+        path.parts().fold(segments.pop_if_empty(), |segments, _| segments.pop()).push("");
     }
-    let settings = options.settings.iter().map(|(key, value)| (key.to_ascii_lowercase(), value));
-    let (store, path) = parse_url_opts(&url, settings)?;
-    Ok((store.into(), path))
+    Ok((store, path, url))
 }
 
 /// The objects with their first bytes: those with `names` below `base`, `base` itself, or all below it.

@@ -226,7 +226,8 @@ fn openings_fail_with_the_url() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// An object with such a name is found by its URL and by the name that the store lists, in memory and in files.
+/// An object with such a name is found by its URL and by the name that the store lists, in memory and in files. Its URL in
+/// errors opens it.
 #[test]
 fn names_with_special_characters() -> Result<(), BoxError> {
     let names = ["a#b", "a%23b", "c[0]", "%41", "é", "~", "*", "?", "{}", "|", "\"", "\\", "x y"];
@@ -260,11 +261,27 @@ fn names_with_special_characters() -> Result<(), BoxError> {
         };
         assert_eq!(bytes(&listed)?, wanted, "{base}");
         assert_eq!(found.iter().map(bytes).collect::<Result<Vec<_>, _>>()?.concat(), wanted, "{base}");
+        for (index, one) in (0..).zip(&found) {
+            let place = |objects: &Objects, record| {
+                let (url, offset) = objects.locator().and_then(|locator| locator(record)).ok_or("none")?;
+                assert_eq!(offset, 0);
+                Ok::<_, BoxError>(url.display().to_string())
+            };
+            let url = place(one, 0)?;
+            assert_eq!(url, place(&listed, index)?);
+            assert_eq!(bytes(&open(&url, Vec::new(), in_memory)?)?, [index as u8; 8], "{url}");
+            assert_eq!(one.name(), listed.name().replace("13 objects", "1 objects"));
+        }
     }
+    assert_eq!(open("memory:///d%20%C3%A9/%C3%A9", Vec::new(), true)?.name(), "1 objects of memory:///");
     for name in ["..", "a//b"] {
         let error = open("memory:///d/", vec![name.into()], true).err().ok_or("opened")?;
         assert!(matches!(error.kind, Kind::Open(_)), "{error:?}");
     }
+    let error =
+        Objects::open("memory:///d%20%C3%A9/", options(&store), |files| Records::open_npy(files, Cut::Rows));
+    let text = error.err().ok_or("opened")?.kind.to_string();
+    assert!(text.starts_with("\"memory:///d%20%C3%A9/%22\": "), "{text}");
     Ok(())
 }
 
