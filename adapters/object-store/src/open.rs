@@ -119,17 +119,22 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
     heads.buffered(parallel).try_collect().await
 }
 
-/// Sparse files that have the objects' sizes and first bytes.
+/// Sparse files that have the objects' sizes, names and first bytes. Each is in a folder of its own: an object's name may
+/// be that of another's folder.
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
-    let copy = |(object, head): &(Object, Bytes)| {
-        let path = folder.path().join(object.path.as_ref());
-        fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
+    let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {
+        let parent = folder.path().join(index.to_string());
+        fs::create_dir(&parent)?;
+        let name = object.path.filename().unwrap_or_default();
+        // File systems take names of up to 255 bytes.
+        let end = (name.len().saturating_sub(255)..name.len()).find_map(|at| name.get(at..));
+        let path = parent.join(end.unwrap_or("_"));
         fs::write(&path, head)?;
         File::options().write(true).open(&path)?.set_len(object.size)?;
         Ok::<_, io::Error>(path)
     };
-    let files = heads.iter().map(copy).collect::<Result<_, _>>()?;
+    let files = heads.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
     Ok((folder, files))
 }
 

@@ -285,6 +285,26 @@ fn names_with_special_characters() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Names that no folder can have: one object's as the folder of another, and too long a one.
+#[test]
+fn names_that_no_folder_can_have() -> Result<(), BoxError> {
+    let store = Arc::new(InMemory::new());
+    let long = "é".repeat(200);
+    for (index, name) in (0..).zip(["x/a", "x/a/b", &format!("x/{long}.bin")]) {
+        put(&store, name, vec![index; 8])?;
+    }
+    let open = |files: &[PathBuf]| {
+        assert!(
+            files[0].ends_with("a")
+                && files[1].ends_with("b")
+                && files[2].extension() == Some("bin".as_ref())
+        );
+        Records::open(files, 8)
+    };
+    assert_eq!(Objects::open("memory:///x/", options(&store), open)?.len(), 3);
+    Ok(())
+}
+
 /// In an asynchronous context, without threads of the loader's; on a runtime of the caller's, also after its end.
 #[test]
 fn runtimes() -> Result<(), BoxError> {
