@@ -60,7 +60,7 @@ struct Layout {
     dtype: String,
     shape: Vec<usize>,
     bytes: u64,
-    /// Bytes at the end of the file that do not fill a record.
+    /// Bytes behind the last record, which do not fill one. 0 for one of several arrays or tensors.
     bytes_left: u64,
 }
 
@@ -118,8 +118,11 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
             .collect()
     } else {
         let records = shape.open(&[path.to_path_buf()], format, "")?;
-        // Only for plain bytes; the other formats are opened completely or not at all.
-        let left = if format == Format::Raw { file_bytes - records.bytes() } else { 0 };
+        // Not from the bytes of all records: those of a sequence overlap.
+        let end = records
+            .locate(records.len() - 1)
+            .map_or(file_bytes, |last| last.offset + records.record_bytes() as u64);
+        let left = file_bytes.saturating_sub(end);
         vec![Array { tensor: None, content: Content::Records(Layout::of(&records, left)) }]
     };
     Ok(Found {

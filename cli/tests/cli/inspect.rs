@@ -35,6 +35,15 @@ fn inspect_tells_each_format() {
                 "  array       y: 6 records of f32 [3, 2], 24 B, together 144 B",
             ],
         ),
+        // A record of a sequence begins in the one before it, and none fits behind the last.
+        ("ten.bin --dtype u8 --sequence 3", &["3 records of 4 B, together 12 B\n"]),
+        ("ten.bin --dtype u8 --sequence 4", &["2 records of 5 B, together 10 B; left over: 1 byte\n"]),
+        ("ten.bin --dtype u16 --sequence 1", &["4 records of u16 [2], 4 B, together 16 B\n"]),
+        (
+            "images.npy --sequence 4",
+            &["records     1 record of f32 [5, 3, 2], 120 B, together 120 B; left over: 24 bytes\n"],
+        ),
+        ("images.npy --sequence 1", &["records     5 records of f32 [2, 3, 2], 48 B, together 240 B"]),
         ("model.pt", &["  array       none\n"]),
         ("tokens.bin", &["tokens with llm.c's header", "100 records of one u16, 2 B, together 200 B"]),
         ("data.bin", &["raw, 9.8 KiB", "10000 records of 1 B"]),

@@ -82,6 +82,7 @@ fn samples() -> TempDir {
     put("tokens.bin", [&header[..], &[0; 200]].concat());
     put("short.bin", [&header[..], &[0; 199]].concat());
     put("data.bin", (0..10_000_u32).map(|i| i.to_le_bytes()[0]).collect());
+    put("ten.bin", (0..10).collect());
     put("empty.bin", vec![]);
     put(
         "noise.json",
