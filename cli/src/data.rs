@@ -94,7 +94,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    fn cut(&self) -> Result<Cut, BoxError> {
+    pub(crate) fn cut(&self) -> Result<Cut, BoxError> {
         let Some(tokens) = self.sequence else { return Ok(Cut::Rows) };
         let tokens = usize::try_from(tokens).map_err(|_| format!("--sequence: {tokens} are too many"))?;
         Ok(Cut::sequence(tokens))
@@ -157,10 +157,14 @@ pub(crate) type Part = (String, Result<Records, Error>);
 
 /// The arrays or tensors of a file, sorted by name. Each is opened when the iterator reaches it. The file's header is
 /// checked first.
-pub(crate) fn parts(path: &Path, format: Format) -> Result<Box<dyn Iterator<Item = Part> + '_>, BoxError> {
+pub(crate) fn parts(
+    path: &Path,
+    format: Format,
+    cut: Cut,
+) -> Result<Box<dyn Iterator<Item = Part> + '_>, BoxError> {
     Ok(match format {
-        Format::Npz => Box::new(Records::open_npz_each(path, Cut::Rows)?),
-        Format::Safetensors => Box::new(Records::open_safetensors_each(path, Cut::Rows)?),
+        Format::Npz => Box::new(Records::open_npz_each(path, cut)?),
+        Format::Safetensors => Box::new(Records::open_safetensors_each(path, cut)?),
         Format::Npy | Format::LlmC | Format::Raw => Box::new(std::iter::empty()),
     })
 }

@@ -106,7 +106,7 @@ fn look(path: &Path, shape: &Shape) -> Result<Found, BoxError> {
     let file_bytes = Records::open([path], 1)?.bytes();
     let format = shape.format(path)?;
     let arrays = if format.parts().is_some() {
-        parts(path, format)?
+        parts(path, format, shape.cut()?)?
             .map(|(name, records)| Array {
                 // One tensor that is a single number does not make the others fail.
                 content: match records {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use twinbuf::mmap::{ReadMode, Reader};
+use twinbuf::mmap::{Cut, ReadMode, Reader};
 use twinbuf::observe::Settings;
 use twinbuf::{BoxError, Loader, Plan, Records, Report, Shuffle};
 
@@ -238,7 +238,7 @@ fn open(options: &Options) -> Result<(Records, String), BoxError> {
         }
         (Format::Npz | Format::Safetensors, None) => {
             let (path, part) = (files[0].display(), format.parts().unwrap_or_default());
-            let names: Vec<String> = parts(&files[0], format)?.map(|(name, _)| name).collect();
+            let names: Vec<String> = parts(&files[0], format, Cut::Rows)?.map(|(name, _)| name).collect();
             match &names[..] {
                 [only] => only.clone(),
                 [] => return Err(format!("{path}: no {part}s: wanted at least one").into()),

@@ -39,6 +39,9 @@ fn inspect_tells_each_format() {
         ("ten.bin --dtype u8 --sequence 3", &["3 records of 4 B, together 12 B\n"]),
         ("ten.bin --dtype u8 --sequence 4", &["2 records of 5 B, together 10 B; left over: 1 byte\n"]),
         ("ten.bin --dtype u16 --sequence 1", &["4 records of u16 [2], 4 B, together 16 B\n"]),
+        ("two.safetensors --sequence 2", &["x: 2 records of f32 [3, 3], 36 B, together 72 B"]),
+        ("two.safetensors --sequence 5", &["x: no records: "]),
+        ("two.npz --sequence 1", &["y: 5 records of f32 [2, 3, 2], 48 B, together 240 B"]),
         (
             "images.npy --sequence 4",
             &["records     1 record of f32 [5, 3, 2], 120 B, together 120 B; left over: 24 bytes\n"],
