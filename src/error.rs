@@ -310,7 +310,7 @@ pub enum Error {
     #[error(transparent)]
     Write(Failure),
     /// The trace could not be written. Delivered batches remain valid.
-    #[error("{}: the trace could not be written", path.display())]
+    #[error("{path:?}: the trace could not be written")]
     Trace {
         /// The trace file.
         path: PathBuf,

@@ -87,8 +87,9 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(code: i32, message: impl Into<String>) -> Self {
-        let message = CString::new(message.into().replace('\0', "\\0")).unwrap_or_default();
-        Self { code, message, path: None, offset: -1 }
+        // Paths and texts of panics may have these.
+        let message = message.into().replace('\0', "\\0").replace('\n', "\\n");
+        Self { code, message: CString::new(message).unwrap_or_default(), path: None, offset: -1 }
     }
 
     fn at(self, place: Option<(&Path, Option<u64>)>) -> Self {
@@ -130,8 +131,11 @@ impl From<Error> for Failure {
             Error::Panicked { .. } => (TWINBUF_ERROR_PANIC, None),
             _ => (TWINBUF_ERROR_OTHER, None),
         };
-        let at = if let Error::Timeout { reading: Some(it), .. } = &error { it.file.as_ref() } else { None };
-        let at = at.map(|(path, offset)| (path.as_path(), Some(*offset)));
+        let at = match &error {
+            Error::Timeout { reading: Some(it), .. } => it.file.as_ref().map(|at| (&*at.0, Some(at.1))),
+            Error::Trace { path, .. } => Some((&**path, None)),
+            _ => None,
+        };
         Self::new(code, format!("{error:?}")).at(source.and_then(mmap::Error::place).or(at))
     }
 }

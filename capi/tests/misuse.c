@@ -466,6 +466,7 @@ static void stuck_read(void) {
     REQUIRE(twinbuf_next(loader, &batch, 1) == TWINBUF_PENDING);
     FAILS(twinbuf_close(loader, 1), TWINBUF_ERROR_TIMEOUT, "wanted an end within 0.001 s");
     REQUIRE(strcmp(twinbuf_last_error()->path, path) == 0 && twinbuf_last_error()->offset == 0);
+    REQUIRE(strchr(twinbuf_last_error()->message, '\n') == NULL);
     OK(twinbuf_free(loader));
     set_stuck(0);
     wait_for(0);
@@ -509,6 +510,25 @@ static void faults_of_files(const char *folder) {
     }
 }
 
+// Paths with a newline, of a trace and of a read that does not return: the message has one line, and the path is as it was.
+static void strange_paths(const char *folder) {
+    make_file(folder, "two\nlines.bin", 640);
+    twinbuf_records *records;
+    twinbuf_loader *loader;
+    char trace[4200];
+    snprintf(trace, sizeof trace, "%s/no\nfolder/trace.json", folder);
+    setenv("TWINBUF_TRACE", trace, 1);
+    OK(open_files(path, TWINBUF_FORMAT_RAW, &records));
+    twinbuf_options options = {.size = sizeof options, .batch = 2, .environment = 1};
+    FAILS(twinbuf_load(records, &options, &loader), TWINBUF_ERROR_FILE, "the trace could not be written: ");
+    unsetenv("TWINBUF_TRACE");
+    REQUIRE(twinbuf_last_error()->path && strcmp(twinbuf_last_error()->path, trace) == 0 && twinbuf_last_error()->offset == -1);
+    REQUIRE(strchr(twinbuf_last_error()->message, '\n') == NULL);
+    OK(twinbuf_free(records));
+    stuck_read();
+    FAILS(open_files("two\nlines", TWINBUF_FORMAT_RAW, &records), TWINBUF_ERROR_FILE, "two\\nlines");
+}
+
 // Removed, or closed, before each batch in turn: all batches of a file that is open, and the error of a closed loader.
 static void ended_before_each_batch(const char *folder) {
     for (int at = 0; at <= 10; at++) {
@@ -549,5 +569,6 @@ int main(int argc, char **argv) {
     stuck_read();
     faults_of_files(argv[1]);
     ended_before_each_batch(argv[1]);
+    strange_paths(argv[1]);
     printf("misuse: %d calls, each an error with a text\n", cases);
 }
