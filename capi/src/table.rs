@@ -36,9 +36,9 @@ impl<E> Table<E> {
         look: impl FnOnce(&mut Option<E>) -> Option<T>,
     ) -> Result<T, Failure> {
         let wrong = |code, found| Failure::new(code, format!("wanted the handle of {wanted}, found {found}"));
-        let at = (id & PLACES).checked_sub(1).ok_or_else(|| wrong(TWINBUF_ERROR_NULL, "NULL"))?;
-        let entry = match self.places.get_mut(at) {
+        let entry = match (id & PLACES).checked_sub(1).and_then(|at| self.places.get_mut(at)) {
             Some((last, entry @ Some(_))) if *last == id => entry,
+            _ if id == 0 => return Err(wrong(TWINBUF_ERROR_NULL, "NULL")),
             _ => return Err(wrong(TWINBUF_ERROR_HANDLE, "one that was released or freed")),
         };
         let found = look(entry).ok_or_else(|| wrong(TWINBUF_ERROR_HANDLE, "that of something else"));

@@ -121,6 +121,8 @@ static void wrong_arguments(void) {
     // A handle of another kind, and none at all.
     FAILS(twinbuf_epochs((twinbuf_loader *)records, 0, 1), TWINBUF_ERROR_HANDLE, "a loader");
     FAILS(twinbuf_free(&options), TWINBUF_ERROR_HANDLE, "records or a loader");
+    // Nor are a lone high bit and an address of large pages NULL.
+    for (size_t bit = 21; bit < 8 * sizeof(void *); bit++) FAILS(twinbuf_free((void *)((uintptr_t)1 << bit)), TWINBUF_ERROR_HANDLE, "records or a loader");
     batch.id = (size_t)records;
     FAILS(twinbuf_release(&batch), TWINBUF_ERROR_HANDLE, "a batch");
     FAILS(twinbuf_keep(&batch), TWINBUF_ERROR_HANDLE, "a batch");
