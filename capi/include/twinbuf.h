@@ -125,7 +125,7 @@ typedef struct twinbuf_records twinbuf_records;
 typedef struct {
   // The size of this struct in the program.
   size_t size;
-  // The paths. The files in this order are the data set.
+  // The paths. The files in this order are the data set. May be NULL if `count` is 0, which is TWINBUF_ERROR_FILE.
   const char *const *paths;
   // The number of paths.
   size_t count;

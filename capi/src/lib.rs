@@ -54,7 +54,7 @@ pub const TWINBUF_FORMAT_LLM_C: u32 = 2;
 pub struct twinbuf_files {
     /// The size of this struct in the program.
     pub size: usize,
-    /// The paths. The files in this order are the data set.
+    /// The paths. The files in this order are the data set. May be NULL if `count` is 0, which is TWINBUF_ERROR_FILE.
     pub paths: *const *const c_char,
     /// The number of paths.
     pub count: usize,
@@ -390,9 +390,9 @@ pub extern "C" fn twinbuf_open(files: *const twinbuf_files, out: *mut *mut twinb
     door(|| {
         // SAFETY: the caller's pointer is NULL or valid.
         let files = unsafe { get(files, "files") }?;
-        check(files.paths, "paths")?;
         check(out, "out")?;
         let path = |at| {
+            check(files.paths, "paths")?;
             // SAFETY: `at` is less than `count`.
             let path = unsafe { *files.paths.wrapping_add(at) };
             check(path, "path")?;

@@ -95,7 +95,10 @@ static void wrong_arguments(void) {
     twinbuf_options options = {.size = sizeof options, .batch = 2};
     REQUIRE(twinbuf_last_error() == NULL);
     FAILS(twinbuf_open(NULL, &records), TWINBUF_ERROR_NULL, "files");
-    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files)}, &records), TWINBUF_ERROR_NULL, "paths");
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .count = 1}, &records), TWINBUF_ERROR_NULL, "paths");
+    // No files at all, as an empty vector gives them.
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .record_bytes = 64}, &records), TWINBUF_ERROR_FILE, "no files");
+    FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .format = TWINBUF_FORMAT_NPY}, &records), TWINBUF_ERROR_FILE, "no files");
     FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .paths = paths, .count = 2}, &records), TWINBUF_ERROR_NULL, "path");
     FAILS(twinbuf_open(&(twinbuf_files){.size = sizeof(twinbuf_files), .paths = paths}, &records), TWINBUF_ERROR_OPTION,
           "`record_bytes`: wanted at least 1, found 0");
