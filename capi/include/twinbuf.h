@@ -300,8 +300,8 @@ int32_t twinbuf_epochs(twinbuf_loader *loader,
 // others. `from` is what twinbuf_checkpoint wrote: its `bytes` and `len`.
 //
 // NULL, after free, after close, two threads: as with twinbuf_epochs; a wrong `size`: TWINBUF_ERROR_SIZE. A text that
-// is not a checkpoint of these records and this plan is TWINBUF_ERROR_CHECKPOINT, also after close; if it is one of
-// others, the epochs begun earlier are over, and twinbuf_next returns this error.
+// is not a checkpoint is TWINBUF_ERROR_CHECKPOINT, also after close. So is a checkpoint of other records or of another
+// plan, but not after close: then the epochs begun earlier are over, and twinbuf_next returns this error.
 int32_t twinbuf_resume(twinbuf_loader *loader,
                        const twinbuf_text *from,
                        uint64_t end);
