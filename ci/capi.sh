@@ -64,6 +64,14 @@ done
 c++ -std=c++17 -Wall -Wextra -Werror "${sanitizers[@]}" -ffp-contract=off capi/examples/trainer.cpp \
   $(pkg-config --cflags --libs twinbuf) -o "$out/trainer-cpp"
 echo '#include <twinbuf.h>' | c++ -Wall -Wextra -Werror -I capi/include -fsyntax-only -x c++ -
+c++ -std=c++17 -Wall -Wextra -Werror -I capi/include -fsyntax-only -x c++ - <<'CPP'
+#include <twinbuf.hpp>
+#include <type_traits>
+template <class... Owners> constexpr bool moved_and_not_copied =
+    ((std::is_nothrow_move_constructible_v<Owners> && std::is_nothrow_move_assignable_v<Owners> &&
+      !std::is_copy_constructible_v<Owners> && !std::is_copy_assignable_v<Owners>) && ...);
+static_assert(moved_and_not_copied<twinbuf::Batch, twinbuf::Records, twinbuf::Loader, twinbuf::Loader::Iterator>);
+CPP
 rm -rf "$out/files" && mkdir "$out/files"
 "$out/misuse" "$out/files"
 

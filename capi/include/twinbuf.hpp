@@ -37,7 +37,7 @@ class Batch {
   public:
     Batch() = default;
     Batch(Batch &&other) noexcept : batch(std::exchange(other.batch, make<twinbuf_batch>())) {}
-    Batch &operator=(Batch other) noexcept { return std::swap(batch, other.batch), *this; }
+    Batch &operator=(Batch &&other) noexcept { Batch got(std::move(other)); return std::swap(batch, got.batch), *this; }
     ~Batch() { release(); }
     void release() noexcept {
         if (batch.id) twinbuf_release(&batch);
@@ -60,7 +60,7 @@ template <class Handle> class Owner {
 
   public:
     Owner(Owner &&other) noexcept : handle(std::exchange(other.handle, nullptr)) {}
-    Owner &operator=(Owner other) noexcept { return std::swap(handle, other.handle), *this; }
+    Owner &operator=(Owner &&other) noexcept { Owner got(std::move(other)); return std::swap(handle, got.handle), *this; }
     ~Owner() { twinbuf_free(handle); }
     Handle *get() const { return handle; }  // for the functions of twinbuf.h
 };
