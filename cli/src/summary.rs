@@ -36,7 +36,7 @@ pub(crate) struct Row {
     pub(crate) busy_s: f64,
     pub(crate) waiting_s: f64,
     pub(crate) spans: u64,
-    /// Whether its waits are the gaps between batches; otherwise it has spans of waits.
+    /// Whether its waits are the gaps between batches; otherwise it has spans of waits, or its caller did the work.
     pub(crate) waits_for_slots: bool,
 }
 
@@ -79,13 +79,16 @@ impl Summary {
             tracks: timeline
                 .tracks
                 .iter()
-                .map(|track| Row {
-                    process: process(track.process),
-                    track: track.name.clone(),
-                    busy_s: track.busy() / SECOND,
-                    waiting_s: track.waiting() / SECOND,
-                    spans: track.spans.len() as u64,
-                    waits_for_slots: track.waits().next().is_none(),
+                .map(|track| {
+                    let of_caller = timeline.is_of_caller(track);
+                    Row {
+                        process: process(track.process),
+                        track: track.name.clone(),
+                        busy_s: track.busy() / SECOND,
+                        waiting_s: if of_caller { 0.0 } else { track.waiting() / SECOND },
+                        spans: track.spans.len() as u64,
+                        waits_for_slots: !of_caller && track.waits().next().is_none(),
+                    }
                 })
                 .collect(),
             waited_for: timeline

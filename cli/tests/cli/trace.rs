@@ -214,6 +214,24 @@ fn a_trace_by_the_loader_is_read_back() {
     assert_eq!(tracks[1]["spans"], 800);
 }
 
+/// Without overlap the caller reads: no thread waits for a slot.
+#[test]
+fn a_caller_that_reads_waits_for_no_slot() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("trace.json");
+    let plan = Plan::builder(400).batch(4).build().unwrap();
+    let loader = Loader::builder(Nothing, plan).overlap(false).trace(Trace::new(&path));
+    let mut loader = loader.build().unwrap();
+    for epoch in [0, 1, 0] {
+        assert_eq!(loader.epoch(epoch).count(), 100);
+    }
+    loader.close().unwrap();
+    let read = &json(folder.path(), "trace trace.json --json")["tracks"][1];
+    assert_eq!((&read["track"], &read["waiting_s"]), (&"read".into(), &0.0.into()));
+    let found = text(folder.path(), "trace trace.json");
+    assert!(found.contains("for `disk_load` of the batch") && !found.contains("slot"), "{found}");
+}
+
 /// A loader that iterates over another one pauses, and a pause splits the use of a batch. An epoch may be left early,
 /// and a validation repeats its epoch.
 #[test]
