@@ -405,7 +405,9 @@ static void after_the_end(void) {
 
 static void *next(void *loader) {
     twinbuf_batch batch = {.size = sizeof batch};
-    int code = twinbuf_next(loader, &batch, UINT64_MAX);
+    int code;
+    // Again while the other thread is inside.
+    while ((code = twinbuf_next(loader, &batch, UINT64_MAX)) == TWINBUF_ERROR_BUSY) sched_yield();
     return (void *)(intptr_t)(code == TWINBUF_OK ? twinbuf_release(&batch) : code);
 }
 
