@@ -45,11 +45,26 @@ impl Clock {
     }
 }
 
+/// A step of an agent.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) agent: Agent,
+    pub(super) number: u64,
+    /// What it is ordered after, and itself.
+    pub(super) clock: Arc<Clock>,
+}
+
+impl Step {
+    /// Whether it is ordered after another step, or is the same.
+    fn follows(&self, other: &Self) -> bool {
+        self.clock.knows(other.agent, other.number)
+    }
+}
+
 /// A read or write of the bytes `from..to` of one allocation.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
-    pub(super) agent: Agent,
-    pub(super) step: u64,
+    pub(super) at: Step,
     pub(super) from: u64,
     pub(super) to: u64,
     pub(super) write: bool,
@@ -62,10 +77,11 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Whether an access with this clock races with this earlier one.
-    fn races(&self, (from, to): (u64, u64), write: bool, clock: &Clock) -> bool {
+    /// Whether an access at a step races with this one. A host function runs after calls that enqueued work behind it, so
+    /// either of the two may be ordered first.
+    fn races(&self, (from, to): (u64, u64), write: bool, at: &Step) -> bool {
         let overlap = self.from < to && from < self.to;
-        overlap && (self.write || write) && !clock.knows(self.agent, self.step)
+        overlap && (self.write || write) && !at.follows(&self.at) && !self.at.follows(at)
     }
 }
 
@@ -74,27 +90,26 @@ impl Access {
 pub(super) struct History(Vec<Access>);
 
 impl History {
-    /// Adds an access made with this clock, and returns the earlier ones that it races with.
-    pub(super) fn add(&mut self, new: Access, clock: &Clock) -> Vec<Access> {
+    /// Adds an access, and returns the earlier ones that it races with.
+    pub(super) fn add(&mut self, new: Access) -> Vec<Access> {
         let mut races = Vec::new();
         self.0.retain(|old| {
-            if old.races((new.from, new.to), new.write, clock) {
+            if old.races((new.from, new.to), new.write, &new.at) {
                 races.push(old.clone());
             }
             // An agent that is ordered after `new` is ordered after everything before `new`. So an earlier access can
             // be dropped if it is ordered before `new`, is inside its range, and conflicts with nothing that `new` does
             // not conflict with.
             let covered = new.from <= old.from && old.to <= new.to;
-            !(clock.knows(old.agent, old.step) && covered && (new.write || !old.write))
+            !(new.at.follows(&old.at) && covered && (new.write || !old.write))
         });
         self.0.push(new);
         races
     }
 
-    /// The accesses that race with a read or `write` of this byte by an agent with this clock. Each is returned only once.
-    pub(super) fn touch(&mut self, byte: u64, write: bool, clock: &Clock) -> Vec<Access> {
-        let racing =
-            self.0.iter_mut().filter(|old| !old.reported && old.races((byte, byte + 1), write, clock));
+    /// The accesses that race with a read or `write` of this byte at a step. Each is returned only once.
+    pub(super) fn touch(&mut self, byte: u64, write: bool, at: &Step) -> Vec<Access> {
+        let racing = self.0.iter_mut().filter(|old| !old.reported && old.races((byte, byte + 1), write, at));
         racing
             .map(|old| {
                 old.reported = true;
@@ -107,7 +122,7 @@ impl History {
     /// that were not reported. Where these only read, the program may read too. Where one writes, the program may do nothing.
     pub(super) fn closed(&self, known: &Clock) -> Vec<Closed> {
         let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
-        let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.agent, old.step));
+        let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.at.agent, old.at.number));
         let unknown: Vec<_> = unknown.map(pages).collect();
         let mut cuts: Vec<u64> = unknown.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
         cuts.sort_unstable();
@@ -125,14 +140,21 @@ impl History {
 mod tests {
     use super::*;
 
-    fn access(agent: Agent, step: u64, (from, to): (u64, u64), write: bool) -> Access {
-        let stack = Arc::new(Stack::none());
-        Access { agent, step, from, to, write, what: "test", stack, reported: false }
+    /// The next step of an agent with this clock.
+    fn step(agent: Agent, clock: &mut Clock) -> Step {
+        let number = clock.tick(agent);
+        Step { agent, number, clock: Arc::new(clock.clone()) }
+    }
+
+    /// An access at the next step of an agent.
+    fn access(agent: Agent, clock: &mut Clock, (from, to): (u64, u64), write: bool) -> Access {
+        let (at, stack) = (step(agent, clock), Arc::new(Stack::none()));
+        Access { at, from, to, write, what: "test", stack, reported: false }
     }
 
     /// What tells the accesses of these tests apart: agent, step, and whether it is a write.
     fn steps(accesses: &[Access]) -> Vec<(Agent, u64, bool)> {
-        accesses.iter().map(|access| (access.agent, access.step, access.write)).collect()
+        accesses.iter().map(|access| (access.at.agent, access.at.number, access.write)).collect()
     }
 
     #[test]
@@ -152,14 +174,12 @@ mod tests {
         {
             let mut history = History::default();
             let mut one = Clock::default();
-            let step = one.tick(1);
-            assert!(history.add(access(1, step, first, first_writes), &one).is_empty());
+            assert!(history.add(access(1, &mut one, first, first_writes)).is_empty());
             let mut two = Clock::default();
             if known {
                 two.join(&one);
             }
-            let step = two.tick(2);
-            let races = history.add(access(2, step, second, second_writes), &two);
+            let races = history.add(access(2, &mut two, second, second_writes));
             assert_eq!(!races.is_empty(), race, "row {number}");
         }
     }
@@ -168,13 +188,11 @@ mod tests {
     fn knowledge_passes_through_a_third_agent() {
         let (mut one, mut two, mut three) = (Clock::default(), Clock::default(), Clock::default());
         let mut history = History::default();
-        let step = one.tick(1);
-        history.add(access(1, step, (0, 8), true), &one);
+        history.add(access(1, &mut one, (0, 8), true));
         two.join(&one);
         two.tick(2);
         three.join(&two);
-        let step = three.tick(3);
-        assert!(history.add(access(3, step, (0, 8), true), &three).is_empty());
+        assert!(history.add(access(3, &mut three, (0, 8), true)).is_empty());
     }
 
     #[test]
@@ -183,22 +201,30 @@ mod tests {
         let mut history = History::default();
         let mut last = None;
         for _ in 0..1000 {
-            let step = one.tick(1);
-            let write = access(1, step, (0, 8), true);
-            assert!(history.add(write.clone(), &one).is_empty());
+            let write = access(1, &mut one, (0, 8), true);
+            assert!(history.add(write.clone()).is_empty());
             two.join(&one);
-            let step = two.tick(2);
-            let read = access(2, step, (0, 8), false);
-            assert!(history.add(read.clone(), &two).is_empty());
+            let read = access(2, &mut two, (0, 8), false);
+            assert!(history.add(read.clone()).is_empty());
             last = Some((read, write));
             one.join(&two);
         }
         assert!(history.0.len() <= 2, "{} kept", history.0.len());
         let (read, write) = last.unwrap();
         let mut stranger = Clock::default();
-        let step = stranger.tick(3);
-        let races = history.add(access(3, step, (2, 3), true), &stranger);
+        let races = history.add(access(3, &mut stranger, (2, 3), true));
         assert_eq!(steps(&races), steps(&[write, read]));
+    }
+
+    #[test]
+    fn a_host_function_does_not_race_with_what_was_enqueued_behind_it() {
+        let (mut one, mut two) = (Clock::default(), Clock::default());
+        let mut history = History::default();
+        let function = step(1, &mut one);
+        history.add(access(1, &mut one, (0, 8), false));
+        assert!(history.touch(0, true, &function).is_empty());
+        history.add(access(2, &mut two, (0, 8), false));
+        assert_eq!(steps(&history.touch(0, true, &function)), [(2, 1, false)]);
     }
 
     #[test]
@@ -206,8 +232,7 @@ mod tests {
         let (mut stream, mut host) = (Clock::default(), Clock::default());
         let mut history = History::default();
         for (range, write) in [((0, 10), false), ((2 * PAGE, 3 * PAGE + 1), true), ((5000, 9000), false)] {
-            let step = stream.tick(1);
-            history.add(access(1, step, range, write), &stream);
+            history.add(access(1, &mut stream, range, write));
         }
         let (read, nothing) = (sys::PROT_READ, sys::PROT_NONE);
         let closed = [
@@ -218,9 +243,10 @@ mod tests {
         ];
         assert_eq!(history.closed(&host), closed);
         // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
-        assert!(history.touch(10, true, &host).is_empty() && history.touch(9, false, &host).is_empty());
-        assert_eq!(steps(&history.touch(9, true, &host)), [(1, 1, false)]);
-        assert!(history.touch(9, true, &host).is_empty());
+        let at = step(2, &mut host);
+        assert!(history.touch(10, true, &at).is_empty() && history.touch(9, false, &at).is_empty());
+        assert_eq!(steps(&history.touch(9, true, &at)), [(1, 1, false)]);
+        assert!(history.touch(9, true, &at).is_empty());
         assert_eq!(history.closed(&host), closed[1..]);
         host.join(&stream);
         assert_eq!(history.closed(&host), []);

@@ -12,7 +12,7 @@ use self::memory::{Allocation, clear};
 use self::streams::{Event, Stream};
 use self::work::{Function, Work};
 use super::capture::Captures;
-use super::clock::{Agent, Clock};
+use super::clock::{Agent, Clock, Step};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
 use super::failures::Failures;
 use super::guard::Verdict;
@@ -42,16 +42,18 @@ const FIRST_HANDLE: u64 = 0x5_0000;
 /// lack: dereferencing one on the host faults.
 const FIRST_DEVICE_ADDRESS: u64 = 0xDE00_0000_0000_0000;
 
-/// The agent of an access, its step, and its clock.
+/// The step of an access.
 pub(super) struct Actor {
-    agent: Agent,
-    step: u64,
-    clock: Clock,
+    at: Step,
     /// The stack of the call that makes the access. Taken at the first request.
     stack: OnceCell<Arc<Stack>>,
 }
 
 impl Actor {
+    fn new(at: Step) -> Self {
+        Self { at, stack: OnceCell::new() }
+    }
+
     fn stack(&self) -> Arc<Stack> {
         self.stack.get_or_init(|| Arc::new(Stack::here())).clone()
     }
@@ -168,8 +170,8 @@ thread_local! {
     static OWN_CALLS: RefCell<(u64, BTreeMap<&'static str, u64>)> = const { RefCell::new((0, BTreeMap::new())) };
     /// Whether this thread is in a call of the driver, where it may hold the lock.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
-    /// In a worker that runs a host function: its stream's agent, step and clock.
-    static IN_FUNCTION: RefCell<Option<(Agent, u64, Clock)>> = const { RefCell::new(None) };
+    /// In a worker that runs a host function: the function's step.
+    static IN_FUNCTION: RefCell<Option<Step>> = const { RefCell::new(None) };
 }
 
 /// Takes the lock.
@@ -224,9 +226,9 @@ pub(super) fn in_function() -> bool {
     IN_FUNCTION.with_borrow(Option::is_some)
 }
 
-/// Runs a host function as its stream.
-pub(super) fn run_function(agent: Agent, step: u64, clock: Clock, function: impl FnOnce()) {
-    IN_FUNCTION.set(Some((agent, step, clock)));
+/// Runs a host function as this step of its stream.
+pub(super) fn run_function(at: Step, function: impl FnOnce()) {
+    IN_FUNCTION.set(Some(at));
     function();
     IN_FUNCTION.set(None);
 }

@@ -53,6 +53,7 @@ fn every_removed_edge_is_found_in_every_seed() {
 const MEMSET: &str = "device memory +0x0..+0x1000: memset";
 const SOURCE_WRITTEN: &str =
     "page-locked memory +0xfff..+0x1000: host write (write, the host) is not ordered after h2d (read";
+const SLOT_FILLED: &str = "page-locked memory +0x0..+0x1: host write (write, stream";
 const SLOT_READ: &str =
     "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write";
 const MANAGED_READ: &str =
@@ -63,7 +64,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 33] = [
+    let table: [Case; 35] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
@@ -77,6 +78,8 @@ fn edges_of_every_kind() {
             |sim| host_function(sim, false),
             "page-locked memory",
         ),
+        ("a host function fills a slot for a copy behind it", |sim| function_fills(sim, true), ""),
+        ("a host function fills a slot for a copy beside it", |sim| function_fills(sim, false), SLOT_FILLED),
         (
             "host memory read before the copy is done",
             |_| read_back(false),
@@ -245,6 +248,23 @@ fn host_function(_: Control, hands_over: bool) {
     }
     slot.fill(1);
     stream.synchronize().unwrap();
+}
+
+/// A host function fills a slot. A copy of the slot is enqueued behind it, or on a stream of its own.
+fn function_fills(sim: Control, behind: bool) {
+    unsafe extern "C" fn fill(slot: *mut c_void) {
+        // SAFETY: the slot outlives the stream's work.
+        unsafe { slot.cast::<u8>().write_bytes(1, BYTES) };
+    }
+    let (context, [one, two]) = streams();
+    let (memory, slot) = (device(&one, BYTES).unwrap(), Pinned::new(BYTES).unwrap());
+    two.join(&one).unwrap();
+    let held = sim.hold(0); // the function runs once the copy is enqueued
+    // SAFETY: as the function says.
+    unsafe { result::stream::launch_host_function(one.cu_stream(), fill, slot.pointer) }.unwrap();
+    slot.upload(address(&memory), if behind { &one } else { &two }).unwrap();
+    drop(held);
+    context.synchronize().unwrap();
 }
 
 fn read_back(wait: bool) {

@@ -1,9 +1,9 @@
 //! The vector clock of the host, or of each host thread.
 
-use std::cell::OnceCell;
+use std::sync::Arc;
 
 use super::{Actor, HOST, IN_FUNCTION, OWN_AGENT, State};
-use crate::driver::clock::{Agent, Clock};
+use crate::driver::clock::{Agent, Clock, Step};
 
 impl State {
     fn agent(&mut self) -> Agent {
@@ -33,24 +33,24 @@ impl State {
 
     /// This thread's next step; inside a host function, its stream's step.
     pub(super) fn host_step(&mut self) -> Actor {
-        if let Some((agent, step, clock)) = IN_FUNCTION.with_borrow(Clone::clone) {
-            return Actor { agent, step, clock, stack: OnceCell::new() };
+        if let Some(at) = IN_FUNCTION.with_borrow(Clone::clone) {
+            return Actor::new(at);
         }
         let agent = self.agent();
         let known = self.known();
-        Actor { step: known.tick(agent), clock: known.clone(), agent, stack: OnceCell::new() }
+        Actor::new(Step { agent, number: known.tick(agent), clock: Arc::new(known.clone()) })
     }
 
     pub(in crate::driver) fn release(&mut self, token: u64) {
-        let Actor { clock, .. } = self.host_step();
-        self.tokens.entry(token).or_default().join(&clock);
+        let at = self.host_step().at;
+        self.tokens.entry(token).or_default().join(&at.clock);
     }
 
     pub(in crate::driver) fn acquire(&mut self, token: u64) {
         let clock = self.tokens.get(&token).cloned().unwrap_or_default();
         let inside = IN_FUNCTION.with_borrow_mut(|inside| {
-            if let Some((_, _, known)) = inside {
-                known.join(&clock);
+            if let Some(at) = inside {
+                Arc::make_mut(&mut at.clock).join(&clock);
             }
             inside.is_some()
         });

@@ -154,7 +154,7 @@ impl State {
             self.report(sentence, vec![(what, actor.stack())]);
             return Verdict::Opened;
         }
-        let races = allocation.history.touch(offset, write, &actor.clock);
+        let races = allocation.history.touch(offset, write, &actor.at);
         if races.is_empty() {
             if let Some(mapping) = self.mapping(base) {
                 mapping.open_once(offset);
@@ -162,8 +162,7 @@ impl State {
             return Verdict::Step;
         }
         let new = Access {
-            agent: actor.agent,
-            step: actor.step,
+            at: actor.at.clone(),
             from: offset,
             to: offset + 1,
             write,
@@ -245,9 +244,9 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let (base, seen) = (allocation.base, allocation.mapping.is_some());
-        let (agent, step, stack) = (actor.agent, actor.step, actor.stack());
-        let new = Access { agent, step, from, to, write, what, stack, reported: false };
-        let races = allocation.history.add(new.clone(), &actor.clock);
+        let (at, stack) = (actor.at.clone(), actor.stack());
+        let new = Access { at, from, to, write, what, stack, reported: false };
+        let races = allocation.history.add(new.clone());
         allocation.raced |= !races.is_empty();
         self.report_races(space, &new, &races);
         if seen {
@@ -257,7 +256,7 @@ impl State {
     }
 
     fn who(&self, access: &Access) -> String {
-        let agent = match access.agent {
+        let agent = match access.at.agent {
             HOST => "the host".to_owned(),
             id if LEGACY.contains(&id) => "the legacy default stream".to_owned(),
             id if access.what.starts_with("host") && !self.streams.contains_key(&id) => {

@@ -1,6 +1,5 @@
 //! Streams, their queues and events.
 
-use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +7,7 @@ use std::time::Instant;
 use super::work::{HostFunction, Mark, Work};
 use super::{Actor, LEGACY, OWN_STREAM, State, changed, worker};
 use crate::driver::capture::{Captured, Id};
-use crate::driver::clock::Clock;
+use crate::driver::clock::{Clock, Step};
 use crate::driver::codes::{
     CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY,
 };
@@ -155,7 +154,7 @@ impl State {
         let known = self.known().clone();
         let clock = &mut self.at(stream).clock;
         clock.join(&known);
-        Actor { step: clock.tick(stream), clock: clock.clone(), agent: stream, stack: OnceCell::new() }
+        Actor::new(Step { agent: stream, number: clock.tick(stream), clock: Arc::new(clock.clone()) })
     }
 
     pub(in crate::driver) fn push(&mut self, stream: u64, work: Work) {
@@ -170,8 +169,7 @@ impl State {
         function: HostFunction,
         argument: usize,
     ) -> Work {
-        let Actor { step, clock, .. } = self.step(stream);
-        Work::Host { function, argument, step, clock }
+        Work::Host { function, argument, at: self.step(stream).at }
     }
 
     /// Enqueues a mark at a stream's end. The mark is not a step.

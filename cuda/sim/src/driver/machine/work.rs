@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::{Core, wait};
-use crate::driver::clock::Clock;
+use crate::driver::clock::{Clock, Step};
 use crate::driver::codes::{CONTEXT_IS_DESTROYED, Code, SUCCESS};
 use crate::driver::ptx::Parameter;
 
@@ -63,8 +63,7 @@ pub(in crate::driver) enum Work {
     Host {
         function: HostFunction,
         argument: usize,
-        step: u64,
-        clock: Clock,
+        at: Step,
     },
     Free(u64),
     Record(Arc<Mark>),

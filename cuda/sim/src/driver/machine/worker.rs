@@ -10,7 +10,6 @@ use crate::{FNV_PRIME, FNV_START};
 
 /// A stream's thread.
 struct Worker {
-    stream: u64,
     run: u64,
     /// State of xorshift64, <https://www.jstatsoft.org/article/view/v008i14>.
     random: u64,
@@ -19,7 +18,7 @@ struct Worker {
 /// The body of a stream's thread. It ends when the stream is destroyed and empty, or when the run ends.
 pub(super) fn run(stream: u64, run: u64, seed: u64) {
     let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut worker = Worker { stream, run, random };
+    let mut worker = Worker { run, random };
     let mut core = lock();
     // The legacy stream has the same key in all runs, so compare the run first.
     while core.run == run {
@@ -61,14 +60,11 @@ impl Worker {
                 }
                 core
             }
-            Work::Host { function, argument, step, clock } => {
-                let stream = self.stream;
-                self.operate(core, "host", 1, |core, _, _| {
-                    drop(core);
-                    run_function(stream, step, clock.clone(), || call(function, argument));
-                    (lock(), SUCCESS)
-                })
-            }
+            Work::Host { function, argument, at } => self.operate(core, "host", 1, |core, _, _| {
+                drop(core);
+                run_function(at.clone(), || call(function, argument));
+                (lock(), SUCCESS)
+            }),
             Work::Upload { to, from } => self.upload(core, to, &from),
             Work::Download { to, from, bytes } => self.operate(core, "d2h", bytes, |mut core, at, bytes| {
                 let code = core.bytes(from + at as u64, bytes).map_or(ILLEGAL_ADDRESS, |data| {
