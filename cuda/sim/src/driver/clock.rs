@@ -90,9 +90,14 @@ impl Access {
 pub(super) struct History(Vec<Access>);
 
 impl History {
-    /// Adds an access, and returns the earlier ones that it races with.
-    pub(super) fn add(&mut self, new: Access) -> Vec<Access> {
+    /// Adds an access, and returns the earlier ones that it races with. `pending` are the host functions whose accesses may
+    /// still come.
+    pub(super) fn add(&mut self, new: Access, pending: &[Step]) -> Vec<Access> {
         let mut races = Vec::new();
+        // A function may be ordered before `new`, and still race with an earlier access.
+        let between = |old: &Access, function: &Step| {
+            new.at.follows(function) && !old.at.follows(function) && !function.follows(&old.at)
+        };
         self.0.retain(|old| {
             if old.races((new.from, new.to), new.write, &new.at) {
                 races.push(old.clone());
@@ -101,7 +106,8 @@ impl History {
             // be dropped if it is ordered before `new`, is inside its range, and conflicts with nothing that `new` does
             // not conflict with.
             let covered = new.from <= old.from && old.to <= new.to;
-            !(new.at.follows(&old.at) && covered && (new.write || !old.write))
+            let useless = new.at.follows(&old.at) && covered && (new.write || !old.write);
+            !useless || pending.iter().any(|function| between(old, function))
         });
         self.0.push(new);
         races
@@ -118,11 +124,14 @@ impl History {
             .collect()
     }
 
-    /// The pages to close to a program with the clock `known`: those with accesses that `known` does not contain and
-    /// that were not reported. Where these only read, the program may read too. Where one writes, the program may do nothing.
-    pub(super) fn closed(&self, known: &Clock) -> Vec<Closed> {
+    /// The pages to close to a program in which agents with these clocks run: those with accesses that one of the clocks does
+    /// not contain and that were not reported. Where these only read, the program may read too. Where one writes, the program
+    /// may do nothing.
+    pub(super) fn closed(&self, clocks: &[&Clock]) -> Vec<Closed> {
         let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
-        let unknown = self.0.iter().filter(|old| !old.reported && !known.knows(old.at.agent, old.at.number));
+        let known =
+            |Step { agent, number, .. }: &Step| clocks.iter().all(|clock| clock.knows(*agent, *number));
+        let unknown = self.0.iter().filter(|old| !old.reported && !known(&old.at));
         let unknown: Vec<_> = unknown.map(pages).collect();
         let mut cuts: Vec<u64> = unknown.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
         cuts.sort_unstable();
@@ -174,12 +183,12 @@ mod tests {
         {
             let mut history = History::default();
             let mut one = Clock::default();
-            assert!(history.add(access(1, &mut one, first, first_writes)).is_empty());
+            assert!(history.add(access(1, &mut one, first, first_writes), &[]).is_empty());
             let mut two = Clock::default();
             if known {
                 two.join(&one);
             }
-            let races = history.add(access(2, &mut two, second, second_writes));
+            let races = history.add(access(2, &mut two, second, second_writes), &[]);
             assert_eq!(!races.is_empty(), race, "row {number}");
         }
     }
@@ -188,11 +197,11 @@ mod tests {
     fn knowledge_passes_through_a_third_agent() {
         let (mut one, mut two, mut three) = (Clock::default(), Clock::default(), Clock::default());
         let mut history = History::default();
-        history.add(access(1, &mut one, (0, 8), true));
+        history.add(access(1, &mut one, (0, 8), true), &[]);
         two.join(&one);
         two.tick(2);
         three.join(&two);
-        assert!(history.add(access(3, &mut three, (0, 8), true)).is_empty());
+        assert!(history.add(access(3, &mut three, (0, 8), true), &[]).is_empty());
     }
 
     #[test]
@@ -202,17 +211,17 @@ mod tests {
         let mut last = None;
         for _ in 0..1000 {
             let write = access(1, &mut one, (0, 8), true);
-            assert!(history.add(write.clone()).is_empty());
+            assert!(history.add(write.clone(), &[]).is_empty());
             two.join(&one);
             let read = access(2, &mut two, (0, 8), false);
-            assert!(history.add(read.clone()).is_empty());
+            assert!(history.add(read.clone(), &[]).is_empty());
             last = Some((read, write));
             one.join(&two);
         }
         assert!(history.0.len() <= 2, "{} kept", history.0.len());
         let (read, write) = last.unwrap();
         let mut stranger = Clock::default();
-        let races = history.add(access(3, &mut stranger, (2, 3), true));
+        let races = history.add(access(3, &mut stranger, (2, 3), true), &[]);
         assert_eq!(steps(&races), steps(&[write, read]));
     }
 
@@ -221,10 +230,26 @@ mod tests {
         let (mut one, mut two) = (Clock::default(), Clock::default());
         let mut history = History::default();
         let function = step(1, &mut one);
-        history.add(access(1, &mut one, (0, 8), false));
+        history.add(access(1, &mut one, (0, 8), false), &[]);
         assert!(history.touch(0, true, &function).is_empty());
-        history.add(access(2, &mut two, (0, 8), false));
+        history.add(access(2, &mut two, (0, 8), false), &[]);
         assert_eq!(steps(&history.touch(0, true, &function)), [(2, 1, false)]);
+    }
+
+    #[test]
+    fn an_access_that_a_host_function_may_race_with_is_kept_until_the_function_has_ended() {
+        for pending in [true, false] {
+            let (mut one, mut two) = (Clock::default(), Clock::default());
+            let mut history = History::default();
+            let function = step(1, &mut one);
+            history.add(access(2, &mut two, (0, 8), true), &[]);
+            // The second copy is ordered after both.
+            two.join(&one);
+            let functions = [function.clone()];
+            history.add(access(2, &mut two, (0, 8), true), &functions[..usize::from(pending)]);
+            let found = history.touch(0, true, &function);
+            assert_eq!(steps(&found), [(2, 1, true)][..usize::from(pending)]);
+        }
     }
 
     #[test]
@@ -232,7 +257,7 @@ mod tests {
         let (mut stream, mut host) = (Clock::default(), Clock::default());
         let mut history = History::default();
         for (range, write) in [((0, 10), false), ((2 * PAGE, 3 * PAGE + 1), true), ((5000, 9000), false)] {
-            history.add(access(1, &mut stream, range, write));
+            history.add(access(1, &mut stream, range, write), &[]);
         }
         let (read, nothing) = (sys::PROT_READ, sys::PROT_NONE);
         let closed = [
@@ -241,14 +266,14 @@ mod tests {
             (2 * PAGE, 3 * PAGE, nothing),
             (3 * PAGE, 4 * PAGE, nothing),
         ];
-        assert_eq!(history.closed(&host), closed);
+        assert_eq!(history.closed(&[&host]), closed);
         // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
         let at = step(2, &mut host);
         assert!(history.touch(10, true, &at).is_empty() && history.touch(9, false, &at).is_empty());
         assert_eq!(steps(&history.touch(9, true, &at)), [(1, 1, false)]);
         assert!(history.touch(9, true, &at).is_empty());
-        assert_eq!(history.closed(&host), closed[1..]);
+        assert_eq!(history.closed(&[&host]), closed[1..]);
         host.join(&stream);
-        assert_eq!(history.closed(&host), []);
+        assert_eq!(history.closed(&[&host]), []);
     }
 }

@@ -79,6 +79,11 @@ pub(super) struct State {
     pub(super) device: BTreeMap<u64, Allocation>,
     /// The allocations, of `host` and `device`, that are not freed and have pages closed to the program.
     closed: BTreeSet<u64>,
+    /// All allocations that are not freed and that the program sees.
+    seen: BTreeSet<u64>,
+    /// The steps of the host functions that have not ended, and of those that run.
+    pending: Vec<Step>,
+    running: Vec<Step>,
     hosts: BTreeMap<Agent, Clock>,
     tokens: BTreeMap<u64, Clock>,
     /// The digest of each simulated kernel; `None` inside until it has run.
@@ -137,6 +142,9 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         host: BTreeMap::new(),
         device: BTreeMap::new(),
         closed: BTreeSet::new(),
+        seen: BTreeSet::new(),
+        pending: Vec::new(),
+        running: Vec::new(),
         hosts: BTreeMap::new(),
         tokens: BTreeMap::new(),
         kernels: BTreeMap::new(),
@@ -256,6 +264,9 @@ pub(super) fn start(options: RawOptions) {
     core.streams.clear();
     core.events.clear();
     core.closed.clear();
+    core.seen.clear();
+    core.pending.clear();
+    core.running.clear();
     core.hosts.clear();
     core.tokens.clear();
     core.kernels.clear();

@@ -64,7 +64,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 35] = [
+    let table: [Case; 37] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
@@ -80,6 +80,8 @@ fn edges_of_every_kind() {
         ),
         ("a host function fills a slot for a copy behind it", |sim| function_fills(sim, true), ""),
         ("a host function fills a slot for a copy beside it", |sim| function_fills(sim, false), SLOT_FILLED),
+        ("a host function fills a slot after a wait for its copy", |_| late_function(true), ""),
+        ("a host function that the wait says nothing of", |_| late_function(false), SLOT_FILLED),
         (
             "host memory read before the copy is done",
             |_| read_back(false),
@@ -264,6 +266,39 @@ fn function_fills(sim: Control, behind: bool) {
     unsafe { result::stream::launch_host_function(one.cu_stream(), fill, slot.pointer) }.unwrap();
     slot.upload(address(&memory), if behind { &one } else { &two }).unwrap();
     drop(held);
+    context.synchronize().unwrap();
+}
+
+/// A host function fills a slot once the host has waited for the slot's copy, on a stream that waits for the copy or not.
+fn late_function(waits: bool) {
+    struct Job {
+        slot: *mut u8,
+        go: mpsc::Receiver<()>,
+    }
+    unsafe extern "C" fn fill(job: *mut c_void) {
+        // SAFETY: a `Job` given away by its owner.
+        let job = unsafe { Box::from_raw(job.cast::<Job>()) };
+        job.go.recv().unwrap();
+        // SAFETY: the slot outlives the stream's work.
+        unsafe { job.slot.write_bytes(1, BYTES) };
+    }
+    let (context, [one, two]) = streams();
+    let (memory, slot) = (device(&one, BYTES).unwrap(), Pinned::new(BYTES).unwrap());
+    let (go, wait) = mpsc::channel();
+    let job = Box::into_raw(Box::new(Job { slot: slot.pointer.cast(), go: wait }));
+    // SAFETY: `fill` takes the job, once.
+    let launch =
+        || unsafe { result::stream::launch_host_function(two.cu_stream(), fill, job.cast()) }.unwrap();
+    if !waits {
+        launch();
+    }
+    slot.upload(address(&memory), &one).unwrap();
+    if waits {
+        two.join(&one).unwrap();
+        launch();
+    }
+    one.synchronize().unwrap();
+    go.send(()).unwrap();
     context.synchronize().unwrap();
 }
 

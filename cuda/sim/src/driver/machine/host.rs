@@ -41,6 +41,22 @@ impl State {
         Actor::new(Step { agent, number: known.tick(agent), clock: Arc::new(known.clone()) })
     }
 
+    /// A host function begins: pages are closed to it that are open to the host.
+    pub(super) fn begin_function(&mut self, at: Step) {
+        self.running.push(at);
+        for base in self.seen.clone() {
+            self.guard(Some(base));
+        }
+    }
+
+    /// A host function has ended, or will not run.
+    pub(super) fn end_function(&mut self, at: &Step) {
+        let other = |step: &Step| (step.agent, step.number) != (at.agent, at.number);
+        self.pending.retain(other);
+        self.running.retain(other);
+        self.guard(None);
+    }
+
     pub(in crate::driver) fn release(&mut self, token: u64) {
         let at = self.host_step().at;
         self.tokens.entry(token).or_default().join(&at.clock);

@@ -109,19 +109,21 @@ impl State {
         self.host.get(&base).or_else(|| self.device.get(&base))?.mapping.as_ref()
     }
 
-    /// Closes and opens the pages of memory that the program sees: of one allocation, or of all after the host has learnt something.
+    /// Closes and opens the pages of memory that the program sees: of one allocation, or of all that have closed ones after
+    /// the host has learnt something. A page is as closed as the host and all host functions that run need it.
     pub(in crate::driver) fn guard(&mut self, base: Option<u64>) {
         // Each host thread has its own clock: a page stays closed, and opens for each access of a thread that may use it.
         let apart = self.options.host_threads_apart != 0;
         let nothing = Clock::default();
-        let known = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
+        let host = self.hosts.get(&HOST).filter(|_| !apart).unwrap_or(&nothing);
+        let clocks: Vec<&Clock> = self.running.iter().map(|at| &*at.clock).chain([host]).collect();
         let bases: Vec<u64> = base.map_or_else(|| self.closed.iter().copied().collect(), |base| vec![base]);
         for base in bases {
             let allocation = self.host.get_mut(&base).or_else(|| self.device.get_mut(&base));
             let Some(allocation) = allocation else { continue };
             let Some(mapping) = &mut allocation.mapping else { continue };
             let all = || vec![(0, mapping.bytes, sys::PROT_NONE)];
-            let closed = if allocation.freed { all() } else { allocation.history.closed(known) };
+            let closed = if allocation.freed { all() } else { allocation.history.closed(&clocks) };
             // The pages of freed memory stay closed.
             if closed.is_empty() || allocation.freed {
                 self.closed.remove(&base);
@@ -235,6 +237,7 @@ impl State {
         write: bool,
         what: &'static str,
     ) -> Result<(), Code> {
+        let pending = self.pending.clone();
         let allocation = self.holder(space, address, bytes).ok_or(INVALID_VALUE)?;
         let from = address - allocation.base;
         let to = from + bytes as u64;
@@ -246,7 +249,7 @@ impl State {
         let (base, seen) = (allocation.base, allocation.mapping.is_some());
         let (at, stack) = (actor.at.clone(), actor.stack());
         let new = Access { at, from, to, write, what, stack, reported: false };
-        let races = allocation.history.add(new.clone());
+        let races = allocation.history.add(new.clone(), &pending);
         allocation.raced |= !races.is_empty();
         self.report_races(space, &new, &races);
         if seen {
@@ -288,6 +291,7 @@ impl State {
         }
         let (base, data, mapping) = if managed {
             let mapping = seen(bytes)?;
+            self.seen.insert(mapping.program);
             (mapping.program, None, Some(mapping))
         } else {
             (self.reserve_device(bytes), Some(vec![0xCD; bytes]), None)
@@ -314,6 +318,7 @@ impl State {
         }
         let mapping = seen(bytes)?;
         let base = mapping.program;
+        self.seen.insert(base);
         let mapping = Some(mapping);
         self.host.insert(base, Allocation { base, bytes, flags, mapping, ..Allocation::default() });
         self.live.host_allocations += 1;
@@ -338,6 +343,7 @@ impl State {
         if let Some(allocation) = self.allocations(space).get_mut(&base) {
             allocation.freed = true;
         }
+        self.seen.remove(&base);
         self.guard(Some(base));
         match space {
             Space::Host => {

@@ -169,7 +169,9 @@ impl State {
         function: HostFunction,
         argument: usize,
     ) -> Work {
-        Work::Host { function, argument, at: self.step(stream).at }
+        let at = self.step(stream).at;
+        self.pending.push(at.clone());
+        Work::Host { function, argument, at }
     }
 
     /// Enqueues a mark at a stream's end. The mark is not a step.

@@ -60,11 +60,18 @@ impl Worker {
                 }
                 core
             }
-            Work::Host { function, argument, at } => self.operate(core, "host", 1, |core, _, _| {
-                drop(core);
-                run_function(at.clone(), || call(function, argument));
-                (lock(), SUCCESS)
-            }),
+            Work::Host { function, argument, at } => {
+                core = self.operate(core, "host", 1, |mut core, _, _| {
+                    core.begin_function(at.clone());
+                    drop(core);
+                    run_function(at.clone(), || call(function, argument));
+                    (lock(), SUCCESS)
+                });
+                if core.run == self.run {
+                    core.end_function(&at);
+                }
+                core
+            }
             Work::Upload { to, from } => self.upload(core, to, &from),
             Work::Download { to, from, bytes } => self.operate(core, "d2h", bytes, |mut core, at, bytes| {
                 let code = core.bytes(from + at as u64, bytes).map_or(ILLEGAL_ADDRESS, |data| {
