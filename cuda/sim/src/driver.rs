@@ -14,6 +14,7 @@ mod faults;
 mod guard;
 mod hooks;
 mod machine;
+mod operand;
 mod ptx;
 mod stack;
 mod violation;

@@ -47,6 +47,9 @@ pub(crate) struct Context {
     pub(crate) registers: [i64; 23],
 }
 
+/// The address of the instruction, in [`Context::registers`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) const INSTRUCTION: usize = 16;
 /// The processor's flags, in [`Context::registers`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) const FLAGS: usize = 17;

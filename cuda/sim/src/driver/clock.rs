@@ -113,9 +113,9 @@ impl History {
         races
     }
 
-    /// The accesses that race with a read or `write` of this byte at a step. Each is returned only once.
-    pub(super) fn touch(&mut self, byte: u64, write: bool, at: &Step) -> Vec<Access> {
-        let racing = self.0.iter_mut().filter(|old| !old.reported && old.races((byte, byte + 1), write, at));
+    /// The accesses that race with a read or `write` of these bytes at a step. Each is returned only once.
+    pub(super) fn touch(&mut self, bytes: (u64, u64), write: bool, at: &Step) -> Vec<Access> {
+        let racing = self.0.iter_mut().filter(|old| !old.reported && old.races(bytes, write, at));
         racing
             .map(|old| {
                 old.reported = true;
@@ -231,9 +231,9 @@ mod tests {
         let mut history = History::default();
         let function = step(1, &mut one);
         history.add(access(1, &mut one, (0, 8), false), &[]);
-        assert!(history.touch(0, true, &function).is_empty());
+        assert!(history.touch((0, 1), true, &function).is_empty());
         history.add(access(2, &mut two, (0, 8), false), &[]);
-        assert_eq!(steps(&history.touch(0, true, &function)), [(2, 1, false)]);
+        assert_eq!(steps(&history.touch((0, 1), true, &function)), [(2, 1, false)]);
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
             two.join(&one);
             let functions = [function.clone()];
             history.add(access(2, &mut two, (0, 8), true), &functions[..usize::from(pending)]);
-            let found = history.touch(0, true, &function);
+            let found = history.touch((0, 1), true, &function);
             assert_eq!(steps(&found), [(2, 1, true)][..usize::from(pending)]);
         }
     }
@@ -269,9 +269,11 @@ mod tests {
         assert_eq!(history.closed(&[&host]), closed);
         // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
         let at = step(2, &mut host);
-        assert!(history.touch(10, true, &at).is_empty() && history.touch(9, false, &at).is_empty());
-        assert_eq!(steps(&history.touch(9, true, &at)), [(1, 1, false)]);
-        assert!(history.touch(9, true, &at).is_empty());
+        assert!(
+            history.touch((10, 11), true, &at).is_empty() && history.touch((9, 10), false, &at).is_empty()
+        );
+        assert_eq!(steps(&history.touch((8, 16), true, &at)), [(1, 1, false)]);
+        assert!(history.touch((9, 10), true, &at).is_empty());
         assert_eq!(history.closed(&[&host]), closed[1..]);
         host.join(&stream);
         assert_eq!(history.closed(&[&host]), []);

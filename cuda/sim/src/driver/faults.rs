@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use super::guard::{Verdict, stepped};
 use super::machine::{lock, stopped};
+use super::operand::width;
 use crate::sys::{self, SigAction, SigInfo};
 
 /// The handlers that were there before, of SIGSEGV and of SIGTRAP.
@@ -70,8 +71,22 @@ fn was_write(context: *const c_void) -> bool {
     code & 2 != 0
 }
 
+/// The bytes of the access that an instruction of the program made.
+#[cfg(target_arch = "x86_64")]
+fn bytes(context: *const c_void, write: bool) -> u64 {
+    // SAFETY: as in `trap_after_this`.
+    let at = unsafe { (*context.cast::<sys::Context>()).registers[sys::INSTRUCTION] } as *const u8;
+    // SAFETY: the processor has just read this instruction, and `width` reads no byte behind it.
+    width((0..).map(|i| unsafe { at.wrapping_add(i).read() }), write)
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn trap_after_this(_context: *mut c_void, _on: bool) {}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn bytes(_context: *const c_void, write: bool) -> u64 {
+    width([], write)
+}
 
 #[cfg(not(target_arch = "x86_64"))]
 fn was_write(_context: *const c_void) -> bool {
@@ -81,7 +96,8 @@ fn was_write(_context: *const c_void) -> bool {
 extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) {
     // SAFETY: the kernel gives the handler a valid one.
     let address = unsafe { (*info).address } as u64;
-    match stopped(address, was_write(context)) {
+    let write = was_write(context);
+    match stopped(address, write, || bytes(context, write)) {
         Verdict::Foreign => pass_on(signal, info, context, &BEFORE[0]),
         Verdict::Opened => {}
         Verdict::Step => trap_after_this(context, true),

@@ -54,6 +54,8 @@ const MEMSET: &str = "device memory +0x0..+0x1000: memset";
 const SOURCE_WRITTEN: &str =
     "page-locked memory +0xfff..+0x1000: host write (write, the host) is not ordered after h2d (read";
 const SLOT_FILLED: &str = "page-locked memory +0x0..+0x1: host write (write, stream";
+const SLOT_WRITTEN: &str =
+    "page-locked memory +0x40..+0x41: host write (write, the host) is not ordered after d2h (write";
 const SLOT_READ: &str =
     "page-locked memory +0x40..+0x41: host read (read, the host) is not ordered after d2h (write";
 const MANAGED_READ: &str =
@@ -64,7 +66,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 37] = [
+    let table: [Case; 40] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
@@ -96,6 +98,9 @@ fn edges_of_every_kind() {
         ("a source read under its copy, and written after it", |_| write_and_write_back(true), ""),
         ("a slot on the page of its neighbours", |_| neighbours(false), SLOT_READ),
         ("its neighbours on the page", |_| neighbours(true), ""),
+        ("a number that reaches from a neighbour into the slot", |_| straddle(true, 60), SLOT_WRITTEN),
+        ("a number read that reaches into the slot", |_| straddle(false, 60), SLOT_READ),
+        ("a number that ends before the slot", |_| straddle(true, 56), ""),
         ("kernels that read one buffer", |_| kernels(false), ""),
         (
             "kernels that write one buffer",
@@ -350,6 +355,28 @@ fn neighbours(leaves_alone: bool) {
         let before = unsafe { byte.read_volatile() };
         // SAFETY: as above.
         unsafe { byte.write_volatile(before + 1) };
+    }
+    stream.synchronize().unwrap();
+}
+
+/// A copy into the second of two slots runs, and the program accesses eight bytes that begin in the first.
+fn straddle(write: bool, at: usize) {
+    const SLOT: usize = 64;
+    let (_context, stream) = stream();
+    let memory = device(&stream, SLOT).unwrap();
+    let slots = Pinned::new(2 * SLOT).unwrap();
+    let second = std::ptr::slice_from_raw_parts_mut(slots.pointer.cast::<u8>().wrapping_add(SLOT), SLOT);
+    // SAFETY: inside the allocation; nothing is read or written here.
+    let second = unsafe { &mut *second };
+    // SAFETY: whether the slot is left alone is what the test checks.
+    unsafe { result::memcpy_dtoh_async(second, address(&memory), stream.cu_stream()) }.unwrap();
+    let number = slots.pointer.cast::<u8>().wrapping_add(at).cast::<u64>();
+    if write {
+        // SAFETY: inside the allocation.
+        unsafe { number.write_unaligned(std::hint::black_box(u64::MAX)) };
+    } else {
+        // SAFETY: as above.
+        std::hint::black_box(unsafe { number.read_unaligned() });
     }
     stream.synchronize().unwrap();
 }

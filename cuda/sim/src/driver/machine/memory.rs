@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Actor, HOST, LEGACY, State};
 use crate::driver::clock::{Access, Clock, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::guard::{Mapping, Verdict};
+use crate::driver::guard::{Mapping, PAGE, Verdict};
 use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
 use crate::sys;
@@ -135,7 +135,7 @@ impl State {
     }
 
     /// Decides what to do with an access of the program that a page fault stopped.
-    pub(super) fn touched(&mut self, address: u64, write: bool) -> Verdict {
+    pub(super) fn touched(&mut self, address: u64, write: bool, bytes: impl FnOnce() -> u64) -> Verdict {
         let what = if write { "host write" } else { "host read" };
         let inside = |(base, allocation): (&u64, &Allocation)| {
             let bytes = allocation.mapping.as_ref()?.bytes;
@@ -156,23 +156,22 @@ impl State {
             self.report(sentence, vec![(what, actor.stack())]);
             return Verdict::Opened;
         }
-        let races = allocation.history.touch(offset, write, &actor.at);
+        // A fault at a page's first byte may be of an access that begins on the page before it.
+        let bytes = if offset % PAGE == 0 { 1 } else { bytes() };
+        let races = allocation.history.touch((offset, offset + bytes), write, &actor.at);
         if races.is_empty() {
             if let Some(mapping) = self.mapping(base) {
                 mapping.open_once(offset);
             }
             return Verdict::Step;
         }
-        let new = Access {
-            at: actor.at.clone(),
-            from: offset,
-            to: offset + 1,
-            write,
-            what,
-            stack: actor.stack(),
-            reported: true,
-        };
-        self.report_races(space, &new, &races);
+        for old in &races {
+            // The first byte that both access.
+            let from = offset.max(old.from);
+            let (at, stack) = (actor.at.clone(), actor.stack());
+            let new = Access { at, from, to: from + 1, write, what, stack, reported: true };
+            self.report_races(space, &new, std::slice::from_ref(old));
+        }
         self.guard(Some(base));
         Verdict::Opened
     }

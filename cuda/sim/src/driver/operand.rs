@@ -1,0 +1,136 @@
+//! How many bytes an instruction of x86-64 accesses in memory. A page fault tells only where the access begins.
+//! Encodings: Intel's "Software Developer's Manual", volume 2, chapter 2 and the maps of opcodes.
+
+/// The bytes of an access, by its instruction's code. 1 if the instruction is none of those here. Also 1 for a read of a
+/// vector: the C library's functions for strings read whole vectors, of which they use a part.
+pub(super) fn width(code: impl IntoIterator<Item = u8>, write: bool) -> u64 {
+    bytes(&mut code.into_iter()).filter(|bytes| write || *bytes <= 8).unwrap_or(1)
+}
+
+fn bytes(code: &mut dyn Iterator<Item = u8>) -> Option<u64> {
+    let (mut half, mut repeat, mut wide) = (false, 0, false);
+    let mut opcode = code.next()?;
+    loop {
+        match opcode {
+            0x66 => half = true,
+            0xF2 | 0xF3 => repeat = opcode,
+            // Segments, the size of addresses, LOCK.
+            0x26 | 0x2E | 0x36 | 0x3E | 0x64 | 0x65 | 0x67 | 0xF0 => {}
+            _ => break,
+        }
+        opcode = code.next()?;
+    }
+    if opcode & 0xF0 == 0x40 {
+        wide = opcode & 8 != 0;
+        opcode = code.next()?;
+    }
+    let scalar = if wide { 8 } else { 4 >> u32::from(half) };
+    match opcode {
+        0x0F => {
+            let prefix = if repeat == 0 { u8::from(half) } else { repeat };
+            let opcode = code.next()?;
+            match opcode {
+                0x90..=0x9F | 0xB0 | 0xB6 | 0xBE | 0xC0 => Some(1),
+                0xB7 | 0xBF => Some(2),
+                0x40..=0x4F | 0xA4 | 0xA5 | 0xAC | 0xAD | 0xAF | 0xB1 | 0xC1 | 0xC3 => Some(scalar),
+                // CMPXCHG8B, CMPXCHG16B.
+                0xC7 if code.next()? >> 3 & 7 == 1 => Some(if wide { 16 } else { 8 }),
+                _ => vector(opcode, prefix, wide, 16),
+            }
+        }
+        // VEX.
+        0xC5 => {
+            let last = code.next()?;
+            vector(code.next()?, PREFIXES[usize::from(last & 3)], false, 16 << (last >> 2 & 1))
+        }
+        0xC4 => {
+            let (map, last) = (code.next()? & 31, code.next()?);
+            let (opcode, length) = (code.next()?, 16 << (last >> 2 & 1));
+            mapped(map, opcode, PREFIXES[usize::from(last & 3)], last >> 7 != 0, length)
+        }
+        // EVEX. With a mask, some of the bytes.
+        0x62 => {
+            let (map, middle, last) = (code.next()? & 7, code.next()?, code.next()?);
+            let (opcode, length) = (code.next()?, 16 << (last >> 5 & 3));
+            let masked = last & 7 != 0;
+            mapped(map, opcode, PREFIXES[usize::from(middle & 3)], middle >> 7 != 0, length)
+                .filter(|_| !masked)
+        }
+        0x63 => Some(4),
+        // XLAT, and the floating-point unit of the 8087.
+        0xD7..=0xDF => None,
+        // In all pairs of operations, the even one is of bytes.
+        _ => Some(if opcode & 1 == 0 { 1 } else { scalar }),
+    }
+}
+
+/// The prefix that two bits of VEX and EVEX stand for; 0x66 is 1.
+const PREFIXES: [u8; 4] = [0, 1, 0xF3, 0xF2];
+
+fn mapped(map: u8, opcode: u8, prefix: u8, wide: bool, length: u64) -> Option<u64> {
+    match (map, opcode) {
+        (1, _) => vector(opcode, prefix, wide, length),
+        // A part of a vector: VEXTRACTF128, VEXTRACTF64X4, and their kind.
+        (3, 0x19 | 0x39) => Some(16),
+        (3, 0x1B | 0x3B) => Some(32),
+        _ => None,
+    }
+}
+
+/// Moves of SSE and AVX.
+fn vector(opcode: u8, prefix: u8, wide: bool, length: u64) -> Option<u64> {
+    match (opcode, prefix) {
+        (0x10 | 0x11, 0xF3) => Some(4),
+        (0x10 | 0x11, 0xF2) | (0x12 | 0x13 | 0x16 | 0x17, 0 | 1) | (0x7E, 0xF3) | (0xD6, 1) => Some(8),
+        (0x10 | 0x11 | 0x28 | 0x29 | 0x2B, 0 | 1) => Some(length),
+        (0x6E | 0x7E, 0 | 1) => Some(if wide { 8 } else { 4 }),
+        // Without a prefix, of MMX.
+        (0x6F | 0x7F | 0xE7, 0) => Some(8),
+        (0x6F | 0x7F, _) | (0xE7, 1) => Some(length),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_an_instruction_follow_from_its_code() {
+        // The code, with an address in rax or rdi; the bytes of a read and of a write.
+        let table: [(&[u8], [u64; 2]); 28] = [
+            (&[0x88, 0x00], [1, 1]),                               // mov [rax], al
+            (&[0x66, 0x89, 0x00], [2, 2]),                         // mov [rax], ax
+            (&[0x89, 0x00], [4, 4]),                               // mov [rax], eax
+            (&[0x48, 0x89, 0x00], [8, 8]),                         // mov [rax], rax
+            (&[0x48, 0xC7, 0x00, 0xFF, 0xFF, 0xFF, 0xFF], [8, 8]), // mov qword [rax], -1
+            (&[0xF0, 0x48, 0x0F, 0xC1, 0x00], [8, 8]),             // lock xadd [rax], rax
+            (&[0x48, 0x83, 0x00, 0x01], [8, 8]),                   // add qword [rax], 1
+            (&[0xF3, 0xAA], [1, 1]),                               // rep stosb
+            (&[0xF3, 0x48, 0xAB], [8, 8]),                         // rep stosq
+            (&[0x48, 0x63, 0x00], [4, 4]),                         // movsxd rax, [rax]
+            (&[0x0F, 0xB6, 0x00], [1, 1]),                         // movzx eax, byte [rax]
+            (&[0x48, 0x0F, 0xC7, 0x08], [1, 16]),                  // cmpxchg16b [rax]
+            (&[0xF3, 0x0F, 0x11, 0x00], [4, 4]),                   // movss [rax], xmm0
+            (&[0xF2, 0x0F, 0x10, 0x00], [8, 8]),                   // movsd xmm0, [rax]
+            (&[0x0F, 0x11, 0x00], [1, 16]),                        // movups [rax], xmm0
+            (&[0x66, 0x0F, 0xD6, 0x00], [8, 8]),                   // movq [rax], xmm0
+            (&[0x66, 0x48, 0x0F, 0x7E, 0x00], [8, 8]),             // movq [rax], xmm0
+            (&[0xF3, 0x0F, 0x7F, 0x00], [1, 16]),                  // movdqu [rax], xmm0
+            (&[0x66, 0x0F, 0xE7, 0x00], [1, 16]),                  // movntdq [rax], xmm0
+            (&[0xC5, 0xFE, 0x7F, 0x00], [1, 32]),                  // vmovdqu [rax], ymm0
+            (&[0xC5, 0xFA, 0x11, 0x00], [4, 4]),                   // vmovss [rax], xmm0
+            (&[0xC4, 0xE1, 0xF9, 0x7E, 0x00], [8, 8]),             // vmovq [rax], xmm0
+            (&[0xC4, 0xE3, 0x7D, 0x39, 0x00, 0x01], [1, 16]),      // vextracti128 [rax], ymm0, 1
+            (&[0x62, 0xE1, 0xFE, 0x48, 0x7F, 0x00], [1, 64]),      // vmovdqu64 [rax], zmm16
+            (&[0x62, 0xE1, 0xFE, 0x28, 0x7F, 0x00], [1, 32]),      // vmovdqu64 [rax], ymm16
+            (&[0x62, 0xE1, 0x7F, 0x49, 0x7F, 0x00], [1, 1]),       // vmovdqu8 [rax]{k1}, zmm16
+            (&[0xDD, 0x18], [1, 1]),                               // fstp qword [rax]
+            (&[], [1, 1]),
+        ];
+        for (code, wanted) in table {
+            let found = [false, true].map(|write| width(code.iter().copied(), write));
+            assert_eq!(found, wanted, "{code:x?}");
+        }
+    }
+}
