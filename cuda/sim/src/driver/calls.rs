@@ -366,7 +366,10 @@ calls! {
                 core.learn(&mark.clock);
                 Ok(())
             }
-            Some((_, code)) => Err(*code),
+            Some((_, code)) => {
+                core.tell();
+                Err(*code)
+            }
         }
     };
     fn cuEventSynchronize(event: usize) Health |mut core| {

@@ -73,6 +73,8 @@ pub(super) struct State {
     created: BTreeMap<u64, usize>,
     /// The sticky error, or `SUCCESS`.
     pub(super) lost: Code,
+    /// Whether a call has returned the sticky error: the host then knows that no work runs any more.
+    told: bool,
     pub(super) streams: BTreeMap<u64, Stream>,
     events: BTreeMap<u64, Event>,
     pub(super) host: BTreeMap<u64, Allocation>,
@@ -137,6 +139,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         retains: [0; 2],
         created: BTreeMap::new(),
         lost: SUCCESS,
+        told: false,
         streams: BTreeMap::new(),
         events: BTreeMap::new(),
         host: BTreeMap::new(),
@@ -261,6 +264,7 @@ pub(super) fn start(options: RawOptions) {
     core.retains = [0; 2];
     core.created.clear();
     core.lost = SUCCESS;
+    core.told = false;
     core.streams.clear();
     core.events.clear();
     core.closed.clear();

@@ -75,6 +75,7 @@ fn enter_locked(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Res
     let sticky =
         if matches!(needs, Needs::Nothing | Needs::Driver | Needs::Release) { SUCCESS } else { core.lost };
     if sticky != SUCCESS && needs != Needs::Return {
+        core.tell();
         return sticky;
     }
     let ready = if needs == Needs::Context { current(&core) } else { Ok(()) };
@@ -82,7 +83,10 @@ fn enter_locked(name: &'static str, needs: Needs, body: impl FnOnce(Core) -> Res
     let result = permitted.and_then(|()| body(core)).map_or_else(|code| code, |()| SUCCESS);
     match injected {
         Some(injected) => injected.code,
-        None if sticky != SUCCESS => sticky,
+        None if sticky != SUCCESS => {
+            lock().tell();
+            sticky
+        }
         None => result,
     }
 }

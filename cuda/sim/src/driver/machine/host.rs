@@ -31,6 +31,14 @@ impl State {
         self.guard(None);
     }
 
+    /// A call returns the sticky error, which dropped all work that has not run: nothing races with it from now on.
+    pub(in crate::driver) fn tell(&mut self) {
+        if !self.told {
+            self.told = true;
+            self.guard(None);
+        }
+    }
+
     /// This thread's next step; inside a host function, its stream's step.
     pub(super) fn host_step(&mut self) -> Actor {
         if let Some(at) = IN_FUNCTION.with_borrow(Clone::clone) {

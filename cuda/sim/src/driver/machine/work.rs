@@ -118,6 +118,10 @@ pub(in crate::driver) fn synchronize(mut core: Core, marks: &[Arc<Mark>]) -> Res
             core.learn(&mark.clock);
         } else {
             result = Err(code);
+            // Not if the run has ended meanwhile.
+            if core.lost != SUCCESS {
+                core.tell();
+            }
         }
     }
     result
