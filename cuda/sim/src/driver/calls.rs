@@ -318,16 +318,22 @@ calls! {
         if core.captures.graphs.contains_key(&(graph as u64)) { Ok(()) } else { Err(INVALID_VALUE) }
     };
     fn cuGraphLaunch(graph: usize, handle: usize) Context |mut core| {
-        let operations = core.captures.graphs.get(&(graph as u64)).cloned().ok_or(INVALID_VALUE)?;
+        let graph = graph as u64;
+        let operations = core.captures.graphs.get(&graph).cloned().ok_or(INVALID_VALUE)?;
         // A launch into a captured stream would make a graph inside a graph, which this driver lacks.
         let Target::Stream(stream) = target(&mut core, handle)? else { return Err(NOT_SUPPORTED) };
+        // It runs behind the graph's launch before, also on another stream.
+        core.follow_launch(stream, graph);
         for operation in operations.iter() {
             let work = operation(&mut core, stream)?;
             core.push(stream, work);
         }
+        let mark = core.record(stream);
+        core.launched.insert(graph, mark);
         Ok(())
     };
     fn cuGraphExecDestroy(graph: usize) Return |mut core| {
+        core.launched.remove(&(graph as u64));
         core.captures.graphs.remove(&(graph as u64)).map(drop).ok_or(INVALID_VALUE)
     };
 

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use self::memory::{Allocation, clear};
 use self::streams::{Event, Stream};
-use self::work::{Function, Work};
+use self::work::{Function, Mark, Work};
 use super::capture::Captures;
 use super::clock::{Agent, Clock, Step};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
@@ -91,6 +91,8 @@ pub(super) struct State {
     /// The digest of each simulated kernel; `None` inside until it has run.
     pub(super) kernels: BTreeMap<u64, Option<Result<u64, Code>>>,
     pub(super) captures: Captures<Operation>,
+    /// The end of each executable graph's last launch.
+    pub(super) launched: BTreeMap<u64, Arc<Mark>>,
     /// The texts of loaded modules.
     pub(super) modules: BTreeMap<u64, String>,
     pub(super) functions: BTreeMap<u64, Function>,
@@ -152,6 +154,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         tokens: BTreeMap::new(),
         kernels: BTreeMap::new(),
         captures: Captures::default(),
+        launched: BTreeMap::new(),
         modules: BTreeMap::new(),
         functions: BTreeMap::new(),
         failures,
@@ -275,6 +278,7 @@ pub(super) fn start(options: RawOptions) {
     core.tokens.clear();
     core.kernels.clear();
     core.captures = Captures::default();
+    core.launched.clear();
     core.modules.clear();
     core.functions.clear();
     core.failures = Failures::default();

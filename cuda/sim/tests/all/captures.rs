@@ -176,6 +176,41 @@ fn a_graph_runs_what_was_captured_each_time_that_it_is_launched_and_not_before()
     stream.synchronize().unwrap();
 }
 
+/// "Each launch is ordered behind [..] any previous launches of this executable graph" (`cuGraphLaunch`).
+#[test]
+fn a_graph_runs_behind_its_launch_before_on_any_stream() {
+    let (sim, ctx) = start();
+    let streams = [ctx.new_stream().unwrap(), ctx.new_stream().unwrap()];
+    let host = Pinned::new(BYTES).unwrap();
+    let device = streams[0].alloc_zeros::<u8>(BYTES).unwrap();
+    ctx.synchronize().unwrap();
+    begin(&streams[0]);
+    host.upload(address(&device), &streams[0]).unwrap();
+    let graph = unsafe { result::stream::end_capture(streams[0].cu_stream()) }.unwrap();
+    let instantiate = || {
+        let mut executable = null_mut();
+        unsafe { sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0) }.result().unwrap();
+        executable
+    };
+    let two = [instantiate(), instantiate()];
+    for (graphs, races) in [([two[0], two[0]], false), (two, true)] {
+        for (graph, stream) in graphs.into_iter().zip(&streams) {
+            unsafe { result::graph::launch(graph, stream.cu_stream()) }.unwrap();
+        }
+        streams[1].synchronize().unwrap();
+        if !races {
+            host.fill(5);
+        }
+        let found = sim.violations();
+        assert_eq!(!found.is_empty(), races && !sim.is_real(), "{found:#?}");
+        ctx.synchronize().unwrap();
+    }
+    for executable in two {
+        unsafe { result::graph::exec_destroy(executable) }.unwrap();
+    }
+    unsafe { result::graph::destroy(graph) }.unwrap();
+}
+
 #[test]
 fn a_stream_that_waits_for_a_captured_event_belongs_to_the_capture_until_its_end() {
     let (_sim, ctx) = start();

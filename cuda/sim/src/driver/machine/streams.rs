@@ -281,6 +281,14 @@ impl State {
         Ok(())
     }
 
+    /// Makes a stream wait for an executable graph's last launch, if there was one.
+    pub(in crate::driver) fn follow_launch(&mut self, stream: u64, graph: u64) {
+        if let Some(mark) = self.launched.get(&graph).cloned() {
+            self.step(stream);
+            self.follow(stream, mark);
+        }
+    }
+
     /// An event's last record, to query or to wait for.
     pub(in crate::driver) fn last_record(&mut self, handle: usize) -> Result<Option<Arc<Mark>>, Code> {
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
