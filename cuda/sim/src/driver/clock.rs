@@ -128,20 +128,28 @@ impl History {
     /// not contain and that were not reported. Where these only read, the program may read too. Where one writes, the program
     /// may do nothing.
     pub(super) fn closed(&self, clocks: &[&Clock]) -> Vec<Closed> {
-        let pages = |old: &Access| (old.from / PAGE * PAGE, old.to.next_multiple_of(PAGE), old.write);
         let known =
             |Step { agent, number, .. }: &Step| clocks.iter().all(|clock| clock.knows(*agent, *number));
         let unknown = self.0.iter().filter(|old| !old.reported && !known(&old.at));
-        let unknown: Vec<_> = unknown.map(pages).collect();
-        let mut cuts: Vec<u64> = unknown.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
-        cuts.sort_unstable();
-        cuts.dedup();
-        let between = cuts.windows(2).filter_map(|cut| {
-            let here = unknown.iter().filter(|(from, to, _)| *from < cut[1] && cut[0] < *to);
-            let writes = here.map(|(.., write)| *write).reduce(|one, other| one || other)?;
-            Some((cut[0], cut[1], if writes { sys::PROT_NONE } else { sys::PROT_READ }))
-        });
-        between.collect()
+        // In one pass over where the accesses begin and end, because a buffer may be copied in thousands of chunks.
+        let ends = |old: &Access| {
+            [(old.from / PAGE * PAGE, old.write, 1), (old.to.next_multiple_of(PAGE), old.write, -1)]
+        };
+        let mut ends: Vec<_> = unknown.flat_map(ends).collect();
+        ends.sort_unstable();
+        let (mut closed, mut begin, mut reads_and_writes) = (Vec::<Closed>::new(), 0, [0, 0]);
+        for (end, write, change) in ends {
+            let prot = if reads_and_writes[1] > 0 { sys::PROT_NONE } else { sys::PROT_READ };
+            let used = reads_and_writes != [0, 0] && begin < end;
+            match closed.last_mut().filter(|(_, to, last)| *to == begin && *last == prot) {
+                Some((_, to, _)) if used => *to = end,
+                _ if used => closed.push((begin, end, prot)),
+                _ => {}
+            }
+            begin = end;
+            reads_and_writes[usize::from(write)] += change;
+        }
+        closed
     }
 }
 
@@ -260,12 +268,7 @@ mod tests {
             history.add(access(1, &mut stream, range, write), &[]);
         }
         let (read, nothing) = (sys::PROT_READ, sys::PROT_NONE);
-        let closed = [
-            (0, PAGE, read),
-            (PAGE, 2 * PAGE, read),
-            (2 * PAGE, 3 * PAGE, nothing),
-            (3 * PAGE, 4 * PAGE, nothing),
-        ];
+        let closed = [(0, 2 * PAGE, read), (2 * PAGE, 4 * PAGE, nothing)];
         assert_eq!(history.closed(&[&host]), closed);
         // A byte that no copy uses; a read and then a write of a byte that a copy reads. The write is reported once.
         let at = step(2, &mut host);
@@ -274,8 +277,38 @@ mod tests {
         );
         assert_eq!(steps(&history.touch((8, 16), true, &at)), [(1, 1, false)]);
         assert!(history.touch((9, 10), true, &at).is_empty());
-        assert_eq!(history.closed(&[&host]), closed[1..]);
+        assert_eq!(history.closed(&[&host]), [(PAGE, 2 * PAGE, read), closed[1]]);
         host.join(&stream);
         assert_eq!(history.closed(&[&host]), []);
+    }
+
+    #[test]
+    fn each_page_is_closed_by_what_uses_it() {
+        let mut random = 1_u64;
+        let mut number = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        for _ in 0..1000 {
+            let (mut history, mut accesses) = (History::default(), Vec::new());
+            for agent in 2..2 + number(6) {
+                // Not ordered, so that none covers another.
+                let from = number(8 * PAGE);
+                let new =
+                    access(agent, &mut Clock::default(), (from, from + 1 + number(2 * PAGE)), number(3) == 0);
+                history.add(new.clone(), &[]);
+                accesses.push(new);
+            }
+            let closed = history.closed(&[&Clock::default()]);
+            assert!(closed.windows(2).all(|two| two[0].1 <= two[1].0), "{closed:?}");
+            for page in (0..10 * PAGE).step_by(4096) {
+                let here = accesses.iter().filter(|one| one.from < page + PAGE && page < one.to);
+                let writes = here.map(|one| one.write).reduce(|one, other| one || other);
+                let found =
+                    closed.iter().find(|(from, to, _)| *from <= page && page < *to).map(|(.., prot)| *prot);
+                let wanted = writes.map(|write| if write { sys::PROT_NONE } else { sys::PROT_READ });
+                assert_eq!(found, wanted, "{accesses:?}");
+            }
+        }
     }
 }

@@ -49,13 +49,18 @@ impl Mapping {
         Some(mapping)
     }
 
-    /// Sets the protection of these pages, and opens all others.
+    /// Sets the protection of these pages, which are sorted, and opens all others. Those that stay closed are not open in
+    /// between.
     pub(super) fn close(&mut self, closed: Vec<Closed>) {
-        for &(from, to, _) in self.closed.iter().filter(|old| !closed.contains(old)) {
-            self.protect(from, to, OPEN);
-        }
-        for &(from, to, prot) in closed.iter().filter(|new| !self.closed.contains(new)) {
-            self.protect(from, to, prot);
+        let ends = |&(from, to, _): &Closed| [from, to];
+        let mut cuts: Vec<u64> = self.closed.iter().chain(&closed).flat_map(ends).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        for cut in cuts.windows(2) {
+            let prot = protection(&closed, cut[0]);
+            if prot != protection(&self.closed, cut[0]) {
+                self.protect(cut[0], cut[1], prot);
+            }
         }
         self.closed = closed;
     }
@@ -69,11 +74,7 @@ impl Mapping {
 
     /// Closes the page again.
     pub(super) fn close_again(&self, page: u64) {
-        for &(from, to, prot) in &self.closed {
-            if from <= page && page < to {
-                self.protect(page, page + PAGE, prot);
-            }
-        }
+        self.protect(page, page + PAGE, protection(&self.closed, page));
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -96,6 +97,12 @@ impl Drop for Mapping {
             unsafe { sys::munmap(at as *mut c_void, self.length) };
         }
     }
+}
+
+/// The protection of the page at this offset.
+fn protection(closed: &[Closed], at: u64) -> c_int {
+    let behind = closed.partition_point(|(from, ..)| *from <= at);
+    closed[..behind].last().filter(|(_, to, _)| at < *to).map_or(OPEN, |(.., prot)| *prot)
 }
 
 thread_local! {
