@@ -11,6 +11,10 @@ pub(crate) const PROT_NONE: c_int = 0;
 pub(crate) const PROT_READ: c_int = 1;
 pub(crate) const PROT_WRITE: c_int = 2;
 pub(crate) const MAP_SHARED: c_int = 1;
+pub(crate) const MAP_PRIVATE: c_int = 2;
+pub(crate) const MAP_FIXED: c_int = 0x10;
+pub(crate) const MAP_ANONYMOUS: c_int = 0x20;
+pub(crate) const MAP_NORESERVE: c_int = 0x4000;
 pub(crate) const SIGTRAP: c_int = 5;
 pub(crate) const SIGSEGV: c_int = 11;
 /// The handler takes three arguments.

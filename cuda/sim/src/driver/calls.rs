@@ -419,8 +419,7 @@ calls! {
         current(&core)?;
         core.free_by_host(Space::Device, address)?;
         // The real driver waits for the device too. A missing edge was reported above, by the check of the free.
-        let mut core = settle(core);
-        core.forget(address);
+        settle(core).forget(address);
         Ok(())
     };
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, handle: usize) Health |mut core| {
@@ -481,7 +480,7 @@ calls! {
     fn cuMemFreeHost(address: usize) Return |mut core| {
         current(&core)?;
         core.free_by_host(Space::Host, address as u64)?;
-        drop(settle(core));
+        settle(core).forget(address as u64);
         Ok(())
     };
 

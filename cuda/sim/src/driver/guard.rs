@@ -24,7 +24,7 @@ pub(super) type Closed = (u64, u64, c_int);
 pub(super) struct Mapping {
     /// Where the program sees it.
     pub(super) program: u64,
-    /// Where the device sees it.
+    /// Where the device sees it; 0 once the contents were given back.
     pub(super) device: u64,
     pub(super) bytes: u64,
     length: usize,
@@ -75,6 +75,23 @@ impl Mapping {
     /// Closes the page again.
     pub(super) fn close_again(&self, page: u64) {
         self.protect(page, page + PAGE, protection(&self.closed, page));
+    }
+
+    /// Gives the contents back. The program's addresses stay closed, and no other memory gets them.
+    pub(super) fn give_back(&mut self) {
+        if self.device == 0 {
+            return;
+        }
+        const KEEP: c_int = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE | sys::MAP_FIXED;
+        let program = self.program as *mut c_void;
+        // One mapping for all freed memory side by side: a process may have only so many.
+        // SAFETY: in place of the program's mapping, which this owns and which the program has freed.
+        let at = unsafe { sys::mmap(program, self.length, sys::PROT_NONE, KEEP, -1, 0) };
+        assert_eq!(at, program, "mmap: {}", std::io::Error::last_os_error());
+        // SAFETY: mapped by `new` with this length. The owner has seen to it that no work uses it any more.
+        unsafe { sys::munmap(self.device as *mut c_void, self.length) };
+        self.device = 0;
+        self.closed = vec![(0, self.bytes, sys::PROT_NONE)];
     }
 
     #[cfg(target_arch = "x86_64")]

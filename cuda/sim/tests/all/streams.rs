@@ -3,7 +3,7 @@
 use crate::support::{
     BYTES, Edges, Pinned, address, context, device, filled, pipeline, slot, start, stream, streams,
 };
-use cudarc::driver::{DriverError, sys};
+use cudarc::driver::{DriverError, result, sys};
 use twinbuf_cuda_sim::{Live, Options, Sim, checksum_of};
 
 #[test]
@@ -208,6 +208,30 @@ fn the_books_count_what_is_alive() {
     assert_eq!(sim.live().leaked(), leaked);
     drop(context);
     assert_eq!(sim.live().leaked(), Live::default());
+}
+
+#[test]
+fn the_pages_of_freed_memory_are_given_back() {
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("memfd:cuda-sim")).count()
+    };
+    let Some(_sim) = start() else { return };
+    let (_context, stream, memory, slot) = slot();
+    let before = mapped();
+    let again = Pinned::new(BYTES).unwrap();
+    // SAFETY: the size is not 0.
+    let managed =
+        unsafe { result::malloc_managed(BYTES, sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL) }.unwrap();
+    again.upload(address(&memory), &stream).unwrap();
+    stream.synchronize().unwrap();
+    // The program's pages and the device's.
+    assert_eq!(mapped(), before + 4);
+    drop(again);
+    // SAFETY: allocated above.
+    unsafe { result::memory_free(managed) }.unwrap();
+    assert_eq!(mapped(), before);
+    slot.fill(1);
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(in crate::driver) struct Allocation {
     flags: u32,
     /// The contents of device memory that is not managed, until the free has run.
     pub(in crate::driver) data: Option<Vec<u8>>,
-    /// Memory that the program sees, page-locked or managed: it stays until the next run.
+    /// Memory that the program sees, page-locked or managed: its addresses stay until the next run.
     mapping: Option<Mapping>,
     /// Whether its free was called.
     freed: bool,
@@ -187,6 +187,7 @@ impl State {
         let allocation = self.holder(Space::Device, address, bytes)?;
         let from = usize::try_from(address - allocation.base).ok()?;
         match &allocation.mapping {
+            Some(mapping) if mapping.device == 0 => None,
             Some(mapping) => {
                 let start = (mapping.device as *mut u8).wrapping_add(from);
                 // SAFETY: inside the device's mapping of managed memory, which only this driver uses, under its lock.
@@ -335,9 +336,9 @@ impl State {
         Ok(base)
     }
 
-    /// Checks a free as a write of the whole allocation by `actor`, and counts it. The contents of device memory stay
-    /// until [`State::forget`], host memory stays until the next run: a use after the free never finds another
-    /// allocation's data, and a use by the program is a violation.
+    /// Checks a free as a write of the whole allocation by `actor`, and counts it. The contents stay until
+    /// [`State::forget`], the addresses until the next run: a use after the free never finds another allocation's data,
+    /// and a use by the program is a violation.
     pub(in crate::driver) fn free(
         &mut self,
         space: Space,
@@ -350,6 +351,7 @@ impl State {
         self.access((space, base, bytes), actor, true, what)?;
         if let Some(allocation) = self.allocations(space).get_mut(&base) {
             allocation.freed = true;
+            allocation.history = History::default();
         }
         self.seen.remove(&base);
         self.guard(Some(base));
@@ -372,10 +374,12 @@ impl State {
         self.free(space, base, &actor, "host free")
     }
 
-    /// Drops a device allocation's contents, unless a race was found.
+    /// Drops a freed allocation's contents, unless a race was found.
     pub(in crate::driver) fn forget(&mut self, base: u64) {
-        if let Some(allocation) = self.device.get_mut(&base).filter(|allocation| !allocation.raced) {
+        let allocation = self.device.get_mut(&base).or_else(|| self.host.get_mut(&base));
+        if let Some(allocation) = allocation.filter(|allocation| allocation.freed && !allocation.raced) {
             allocation.data = None;
+            allocation.mapping.iter_mut().for_each(Mapping::give_back);
         }
     }
 }
