@@ -508,9 +508,14 @@ calls! {
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
         copy_any(core, (to, from, bytes), handle, false)
     };
-    fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |core| set(core, to, value, bytes, 0);
+    fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |mut core| {
+        // Waits only if the host sees the memory ("API synchronization behavior").
+        let found = core.device_allocation(to);
+        let seen = found.is_some_and(|(base, ..)| core.mapping(base).is_some());
+        set(core, to, value, bytes, 0, seen)
+    };
     fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| {
-        set(core, to, value, bytes, handle)
+        set(core, to, value, bytes, handle, false)
     };
 }
 

@@ -66,7 +66,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 40] = [
+    let table: [Case; 41] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
@@ -109,6 +109,7 @@ fn edges_of_every_kind() {
         ),
         ("managed memory read while a stream writes it", |_| managed(false), MANAGED_READ),
         ("managed memory read after that", |_| managed(true), ""),
+        ("managed memory filled by a call without a stream", |_| managed_memset(), ""),
         ("a file read into a slot before its copy is done", |_| read_a_file(false), ""),
         ("a file read into a slot after its copy", |_| read_a_file(true), ""),
         (
@@ -463,6 +464,20 @@ fn managed(wait: bool) {
     let found = unsafe { byte.wrapping_add(8).read_volatile() };
     assert!(found == 7 || !wait);
     stream.synchronize().unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::memory_free(memory) }.unwrap();
+}
+
+/// Such a call waits if the memory is managed ("API synchronization behavior").
+fn managed_memset() {
+    let _context = context().unwrap();
+    let global = cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+    // SAFETY: the size is not 0.
+    let memory = unsafe { result::malloc_managed(BYTES, global) }.unwrap();
+    // SAFETY: as many bytes.
+    unsafe { sys::cuMemsetD8_v2(memory, 7, BYTES) }.result().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { (memory as *const u8).wrapping_add(BYTES - 1).read_volatile() }, 7);
     // SAFETY: allocated above.
     unsafe { result::memory_free(memory) }.unwrap();
 }

@@ -133,11 +133,19 @@ pub(super) fn copy_any(
     }
 }
 
-pub(super) fn set(core: Core, to: u64, value: u8, bytes: usize, handle: usize) -> Result<(), Code> {
+/// Fills device memory; if `wait` is set, waits for it.
+pub(super) fn set(
+    core: Core,
+    to: u64,
+    value: u8,
+    bytes: usize,
+    handle: usize,
+    wait: bool,
+) -> Result<(), Code> {
     if bytes == 0 {
         return Ok(());
     }
-    enqueue(core, handle, false, move |core, stream| {
+    enqueue(core, handle, wait, move |core, stream| {
         let actor = core.step(stream);
         core.access((Space::Device, to, bytes), &actor, true, "memset")?;
         Ok(Work::Set { to, bytes, value })
