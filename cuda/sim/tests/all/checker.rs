@@ -66,13 +66,14 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 41] = [
+    let table: [Case; 42] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
         ("an event that was never recorded", |sim| two_streams(sim, Order::UnrecordedEvent), "device memory"),
         ("cuStreamSynchronize between streams", |sim| two_streams(sim, Order::Synchronize), ""),
         ("cuStreamQuery until it is done", |sim| two_streams(sim, Order::Query), ""),
+        ("cuEventElapsedTime until it is done", |sim| two_streams(sim, Order::Elapsed), ""),
         ("cuCtxSynchronize", |sim| two_streams(sim, Order::Context), ""),
         ("a host function hands over", |sim| host_function(sim, true), ""),
         (
@@ -194,6 +195,7 @@ enum Order {
     UnrecordedEvent,
     Synchronize,
     Query,
+    Elapsed,
     Context,
 }
 
@@ -218,6 +220,16 @@ fn two_streams(_: Control, order: Order) {
             // SAFETY: the stream is alive.
             let query = || unsafe { cudarc::driver::sys::cuStreamQuery(one.cu_stream()) };
             while query().result().is_err() {}
+        }
+        Order::Elapsed => {
+            let timed = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).unwrap();
+            let [start, end] = [timed(), timed()];
+            start.record(&one).unwrap();
+            end.record(&one).unwrap();
+            // Not `elapsed_ms`, which waits.
+            // SAFETY: the events are alive.
+            let query = || unsafe { result::event::elapsed(start.cu_event(), end.cu_event()) };
+            while query().is_err() {}
         }
         Order::Context => context.synchronize().unwrap(),
         Order::Nothing => {}

@@ -1,13 +1,14 @@
 //! The bodies of the calls that copy, fill, launch and measure.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
 
 use super::entry::{Needs, Out, Target, enter, stream, target, waitable};
 use crate::driver::codes::{
-    CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
+    CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_READY, NOT_SUPPORTED,
 };
 use crate::driver::machine::memory::Space;
-use crate::driver::machine::work::{Entry, Function, Source, Work, synchronize, wait_passed};
+use crate::driver::machine::work::{Entry, Function, Mark, Source, Work, synchronize, wait_passed};
 use crate::driver::machine::{Core, State, lock};
 use crate::driver::ptx::{self, Parameter};
 
@@ -190,7 +191,11 @@ pub(super) fn elapsed(
     start: usize,
     end: usize,
 ) -> Result<(), Code> {
-    let (start, end) = (core.passed_at(start)?, core.passed_at(end)?);
+    let marks = [core.timed_record(start)?, core.timed_record(end)?];
+    let passed = |mark: &Arc<Mark>| mark.passed.get().map(|(at, _)| *at).ok_or(NOT_READY);
+    let (start, end) = (passed(&marks[0])?, passed(&marks[1])?);
+    // As after a query that returned "done".
+    marks.iter().for_each(|mark| core.learn(&mark.clock));
     let forth = end.saturating_duration_since(start).as_secs_f32();
     let back = start.saturating_duration_since(end).as_secs_f32();
     milliseconds.set((forth - back) * 1e3)

@@ -2,15 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::work::{HostFunction, Mark, Work};
 use super::{Actor, LEGACY, OWN_STREAM, State, changed, worker};
 use crate::driver::capture::{Captured, Id};
 use crate::driver::clock::{Clock, Step};
-use crate::driver::codes::{
-    CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY,
-};
+use crate::driver::codes::{CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, Code, INVALID_HANDLE, INVALID_VALUE};
 
 #[derive(Default)]
 pub(in crate::driver) struct Stream {
@@ -304,15 +301,14 @@ impl State {
         self.captures.permit(run)
     }
 
-    /// When a timing event was passed.
-    pub(in crate::driver) fn passed_at(&mut self, handle: usize) -> Result<Instant, Code> {
+    /// A timing event's last record.
+    pub(in crate::driver) fn timed_record(&mut self, handle: usize) -> Result<Arc<Mark>, Code> {
         const DISABLE_TIMING: u32 = 2;
         let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         self.captures.ask(event.captured.as_ref())?;
         if event.flags & DISABLE_TIMING != 0 {
             return Err(INVALID_HANDLE);
         }
-        let mark = event.last.as_ref().ok_or(INVALID_HANDLE)?;
-        mark.passed.get().map(|(at, _)| *at).ok_or(NOT_READY)
+        event.last.clone().ok_or(INVALID_HANDLE)
     }
 }
