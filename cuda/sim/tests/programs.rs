@@ -58,7 +58,7 @@ const UNSAFE: &str = "If the local thread has an ongoing capture sequence that w
     CU_STREAM_CAPTURE_MODE_RELAXED at cuStreamBeginCapture, [..] this thread is prohibited from potentially unsafe API calls";
 
 /// The name of a program, what it does, and the sentence of NVIDIA's documentation that it follows from.
-const DOCUMENTED: [(&str, Does, &str); 11] = [
+const DOCUMENTED: [(&str, Does, &str); 13] = [
     (
         "pageable_copy_then_another_stream",
         Does::Race("device memory +0x0..+0x100: memset (write, stream"),
@@ -99,6 +99,11 @@ const DOCUMENTED: [(&str, Does, &str); 11] = [
         Does::Race("device memory +0x0..+0x10000: free (write, stream"),
         "cuMemFreeAsync: the allocation must not be accessed after stream execution reaches the free",
     ),
+    (
+        "wait_for_another_context",
+        Does::Race("page-locked memory +0x0..+0x1: host write (write, the host) is not ordered after h2d"),
+        "cuCtxSynchronize: blocks until the current context has completed all preceding requested tasks",
+    ),
     ("synchronous_copy", Does::Refusal("900 901\n"), UNSAFE),
     ("module_load", Does::Refusal("900 901\n"), UNSAFE),
     (
@@ -111,6 +116,11 @@ const DOCUMENTED: [(&str, Does, &str); 11] = [
         "captured_event",
         Does::Refusal("907 901\n"),
         "CUDA_ERROR_CAPTURED_EVENT: the operation is not permitted on an event which was last recorded in a capturing stream",
+    ),
+    (
+        "event_of_another_context",
+        Does::Refusal("400 0\n"),
+        "cuEventRecord: hEvent and hStream must be from the same context",
     ),
 ];
 

@@ -47,6 +47,15 @@ static void use_after_a_free_in_stream_order(void) {
     CK(cuMemsetD8Async(pooled, 1, BYTES, two));
     CK(cuMemFreeAsync(pooled, one));
 }
+static void wait_for_another_context(void) {
+    CUcontext other;
+    upload(memory, slot, one);
+    CK(cuCtxCreate(&other, 0, 0));
+    CK(cuCtxSynchronize());
+    slot[0] = 1;
+    CK(cuCtxDestroy(other));
+    CK(cuCtxSetCurrent(context));
+}
 static int synchronous_copy(void) { return cuMemcpyHtoD(memory, slot, BYTES); }
 static int module_load(void) {
     CUmodule module;
@@ -55,6 +64,14 @@ static int module_load(void) {
 static int pageable_download(void) {
     char target[256];
     return cuMemcpyDtoHAsync(target, memory, sizeof target, two);
+}
+static int event_of_another_context(void) {
+    CUcontext other;
+    CK(cuCtxCreate(&other, 0, 0));
+    int refused = cuEventRecord(event(), one);
+    CK(cuCtxDestroy(other));
+    CK(cuCtxSetCurrent(context));
+    return refused;
 }
 static int captured_event(void) {
     CK(cuEventRecord(mark, one));
@@ -67,7 +84,9 @@ static const struct { const char *name; void (*race)(void); int (*refused)(void)
     RACE(pageable_copy_then_another_stream), RACE(download_read_before_a_wait),
     RACE(source_written_under_its_copy_and_back), RACE(non_blocking_stream_beside_the_default_one),
     RACE(wait_for_an_event_before_its_record), RACE(record_after_the_wait), RACE(use_after_a_free_in_stream_order),
+    RACE(wait_for_another_context),
     REFUSAL(synchronous_copy), REFUSAL(module_load), REFUSAL(pageable_download), REFUSAL(captured_event),
+    REFUSAL(event_of_another_context),
 };
 
 int main(int count, char **arguments) {

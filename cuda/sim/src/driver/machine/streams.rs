@@ -21,10 +21,13 @@ pub(in crate::driver) struct Stream {
     /// A default stream: created by the driver, and not counted.
     default: bool,
     device: usize,
+    /// A default stream belongs to all contexts of its device.
+    context: usize,
 }
 
 pub(super) struct Event {
     device: usize,
+    context: usize,
     last: Option<Arc<Mark>>,
     /// Set if the last record was captured; `last` is then `None`.
     captured: Option<Captured>,
@@ -39,8 +42,8 @@ impl State {
     }
 
     fn insert_stream(&mut self, id: u64, blocking: bool, default: bool) {
-        let device = self.device().unwrap_or(0);
-        self.streams.insert(id, Stream { blocking, default, device, ..Stream::default() });
+        let (device, context) = (self.device().unwrap_or(0), self.current());
+        self.streams.insert(id, Stream { blocking, default, device, context, ..Stream::default() });
         self.live.threads += 1;
         // Seeded with the stream's number in this run, not its handle: a seed gives the same delays in every run.
         self.streams_begun += 1;
@@ -114,11 +117,19 @@ impl State {
         self.captures.among(blocking)
     }
 
+    /// The streams of the context that is current on this thread.
+    fn of_current(&self) -> Vec<u64> {
+        let (device, context) = (self.device(), self.current());
+        let own = |stream: &Stream| {
+            if stream.default { Some(stream.device) == device } else { stream.context == context }
+        };
+        self.streams.iter().filter(|(_, stream)| own(stream)).map(|(id, _)| *id).collect()
+    }
+
     /// Invalidates the captures of the current context's streams, because the context is about to be waited for.
     pub(in crate::driver) fn refuse_captured(&mut self) -> Result<(), Code> {
-        let (device, streams) = (self.device(), &self.streams);
-        let own = |id: u64| streams.get(&id).is_some_and(|stream| Some(stream.device) == device);
-        let captured = self.captures.among(own);
+        let own = self.of_current();
+        let captured = self.captures.among(|id| own.contains(&id));
         captured.iter().for_each(|id| self.captures.invalidate(*id));
         if captured.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
     }
@@ -198,10 +209,7 @@ impl State {
 
     /// Enqueues a mark at the end of each stream of the current context.
     pub(in crate::driver) fn record_current(&mut self) -> Vec<Arc<Mark>> {
-        let device = self.device();
-        let streams = self.streams.iter().filter(|(_, stream)| Some(stream.device) == device);
-        let all: Vec<u64> = streams.map(|(id, _)| *id).collect();
-        all.into_iter().map(|stream| self.mark(stream)).collect()
+        self.of_current().into_iter().map(|stream| self.mark(stream)).collect()
     }
 
     /// Whether a stream has no work left. If so, this thread learns its clock.
@@ -221,8 +229,8 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let id = self.handle();
-        let device = self.device().unwrap_or(0);
-        self.events.insert(id, Event { device, last: None, captured: None, flags });
+        let (device, context) = (self.device().unwrap_or(0), self.current());
+        self.events.insert(id, Event { device, context, last: None, captured: None, flags });
         self.live.events += 1;
         Ok(id)
     }
@@ -241,9 +249,11 @@ impl State {
     }
 
     pub(in crate::driver) fn record_event(&mut self, handle: usize, stream: u64) -> Result<(), Code> {
-        let event = self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
+        let Event { device, context, .. } = *self.events.get(&(handle as u64)).ok_or(INVALID_HANDLE)?;
         // An event can be recorded only in its own context; streams of any context can wait for it.
-        if event.device != self.at(stream).device {
+        let stream_of = self.at(stream);
+        let same = if stream_of.default { device == stream_of.device } else { context == stream_of.context };
+        if !same {
             return Err(INVALID_HANDLE);
         }
         let (last, captured) = match self.captures.of(stream) {
