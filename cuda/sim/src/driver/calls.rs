@@ -350,9 +350,14 @@ calls! {
         core.modules.remove(&(module as u64)).map(drop).ok_or(INVALID_HANDLE)
     };
     fn cuLaunchKernel(
-        function: usize, _x: c_uint, _y: c_uint, _z: c_uint, _threads_x: c_uint, _threads_y: c_uint,
-        _threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void, _extra: *const c_void
-    ) Context |core| launch_function(core, function, handle, parameters);
+        function: usize, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint,
+        threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void, _extra: *const c_void
+    ) Context |core| {
+        if [x, y, z, threads_x, threads_y, threads_z].contains(&0) {
+            return Err(INVALID_VALUE);
+        }
+        launch_function(core, function, handle, parameters)
+    };
 
     // Events.
     fn cuEventCreate(created: Out<usize>, flags: c_uint) Context |mut core| {

@@ -434,6 +434,9 @@ fn launch(copies: &[(&CudaStream, u64, u64)]) -> Result<(), DriverError> {
     let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }?;
     // SAFETY: the module is loaded.
     let copy = unsafe { result::module::get_function(module, c"copy".to_owned()) }?;
+    // SAFETY: the driver refuses it.
+    let none = unsafe { result::launch_kernel(copy, (0, 1, 1), (1, 1, 1), 0, ptr::null_mut(), &mut []) };
+    assert_eq!(none, Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)));
     let launched = copies.iter().try_for_each(|(stream, from, to)| {
         let count = 4_u32;
         let mut parameters =
