@@ -142,6 +142,11 @@ impl<Operation> Captures<Operation> {
         }
     }
 
+    /// Drops the captures that were begun on a stream, which is destroyed: nothing can end them any more.
+    pub(super) fn destroy(&mut self, stream: u64) {
+        self.open.retain(|_, capture| capture.origin != stream);
+    }
+
     /// The capture that a stream belongs to.
     pub(super) fn of(&self, stream: u64) -> Option<Id> {
         self.open.iter().find(|(_, capture)| capture.streams.contains_key(&stream)).map(|(id, _)| *id)

@@ -269,6 +269,15 @@ fn a_capture_is_ended_by_its_thread_unless_it_is_relaxed() {
     }
 }
 
+#[test]
+fn a_capture_ends_with_the_stream_that_it_was_begun_on() {
+    let (_sim, ctx) = start();
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
+    unsafe { sys::cuStreamBeginCapture_v2(stream, GLOBAL) }.result().unwrap();
+    unsafe { result::stream::destroy(stream) }.unwrap();
+    ctx.synchronize().unwrap();
+}
+
 /// Streams of cudarc are non-blocking; this one is not.
 #[test]
 fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {

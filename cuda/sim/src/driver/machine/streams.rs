@@ -66,6 +66,7 @@ impl State {
         let stream =
             self.streams.get_mut(&(handle as u64)).filter(|stream| !stream.destroyed && !stream.default);
         stream.ok_or(INVALID_HANDLE)?.destroyed = true;
+        self.captures.destroy(handle as u64);
         self.live.streams -= 1;
         Ok(())
     }
