@@ -58,7 +58,7 @@ const UNSAFE: &str = "If the local thread has an ongoing capture sequence that w
     CU_STREAM_CAPTURE_MODE_RELAXED at cuStreamBeginCapture, [..] this thread is prohibited from potentially unsafe API calls";
 
 /// The name of a program, what it does, and the sentence of NVIDIA's documentation that it follows from.
-const DOCUMENTED: [(&str, Does, &str); 13] = [
+const DOCUMENTED: [(&str, Does, &str); 14] = [
     (
         "pageable_copy_then_another_stream",
         Does::Race("device memory +0x0..+0x100: memset (write, stream"),
@@ -121,6 +121,11 @@ const DOCUMENTED: [(&str, Does, &str); 13] = [
         "event_of_another_context",
         Does::Refusal("400 0\n"),
         "cuEventRecord: hEvent and hStream must be from the same context",
+    ),
+    (
+        "call_in_a_forked_child",
+        Does::Refusal("3 0\n"),
+        "CUDA_ERROR_NOT_INITIALIZED: the CUDA driver has not been initialized with cuInit() or initialization has failed",
     ),
 ];
 

@@ -24,7 +24,7 @@ use super::codes::{
 use super::faults::handle;
 use super::machine::memory::Space;
 use super::machine::work::{HostFunction, Work, synchronize};
-use super::machine::{Core, State, lock};
+use super::machine::{Core, State, initialized, is_forked, lock};
 
 mod bodies;
 mod entry;
@@ -133,6 +133,7 @@ calls! {
     // Driver, device.
     fn cuInit(flags: c_uint) Nothing |mut core| {
         handle();
+        initialized();
         core.initialized = flags == 0;
         if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
     };
@@ -527,7 +528,7 @@ calls! {
 /// `cuGetErrorName` and `cuGetErrorString` are not counted and never fail by injection: formatting an error calls
 /// them, and a test that counts calls should not depend on that.
 fn text(text: &Out<*const c_char>, find: impl FnOnce() -> Option<*const c_char>) -> Code {
-    if lock().options.kind == 1 {
+    if !is_forked() && lock().options.kind == 1 {
         return STUB_LIBRARY;
     }
     let found = find();

@@ -5,6 +5,8 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -121,6 +123,9 @@ fn settings() -> Settings {
 }
 
 extern "C" fn at_exit() {
+    if is_forked() {
+        return;
+    }
     let core = lock();
     if let Some(report) = &core.report {
         report.end(core.found, &core.live);
@@ -186,6 +191,22 @@ thread_local! {
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
     /// In a worker that runs a host function: the function's step.
     static IN_FUNCTION: RefCell<Option<Step>> = const { RefCell::new(None) };
+}
+
+/// The process that called `cuInit`; 0 before.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Remembers the process that calls `cuInit`.
+pub(super) fn initialized() {
+    // Relaxed: a forked child has what its parent's thread wrote before.
+    PROCESS.store(process::id(), Ordering::Relaxed);
+}
+
+/// Whether `cuInit` was called in the process that forked this one. It has no workers, and its lock may be held for good.
+pub(super) fn is_forked() -> bool {
+    // Relaxed: as in `initialized`.
+    let initialized = PROCESS.load(Ordering::Relaxed);
+    initialized != 0 && initialized != process::id()
 }
 
 /// Takes the lock.

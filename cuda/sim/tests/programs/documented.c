@@ -1,6 +1,8 @@
 // What NVIDIA documents, one function each: races that a device may show or not, and refusals. `programs.rs` has the
 // sentences. The first argument chooses; a refusal's code, and that of the capture's end, are printed.
 #include "program.h"
+#include <sys/wait.h>
+#include <unistd.h>
 
 static CUstream one, two;
 static CUdeviceptr memory;
@@ -73,6 +75,13 @@ static int event_of_another_context(void) {
     CK(cuCtxSetCurrent(context));
     return refused;
 }
+static int call_in_a_forked_child(void) {
+    int ended;
+    pid_t child = fork();
+    if (!child) _exit(cuCtxSynchronize());
+    waitpid(child, &ended, 0);
+    return WEXITSTATUS(ended);
+}
 static int captured_event(void) {
     CK(cuEventRecord(mark, one));
     return cuEventQuery(mark);
@@ -86,7 +95,7 @@ static const struct { const char *name; void (*race)(void); int (*refused)(void)
     RACE(wait_for_an_event_before_its_record), RACE(record_after_the_wait), RACE(use_after_a_free_in_stream_order),
     RACE(wait_for_another_context),
     REFUSAL(synchronous_copy), REFUSAL(module_load), REFUSAL(pageable_download), REFUSAL(captured_event),
-    REFUSAL(event_of_another_context),
+    REFUSAL(event_of_another_context), REFUSAL(call_in_a_forked_child),
 };
 
 int main(int count, char **arguments) {

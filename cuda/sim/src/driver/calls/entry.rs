@@ -6,7 +6,7 @@ use crate::driver::codes::{
     CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE,
     NOT_INITIALIZED, NOT_PERMITTED, STUB_LIBRARY, SUCCESS,
 };
-use crate::driver::machine::{Core, count, in_call, in_function, lock};
+use crate::driver::machine::{Core, count, in_call, in_function, is_forked, lock};
 
 /// The caller's pointer for a result.
 #[repr(transparent)]
@@ -54,6 +54,9 @@ pub(super) fn enter(name: &'static str, needs: Needs, body: impl FnOnce(Core) ->
     // The real driver forbids this, and may hang instead of returning an error.
     if in_function() {
         return NOT_PERMITTED;
+    }
+    if is_forked() {
+        return NOT_INITIALIZED;
     }
     in_call(|| enter_locked(name, needs, body))
 }
