@@ -41,7 +41,8 @@ const PER_THREAD: usize = 2;
 /// **If one of these streams is being captured** into a graph when the lease is dropped, the slot stays occupied,
 /// because an event recorded at this time would belong to the graph. The first receive (with `overlap(false)`, also
 /// acquire) call after the end of the capture releases the slot. Until then, a receive call that needs this slot
-/// returns [`Error::SlotHeld`]. If the uploader and its leases are dropped before, the memory of the slot is leaked.
+/// returns [`Error::SlotHeld`]. If the [`DeviceBatches`](crate::DeviceBatches) and their leases are dropped before, and with
+/// `overlap(false)` the host slots too, the memory of the slot is leaked.
 ///
 /// Every call, and the drop, restores the calling thread's current context.
 ///
