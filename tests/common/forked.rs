@@ -1,5 +1,7 @@
 //! Processes that are forked from a test.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 /// Runs `child` in a forked process and returns whether it returned true; an alarm ends a hang. The child must not allocate
 /// while another thread may hold the allocator's lock; glibc's malloc takes care of that.
 pub(crate) fn forked(child: impl FnOnce() -> bool) -> bool {
@@ -9,7 +11,8 @@ pub(crate) fn forked(child: impl FnOnce() -> bool) -> bool {
         0 => {
             // SAFETY: takes no pointer.
             unsafe { libc::alarm(300) };
-            let right = child();
+            // A panic would end the only thread, and with it the process: with the status of a success.
+            let right = catch_unwind(AssertUnwindSafe(child)).unwrap_or(false);
             // SAFETY: takes no pointer, and does not return.
             unsafe { libc::_exit(i32::from(!right)) }
         }
