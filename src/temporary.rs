@@ -27,6 +27,8 @@ pub(crate) struct Temporary {
 impl Temporary {
     pub(crate) fn create(target: &Path, folder: bool) -> io::Result<Self> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
+        // Absolute: the program may change its working folder before the file gets its name.
+        let target = std::path::absolute(target)?;
         if !folder && target.exists() && !target.is_file() {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "a device, pipe or folder has this name"));
         }
@@ -63,7 +65,7 @@ impl Temporary {
             if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() {
                 continue;
             }
-            return Ok(Self { path, target: target.into(), prefix, _lock: made });
+            return Ok(Self { path, target, prefix, _lock: made });
         }
     }
 

@@ -581,4 +581,26 @@ mod unix {
             done
         }));
     }
+
+    #[test]
+    fn a_relative_path_is_that_of_the_folder_where_the_writer_was_built() {
+        let folder = folder();
+        let [here, there] = ["here", "there"].map(|name| folder.path().join(name));
+        [&here, &there].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+        assert!(forked(|| {
+            std::env::set_current_dir(&here).unwrap();
+            let shards = [None, Some(4096)];
+            let mut kept =
+                shards.map(|bytes| sharded(Writer::raw(format!("{bytes:?}"), 4), bytes).build().unwrap());
+            let left =
+                shards.map(|bytes| sharded(Writer::raw(format!("no{bytes:?}"), 4), bytes).build().unwrap());
+            std::env::set_current_dir(&there).unwrap();
+            kept.iter_mut().for_each(|out| out.write_all(&[3; 9000]).unwrap());
+            drop(left);
+            kept.into_iter().all(|out| out.finish().is_ok())
+        }));
+        assert_eq!((names(&here), names(&there)), (vec!["None".into(), "Some(4096)".into()], vec![]));
+        assert_eq!(fs::read(here.join("None")).unwrap(), [3; 9000]);
+        assert_eq!(names(&here.join("Some(4096)")), ["00000.bin", "00001.bin", "00002.bin"]);
+    }
 }
