@@ -145,7 +145,8 @@ impl WriterBuilder {
         // A path with more behind the name, such as `/`, would fail when the file gets it, after all was written.
         let is_last = |name: &OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
         let fits = match shard {
-            Some(_) => !path.exists(),
+            // Without what is behind the name: a link to nothing has the name, too.
+            Some(_) => path.with_file_name(path.file_name().unwrap_or_default()).symlink_metadata().is_err(),
             None => !path.is_dir() && path.file_name().is_some_and(is_last),
         };
         let least = format!("at least {whole} bytes: whole rows in whole blocks of 4096 bytes");

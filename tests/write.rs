@@ -560,8 +560,21 @@ mod unix {
             let error = Writer::raw(&path, 1).build().unwrap_err();
             assert!(matches!(error, Error::Option { option: "path", .. }), "{error}");
         }
-        Writer::raw(&path, 1).shard_bytes(4096).build().unwrap().finish().unwrap();
-        assert_eq!(names(&path), ["00000.bin"]);
+        for path in [path.clone(), folder.path().join("y/.")] {
+            Writer::raw(&path, 1).shard_bytes(4096).build().unwrap().finish().unwrap();
+            assert_eq!(names(&path), ["00000.bin"]);
+        }
+    }
+
+    #[test]
+    fn a_link_to_nothing_has_the_name_of_a_folder() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        std::os::unix::fs::symlink("nowhere", &path).unwrap();
+        for path in [path.clone(), path.join(""), path.join(".")] {
+            let error = Writer::raw(&path, 1).shard_bytes(4096).build().unwrap_err();
+            assert!(matches!(error, Error::Option { option: "path", .. }), "{error}");
+        }
     }
 
     /// A relative path may have an empty folder.
