@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The end of the names of temporary files and folders.
 const SUFFIX: &str = ".twinbuf-tmp";
@@ -19,7 +19,6 @@ pub(crate) struct Temporary {
     pub(crate) path: PathBuf,
     target: PathBuf,
     /// The beginning of the names of all that is made for the target.
-    #[cfg_attr(not(unix), allow(dead_code, reason = "to find what killed processes left"))]
     prefix: OsString,
     _lock: Option<File>,
 }
@@ -40,9 +39,8 @@ impl Temporary {
             let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
             // Relaxed: the counter gives each call of this process another number, and orders nothing else.
             let call = CALLS.fetch_add(1, Ordering::Relaxed);
-            let mut name = prefix.clone();
-            name.push(format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", std::process::id()));
-            let path = target.with_file_name(name);
+            let unique = format!("{:x}-{call:x}-{nanos:x}{SUFFIX}", std::process::id());
+            let path = target.with_file_name(OsString::from_iter([&*prefix, unique.as_ref()]));
             let mut options = File::options();
             options.write(true).create_new(true);
             // An older file may be private.
@@ -55,30 +53,33 @@ impl Temporary {
                 true => fs::create_dir(&path).map(|()| File::open(&path).ok()),
                 false => options.open(&path).map(Some),
             };
-            let made = match made {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                made => made?,
-            };
-            // Before this call locks the file, another process may mistake it for one that a killed process left, lock
-            // it and remove it.
-            #[cfg(unix)]
-            if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() {
-                continue;
+            match made {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                // Before this call locked the file, another process mistook it for one that a killed process left: it has
+                // locked or removed it.
+                Ok(made) if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() => {}
+                made => return Ok(Self { path, target, prefix, _lock: made? }),
             }
-            return Ok(Self { path, target, prefix, _lock: made });
         }
     }
 
     /// Removes what killed processes left for the same target. Skips what cannot be opened or removed. Fails if there is
-    /// another one whose maker lives. Does nothing if the system has no locks.
-    pub(crate) fn alone(self) -> io::Result<Self> {
-        #[cfg(unix)]
-        for entry in fs::read_dir(self.target.with_file_name(".")).into_iter().flatten().flatten() {
+    /// another one whose maker lives; of several calls at one moment, one does not, if all have their turn within
+    /// `wait_ms`. Does nothing if the system has no locks.
+    pub(crate) fn alone(self, wait_ms: u128) -> io::Result<Self> {
+        // The calls take turns: otherwise each of two finds the other. A program may hold this lock of the folder for a
+        // purpose of its own, and a process that was forked meanwhile has a copy of it: go on without it then.
+        let (turn, start) = (File::open(self.target.with_file_name(".")), Instant::now());
+        while start.elapsed().as_millis() < wait_ms && turn.as_ref().is_ok_and(|it| lock(it) == Err(true)) {
+            std::thread::yield_now();
+        }
+        let own = self; // after an error, it is gone before the turn ends
+        for entry in fs::read_dir(own.target.with_file_name(".")).into_iter().flatten().flatten() {
             let (name, path) = (entry.file_name(), entry.path());
-            let number = name.as_encoded_bytes().strip_prefix(self.prefix.as_encoded_bytes());
+            let number = name.as_encoded_bytes().strip_prefix(own.prefix.as_encoded_bytes());
             let number = number.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
             // With a dot, the target has a longer name.
-            if self.path.ends_with(&name) || number.is_none_or(|number| number.contains(&b'.')) {
+            if own.path.ends_with(&name) || number.is_none_or(|number| number.contains(&b'.')) {
                 continue;
             }
             // Lock it before it is removed: one who has just created it then finds it locked, and makes another.
@@ -88,7 +89,7 @@ impl Temporary {
                 _ => {}
             }
         }
-        Ok(self)
+        Ok(own)
     }
 
     /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
@@ -121,4 +122,9 @@ fn lock(file: &File) -> Result<(), bool> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error().kind() == ErrorKind::WouldBlock),
     }
+}
+
+#[cfg(not(unix))]
+fn lock(_: &File) -> Result<(), bool> {
+    Err(false)
 }

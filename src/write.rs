@@ -29,7 +29,8 @@
 //! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the
 //! permissions of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was.
 //! The drop of a writer removes the temporary file. On Unix, if the file system has locks, the next writer of the name
-//! removes what a killed process left, and a second writer of a name is refused while the first one lives.
+//! removes what a killed process left, and a second writer of a name is refused while the first one lives. Neither
+//! happens if the next writer cannot list the folder or open the temporary file, for example another user's.
 //!
 //! # Errors
 //!
@@ -168,7 +169,9 @@ impl WriterBuilder {
         check_memory("depth", depth, slot, &sum)?;
         let slots = Buffer::several(&vec![slot; depth]).ok_or_else(|| too_large(&sum))?;
         let why = |e: io::Error| Failure { path: path.clone(), call: "create", offset: 0, source: e.into() };
-        let made = Temporary::create(&path, shard.is_some()).and_then(Temporary::alone).map_err(why);
+        // A look for other writers takes microseconds, and is not waited for longer than 200 ms.
+        let made = Temporary::create(&path, shard.is_some()).and_then(|own| own.alone(200));
+        let made = made.map_err(why);
         let failed = why(io::Error::other("the writing thread stayed in another process, or panicked"));
         let disk = Disk { to: self, temporary: made.map_err(Error::Write)?, files: 0, file: None, bytes: 0 };
         let slots = slots.into_iter().map(|buffer| (Some(buffer), 0));

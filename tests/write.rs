@@ -335,6 +335,40 @@ mod unix {
         assert_eq!(names(folder.path()), Vec::<String>::new());
     }
 
+    /// Leaves what a killed process leaves.
+    fn abandon(builder: &WriterBuilder) {
+        assert!(forked(|| {
+            std::mem::forget(builder.clone().build().unwrap());
+            true
+        }));
+    }
+
+    /// In a process of its own: those that other tests fork would have copies of its locks.
+    #[test]
+    fn of_two_writers_at_one_moment_one_is_made() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        let builder = |shards: bool| sharded(Writer::raw(&path, 1), shards.then_some(4096));
+        let barrier = std::sync::Barrier::new(2);
+        let build = |shards| {
+            barrier.wait();
+            let made = builder(shards).build();
+            barrier.wait(); // none ends before both have begun
+            made.is_ok()
+        };
+        let one_is_made = |round| {
+            if round % 50 == 0 {
+                abandon(&builder(round % 100 == 0));
+            }
+            let made = std::thread::scope(|scope| {
+                let other = scope.spawn(|| build(false));
+                [build(round % 2 == 0), other.join().unwrap()]
+            });
+            made[0] != made[1] && names(folder.path()).is_empty()
+        };
+        assert!(forked(|| (0..twinbuf_testing::extent(4000, 20_000)).all(one_is_made)));
+    }
+
     /// Once a call has told of the error, so do all later ones.
     fn write_until_error(mut out: Writer, rows: usize) -> Result<(), Failure> {
         let place = |failure: &Failure| (failure.path.clone(), failure.call, failure.offset);

@@ -94,7 +94,7 @@ impl Checkpoint {
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             temporary.publish()?;
-            let _ = temporary.alone(); // others may save at the same time
+            let _ = temporary.alone(0); // others may save at the same time
             Ok(())
         };
         write().map_err(|source| Error::CheckpointFile { path: path.to_path_buf(), source })
