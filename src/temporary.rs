@@ -1,7 +1,7 @@
 //! Temporary files and folders next to a target. They get the name of the target when they are whole.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,8 @@ pub(crate) struct Temporary {
     target: PathBuf,
     /// The beginning of the names of all that is made for the target.
     prefix: OsString,
+    /// The file that it replaces, which has permissions.
+    old: Option<Metadata>,
     _lock: Option<File>,
 }
 
@@ -28,7 +30,8 @@ impl Temporary {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         // Absolute: the program may change its working folder before the file gets its name.
         let target = std::path::absolute(target)?;
-        if !folder && target.exists() && !target.is_file() {
+        let old = fs::metadata(&target).ok();
+        if !folder && old.as_ref().is_some_and(|old| !old.is_file()) {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "a device, pipe or folder has this name"));
         }
         let prefix =
@@ -45,7 +48,7 @@ impl Temporary {
             options.write(true).create_new(true);
             // An older file may be private.
             #[cfg(unix)]
-            if target.is_file() {
+            if old.is_some() {
                 std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
             }
             // On Windows, `File::open` fails for a folder, so the file is `None`. Only Unix needs it, for the lock.
@@ -58,7 +61,7 @@ impl Temporary {
                 // Before this call locked the file, another process mistook it for one that a killed process left: it has
                 // locked or removed it.
                 Ok(made) if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() => {}
-                made => return Ok(Self { path, target, prefix, _lock: made? }),
+                made => return Ok(Self { path, target, prefix, old, _lock: made? }),
             }
         }
     }
@@ -93,12 +96,13 @@ impl Temporary {
     }
 
     /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
-    /// under the new name. The new file gets the permissions of the file that it replaces.
+    /// under the new name. The new file gets the permissions of the file that it replaces, also if that was removed
+    /// meanwhile.
     pub(crate) fn publish(&self) -> io::Result<()> {
         // Sync the folders so that the names survive a crash of the system. Some file systems cannot: ignore the error.
         let sync = |path: PathBuf| File::open(path).and_then(|folder| folder.sync_all()).unwrap_or_default();
-        let old = fs::metadata(&self.target).map(|old| old.permissions());
-        let _ = old.and_then(|permissions| fs::set_permissions(&self.path, permissions));
+        let old = fs::metadata(&self.target).ok().or_else(|| self.old.clone());
+        let _ = old.map(|old| fs::set_permissions(&self.path, old.permissions()));
         sync(self.path.clone());
         fs::rename(&self.path, &self.target)?;
         sync(self.target.with_file_name("."));

@@ -581,6 +581,11 @@ mod unix {
             }
             out.finish().unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
+            // Also if that file is removed meanwhile.
+            let out = Writer::raw(&path, 1).build().unwrap();
+            fs::remove_file(&path).unwrap();
+            out.finish().unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, mode);
             fs::remove_file(&path).unwrap();
         }
     }
