@@ -117,6 +117,24 @@ impl Drop for Temporary {
     }
 }
 
+/// Fails if a file of `end` bytes is larger than `RLIMIT_FSIZE`, and returns that limit. The write of its end would raise a
+/// signal that ends the process (setrlimit(2)).
+#[cfg(unix)]
+pub(crate) fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the kernel writes to `limit`, a live local.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    // The type of the limit depends on the system.
+    let most = u64::try_from(i128::from(limit.rlim_cur)).unwrap_or(u64::MAX);
+    let fits = end <= most || limit.rlim_cur == libc::RLIM_INFINITY;
+    fits.then_some(()).ok_or_else(|| (most, io::Error::from_raw_os_error(libc::EFBIG)))
+}
+
+#[cfg(not(unix))]
+pub(crate) fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
+    Ok(())
+}
+
 /// Takes the lock of a file or folder. It is released when that is closed or the process ends. Returns `Err(true)` if
 /// another has it, and `Err(false)` if the file system has no locks.
 #[cfg(unix)]

@@ -59,7 +59,7 @@ pub use crate::error::Failure;
 use crate::observe::display::{size, time};
 use crate::pipe::memory::{check_memory, too_large};
 use crate::sync::{Consumer, HeapRing, Producer, thread};
-use crate::temporary::Temporary;
+use crate::temporary::{Temporary, check_size};
 use crate::thread::{ForkGuard, name};
 
 /// Offsets, lengths and addresses of direct writes are multiples of this number of bytes: disks have blocks of 512 or 4096
@@ -404,8 +404,6 @@ impl Disk {
     /// Writes all parts, and gives the files their name if the caller has finished. The drop of `self` removes the files
     /// otherwise: at an error, or if the caller has dropped the producer.
     fn run(mut self, mut parts: Consumer<'static, Part>) -> Result<(u64, Duration), Failure> {
-        #[cfg(unix)]
-        block_size_signal();
         let mut busy = Duration::ZERO;
         while let Ok(part) = parts.recv() {
             let start = Instant::now();
@@ -446,6 +444,8 @@ impl Disk {
     fn put(&mut self, bytes: &[u8], offset: u64) -> Result<(), Failure> {
         let file = self.file.take().map_or_else(|| File::create(self.place(&self.temporary.path)), Ok);
         let mut file = file.map_err(|error| self.failed("open", 0, error))?;
+        let fits = check_size(offset + bytes.len() as u64);
+        fits.map_err(|(most, error)| self.failed("write", most.max(offset), error))?;
         set_direct(&file, bytes.len() % BLOCK == 0);
         let mut written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(bytes));
         let mut at = file.stream_position().unwrap_or(offset);
@@ -490,15 +490,3 @@ fn set_direct(file: &File, on: bool) {
 
 #[cfg(not(target_os = "linux"))]
 fn set_direct(_: &File, _: bool) {}
-
-/// Blocks the signal of a file that grows past `RLIMIT_FSIZE` for this thread: it would end the process. The write then
-/// fails with `EFBIG` (setrlimit(2)).
-#[cfg(unix)]
-fn block_size_signal() {
-    // SAFETY: all zeros are a set, the empty one.
-    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is valid.
-    unsafe { libc::sigaddset(&raw mut set, libc::SIGXFSZ) };
-    // SAFETY: the set is valid, and the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-}

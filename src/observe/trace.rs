@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::log::{Event, What};
 use crate::error::Error;
+use crate::temporary::check_size;
 use crate::thread::ForkGuard;
 
 /// The file and the number of epochs of a Chrome trace. Pass it to
@@ -129,8 +130,7 @@ impl TraceFile {
         }
         let (start, clock) = (Instant::now(), SystemTime::now());
         let unix_us = clock.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
-        let sink = Sink { path, file, whole: 0, error: None };
-        let sink = Arc::new(ForkGuard::new(Mutex::new(sink)));
+        let sink = Arc::new(ForkGuard::new(Mutex::new(Sink { path, file, whole: 0, error: None })));
         let trace = Self { start, loaders: AtomicUsize::new(0), sink };
         let origin = format!(r#""unix_us":{unix_us},"process":{}"#, std::process::id());
         trace.write(&format!("[\n{}", about("clock_origin", rank, 1, &origin)));
@@ -186,8 +186,11 @@ impl TraceFile {
         }
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         if sink.error.is_none() {
+            // What is not a regular file, for example a pipe, has no length.
+            let is_regular = sink.file.metadata().is_ok_and(|file| file.is_file());
+            let fits = check_size(if is_regular { sink.whole + lines.len() as u64 } else { 0 });
             // Write whole lines with one call, so that a killed process leaves no partial line.
-            match sink.file.write_all(lines.as_bytes()) {
+            match fits.map_err(|(_, error)| error).and_then(|()| sink.file.write_all(lines.as_bytes())) {
                 Ok(()) => sink.whole += lines.len() as u64,
                 Err(error) => {
                     // A full disk may take only a part of the lines: cut the file back to whole lines. This fails for a

@@ -96,3 +96,20 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     checkpoint().save(&path).unwrap();
     assert!(others.iter().all(|path| path.exists()));
 }
+
+/// No signal ends the process.
+#[test]
+fn a_limit_on_the_size_of_files_leaves_the_file_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint.json");
+    Checkpoint::start().save(&path).unwrap();
+    let checkpoint = checkpoint();
+    assert!(crate::common::forked::forked(|| {
+        let limit = libc::rlimit { rlim_cur: 100, rlim_max: 100 };
+        // SAFETY: the kernel reads `limit`, a live local.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        matches!(checkpoint.save(&path), Err(Error::CheckpointFile { .. }))
+    }));
+    assert_eq!(Checkpoint::load_or_start(&path).unwrap(), Checkpoint::start());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}

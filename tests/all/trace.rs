@@ -244,13 +244,12 @@ fn a_write_that_only_close_does_is_told_too() {
 /// Set for the process with a limit on file sizes: the path of its trace.
 const LIMITED: &str = "TWINBUF_TEST_TRACE_OF_LIMITED";
 
+/// No signal ends the process.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_write_that_stops_in_the_middle_leaves_whole_events() {
+fn a_limit_on_the_size_of_files_leaves_whole_events() {
     if let Some(path) = std::env::var_os(LIMITED) {
         let limit = libc::rlimit { rlim_cur: 120_001, rlim_max: 120_001 };
-        // SAFETY: takes no pointer. Without the signal, exceeding the limit is an error of the write.
-        assert_ne!(unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) }, libc::SIG_ERR);
         // SAFETY: the kernel reads `limit`, a live local.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
         let dataset = Reads(4000, RECORD, nothing);
@@ -261,10 +260,37 @@ fn a_write_that_stops_in_the_middle_leaves_whole_events() {
     }
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().join("trace.json");
-    let test = "a_write_that_stops_in_the_middle_leaves_whole_events";
+    let test = "a_limit_on_the_size_of_files_leaves_whole_events";
     let limited = again(test, LIMITED, &path).output().unwrap();
     assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
     assert!(named(&unclosed(&path), "disk_load").len() > 1, "what was written before is there");
+}
+
+/// Mounts a small file system; needs root.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_write_that_stops_in_the_middle_leaves_whole_events() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let at = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
+    // SAFETY: all strings end with a zero.
+    let mounted = unsafe {
+        libc::mount(c"tmpfs".as_ptr(), at.as_ptr(), c"tmpfs".as_ptr(), 0, c"size=122880".as_ptr().cast())
+    };
+    if mounted != 0 {
+        eprintln!("not checked: mount: {}", io::Error::last_os_error());
+        return;
+    }
+    let path = dir.path().join("trace.json");
+    let dataset = Reads(4000, RECORD, nothing);
+    let mut loader = Loader::builder(dataset, plan(4000, 8)).trace(Trace::new(&path)).build().unwrap();
+    let batches = loader.epoch(0).count();
+    let closed = loader.close();
+    let events = std::panic::catch_unwind(|| unclosed(&path));
+    // A process that another test forked may have the file open. SAFETY: the string ends with a zero.
+    assert_eq!(unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) }, 0);
+    assert_eq!(batches, 500);
+    fails(&closed, &path, io::ErrorKind::StorageFull);
+    assert!(named(&events.unwrap(), "disk_load").len() > 1, "what was written before is there");
 }
 
 /// Whatever is traced: the rows nest, and the times add up to those of the report.

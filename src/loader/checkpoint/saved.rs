@@ -9,7 +9,7 @@ use twinbuf_mmap::{PartialEpoch, Plan};
 
 use super::{Checkpoint, Identity, VERSION};
 use crate::error::{BoxError, Error};
-use crate::temporary::Temporary;
+use crate::temporary::{Temporary, check_size};
 
 /// The fields of a saved [`Checkpoint`]. In a checkpoint from [`Checkpoint::start`], the fields about the plan and the
 /// data set are `null`. serde takes a missing `Option` for `null`, unless another function deserializes it.
@@ -91,6 +91,7 @@ impl Checkpoint {
             let text = serde_json::to_string(self)? + "\n";
             let temporary = Temporary::create(path, false)?;
             let mut file = File::create(&temporary.path)?;
+            check_size(text.len() as u64).map_err(|(_, error)| error)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             temporary.publish()?;
