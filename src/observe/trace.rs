@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -73,19 +73,18 @@ impl Trace {
     pub(crate) fn open(self, loader: Option<&str>, rank: u64, world: u64) -> Result<Arc<LoaderTrace>, Error> {
         // Do not truncate the file: another loader may be writing to it.
         let created = File::options().write(true).create(true).truncate(false).open(&self.path);
-        // The name without links and `..`: one file has one name.
-        let found = created.and_then(|file| Ok((self.path.canonicalize()?, file)));
-        let (path, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
+        let found = created.and_then(|file| Ok((identity(&self.path, &file)?, file)));
+        let (identity, created) = found.map_err(|source| Error::Trace { path: self.path.clone(), source })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(_, file)| file.strong_count() > 0);
-        let shared = open.iter().find(|(other, _)| *other == path).and_then(|(_, file)| file.upgrade());
+        let mut same = open.iter().filter(|open| open.0 == identity).filter_map(|open| open.1.upgrade());
         // After a fork, the parent process still writes to the file that it has open. This process starts a file of its
         // own.
-        let file = match shared.filter(|file| !file.sink.is_foreign()) {
+        let file = match same.find(|file| !file.sink.is_foreign()) {
             Some(file) => file,
             None => {
                 let file = Arc::new(TraceFile::create(self.path, created, rank)?);
-                open.push((path, Arc::downgrade(&file)));
+                open.push((identity, Arc::downgrade(&file)));
                 file
             }
         };
@@ -118,8 +117,21 @@ fn about(name: &str, pid: u64, tid: u64, args: &str) -> String {
     format!(r#"{{"name":"{name}","ph":"M","pid":{pid},"tid":{tid},"args":{{{args}}}}}"#)
 }
 
-/// The files that this process writes.
-static OPEN: Mutex<Vec<(PathBuf, Weak<TraceFile>)>> = Mutex::new(Vec::new());
+/// The files that this process writes, with their identities.
+static OPEN: Mutex<Vec<(String, Weak<TraceFile>)>> = Mutex::new(Vec::new());
+
+/// Returns what no other file has while this one is open. A path may become that of another file.
+#[cfg(unix)]
+fn identity(_: &Path, file: &File) -> io::Result<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().map(|file| format!("{} {}", file.dev(), file.ino()))
+}
+
+/// Returns the path without links and `..`.
+#[cfg(not(unix))]
+fn identity(path: &Path, _: &File) -> io::Result<String> {
+    path.canonicalize().map(|path| format!("{path:?}"))
+}
 
 impl TraceFile {
     fn create(path: PathBuf, file: File, rank: u64) -> Result<Self, Error> {

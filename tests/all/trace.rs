@@ -191,6 +191,47 @@ fn one_file_under_several_names_is_one_file() {
     }
 }
 
+/// A path is that of another file once the first one was renamed or removed.
+#[test]
+#[cfg(unix)]
+fn a_file_that_was_moved_is_another_file() {
+    let (dir, paths) = files(&[40]);
+    let [path, moved] = ["trace.json", "moved.json"].map(|name| dir.path().join(name));
+    let build = |path| Loader::builder(open(&paths), plan(40, 8)).trace(path).build().unwrap();
+    for removed in [false, true] {
+        let mut one = build(&path);
+        assert_eq!(one.epoch(0).count(), 5);
+        let gone = if removed { std::fs::remove_file(&path) } else { std::fs::rename(&path, &moved) };
+        gone.unwrap();
+        let mut others = vec![build(&path), build(&path)];
+        if !removed {
+            others.push(build(&moved));
+        }
+        assert!(others.iter_mut().all(|other| other.epoch(0).count() == 5));
+        one.close().unwrap();
+        others.into_iter().for_each(|other| other.close().unwrap());
+        assert_eq!(named(&trace::events(&path), "train").len(), 10);
+        assert_eq!(named(&trace::events(&moved), "train").len(), 10);
+    }
+}
+
+/// The loaders of a forked process share a file too.
+#[test]
+#[cfg(unix)]
+fn a_forked_process_has_a_file_of_its_own() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("trace.json");
+    let build =
+        || Loader::builder(Reads(40, RECORD, nothing), plan(40, 8)).overlap(false).trace(&path).build();
+    let _parents = build().unwrap();
+    assert!(crate::common::forked::forked(|| {
+        let (mut one, mut other) = (build().unwrap(), build().unwrap());
+        let counts = (one.epoch(0).count(), other.epoch(0).count());
+        let closed = one.close().is_ok() && other.close().is_ok();
+        counts == (5, 5) && closed && named(&trace::events(&path), "train").len() == 10
+    }));
+}
+
 #[cfg(unix)]
 #[track_caller]
 fn fails(found: &Result<(), Error>, wanted: &Path, kind: io::ErrorKind) {
