@@ -97,6 +97,17 @@ fn a_save_that_fails_leaves_the_file_as_it_was_and_nothing_else() {
     assert!(others.iter().all(|path| path.exists()));
 }
 
+#[test]
+fn a_link_to_nothing_is_not_a_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint.json");
+    std::os::unix::fs::symlink("unmounted/checkpoint.json", &path).unwrap();
+    let error = Checkpoint::load_or_start(&path).unwrap_err();
+    assert!(matches!(error, Error::CheckpointFile { .. }), "{error:?}");
+    checkpoint().save(&path).unwrap();
+    assert_eq!(Checkpoint::load_or_start(&path).unwrap(), checkpoint());
+}
+
 /// No signal ends the process.
 #[test]
 fn a_limit_on_the_size_of_files_leaves_the_file_as_it_was() {

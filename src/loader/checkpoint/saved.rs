@@ -106,13 +106,14 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointFile`] if the file cannot be read or is not a checkpoint.
+    /// [`Error::CheckpointFile`] if the file cannot be read or is not a checkpoint, or if `path` is a link to nothing.
     pub fn load_or_start(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let error = |source: BoxError| Error::CheckpointFile { path: path.to_path_buf(), source };
         match fs::read(path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|source| error(source.into())),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(Self::start()),
+            // Not if there is a link: what it leads to may be on a disk that is not mounted.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => Ok(Self::start()),
             Err(source) => Err(error(source.into())),
         }
     }
