@@ -168,12 +168,12 @@ impl WriterBuilder {
         let sum = format!("{depth} slots of {slot} bytes");
         check_memory("depth", depth, slot, &sum)?;
         let slots = Buffer::several(&vec![slot; depth]).ok_or_else(|| too_large(&sum))?;
-        let why = |e: io::Error| Failure { path: path.clone(), call: "create", offset: 0, source: e.into() };
+        let why = |call, e: io::Error| Failure { path: path.clone(), call, offset: 0, source: e.into() };
         // A look for other writers takes microseconds, and is not waited for longer than 200 ms.
         let made = Temporary::create(&path, shard.is_some()).and_then(|own| own.alone(200));
-        let made = made.map_err(why);
-        let failed = why(io::Error::other("the writing thread stayed in another process, or panicked"));
-        let disk = Disk { to: self, temporary: made.map_err(Error::Write)?, files: 0, file: None, bytes: 0 };
+        let temporary = made.map_err(|error| Error::Write(why("create", error)))?;
+        let failed = why("write", io::Error::other("the writing thread is in another process, or panicked"));
+        let disk = Disk { to: self, temporary, files: 0, file: None, bytes: 0 };
         let slots = slots.into_iter().map(|buffer| (Some(buffer), 0));
         let (producer, parts) = HeapRing::new(slots.collect::<Vec<Part>>()).into_handles();
         let builder = thread::Builder::new().name(name(None, "write"));
@@ -247,6 +247,8 @@ impl Writer {
     pub fn slot<T: AnyBitPattern + NoUninit>(&mut self, rows: usize) -> Result<&mut [T], Error> {
         let (row, bytes, most) = (self.row, rows.saturating_mul(self.row), self.slot - BLOCK);
         self.given = 0;
+        // A forked process has a copy of the memory that was being filled, and no thread that writes it.
+        self.current.take_if(|_| self.running.as_ref().is_some_and(ForkGuard::is_foreign));
         if self.slot - self.filled < bytes {
             self.hand_over(false)?;
         }

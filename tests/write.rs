@@ -531,6 +531,11 @@ mod unix {
             let error = (0..100).find_map(|_| out.write_all(&[2; 1000]).err()).unwrap();
             format!("{error:?}").contains("another process") && out.finish().is_err()
         }));
+        assert!(forked(|| {
+            let mut out = out.take().unwrap();
+            let why = failure(out.slot::<u8>(1).unwrap_err());
+            why.call == "write" && out.finish().is_err()
+        }));
         assert!(forked(|| out.take().unwrap().finish().is_err()));
         assert!(forked(|| {
             drop(out.take());
