@@ -69,9 +69,14 @@ pub(super) const NOW: usize = 1;
 /// A read of some bytes of a file, from its start until its memory is given back.
 struct Request {
     file: usize,
+    /// From the first byte that it was made for up to the end of a block.
     bytes: Range<u64>,
+    /// The offset of its memory in the file: the start of a block.
+    from: u64,
     /// Wanted bytes that were not taken yet.
     left: u64,
+    /// The end of the bytes that count in `left`. A later request may have those behind it, and then they count there.
+    own_end: u64,
     /// The position of the reader after which the request is not needed any more.
     until: u64,
     content: Content,
@@ -87,7 +92,7 @@ enum Content {
     Failed(io::Error),
 }
 
-/// Finds requests by file and offset. No two of its requests overlap. Lists are used again.
+/// Finds requests by file and offset. A request may have bytes of the next one too. Lists are used again.
 #[derive(Debug, Default)]
 struct Index {
     /// For each [`BUCKET`] of a file, the requests that start in it, sorted by offset.
@@ -103,7 +108,7 @@ impl Index {
     fn insert(&mut self, file: usize, start: u64, tag: Tag) {
         let list = self.buckets.entry((file, start / BUCKET));
         let list = list.or_insert_with(|| self.spare.pop().unwrap_or_default());
-        list.insert(list.partition_point(|(other, _)| *other < start), (start, tag));
+        list.insert(list.partition_point(|(other, _)| *other <= start), (start, tag));
     }
 
     fn remove(&mut self, file: usize, start: u64, tag: Tag) {
@@ -246,37 +251,44 @@ impl Stream {
         let direct = &self.files[extent.file];
         let (Some(kept), block) = (&direct.file, direct.block()) else { return true };
         let file = extent.file;
-        let mut at = extent.bytes.start;
-        while at < extent.bytes.end {
-            let wanted = |range: &Range<u64>| {
-                range.end.min(extent.own_end).saturating_sub(range.start.max(extent.bytes.start))
-            };
+        while !extent.bytes.is_empty() {
+            let at = extent.bytes.start;
+            let wanted = |end: u64| end.min(extent.own_end).saturating_sub(at);
+            // Bytes from the start of a later request on are its own.
+            let next = state.places.next(file, at).filter(|&next| next < extent.own_end);
+            let end = next.unwrap_or(u64::MAX).min(extent.bytes.end);
+            let newest = state.lanes[AHEAD].requests.back().map(|newest| (newest.file, newest.bytes.start));
             let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
-            let ended = before.as_ref().map_or(0, |request| request.bytes.end);
-            if let Some(request) = before.filter(|_| ended > at) {
-                let end = request.bytes.end.min(extent.bytes.end);
+            // Prefetched bytes are left to an earlier request only if it has all of them, or was made for them or just
+            // before. Any other would keep its memory, and that of all later ones, until these bytes are taken: for a
+            // block that two chunks share, up to a window longer. So such a block is read twice.
+            let has = |request: &&mut Request| {
+                let Range { start, end } = request.bytes;
+                let near = newest == Some((file, start)) || start == at && request.left > 0;
+                end > at && (lane == NOW || near || end >= extent.bytes.end)
+            };
+            if let Some(request) = before.filter(has) {
+                let end = end.min(request.bytes.end);
                 if lane == AHEAD {
-                    request.left += wanted(&(at..end));
+                    request.left += wanted(end);
+                    request.own_end = request.own_end.max(at + wanted(end));
                     request.until = request.until.max(until);
                 }
-                at = end;
-                extent.bytes.start = at;
+                extent.bytes.start = end;
                 continue;
             }
-            // Request whole blocks, but no bytes that an earlier or a later request has.
-            let start = ended.max(at / block * block);
-            let end = extent.bytes.end.next_multiple_of(block);
-            let end = state.places.next(file, at).map_or(end, |next| end.min(next));
-            let parts = (end - start).div_ceil(self.request + 2 * block).max(1);
-            let end = end.min(start + (end - start).div_ceil(parts).next_multiple_of(block));
-            let left = wanted(&(at..end));
-            let content = Content::Coming;
-            let request = Request { file, bytes: start..end, left, until, content, place: 0 };
+            // Request whole blocks.
+            let from = at / block * block;
+            let blocks = end.next_multiple_of(block);
+            let parts = (blocks - from).div_ceil(self.request + 2 * block).max(1);
+            let blocks = blocks.min(from + (blocks - from).div_ceil(parts).next_multiple_of(block));
+            let end = end.min(blocks);
+            let (left, own_end, content) = (wanted(end), at + wanted(end), Content::Coming);
+            let request = Request { file, bytes: at..blocks, from, left, own_end, until, content, place: 0 };
             if !state.begin(lane, (kept, block), request) {
                 return false;
             }
-            at = end.min(extent.bytes.end);
-            extent.bytes.start = at;
+            extent.bytes.start = end;
         }
         true
     }
@@ -329,13 +341,13 @@ fn request(lanes: &mut [Lane; 2], tag: Tag) -> Option<&mut Request> {
 impl State {
     /// Starts one request. Returns `false` if there is no memory for it.
     fn begin(&mut self, lane: usize, (kept, block): (&Arc<File>, u64), mut request: Request) -> bool {
-        let (file, offset) = (request.file, request.bytes.start);
+        let (file, offset) = (request.file, request.from);
         let wanted = request.bytes.end - offset;
         let Some((into, place)) = self.memory(lane, wanted, block) else { return false };
         request.place = place;
         let len = usize::try_from(wanted).unwrap_or(usize::MAX);
         let tag = tag(lane, self.lanes[lane].first + self.lanes[lane].requests.len() as u64);
-        self.places.insert(file, offset, tag);
+        self.places.insert(file, request.bytes.start, tag);
         self.bytes += wanted;
         READ_CALLS.with(|calls| calls.set(calls.get() + 1));
         self.queue.push(Read { file: kept.clone(), offset, into, len, tag });
@@ -400,8 +412,10 @@ impl State {
             let Some(request) = request(&mut self.lanes, tag).filter(|request| at < request.bytes.end) else {
                 return Taken::Not;
             };
-            let start = request.bytes.start;
+            let (start, from) = (request.bytes.start, request.from);
             let until = request.bytes.end.min(bytes.end);
+            let later = (until > request.own_end).then(|| self.places.next(file, at)).flatten();
+            let until = later.unwrap_or(until).min(until);
             let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX);
             match &request.content {
                 Content::Coming => {
@@ -410,7 +424,7 @@ impl State {
                     continue;
                 }
                 Content::There(memory, found) => {
-                    let part = place(at - start)..place(until - start);
+                    let part = place(at - from)..place(until - from);
                     if part.end <= *found {
                         let to = to + place(at - bytes.start);
                         copies.push(Copy { from: memory.clone(), bytes: part, to });

@@ -200,6 +200,84 @@ fn a_window_is_read_once() {
     assert!(calls.iter().all(|&other| other <= calls[0] * 11 / 10), "{calls:?}");
 }
 
+/// Chunks that share a block: each is a request of its own, and a request waits for no record of another chunk.
+#[test]
+fn a_chunk_waits_for_no_other_chunk() {
+    let folder = folder();
+    let paths = files(&folder, &[12 << 20]);
+    let behind = Records::options().header(128).partial(true);
+    let windows = |rows, stride| {
+        Records::open_headerless(&paths, DType::U16, Cut::Windows { rows, stride }).unwrap().ranges()
+    };
+    for (records, chunk) in [
+        (behind.open(&paths, 3073).unwrap().ranges(), 50),
+        (behind.open(&paths, 3072).unwrap().ranges(), 50),
+        (behind.open(&paths, 784).unwrap().ranges(), 256),
+        (behind.open(&paths, 150_528).unwrap().ranges(), 2),
+        (ragged(&folder, &paths), 20),
+        (windows(1025, 1024), 70),
+        (windows(3000, 1000), 70),
+    ] {
+        let shuffle = Shuffle::Window { chunk_records: chunk, window_chunks: 12 };
+        let plan = Plan::builder(records.len()).batch(16).shuffle(shuffle).seed(5).build().unwrap();
+        let Some(mut reader) = direct(&records, &plan) else { return };
+        // The least memory: a window and an eighth, and two requests.
+        let room = shuffle.window_records() * records.stride() / 8 * 9 + (4 << 20);
+        reader.source.stream = direct_stream(&records, [room, 2 << 20]);
+        let begun = Records::read_calls();
+        check_without_preads(&reader, plan.clone(), 0);
+        let (calls, chunks) = (Records::read_calls() - begun, records.len().div_ceil(chunk) + 1);
+        assert!(calls <= chunks * 3 / 2, "{plan:?}: {calls} for {chunks} chunks");
+        assert!(reader.stats().disk <= (12 << 20) / 20 * 21, "{plan:?}: {:?}", reader.stats());
+        check(&reader, plan, 1);
+    }
+}
+
+/// Records of any length and distance, in any order and with any memory; also epochs that go on after another plan, in which
+/// chunks are requested again.
+#[test]
+fn requests_that_overlap_deliver_the_same_bytes() {
+    let folder = folder();
+    let paths = files(&folder, &[700_000, 300_001]);
+    for seed in 0..twinbuf_testing::extent(40, 400) {
+        let mut state = seed as u64;
+        let mut random = |most: u64| {
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (state ^ state >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            (mixed ^ mixed >> 27) % most
+        };
+        let mut long = || usize::try_from(1 + random(8)).unwrap() * usize::try_from(1 + random(900)).unwrap();
+        let (rows, stride) = (long(), long().max(50));
+        let header = Records::options().header(random(5000));
+        let records = match random(5) {
+            0 => ragged(&folder, &paths),
+            _ => header.open_headerless(&paths, DType::U8, Cut::Windows { rows, stride }).unwrap().ranges(),
+        };
+        let chunk = 1 + random(80);
+        let shuffle = match random(4) {
+            0 => Shuffle::Full,
+            1 => Shuffle::Chunks { records: chunk },
+            _ => Shuffle::Window { chunk_records: chunk, window_chunks: 1 + random(20) },
+        };
+        let (batch, room) =
+            (1 + random(60.min(records.len())), [64 << 10 << random(5), 64 << 10 << random(5)]);
+        let plan = Plan::builder(records.len()).batch(batch).shuffle(shuffle).last_batch(LastBatch::Keep);
+        let plan = plan.build().unwrap();
+        let Some(mut reader) = direct(&records, &plan) else { return };
+        reader.source.stream = direct_stream(&records, room);
+        reader.ahead.prefetch = 20_000 << random(8);
+        check(&reader, plan.clone(), 0);
+        let part =
+            crate::PartialEpoch { batch: 1 + random(batch), world: 1, steps: random(records.len() / batch) };
+        let rest = plan.resume(0, &[part]).unwrap();
+        let batches: Vec<_> = (rest.first()..rest.end()).map(|step| rest.batch(1, step).unwrap()).collect();
+        reader.begin(batches.clone());
+        for batch in batches {
+            assert!(read(&reader, &batch) == plain(&records, &batch), "{seed} {plan:?} {}", batch.step());
+        }
+    }
+}
+
 /// Reads an epoch, and does not check its bytes.
 fn check_without_preads(reader: &Reader, plan: Plan, number: u64) {
     reader.begin(epoch(plan.clone(), number));
