@@ -75,23 +75,29 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         return Err(file.bad_version(MAGIC.len() as u64, "2 or 3, in little-endian order", version));
     }
     let (count, keys) = (header.number(8)?, header.number(8)?);
-    let (mut align, mut part) = (32, Part { number: 0, of: 1 });
+    let (mut align, mut number, mut of, mut split) = (32, 0, 1, 0);
     for _ in 0..keys {
         let key = header.name()?;
         let kind = header.number(4)?;
         let at = header.at;
-        if key == "general.alignment" && kind == 4 {
-            align = header.number(4)?;
-            if !align.is_power_of_two() {
-                return Err(file.bad_header(at, "a power of two as `general.alignment`", align.to_string()));
+        // llama.cpp writes the alignment with 32 bits, and the numbers of a part (`LLM_KV_SPLIT_NO`,
+        // `LLM_KV_SPLIT_COUNT`) with 16; any size is accepted.
+        match (size(kind), &*key) {
+            (Some(size), "general.alignment") => {
+                align = header.number(size)?;
+                if !align.is_power_of_two() {
+                    let wanted = "a power of two as `general.alignment`";
+                    return Err(file.bad_header(at, wanted, align.to_string()));
+                }
             }
-        } else if let (Some(size), "split.no" | "split.count") = (size(kind), &*key) {
-            // llama.cpp writes both (`LLM_KV_SPLIT_NO`, `LLM_KV_SPLIT_COUNT`) with 16 bits; any size is accepted.
-            let field = if key == "split.no" { &mut part.number } else { &mut part.of };
-            *field = header.number(size)?;
-        } else {
-            header.skip_value(kind, NESTED)?;
+            (Some(size), "split.no") => (number, split) = (header.number(size)?, at),
+            (Some(size), "split.count") => (of, split) = (header.number(size)?, at),
+            _ => header.skip_value(kind, NESTED)?,
         }
+    }
+    if of > u16::MAX.into() || of > 1 && number >= of {
+        let wanted = "at most 65535 parts, and a number below theirs";
+        return Err(file.bad_header(split, wanted, format!("number {number} of {of}")));
     }
     let mut all = Vec::new();
     for _ in 0..count {
@@ -120,7 +126,7 @@ pub(super) fn tensors(file: &DataFile, index: usize) -> Result<(Vec<Tensor>, Par
         };
         *bytes = start + bytes.start..end;
     }
-    Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), part))
+    Ok((all.into_iter().map(|(tensor, _)| tensor).collect(), Part { number, of }))
 }
 
 /// A header that is being parsed.

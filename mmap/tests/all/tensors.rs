@@ -215,6 +215,43 @@ fn faults_of_gguf_are_typed() {
     assert!(message.contains("GGUF type 99") && !message.contains("text"), "{message}");
 }
 
+/// Numbers in the metadata: each of any size, and none that a program could not hold or count with.
+#[test]
+fn numbers_of_gguf_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |pairs: &[(&str, u32, &[u8])], offset: u64| {
+        let mut file = [&b"GGUF\x03\0\0\0"[..], &1_u64.to_le_bytes()].concat();
+        file.extend((pairs.len() as u64).to_le_bytes());
+        for (name, kind, value) in pairs {
+            let len = (name.len() as u64).to_le_bytes();
+            file.extend([&len[..], name.as_bytes(), &kind.to_le_bytes(), value].concat());
+        }
+        file.extend(&gguf(&[("w", &[4], 24, offset)], 0)[24..24 + 8 + 1 + 4 + 8 + 4 + 8]);
+        file.resize(file.len().next_multiple_of(64) + 128, 1);
+        Tensors::open([write(folder.path(), "m.gguf", &file)])
+    };
+    let wanted =
+        "bad header at byte 75: wanted at most 65535 parts, and a number below theirs, found number ";
+    for (no, count, found) in [
+        (0, u64::from(u32::MAX), "0 of 4294967295"),
+        (0, 65_536, "0 of 65536"),
+        (u64::MAX, u64::MAX, "18446744073709551615 of 18446744073709551615"),
+        (u64::MAX, 2, "18446744073709551615 of 2"),
+        (2, 2, "2 of 2"),
+    ] {
+        let pairs = [("split.no", 10, &no.to_le_bytes()[..]), ("split.count", 10, &count.to_le_bytes())];
+        refused(open(&pairs, 0), &format!("{wanted}{found}"));
+    }
+    for (no, count) in [(0_u64, 0_u64), (7, 1)] {
+        open(&[("split.no", 10, &no.to_le_bytes()), ("split.count", 10, &count.to_le_bytes())], 0).unwrap();
+    }
+    let align: [(u32, &[u8]); 3] = [(10, &64_u64.to_le_bytes()), (2, &64_u16.to_le_bytes()), (0, &[64])];
+    for (kind, align) in align {
+        open(&[("general.alignment", kind, align)], 64).unwrap();
+        refused(open(&[("general.alignment", kind, align)], 32), "a multiple of the alignment, found 32");
+    }
+}
+
 /// A part of a model in several files is refused, with the names of the others; all of them, in any order, are the model.
 #[test]
 fn a_split_gguf_is_complete_or_refused() {
