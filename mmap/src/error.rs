@@ -56,7 +56,8 @@ pub enum Error {
     /// The file was written to since it was opened, or, for a file that is not kept open, another file now has its
     /// path. A [`Reader`](crate::Reader) of batches checks the time of the last change in each epoch after `begin`, one
     /// of groups at each read. A file that is not kept open is reopened for each use, and its device and inode are compared too. A
-    /// file that only became shorter is [`Error::Truncated`].
+    /// file that is shorter than it was counts as truncated, whatever is in it: reads that need the missing bytes are
+    /// [`Error::Truncated`], others succeed.
     #[error("{path:?}: replaced or written to since it was opened: do not change data files in use")]
     Replaced {
         /// The file.

@@ -107,7 +107,7 @@ impl DataFile {
     }
 
     /// Fails if the file was written to since it was opened, because its header may have changed,
-    /// or if its metadata cannot be read. A file that is only shorter passes. Does nothing for a
+    /// or if its metadata cannot be read. A file that is shorter passes. Does nothing for a
     /// file that is not kept open: [`file`](Self::file) checks such a file at each use.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         self.kept.as_ref().map_or(Ok(()), |file| match file.metadata() {
@@ -134,8 +134,9 @@ impl DataFile {
         self.check(&metadata).map(|()| Arc::new(file))
     }
 
-    /// Fails if `found` belongs to another file or has another time of change. A file that is shorter passes: reading
-    /// past its end returns [`Error::Truncated`].
+    /// Fails if `found` belongs to another file or has another time of change. A file that is shorter passes: its
+    /// bytes may be those from before a truncation, which sets the time too. Reading past its end returns
+    /// [`Error::Truncated`].
     fn check(&self, found: &Metadata) -> Result<(), Error> {
         let written = found.len() >= self.len && found.modified().ok() != self.modified;
         if id(found) == self.id && !written {

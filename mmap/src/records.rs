@@ -118,7 +118,8 @@ impl Options {
 ///
 /// Do not write to the files while they are open. Reading bytes that a truncation removed fails with
 /// [`Error::Truncated`]. A [`Reader`](crate::Reader) fails with [`Error::Replaced`] from the epoch on in which it finds
-/// that a file was written to; until then, and with [`Ranges::read`], reads of files that stay open return the present
+/// that a file was written to, unless the file is shorter than it was: this is taken for a truncation, and the bytes before
+/// its end are read as they are. Until then, and with [`Ranges::read`], reads of files that stay open return the present
 /// content. On Unix, a file that stays open keeps its content when its name is deleted or given to another file, as
 /// `mv` does. [`Options::open`] documents how many files stay open.
 ///
