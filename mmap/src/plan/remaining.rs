@@ -48,6 +48,8 @@ struct Past {
     steps: Option<u64>,
     /// Whether the steps may continue past the end of the order.
     wraps: bool,
+    /// The shares of the first part, also if none of its steps is whole.
+    shares: Option<Shares>,
     seams: Vec<Seam>,
 }
 
@@ -56,7 +58,7 @@ impl Past {
     fn new(plan: &Plan) -> Self {
         let wraps = plan.last_batch == LastBatch::Wrap && plan.steps.is_some();
         let &Plan { records, steps, .. } = plan;
-        Self { records, done: 0, left: records, base: 0, steps, wraps, seams: Vec::new() }
+        Self { records, done: 0, left: records, base: 0, steps, wraps, shares: None, seams: Vec::new() }
     }
 
     /// Adds a completed part. Fails if the part has more steps than were left.
@@ -74,6 +76,7 @@ impl Past {
         self.base += steps;
         self.left = left.saturating_sub(done - self.done);
         self.done = if done > self.records { done % self.records } else { done };
+        self.shares = self.shares.or((steps > 0).then_some(Shares { len: whole * batch, count: world }));
         let steps = steps.min(whole);
         if steps > 0 {
             let left = left - steps * batch * world;
@@ -86,9 +89,8 @@ impl Past {
     fn leg(&self, plan: Plan) -> Leg {
         let windows = matches!(plan.shuffle, Shuffle::Window { .. });
         let plan = Plan { steps: self.steps.map(|steps| steps - self.base), ..plan };
-        let first = self.seams.first().filter(|_| windows);
-        let shares = first.map_or(plan.shares(), |seam| Shares { len: seam.share, count: seam.world });
-        let seams = first.map(|_| self.seams.as_slice().into());
+        let shares = self.shares.filter(|_| windows).unwrap_or(plan.shares());
+        let seams = (windows && !self.seams.is_empty()).then(|| self.seams.as_slice().into());
         // If the order has started again, what the last seam left is visited too, and comes before.
         let visited = self.seams.last().filter(|_| windows).map_or(0, |seam| seam.left);
         let front = if windows && self.left > 0 { 0 } else { visited + self.done };
@@ -282,5 +284,27 @@ mod tests {
         let [three, part] = [3, 4].map(|steps| PartialEpoch { batch: 3, world: 11, steps });
         assert_eq!(plan.resume(0, &[three]).unwrap().end(), 3, "one record is left");
         assert_eq!(plan.resume(0, &[part]), Err(PlanError::PartialEpoch { part, left: 100 }));
+    }
+
+    /// A first part whose steps are longer than the epoch still determines the order.
+    #[test]
+    fn the_first_part_determines_the_order_also_without_a_whole_step() {
+        let plan = |batches: &[(u64, u64)]| {
+            let shuffle = Shuffle::Window { chunk_records: 3, window_chunks: 2 };
+            let plan = Plan::builder(14).shuffle(shuffle).seed(7).last_batch(LastBatch::Wrap).steps(5);
+            plan.batches(batches.iter().copied()).build().unwrap()
+        };
+        let records = |batch: Option<BatchIndices>| batch.unwrap().runs().flatten().collect::<Vec<_>>();
+        let one = plan(&[(u64::MAX, 21)]);
+        let order: Vec<u64> = (0..3).flat_map(|step| records(one.batch(0, step))).collect();
+        assert_eq!(order[..14], order[14..28]);
+        // The order goes round: 63 of its positions were visited before step 3.
+        let later =
+            |step: usize| -> Vec<u64> { (0..8).map(|at| order[(63 + (step - 3) * 8 + at) % 14]).collect() };
+        let part = PartialEpoch { batch: 21, world: 1, steps: 3 };
+        let [two, eight] = [plan(&[(3, 21), (u64::MAX, 8)]), plan(&[(u64::MAX, 8)])];
+        for rest in [two.epoch_after(0), two.resume(0, &[part]).unwrap(), eight.resume(0, &[part]).unwrap()] {
+            assert_eq!([3, 4].map(later), [3, 4].map(|step| records(rest.batch(0, step))), "{rest:?}");
+        }
     }
 }
