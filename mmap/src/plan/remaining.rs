@@ -203,7 +203,9 @@ impl RemainingEpoch {
     }
 
     /// Returns the steps from [`first`](Self::first) up to, but not including, `step`, for
-    /// [`Plan::resume`]: one part for each entry of the schedule. They must be whole steps.
+    /// [`Plan::resume`]: one part for each entry of the schedule. They must be whole steps: not the last one if it has
+    /// fewer records (`LastBatch::Keep`) or, without [`steps`](super::PlanBuilder::steps), starts the order again
+    /// (`LastBatch::Wrap`).
     #[must_use]
     pub fn parts(&self, step: u64) -> Vec<PartialEpoch> {
         let ends = self.legs().skip(1).map(|leg| leg.base).chain([u64::MAX]);
