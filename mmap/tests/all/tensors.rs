@@ -338,6 +338,13 @@ fn all_ways_to_read_give_the_same_bytes() {
         let before = reader.stats().bytes;
         let cut = reader.read_bytes(0, file.len() as u64 - 9, &mut small);
         assert!(matches!(cut, Err(Error::Truncated { .. })));
+        for start in [1 << 40, i64::MAX as u64 - 11, i64::MAX as u64 - 3, 1 << 63, u64::MAX - 3, u64::MAX] {
+            let Err(Error::Truncated { offset, found: 0, .. }) = reader.read_bytes(0, start, &mut small)
+            else {
+                panic!("{mode:?} {start}")
+            };
+            assert_eq!(offset, start.min(1 << 62));
+        }
         assert_eq!(reader.stats().bytes, before, "{mode:?}");
         assert!(matches!(reader.read(&0, &mut small), Err(Error::BufferTooSmall { found: 10, .. })));
         assert!(matches!(reader.read(&3, &mut small), Err(Error::NoSuchRecord { wanted: 3, found: 3 })));
