@@ -1,6 +1,7 @@
 //! Lists of data files from folders and patterns, in natural order.
 
 use std::cmp::Ordering;
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use crate::Error;
@@ -50,7 +51,7 @@ pub fn files(sources: impl IntoIterator<Item: AsRef<Path>>) -> Result<Vec<PathBu
         if found.is_empty() {
             return Err(Error::NoFiles { path: source.to_owned() });
         }
-        found.sort_by(|a, b| natural(&a.to_string_lossy(), &b.to_string_lossy()).then_with(|| a.cmp(b)));
+        found.sort_by(|a, b| natural_paths(a, b).then_with(|| a.cmp(b)));
         all.append(&mut found);
     }
     Ok(all)
@@ -102,6 +103,13 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     }
     found.retain(|path| path.symlink_metadata().is_ok());
     Ok(found)
+}
+
+/// Compares paths name by name. So the order of a folder's files does not depend on how the folder is written.
+fn natural_paths(a: &Path, b: &Path) -> Ordering {
+    let names = |(a, b): (&OsStr, &OsStr)| natural(&a.to_string_lossy(), &b.to_string_lossy());
+    let first = a.iter().zip(b).map(names).find(|order| order.is_ne());
+    first.unwrap_or_else(|| a.iter().count().cmp(&b.iter().count()))
 }
 
 /// Compares names part by part: runs of digits as numbers, all other text as it is.
@@ -156,6 +164,23 @@ mod tests {
             assert!(matches!(&error, Error::NoFiles { path } if *path == none), "{error}");
         }
         assert_eq!(files([] as [&Path; 0]).unwrap(), [] as [PathBuf; 0]);
+    }
+
+    /// The working directory of a program is not changed in a test: paths that it would be given are compared.
+    #[test]
+    fn the_order_does_not_depend_on_how_a_folder_is_written() {
+        let names = ["#2.npy", "(1).npy", "-a.npy", "0.npy", "9.npy", "10.npy"];
+        for folder in ["", "./", "e/", "/e/", "/e7/", "../e.9/"] {
+            let mut paths = names.map(|name| PathBuf::from(format!("{folder}{name}")));
+            paths.reverse();
+            paths.sort_by(|a, b| natural_paths(a, b));
+            assert_eq!(paths, names.map(|name| Path::new(&format!("{folder}{name}")).to_owned()));
+        }
+        let nested = ["a", "a/b", "a/b/c", "a/c", "a-1/b", "a-1/b2", "a-1/b10"];
+        let mut paths = nested.map(Path::new);
+        paths.reverse();
+        paths.sort_by(|a, b| natural_paths(a, b));
+        assert_eq!(paths, nested.map(Path::new));
     }
 
     /// Such a name is matched too, as a folder has it: no shard is left out silently.
