@@ -93,13 +93,12 @@ impl RaggedRecords {
     ///   [`Error::Truncated`]: an index cannot be read.
     pub fn open_megatron(paths: impl IntoIterator<Item: AsRef<Path>>) -> Result<Self, Error> {
         // Append `.bin` instead of replacing an extension: a prefix may have a dot in it.
-        let data = paths.into_iter().map(|path| match path.as_ref() {
-            path if path.extension().is_some_and(|end| end == "bin") || path.is_file() => path.to_owned(),
-            prefix => {
-                let mut path = prefix.as_os_str().to_owned();
-                path.push(".bin");
-                PathBuf::from(path)
-            }
+        let data = paths.into_iter().map(|path| {
+            let path = path.as_ref();
+            let mut longer = path.as_os_str().to_owned();
+            longer.push(".bin");
+            let (longer, is_bin) = (PathBuf::from(longer), path.extension().is_some_and(|end| end == "bin"));
+            if is_bin || path.is_file() && !longer.is_file() { path.to_owned() } else { longer }
         });
         Self::assemble(data, |data| megatron::index(&DataFile::open(&data.path.with_extension("idx"))?))
     }

@@ -246,6 +246,10 @@ fn a_prefix_of_megatron() {
         write(folder.path(), &format!("{prefix}.idx"), &idx(4, 4, &[10, 15], &[]));
         let found = RaggedRecords::open_megatron([folder.path().join(prefix)]).unwrap();
         assert_eq!((found.len(), found.shards()[0].path()), (2, &*data));
+        // Beside a file that has the prefix as its name, such as the text that the tokens were made of.
+        write(folder.path(), prefix, &bytes(100, 0));
+        let found = RaggedRecords::open_megatron([folder.path().join(prefix)]).unwrap();
+        assert_eq!(found.shards()[0].path(), &*data);
         assert_eq!(RaggedRecords::open_megatron([&data]).unwrap().len(), 2);
     }
     let gone = folder.path().join("gone");
