@@ -56,8 +56,8 @@ impl fmt::Display for ReadChoice {
         let Self { data, cached, left } = self;
         let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
         let how = match (cached, left) {
-            (0, None) => " past the page cache, as asked for",
-            (0, Some(_)) => " past the page cache",
+            (0, None) if *data > 0 => " past the page cache, as asked for",
+            (0, Some(_)) if *data > 0 => " past the page cache",
             (cached, _) if cached < data => " kept in the page cache, the rest past it",
             (_, None) => " through the page cache",
             (_, Some(left)) if data > left => {
@@ -92,5 +92,10 @@ mod tests {
             assert_eq!(says(9, cached, Some(left)), format!("{wanted} ({left} MiB of memory left)"));
         }
         assert_eq!(says(9, 0, None), "9 MiB past the page cache, as asked for");
+        assert_eq!(says(0, 0, None), "0 MiB through the page cache");
+        assert_eq!(
+            says(0, 0, Some(5)),
+            "0 MiB through the page cache, where they fit (5 MiB of memory left)"
+        );
     }
 }
