@@ -134,7 +134,8 @@ impl Front for Batches {
     fn over(&self, state: &mut State, whole: bool) {
         self.end_step(state);
         state.own.again = None;
-        state.own.exhausted |= whole;
+        // After a state of the end of an epoch, which another plan has made, it may be past these epochs already.
+        state.own.exhausted |= whole && state.at().is_some_and(|at| at.epoch() < state.own.end);
         state.rest();
     }
 
@@ -162,13 +163,16 @@ impl State {
         }
     }
 
-    /// Returns the checkpoint at which an iteration over these epochs begins: the loaded state, or the end of the epoch
-    /// before them, if the last iteration ended in that epoch. `None`: the iteration begins at the start of the first
-    /// one, as if all epochs before it had been run with this plan.
+    /// Returns the checkpoint at which an iteration over these epochs begins: the loaded state, the position if that is
+    /// their start, or the end of the epoch before them, if the last iteration ended in that epoch. `None`: the iteration
+    /// begins at the start of the first one, as if all epochs before it had been run with this plan.
     fn origin(&self, epochs: &Range<u64>, single: bool) -> Option<Checkpoint> {
         let loaded = self.own.resume.as_ref().filter(|resume| goes_on(resume, epochs, single)).cloned();
-        let follows = |at: &Checkpoint| at.epoch().checked_add(1) == Some(epochs.start);
-        loaded.or_else(|| self.at().filter(follows).map(Checkpoint::next_epoch))
+        let start = |at: Checkpoint| match at.epoch().checked_add(1) == Some(epochs.start) {
+            true => Some(at.next_epoch()),
+            false => Some(at).filter(|at| (at.epoch(), at.step()) == (epochs.start, 0)),
+        };
+        loaded.or_else(|| self.at().and_then(start))
     }
 
     /// Returns the number of batches of an iteration over these epochs that begins now.

@@ -121,6 +121,37 @@ def test_another_schedule_continues_after_all_steps_of_the_training(npy: Case, a
         assert len(records) == (sizes[trained] if trained < len(sizes) else last)
 
 
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("after", [50, [(13, 1), (8, 50)]])
+def test_the_end_of_an_epoch_under_another_plan_is_followed_by_the_next(
+    npy: Case, after: Any, saves: bool
+) -> None:
+    """Nothing is left of the epoch of the state, also for a loop that saves once more after nothing."""
+    first = tb.Loader(npy.data, plan_of(npy, 20, drop_last=False))
+    batches = first.epoch(0)
+    state = [first.state_dict() for _ in batches][-1]
+    assert (state["epoch"], state["step"]) == (0, 11)
+
+    def loaded() -> tb.Loader:
+        other = tb.Loader(npy.data, plan_of(npy, after, drop_last=False))
+        other.load_state_dict(json.loads(json.dumps(state)))
+        return other
+
+    whole = [(batch.epoch, batch.step, len(batch)) for batch in loaded().epochs(3)]
+    trained = [11 + sum(1 for epoch, _, _ in whole if epoch < end) for end in (1, 2, 3)]
+    assert [size for _, _, size in whole[:3]] == ([1, 1, 50] if isinstance(after, list) else [50, 50, 50])
+    other, found = loaded(), []
+    for epoch in range(3):
+        count = len(iter(other))
+        batches = [(batch.epoch, batch.step, len(batch)) for batch in other]
+        assert {at for at, _, _ in batches} == ({epoch} if epoch else set()) and len(batches) == count
+        found += batches
+        state = other.state_dict()
+        assert (state["epoch"], state["step"], state["trained"]) == (epoch + 1, 0, trained[epoch])
+        other = loaded() if saves else other
+    assert found == whole
+
+
 def test_a_trainer_that_seeks_finds_the_sizes_of_its_epoch(npy: Case) -> None:
     plan = plan_of(npy, SCHEDULES[0])
     loader = tb.Loader(npy.data, plan)
