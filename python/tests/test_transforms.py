@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,35 @@ def test_what_map_raises_reaches_the_loop(npy: Case, overlap: bool) -> None:
     message = r"map: wanted an array of float32 \[3, 4\], found one of float32 \[3, 5\]"
     with pytest.raises(TypeError, match=message):
         next(tb.Loader(wrong, plan, overlap=overlap).epoch(0))
+
+
+ITERATIONS: dict[str, Callable[[tb.Records], Iterable[Any]]] = {
+    "for": lambda data: data,
+    "reversed": lambda data: reversed(data),
+    "map": lambda data: map(data.__getitem__, range(len(data))),
+    "loader": lambda data: tb.Loader(data, tb.Plan(data, 1)).epoch(0),
+    "without overlap": lambda data: tb.Loader(data, tb.Plan(data, 1), overlap=False).epoch(0),
+}
+
+
+@pytest.mark.parametrize("error", [IndexError, StopIteration])
+@pytest.mark.parametrize("kind", ITERATIONS)
+def test_what_map_raises_is_not_taken_for_the_end(npy: Case, kind: str, error: type[Exception]) -> None:
+    """Python's iterators over what has only `__getitem__` would."""
+    calls = itertools.count()
+
+    def fails(record: np.ndarray, seed: int) -> np.ndarray:
+        if next(calls) == 3:
+            raise error("no")
+        return record
+
+    found = []
+    with pytest.raises(RuntimeError if error is StopIteration else error) as caught:
+        for record in ITERATIONS[kind](npy.data.map(fails, "float32", (3, 5))):
+            found.append(np.array(record).reshape(3, 5))
+    if error is StopIteration:
+        assert str(caught.value) == "map raised StopIteration" and isinstance(caught.value.__cause__, error)
+    assert np.array_equal(found, npy.records[::-1][:3] if kind == "reversed" else npy.records[:3])
 
 
 def test_records_of_any_length_are_lists(tmp_path: Path) -> None:

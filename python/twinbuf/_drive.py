@@ -273,15 +273,18 @@ def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
         )
     seeds, (dtype, shape), (wanted, size) = more
     records, made, good = np.frombuffer(numbers, dtype).reshape(len(seeds), *shape), [], None
-    for record, seed in zip(records, seeds, strict=True):
-        array = np.asarray(code(record, seed))
-        of = array.dtype
-        if array.shape != size or (of is not good and (of.name != wanted or not of.isnative)):
-            raise TypeError(
-                f"map: wanted an array of {wanted} {list(size)}, found one of {of} {list(array.shape)}"
-            )
-        good = of
-        made.append(array.tobytes())
+    try:
+        for record, seed in zip(records, seeds, strict=True):
+            array = np.asarray(code(record, seed))
+            of = array.dtype
+            if array.shape != size or (of is not good and (of.name != wanted or not of.isnative)):
+                raise TypeError(
+                    f"map: wanted an array of {wanted} {list(size)}, found one of {of} {list(array.shape)}"
+                )
+            good = of
+            made.append(array.tobytes())
+    except StopIteration as stop:  # it would end the loop (PEP 479)
+        raise RuntimeError("map raised StopIteration") from stop
     return b"".join(made)
 
 

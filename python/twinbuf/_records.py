@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, Self, SupportsIndex, overload
@@ -236,6 +236,13 @@ class Records(_Records):
                 raise raised
             return self._several([number % count], (number % count, 1, 1))[0]
         return self._several(wanted, numbers_of("index", wanted, outside, count))
+
+    # Python's own iterators over what has only `__getitem__` take an IndexError of a function for the end.
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __reversed__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, reversed(range(len(self))))
 
     def _several(self, wanted: Any, numbers: Any) -> Any:
         if len(wanted) and any(callable(step[0]) for step in self._how["steps"]):
