@@ -500,9 +500,9 @@ impl Items {
         }))
     }
 
-    /// The next item, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
-    fn take(&self, py: Python<'_>, waits: bool) -> PyResult<Option<Taken>> {
-        self.items.take(py, waits, |item| Ok(item.item.clone_ref(py)))
+    /// The next item, for `_loop.py`, or None: there is none yet. ``waited``: wait a moment for it.
+    fn take(&self, py: Python<'_>, waited: Option<f64>) -> PyResult<Option<Taken>> {
+        self.items.take(py, waited, |item| Ok(item.item.clone_ref(py)))
     }
 
     /// Let this many rounds begin in all.

@@ -369,13 +369,11 @@ pub(crate) struct Loop<F: Front> {
     number: OnceLock<u64>,
     /// The longest wait for an item.
     timeout: Option<Duration>,
-    /// Since when the loop has waited.
-    since: Mutex<Option<Instant>>,
 }
 
 impl<F: Front> Loop<F> {
     pub(crate) fn new(shared: Arc<Shared<F>>, timeout: Option<Duration>) -> Self {
-        Self { shared, number: OnceLock::new(), timeout, since: Mutex::default() }
+        Self { shared, number: OnceLock::new(), timeout }
     }
 
     /// Begins the iteration, unless it has begun. `begin` returns its number.
@@ -404,25 +402,18 @@ impl<F: Front> Loop<F> {
         self.number.get() == Some(&state.iteration)
     }
 
-    /// Asks for the next item, and waits for it for one [`SLICE`] at most, or not at all. `None` at the end.
-    fn ask(&self, py: Python<'_>, waits: bool) -> PyResult<Poll<Option<F::Item>>> {
+    /// Asks for the next item, and waits for it for one [`SLICE`] at most, or not at all: `waited` is how long this call
+    /// of `next` has waited for it. `None` at the end.
+    fn ask(&self, py: Python<'_>, waited: Option<Duration>) -> PyResult<Poll<Option<F::Item>>> {
         let Shared { state, front, .. } = &*self.shared;
         self.shared.check(py)?;
         check_end(py)?;
         let iteration = self.number();
-        let since = || lock(&self.since);
         let next = |state: &mut State<F>| state.next(front, iteration, Duration::ZERO);
-        let asked = match waits {
-            true => {
-                let waited = since().get_or_insert_with(Instant::now).elapsed();
+        let asked = match waited {
+            Some(waited) => {
                 py.check_signals()?;
                 let rest = self.timeout.map_or(SLICE, |timeout| timeout.saturating_sub(waited).min(SLICE));
-                if rest.is_zero() {
-                    since().take();
-                    let reading = state.with(py, |state| state.run.reading());
-                    let waited = self.timeout.unwrap_or_default();
-                    return Err(front.raise(py, Error::Timeout { waited, reading }));
-                }
                 let wait = || {
                     let (since, made_here) = (Instant::now(), front.is_made_by_loop());
                     loop {
@@ -449,16 +440,18 @@ impl<F: Front> Loop<F> {
                     }
                     return Err(raised);
                 }
+                // Not before it has asked: a loop that waits for nothing has kept items too.
+                if let (true, Asked::NotYet, Some(waited)) = (rest.is_zero(), &asked, self.timeout) {
+                    let reading = state.with(py, |state| state.run.reading());
+                    return Err(front.raise(py, Error::Timeout { waited, reading }));
+                }
                 asked
             }
             // This call reads the item itself, so release the GIL.
-            false if front.reads() => state.detached(py, next),
+            None if front.reads() => state.detached(py, next),
             // Most items are ready already: there is no reason to release the GIL and wait to get it back.
-            false => state.with(py, next),
+            None => state.with(py, next),
         };
-        if !matches!(asked, Asked::NotYet) {
-            since().take();
-        }
         match asked {
             Asked::Item(item) => return Ok(Poll::Ready(Some(item))),
             Asked::NotYet => return Ok(Poll::Pending),
@@ -475,10 +468,10 @@ impl<F: Front> Loop<F> {
 
     /// Waits for the next item.
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<F::Item>> {
-        let mut waits = false;
+        let mut since = None::<Instant>;
         loop {
-            match self.ask(py, waits)? {
-                Poll::Pending => waits = true,
+            match self.ask(py, since.map(|since| since.elapsed()))? {
+                Poll::Pending => _ = since.get_or_insert_with(Instant::now),
                 Poll::Ready(None) => return Ok(None),
                 // Handle signals now: an exception raised later would lose the item.
                 Poll::Ready(Some(item)) => match py.check_signals() {
@@ -492,15 +485,15 @@ impl<F: Front> Loop<F> {
         }
     }
 
-    /// The next item, for `_loop.py`, as `object` shows it. `None`: there is none yet, also after a short wait if that is
-    /// wanted.
+    /// The next item, for `_loop.py`, as `object` shows it, or `None`: there is none yet. `waited`: wait a moment for it, after
+    /// so many seconds.
     pub(crate) fn take(
         &self,
         py: Python<'_>,
-        waits: bool,
+        waited: Option<f64>,
         object: impl FnOnce(&F::Item) -> PyResult<Py<PyAny>>,
     ) -> PyResult<Option<Taken>> {
-        match self.ask(py, waits)? {
+        match self.ask(py, waited.map(Duration::from_secs_f64))? {
             Poll::Pending => Ok(None),
             Poll::Ready(None) => Err(PyStopIteration::new_err(())),
             Poll::Ready(Some(mut item)) => {

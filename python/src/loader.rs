@@ -474,9 +474,9 @@ impl Epochs {
         Ok(lease.map(Batch::new))
     }
 
-    /// The next batch, for `_loop.py`. None: there is none yet, also after a short wait if that is wanted.
-    fn take(&self, py: Python<'_>, waits: bool) -> PyResult<Option<Taken>> {
-        self.batches.take(py, waits, |lease| Ok(Py::new(py, Batch::new(lease.clone()))?.into_any()))
+    /// The next batch, for `_loop.py`, or None: there is none yet. ``waited``: wait a moment for it, after so many seconds.
+    fn take(&self, py: Python<'_>, waited: Option<f64>) -> PyResult<Option<Taken>> {
+        self.batches.take(py, waited, |lease| Ok(Py::new(py, Batch::new(lease.clone()))?.into_any()))
     }
 
     /// The batch was sent to the device.

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import blocked
 import numpy as np
 import pytest
-from conftest import run_program
+from conftest import in_threads, run_program
 from sets import Numbers
 
 import twinbuf as tb
@@ -143,6 +144,27 @@ def test_a_wait_with_a_limit_says_what_is_read_and_loses_nothing() -> None:
             loader.epochs(1, timeout=timeout)
     with pytest.raises(TypeError, match="timeout: wanted a number"):
         loader.close(timeout="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"map": lambda batch: batch}], ids=["loader", "map"])
+def test_each_thread_of_a_shared_iterator_waits_as_long_as_the_limit(options: Any) -> None:
+    """However long another has waited: this one's wait begins later, by about half of the limit."""
+    data: Any = Gate()
+    items = tb.Loader(data, tb.Plan(data, 4), **options).epochs(1, timeout=0.25)
+    next(items)
+    waited = []
+
+    def wait(number: int) -> None:
+        time.sleep(number / 8)
+        since = time.monotonic()
+        with pytest.raises(tb.LoaderTimeoutError):
+            next(items)
+        waited.append(time.monotonic() - since)
+
+    in_threads(2, wait)
+    data.open.set()
+    assert len(waited) == 2 and min(waited) >= 0.25
+    assert [batch.step for batch in items] == [1]
 
 
 def test_close_with_a_limit_leaves_the_thread_behind() -> None:

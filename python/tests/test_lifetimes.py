@@ -1,5 +1,6 @@
 """A slot is filled again when the last array on its memory is gone, and never before."""
 
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -124,6 +125,17 @@ def test_every_batch_can_be_kept(numbers: Numbers, caplog: pytest.LogCaptureFixt
     report = loader.report()
     assert report.kept >= 12 and f"{report.kept} batches were kept" in str(report)
     assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"map": lambda batch: batch}], ids=["loader", "map"])
+def test_every_batch_can_be_kept_by_a_loop_that_waits_for_none(numbers: Numbers, options: Any) -> None:
+    loader = numbers(**options)
+    batches, kept = loader.epochs(1, timeout=0), []
+    while len(kept) < 16:
+        with contextlib.suppress(TimeoutError):
+            kept.append(next(batches))
+    assert [batch.step for batch in kept] == list(range(16)) and loader.report().kept >= 12
+    assert all(is_whole(batch.numpy(), batch.indices) for batch in kept)
 
 
 def test_one_batch_that_was_kept(numbers: Numbers) -> None:

@@ -7,6 +7,7 @@ thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ._drive import InTurn, Turn, wait_in
@@ -52,15 +53,16 @@ class Loop(Generic[T]):
 
     def __next__(self) -> T:
         taken: _Taken | None = None
-        line, mine, waits = self._line, None, False
+        line, mine, waited = self._line, None, None
         try:
             if line is not None:
                 mine = Turn()
                 wait_in(line, mine)
             self._asks()
+            since = monotonic()
             try:
-                while (taken := self._items.take(waits)) is None:
-                    waits = self._make is None or not self._make()
+                while (taken := self._items.take(waited)) is None:
+                    waited = monotonic() - since if self._make is None or not self._make() else None
             except Exception as raised:
                 over = isinstance(raised, StopIteration)
                 cut = over and self._sender is not None and self._items.is_closed
