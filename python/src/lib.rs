@@ -43,7 +43,7 @@ mod _twinbuf {
         locked::{_end_hook, _forked},
         plan::{_launched, Plan},
         recorder::Recorder,
-        records::Records,
+        records::{_files, Records},
         report::_save,
         taken::Taken,
         tensors::{Group, Stream, Tensors},

@@ -104,22 +104,27 @@ fn unopened(py: Python<'_>, error: &twinbuf::mmap::Error) -> PyErr {
     errors::raise(py, Failure::of_file(error).told(dtype::in_python))
 }
 
+/// The files that these paths, folders and patterns name now.
+#[pyfunction]
+pub(crate) fn _files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<OsString>> {
+    let found = detached(py, || files(paths)).map_err(|error| unopened(py, &error))?;
+    Ok(found.into_iter().map(PathBuf::into_os_string).collect())
+}
+
 impl How {
     fn open(&self, py: Python<'_>) -> PyResult<Files> {
         let cut = self.windows.map_or(Cut::Rows, |(rows, stride)| Cut::Windows { rows, stride });
         let options = twinbuf::Records::options().skip_short(self.skip_short);
-        let failed = |error| unopened(py, &error);
-        let paths = detached(py, || files(&self.paths)).map_err(failed)?;
+        let (paths, failed) = (&self.paths, |error| unopened(py, &error));
         let argument = match &self.argument {
             Some(Argument::Indexes(indexes)) => {
-                let indexes = detached(py, || files(indexes)).map_err(failed)?;
                 let (wanted, found) = (paths.len(), indexes.len());
                 if wanted != found {
                     return Err(wrong(format!(
                         "indexes: wanted one for each of {wanted} files, found {found}"
                     )));
                 }
-                let pairs: Vec<_> = paths.into_iter().zip(indexes).collect();
+                let pairs: Vec<_> = paths.iter().zip(indexes).collect();
                 let opened = detached(py, || RaggedRecords::open_indexed(pairs));
                 return opened.map(Arc::new).map(Files::Ragged).map_err(failed);
             }

@@ -296,6 +296,41 @@ def test_windows_are_of_the_files_that_were_found(tmp_path: Path, monkeypatch: p
         assert [path.name for path in found.paths] == ["a.npy", "c.npy"]
         assert [path.name for path in found.skipped] == ["b.npy"]
         assert len(found) == 5
+    # In their order, also those that were too short for two rows.
+    for found in (data.windows(1), windows.windows(1), pickle.loads(pickle.dumps(windows)).windows(1)):
+        assert [path.name for path in found.paths] == ["a.npy", "b.npy", "c.npy"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pattern", "indexes"])
+def test_a_copy_has_the_files_that_were_found(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever files come and go later."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x[1]").mkdir()
+
+    def add(number: int) -> None:
+        np.save(f"x[1]/{number}.npy", np.array([0, 1, number]))
+        if kind == "indexes":
+            Path(f"x[1]/{number}.bin").write_bytes(b"abcdef"[:number])
+
+    add(4)
+    add(5)
+    if kind == "indexes":
+        data = tb.Records.open_indexed("*/*.bin", "*/*.npy")
+    else:
+        data = tb.Records.open_npy("x[[]1]/*.npy" if kind == "pattern" else "x[1]")
+    text, files, found = pickle.dumps(data), data.paths, [bytes(record) for record in data]
+    add(6)
+    monkeypatch.chdir("/")
+    for other in (pickle.loads(text), copy.copy(data), copy.deepcopy(data.to(data.dtype))):
+        assert [path.name for path in other.paths] == [path.name for path in files]
+        assert [bytes(record) for record in other] == found
+    # As many records, but others.
+    (tmp_path / "x[1]/4.npy").unlink()
+    for call in (lambda: pickle.loads(text), lambda: copy.copy(data)):
+        with pytest.raises(FileNotFoundError, match=r"4\.npy"):
+            call()
 
 
 def test_numpys_integers_are_integers(numbers: Numbers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from pathlib import Path
@@ -11,10 +12,9 @@ import numpy
 import numpy.typing as npt
 
 from ._drive import made_by
-from ._twinbuf import _Records
+from ._twinbuf import _files, _Records
 from ._values import (
     Paths,
-    at_folder,
     dtype_of,
     flag_of,
     folder_of,
@@ -42,7 +42,7 @@ class Records(_Records):
     """
 
     __slots__ = ("__weakref__", "_folder", "_how")
-    # How the files were opened and their records changed, and the working directory then.
+    # How the files that were found were opened and their records changed, and the working directory then.
     _how: dict[str, Any]
     _folder: str
     # Records are arrays: `in` would compare with each of them.
@@ -95,7 +95,7 @@ class Records(_Records):
         offset ``i`` to offset ``i + 1``. ``numpy.cumsum([0] + [len(record) for record in records])`` makes
         one. In a batch, such records are a list of arrays.
         """
-        return _open("open_indexed", paths, paths_of("indexes", indexes), False)
+        return _open("open_indexed", paths, _files(paths_of("indexes", indexes)), False)
 
     @staticmethod
     def open_megatron(paths: Paths) -> Records:
@@ -189,9 +189,7 @@ class Records(_Records):
             raise OptionError(f"windows are made of rows, {why}")
         if self._how["steps"]:
             raise OptionError("windows: wanted a call before `to` and `map`, found one after them")
-        # The files that were found: a pattern may match others by now.
-        files = at_folder(self._folder, [*self._paths, *self._skipped])
-        return _again(self._how | {"paths": files, "windows": (rows, rows if stride is None else stride)})
+        return _again(self._placed() | {"windows": (rows, rows if stride is None else stride)})
 
     def _with(self, step: tuple[Any, ...]) -> Records:
         return _again(self._how | {"steps": [*self._how["steps"], step]}, base=self)
@@ -273,12 +271,13 @@ class Records(_Records):
         how = dict(self._how)
         for name in ("paths", "argument"):
             if isinstance(how[name], list):
-                how[name] = at_folder(self._folder, how[name])
+                how[name] = [os.path.join(self._folder, path) for path in how[name]]
         return how
 
 
 def _open(kind: str, paths: Any, argument: int | str | list[str] | None, skip_short: bool) -> Records:
-    paths, skip_short = paths_of("paths", paths), flag_of("skip_short", skip_short)
+    # The files now: a copy that opens them again must not have others.
+    paths, skip_short = _files(paths_of("paths", paths)), flag_of("skip_short", skip_short)
     how = {"kind": kind, "paths": paths, "argument": argument, "skip_short": skip_short}
     return _again(how | {"windows": None, "steps": []})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import pathlib
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,6 @@ from ._twinbuf import Group, _Stream, _Tensors
 from ._values import (
     Path,
     Paths,
-    at_folder,
     flag_of,
     folder_of,
     instance_of,
@@ -76,7 +77,8 @@ class Tensors(_Tensors):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, for ``pickle``."""
-        return Tensors.open, (at_folder(self._folder, self._paths),)
+        # Escaped: the name of a file that is gone is no pattern.
+        return Tensors.open, ([glob.escape(os.path.join(self._folder, path)) for path in self._paths],)
 
 
 # The other methods of a mapping: `Mapping` builds them from those that the class has.

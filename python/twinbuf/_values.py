@@ -7,7 +7,6 @@ with plain values, convert theirs in Rust.
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -179,17 +178,6 @@ def folder_of(paths: list[str]) -> str:
             if not os.path.isabs(path):
                 raise FileError(f"{path!r}: the working directory is gone: wanted an absolute path") from None
         return ""
-
-
-def at_folder(folder: str, paths: list[str]) -> list[str]:
-    """Return absolute paths of what was opened in this working directory, also of patterns."""
-    escaped = glob.escape(folder)
-
-    def at(path: str) -> str:
-        found = os.path.join(folder, path)
-        return found if escaped == folder or os.path.exists(found) else os.path.join(escaped, path)
-
-    return [at(path) for path in paths]
 
 
 def sets_of(data: Any) -> list[Any]:
