@@ -2,6 +2,7 @@
 //! is in `twinbuf/_records.py`.
 
 use std::ffi::OsString;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use pyo3::types::{PyByteArray, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use twinbuf::mmap::{Cut, DType, RaggedRecords, Ranges, ReadMode, files};
 use twinbuf::transform::{Context, RecordTransform, RecordType, Transform};
-use twinbuf::{BoxError, Dataset};
+use twinbuf::{BoxError, Dataset, LastBatch};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
@@ -201,47 +202,58 @@ impl Records {
     #[pyo3(signature = (list, answers=Vec::new()))]
     fn _read<'py>(&self, py: Python<'py>, list: List, answers: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyAny>> {
         let (list, ranges) = (list.records(py)?, self.files.ranges());
-        let plan = twinbuf::Plan::builder(ranges.len()).batch(1).build();
-        let plan = plan.map_err(|error| errors::option(py, error))?;
         let (mut steps, mut types) = (self.steps.clone(), vec![self.files.record()?]);
         for step in &steps {
             let out = step.output(&types[types.len() - 1]);
             types.push(out.map_err(|error| errors::of_transform(py, error))?);
         }
-        let (mut all, mut ends) = (Vec::new(), Vec::new());
-        let count = usize::try_from(list.len())?;
-        let read = || {
-            let (mut record, mut room) = (Vec::new(), Vec::new());
-            if self.record.is_ragged() {
-                resize(&mut ends, count)?;
+        let (mut all, mut ends, mut bytes, mut answers) = (Vec::new(), Vec::new(), Vec::new(), answers);
+        let (count, mut rooms) = (usize::try_from(list.len())?, vec![Vec::new(); steps.len()]);
+        // About 1 MiB at a time, and at most 4096 records: scattered ones take a system call each.
+        let piece = ((1 << 20) / (ranges.bytes() / ranges.len()).max(1)).clamp(1, 4096);
+        let plan = twinbuf::Plan::builder(0).records(list).batch(piece).last_batch(LastBatch::Keep).build();
+        let plan = if count == 0 { None } else { Some(plan.map_err(|error| errors::option(py, error))?) };
+        for batch in plan.iter().flat_map(|plan| (0..).map_while(|step| plan.batch(0, step))) {
+            if batch.step() > 0 {
+                py.check_signals()?;
             }
-            for (at, number) in (0..list.len()).filter_map(|at| list.get(at)).enumerate() {
-                let batch = plan.batch(0, number).ok_or("no such record")?;
-                resize(&mut record, ranges.lengths(&batch).sum())?;
-                ranges.read(&batch, &mut record)?;
-                for (step, out) in steps.iter_mut().zip(&types[1..]) {
-                    // Room that is aligned as a slot is.
-                    resize(&mut room, out.len().div_ceil(8))?;
-                    let room: &mut [u8] = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut room)[..out.len()];
-                    let made = step.apply_one(&record, room, &Context::new(&batch))?;
-                    resize(&mut record, made)?;
-                    record.copy_from_slice(&room[..made]);
+            let read = || {
+                let lengths: Vec<_> = ranges.lengths(&batch).collect();
+                resize(&mut bytes, lengths.iter().sum())?;
+                ranges.read(&batch, &mut bytes)?;
+                // Records of one size together.
+                let (parts, records) =
+                    if types[0].is_ragged() { (lengths, 1) } else { (vec![bytes.len()], lengths.len()) };
+                let mut rest = &*bytes;
+                for len in parts {
+                    let mut made;
+                    (made, rest) = rest.split_at(len);
+                    for ((step, out), room) in steps.iter_mut().zip(&types[1..]).zip(&mut rooms) {
+                        // Room that is aligned as a slot is.
+                        let most = out.len() * records;
+                        resize(room, most.div_ceil(8))?;
+                        let room = &mut bytemuck::cast_slice_mut::<u64, u8>(room)[..most];
+                        let len = step.apply_one(made, room, &Context::new(&batch))?;
+                        made = &room[..len];
+                    }
+                    let (end, part) = (all.len(), ends.len());
+                    resize(&mut all, end + made.len())?;
+                    all[end..].copy_from_slice(made);
+                    resize(&mut ends, part + 1)?;
+                    ends[part] = all.len();
                 }
-                let end = all.len();
-                resize(&mut all, end + record.len())?;
-                all[end..].copy_from_slice(&record);
-                ends.get_mut(at).into_iter().for_each(|end| *end = all.len());
+                Result::<(), BoxError>::Ok(())
+            };
+            let answers = mem::take(&mut answers).into_iter().map(Ok).collect();
+            let (read, call) = detached(py, || up_to_call(answers, read));
+            if let Some(call) = call {
+                return Ok(call.arguments(py)?.0.into_any());
             }
-            Result::<(), BoxError>::Ok(())
-        };
-        let (read, call) = detached(py, || up_to_call(answers.into_iter().map(Ok).collect(), read));
-        if let Some(call) = call {
-            return Ok(call.arguments(py)?.0.into_any());
+            read.map_err(|error| match error.downcast::<twinbuf::mmap::Error>() {
+                Ok(error) => errors::raise(py, Failure::of_file(&error)),
+                Err(error) => errors::of_transform(py, error),
+            })?;
         }
-        read.map_err(|error| match error.downcast::<twinbuf::mmap::Error>() {
-            Ok(error) => errors::raise(py, Failure::of_file(&error)),
-            Err(error) => errors::of_transform(py, error),
-        })?;
         let array = |bytes: &[u8], records| {
             let copied = PyByteArray::new_with(py, bytes.len(), |out| {
                 out.copy_from_slice(bytes);

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
+import operator
 import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import Case, refused, saved
+from conftest import Case, refused, saved, windows
 from late import Late
 
 import twinbuf as tb
@@ -277,6 +280,52 @@ def test_records_one_by_one(case: Case, tmp_path: Path) -> None:
             data[wanted]
     data[0][:] = 0  # a copy
     assert np.array_equal(data[0], records[0])
+
+
+def reads() -> int:
+    found = re.search(r"syscr: (\d+)", Path("/proc/self/io").read_text())
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts system calls")
+def test_small_records_are_read_many_at_a_time(tmp_path: Path) -> None:
+    rows = np.arange(100_000, dtype=np.uint16)
+    np.save(tmp_path / "1.npy", rows[:70_001])
+    np.save(tmp_path / "2.npy", rows[70_001:])
+    data, before = tb.Records.open_npy(tmp_path), reads()
+    assert np.array_equal(data, rows) and np.array_equal(data.to("float64")[:99_999], rows[:99_999])
+    assert reads() - before < 1000
+    # Ctrl-C has come when the read begins, and ends it early.
+    before = reads()
+    with pytest.raises(KeyboardInterrupt):
+        list(map(operator.call, (_thread.interrupt_main, partial(data._read, (0, 1, 100_000)))))
+    assert reads() - before < 10
+
+
+def test_many_records_are_what_numpy_reads(tmp_path: Path) -> None:
+    """More than are read at a time."""
+    rng = np.random.default_rng(2)
+    rows = rng.integers(0, 256, (9000, 2, 2, 3), dtype=np.uint8)
+    np.save(tmp_path / "1.npy", rows[:5000])
+    np.save(tmp_path / "2.npy", rows[5000:])
+    data = tb.Records.open_npy(tmp_path)
+    planes = data.to("float32", std=(1, 2, 4), planar=True)
+    expected = np.moveaxis(rows / np.float32([255, 510, 1020]), 3, 1)
+    flat = data.windows(2, 1)
+    pairs = np.concatenate([windows(part, 2, 1) for part in (rows[:5000], rows[5000:])])
+    for wanted in (slice(None), slice(8999, 3, -2), rng.integers(-9000, 9000, 10_000), [5, 5, 4], []):
+        assert np.array_equal(data[wanted], rows[wanted])
+        assert np.allclose(planes[wanted], expected[wanted]) and planes[wanted].dtype == np.float32
+    assert np.array_equal(flat[:], pairs) and np.array_equal(flat.to("int64")[::-1], pairs[::-1])
+    lengths = rng.integers(0, 5, 9000)
+    (tmp_path / "a.bin").write_bytes(rows.tobytes()[: lengths.sum()])
+    np.save(tmp_path / "a.idx", np.cumsum([0, *lengths]))
+    ragged = tb.Records.open_indexed(tmp_path / "a.bin", tmp_path / "a.idx.npy")
+    ends = np.cumsum(lengths)
+    for found in (ragged[:], ragged.to("int64")[:]):
+        assert len(found) == 9000
+        assert all(map(np.array_equal, found, np.split(rows.reshape(-1)[: ends[-1]], ends[:-1])))
 
 
 def test_a_record_is_what_a_loader_makes_of_it(npy: Case) -> None:
