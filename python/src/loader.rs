@@ -23,6 +23,7 @@ use crate::foreign::{Filler, Identity};
 use crate::iterate::{Loop, Run, closed};
 use crate::locked::{check_end, detached, lock};
 use crate::names::Names;
+use crate::number::length;
 use crate::object::Object;
 use crate::plan::Plan;
 use crate::position::Position;
@@ -246,7 +247,7 @@ impl Loader {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
         let plan = &self.plan.get().inner;
-        Ok(usize::try_from(self.shared.state.with(py, |state| state.steps(plan)))?)
+        length(self.shared.state.with(py, |state| state.steps(plan)))
     }
 
     /// The next epoch.
@@ -427,7 +428,7 @@ impl Epochs {
     /// The batches that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         // Relaxed: the count is only shown, and orders no other access.
-        Ok(usize::try_from(self.all(py).saturating_sub(self.received.load(Ordering::Relaxed)))?)
+        length(self.all(py).saturating_sub(self.received.load(Ordering::Relaxed)))
     }
 
     /// Where the time went so far, in all iterations of the loader.

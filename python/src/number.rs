@@ -1,7 +1,7 @@
 //! Numbers from Python and for it.
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use twinbuf::{BatchIndices, RecordList};
@@ -39,4 +39,10 @@ pub(crate) fn bytes_of<'py>(py: Python<'py>, batch: &BatchIndices) -> PyResult<B
         }
         Ok(())
     })
+}
+
+/// What `len` returns, or raises for a class in Python whose number is too large.
+pub(crate) fn length(count: u64) -> PyResult<usize> {
+    let fits = usize::try_from(count).ok().filter(|&count| isize::try_from(count).is_ok());
+    fits.ok_or_else(|| PyOverflowError::new_err("cannot fit 'int' into an index-sized integer"))
 }

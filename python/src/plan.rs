@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use twinbuf::{LastBatch, Shuffle};
 
 use crate::errors;
-use crate::number::{List, indices};
+use crate::number::{List, indices, length};
 
 /// The class `Plan` derives from this one.
 #[pyclass(frozen, eq, hash, subclass, module = "twinbuf._twinbuf", name = "_Plan")]
@@ -115,7 +115,7 @@ impl Plan {
 
     /// The number of steps of this rank in epoch 0, and in any other unless ``batch`` is a schedule.
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.inner.steps(0))?)
+        length(self.inner.steps(0))
     }
 
     /// The number of steps of this rank in an epoch.

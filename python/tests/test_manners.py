@@ -333,6 +333,15 @@ def test_a_copy_has_the_files_that_were_found(
             call()
 
 
+def test_a_length_beyond_pythons_is_told_as_by_python(numbers: Numbers) -> None:
+    for options in ({}, {"map": lambda batch: batch}):
+        batches = numbers(**options).epochs(2**64 - 1)
+        for of in (batches, tb.prefetch(batches), tb.watch(batches)):
+            with pytest.raises(OverflowError, match="cannot fit 'int' into an index-sized integer"):
+                len(of)
+        assert next(batches).step == 0
+
+
 def test_numpys_integers_are_integers(numbers: Numbers) -> None:
     two = np.int64(2)
     assert list(tb.prefetch(range(4), depth=two)) == [0, 1, 2, 3]
