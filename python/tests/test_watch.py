@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import json
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Rewinding, saved
+from conftest import Rewinding, in_threads, saved
 
 import twinbuf as tb
 
@@ -151,6 +153,26 @@ def test_a_report_that_cannot_be_printed_ends_no_loop(
     for _ in items:
         break
     assert capsys.readouterr() == ("", "")
+
+
+def test_threads_that_share_the_iterator_get_each_item_once() -> None:
+    class Numbers:
+        def __init__(self) -> None:
+            self.numbers, self.all_wait = itertools.count(), threading.Barrier(3)
+
+        def __iter__(self) -> Numbers:
+            return self
+
+        def __next__(self) -> int:
+            if (number := next(self.numbers)) < 3:
+                self.all_wait.wait(300)
+            if number >= 100:
+                raise StopIteration
+            return number
+
+    items, got = iter(tb.watch(Numbers())), list[int]()
+    in_threads(3, lambda _: got.extend(items))
+    assert sorted(got) == list(range(100))
 
 
 class Bare:

@@ -125,21 +125,23 @@ class _Epoch(Generic[T]):
         recorder = self._watched._recorder
         recorder.asked(self._begun)
         self._begun = 0.0
-        if not self._came:
-            try:
-                # One call from C: an item that comes is in the list before any signal is handled.
-                self._came.extend(islice(self._items, 1))
-            except Exception:
-                self._end()
-                raise
-        if not self._came:
+        # A list for each call: threads may share the iterator, and wait here at once.
+        came, self._came = self._came, []
+        try:
+            # One call from C: an item that comes is in the list before any signal is handled.
+            came.extend(islice(self._items, not came))
+            if not came:
+                raise StopIteration
+            recorder.received(self._epoch, self._step)
+            # From here to the end nothing is called, so no signal is handled.
+            item, *came = came
+            self._step += 1
+            return item
+        except Exception:
             self._end()
-            raise StopIteration
-        recorder.received(self._epoch, self._step)
-        (item,) = self._came
-        # From here to the end nothing is called, so no signal is handled.
-        self._came, self._step = [], self._step + 1
-        return item
+            raise
+        finally:
+            self._came += came
 
     def close(self) -> None:
         self._items, self._came = map(next, ()), []
