@@ -1,7 +1,7 @@
 //! A loader as a front: its position, and where the next iteration begins.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, atomic};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -31,8 +31,8 @@ pub(crate) struct Batches {
 pub(crate) struct Progress {
     /// A loaded state: where the next iteration starts.
     pub(crate) resume: Option<Checkpoint>,
-    /// The epoch of the next `iter(loader)`.
-    pub(crate) next_epoch: u64,
+    /// The epoch of the next `iter(loader)`. Relaxed: it changes with the lock, and who reads it without wants no other data.
+    pub(crate) next_epoch: Arc<atomic::AtomicU64>,
     /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
     /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration
     /// does not clear it.
@@ -189,9 +189,9 @@ impl State {
             Run::Running(epochs) => Some(epochs.checkpoint()),
             _ => self.own.again.as_ref().or(self.own.resume.as_ref()).cloned(),
         };
-        let next = self.own.next_epoch..self.own.next_epoch.saturating_add(1);
+        let next = self.own.next_epoch.load(atomic::Ordering::Relaxed);
         at.map_or_else(
-            || self.count(plan, next, true),
+            || self.count(plan, next..next.saturating_add(1), true),
             |at| at.step() + at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default(),
         )
     }

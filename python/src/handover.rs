@@ -246,7 +246,7 @@ impl Thread {
     /// Where the time of all iterations went so far.
     fn report(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
         let found = match self.making.shared() {
-            Some(shared) => shared.state.with(py, |state| shared.front.report(state)),
+            Some(shared) => shared.state.ask(py, |state| shared.front.report(state))?,
             None => lock(&self.total).clone(),
         };
         report(py, &found, &report::Loop { name, ..Default::default() })
@@ -506,11 +506,11 @@ impl Items {
     }
 
     /// Let this many rounds begin in all.
-    fn grant(&self, py: Python<'_>, rounds: u64) {
-        self.shared.state.with(py, |state| {
+    fn grant(&self, py: Python<'_>, rounds: u64) -> PyResult<()> {
+        self.shared.state.ask(py, |state| {
             state.own.asked = rounds;
             self.shared.front.asked(state);
-        });
+        })
     }
 
     /// What the thread drives. It is handed out once.
@@ -538,16 +538,17 @@ impl Items {
         self.shared.front.is_stopped()
     }
 
-    /// Whether there are no more items.
+    /// Whether there are no more items, and a loop was told so, or has left early.
     #[getter]
-    fn ended(&self, py: Python<'_>) -> bool {
-        let state = &self.shared.state;
-        state.with(py, |state| matches!(state.run, Run::Closed) && state.own.put_back == 0)
+    fn ended(&self, py: Python<'_>) -> PyResult<bool> {
+        let Shared { state, front, .. } = &*self.shared;
+        let told = front.is_stopped() || front.place.as_ref().is_none_or(|place| place.bind(py).is_empty());
+        state.ask(py, |state| told && matches!(state.run, Run::Closed) && state.own.put_back == 0)
     }
 
     /// Where the time went so far.
     fn report(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let found = self.shared.state.with(py, |state| self.shared.front.report(state));
+        let found = self.shared.state.ask(py, |state| self.shared.front.report(state))?;
         let name = self.shared.name.as_deref().unwrap_or_default();
         report(py, &found, &report::Loop { name, ..Default::default() })
     }

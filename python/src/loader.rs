@@ -136,6 +136,8 @@ pub(crate) struct Loader {
     objects: Vec<Arc<Object>>,
     /// What threads of Python fill its slots by, until they have it; the loop's thread without overlap.
     fillers: Mutex<Vec<Filler>>,
+    /// That of its progress: a forked process, which may never get the lock, reads it here.
+    next_epoch: Arc<AtomicU64>,
     /// The number of slots without the environment, and with it; the number of workers; whether a thread reads ahead;
     /// whether it runs code of the program.
     #[pyo3(get)]
@@ -179,12 +181,13 @@ impl Loader {
         let quick = !options.sources.iter().any(|source| matches!(source, Source::Files(_)));
         let fillers = built.driven().into_iter();
         let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
-        let (breakdown, foreign) = (built.breakdown(), !objects.is_empty());
+        let (own, breakdown, foreign) = (Progress::default(), built.breakdown(), !objects.is_empty());
         let names = Names::of(options.tuple, options.names);
         let front = Batches { names, breakdown, overlap: settings.overlap, foreign, identity };
-        let shared = Shared::new(front, options.name, built, Progress::default());
+        let next_epoch = own.next_epoch.clone();
+        let shared = Shared::new(front, options.name, built, own);
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
-        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
+        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), next_epoch, _settings })
     }
 
     /// The number of slots, and the bytes of each.
@@ -237,7 +240,7 @@ impl Loader {
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
-            state.own.next_epoch = epoch;
+            state.own.next_epoch.store(epoch, Ordering::Relaxed);
             state.own.resume.take_if(|resume| resume.epoch() != epoch);
         });
         Ok(())
@@ -247,14 +250,16 @@ impl Loader {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
         let plan = &self.plan.get().inner;
-        length(self.shared.state.with(py, |state| state.steps(plan)))
+        let found = self.shared.state.ask(py, |state| state.steps(plan));
+        // In a forked process that cannot ask, what the plan alone tells.
+        length(found.unwrap_or_else(|_| plan.steps(self.next_epoch.load(Ordering::Relaxed))))
     }
 
     /// The next epoch.
     fn _next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
         self.shared.front.may_ask(py)?;
         check_end(py)?; // there may be no modules any more
-        Ok(self.shared.state.with(py, |state| state.own.next_epoch))
+        Ok(self.next_epoch.load(Ordering::Relaxed))
     }
 
     /// The position after the last received batch.
@@ -294,7 +299,7 @@ impl Loader {
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
-            state.own.next_epoch = checkpoint.epoch() + 1;
+            state.own.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
             (state.own.exhausted, state.own.before) = (false, None);
             state.own.resume = Some(checkpoint);
             Ok(true)
@@ -404,7 +409,8 @@ impl Epochs {
     /// Returns the epochs to iterate over, and the number of batches.
     fn epochs(&self, state: &State) -> (Range<u64>, u64) {
         let epochs = self.epochs.clone().unwrap_or_else(|| {
-            let next = state.own.resume.as_ref().map_or(state.own.next_epoch, Checkpoint::epoch);
+            let next = || state.own.next_epoch.load(Ordering::Relaxed);
+            let next = state.own.resume.as_ref().map_or_else(next, Checkpoint::epoch);
             next..next.saturating_add(1)
         });
         let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), self.single);
@@ -416,9 +422,9 @@ impl Epochs {
 #[pymethods]
 impl Epochs {
     /// The number of batches of the whole iteration.
-    fn all(&self, py: Python<'_>) -> u64 {
-        let count = || self.loader.get().shared.state.with(py, |state| self.epochs(state).1);
-        self.all.get().copied().unwrap_or_else(count)
+    fn all(&self, py: Python<'_>) -> PyResult<u64> {
+        let count = || self.loader.get().shared.state.ask(py, |state| self.epochs(state).1);
+        self.all.get().copied().map_or_else(count, Ok)
     }
 
     fn __iter__(slf: Py<Self>) -> Py<Self> {
@@ -428,7 +434,7 @@ impl Epochs {
     /// The batches that are left.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         // Relaxed: the count is only shown, and orders no other access.
-        length(self.all(py).saturating_sub(self.received.load(Ordering::Relaxed)))
+        length(self.all(py)?.saturating_sub(self.received.load(Ordering::Relaxed)))
     }
 
     /// Where the time went so far, in all iterations of the loader.
@@ -461,7 +467,7 @@ impl Epochs {
             }
             let (epochs, _) = self.epochs(state);
             if self.single {
-                state.own.next_epoch = epochs.end;
+                state.own.next_epoch.store(epochs.end, Ordering::Relaxed);
             }
             state.begin(epochs, self.single).map_err(Some)
         });

@@ -56,14 +56,22 @@ impl<T: Send> Locked<T> {
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut T) -> R + Send) -> R {
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
-            Err(TryLockError::Poisoned(poisoned)) => use_it(&mut poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => self.detached(py, use_it),
+            Err(_) => self.detached(py, use_it),
         }
     }
 
     /// Same as `with`, but always releases the GIL: for calls that may read data, or join a thread that needs the GIL.
     pub(crate) fn detached<R: Send>(&self, py: Python<'_>, use_it: impl FnOnce(&mut T) -> R + Send) -> R {
         detached(py, || use_it(&mut self.lock()))
+    }
+
+    /// Same as `with`. In a forked process, where the lock's holder may be a thread that does not exist there, this waits
+    /// for no one: if the lock is not free, the call is refused.
+    pub(crate) fn ask<R: Send>(&self, py: Python<'_>, f: impl FnOnce(&mut T) -> R + Send) -> PyResult<R> {
+        match self.state.try_lock() {
+            Ok(mut state) => Ok(f(&mut state)),
+            Err(_) => self.check(py, "ask in that one").map(|()| self.detached(py, f)),
+        }
     }
 
     pub(crate) fn is_forked(&self) -> bool {

@@ -222,14 +222,14 @@ impl PassOfGroups {
     }
 
     /// The groups that are left.
-    fn __len__(&self, py: Python<'_>) -> usize {
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let stream = self.stream.get();
-        let received = stream.shared.state.with(py, |state| match self.groups.is_current(state) {
+        let received = stream.shared.state.ask(py, |state| match self.groups.is_current(state) {
             true => state.own as usize - usize::from(state.put_back.is_some()),
             false if self.groups.has_begun() => stream.groups,
             false => 0,
-        });
-        stream.groups - received
+        })?;
+        Ok(stream.groups - received)
     }
 
     /// End the pass, if it has begun.

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import queue
 import resource
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -335,6 +337,52 @@ def test_after_a_fork(numbers: Numbers) -> None:
 
     assert in_a_fork(refuses) == 16
     assert [batch.step for batch in iterator] == list(range(1, 16))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["Loader", "prefetch", "generate"])
+def test_a_forked_child_gets_an_answer_while_a_thread_waits_for_an_item(kind: str) -> None:
+    """That thread has the lock. It does not exist in the child."""
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(number: int) -> int:
+        begun.set()
+        go.wait()
+        return number
+
+    class Waits(sets.Numbers):
+        def read_into(self, indices: Any, out: memoryview) -> None:
+            wait(0)
+            super().read_into(indices, out)
+
+    data = Waits(8)
+    made: Any = {
+        "Loader": lambda: tb.Loader(data, tb.Plan(data, 2)),
+        "prefetch": lambda: tb.prefetch(map(wait, range(3))),
+        "generate": lambda: tb.generate(wait),
+    }[kind]()
+    items = iter(made)
+
+    def asks() -> int:
+        signal.alarm(60)  # without an answer
+        if kind == "Loader":
+            assert (len(made), made.batch_size, len(made.batch_sampler)) == (4, 2, 4)
+            assert repr(made).startswith("<Loader")
+        for ask in (made.report, lambda: next(items)):
+            with contextlib.suppress(tb.ForkedError):
+                ask()
+        return 3
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, items)
+        try:
+            begun.wait()
+            # It lets go of the lock for an instant, 20 times a second.
+            assert [in_a_fork(asks) for _ in range(5)] == [3] * 5
+        finally:
+            go.set()
+        waiting.result()
 
 
 def _sum_in_a_child(path: str, results: "multiprocessing.Queue[int]") -> None:
