@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import json
 import os
+import sys
 import threading
 import traceback
 import weakref
@@ -16,9 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
-from conftest import Rewinding, in_a_fork, run_program, saved, wait_for_threads
+from conftest import Rewinding, in_a_fork, in_threads, run_program, saved, wait_for_threads
 
 import twinbuf as tb
+import twinbuf._prefetch
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +157,66 @@ def test_a_loop_after_break_tells_that_it_has_the_same_iterator(caplog: pytest.L
         break
     assert list(items) == []
     assert "the same iterator: if that does not start again, items that were fetched ahead" in caplog.text
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_a_thread_that_was_kept_from_its_start_is_started_by_the_next_loop(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = twinbuf._prefetch.start, [raised]
+
+    def fails_once(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        start(*arguments)
+
+    monkeypatch.setattr(twinbuf._prefetch, "start", fails_once)
+    numbers = tb.prefetch(number for number in range(9))
+    with pytest.raises(type(raised)):
+        iter(numbers)
+    got: list[int] = []
+    loop = threading.Thread(target=lambda: got.extend(numbers), daemon=True)
+    loop.start()
+    loop.join(60)  # without an end it waits for ever
+    assert got == list(range(9))
+
+
+def test_ctrl_c_in_iter_loses_nothing_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def interrupted(call: int) -> bool:
+        """Begin a loop, with Ctrl-C after so many calls. Return whether there were so many."""
+        left = call
+
+        def after_each(frame: Any, event: str, function: Any) -> None:
+            nonlocal left
+            # Where the interpreter handles signals: where a function in Python begins, and after one in C.
+            left -= event in ("call", "c_return")
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        numbers = tb.prefetch(number for number in range(5))
+        sys.setprofile(after_each)
+        try:
+            iter(numbers)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert list(numbers) == list(range(5)), call
+        return left < 0
+
+    call = 0
+    while interrupted(call):
+        call += 1
+    assert call > 30 and caplog.messages == []
+
+
+def test_threads_that_loop_over_a_generator_share_it(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(100):
+        numbers, got = tb.prefetch(number for number in range(50)), list[int]()
+        in_threads(3, lambda _: got.extend(numbers))  # noqa: B023
+        assert sorted(got) == list(range(50))
+    assert caplog.messages == []
 
 
 def test_the_second_argument_is_no_device() -> None:

@@ -9,10 +9,11 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import FunctionType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
-from ._drive import start
+from ._drive import InTurn, start
 from ._loop import Loop
 from ._report import Report
 from ._streams import Accelerator, Upload, as_tensors, streams_of
@@ -160,8 +161,11 @@ class Prefetcher(Around[T]):
         # The thread of the last iteration.
         self._thread = _Thread()
         self._pid = os.getpid()
-        # The only iterator, if the iterable is an iterator that goes on.
+        # The only iterator, if the iterable is an iterator that goes on, and what starts its thread, until it
+        # has: Ctrl-C or an error may cut that off.
         self._only: _Items[T] | Loop[T] | None = None
+        self._start: Callable[[], None] = lambda: None
+        self._turn = InTurn("iter() was called")
         # The iterator of the last iteration, if there can be a weak reference to it.
         self._last: Callable[[], Iterator[T] | None] = lambda: None
         self._told = False
@@ -172,8 +176,15 @@ class Prefetcher(Around[T]):
         Waits for the thread of an iteration whose iterator was dropped, as by ``break``: the iterable is
         then used by one thread at a time.
         """
+        loop, begin = self._turn(self._loop)
+        begin()
+        self._start = lambda: None
+        return loop
+
+    def _loop(self) -> tuple[_Items[T] | Loop[T], Callable[[], None]]:
+        """Return the loop, and what starts its thread, which can be called again."""
         if self._only is not None and not self._only.ended:
-            return self._only
+            return self._only, self._start
         shared = self._shared
         if shared or self._items() is None:
             self._replace()
@@ -192,29 +203,29 @@ class Prefetcher(Around[T]):
         upload = None if self._streams is None else Upload(self._streams)
         if upload is not None:
             upload.start()
-        states, state, self._stateless = _copies(self._iterable)
-        self._place = [state]
-        self._thread = _Thread(self._thread)
-        self._pid = os.getpid()
+        states, state, stateless = _copies(self._iterable)
+        place, thread, pid = [state], _Thread(self._thread), os.getpid()
         items: _Items[T] = _Items(
             iterator,
             self._depth,
             send=as_tensors if self._convert else upload.send if upload else None,
             states=states,
-            place=self._place,
-            thread=self._thread,
+            place=place,
+            thread=thread,
             name=self._name,
             trace=self._trace,
             epoch=self._epochs,
         )
-        self._epochs += 1
         loop: _Items[T] | Loop[T] = items if upload is None else Loop(items, upload.receive)
-        self._items = weakref.ref(loop)
+        latest, only = weakref.ref(loop), self._shared and _goes_on(self._iterable)
         with contextlib.suppress(TypeError):
             self._last = weakref.ref(iterator)
-        self._only = loop if self._shared and _goes_on(self._iterable) else None
-        start(items, around(upload), self._name or "twinbuf-prefetch")
-        return loop
+        begin = partial(start, items, around(upload), self._name or "twinbuf-prefetch")
+        # From here to the end nothing is called: Ctrl-C leaves this iteration out, or whole.
+        self._place, self._stateless, self._thread, self._pid = place, stateless, thread, pid
+        self._items, self._epochs = latest, self._epochs + 1
+        self._only, self._start = (loop, begin) if only else (None, self._start)
+        return loop, begin
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
@@ -264,8 +275,7 @@ class _Stateful(Prefetcher[T]):
         load = self._iterable.load_state_dict  # type: ignore[attr-defined]
         self.close(timeout=None)
         load(state)
-        self._place = []
-        self._only = None
+        self._place, self._only = [], None
 
 
 def _goes_on(iterator: Any) -> bool:
@@ -322,7 +332,6 @@ def _torch_modes() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]
         return []
     modes: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
     if torch.cuda.is_initialized():
-        device = torch.cuda.current_device()
-        modes.append(lambda: torch.cuda.device(device))
+        modes.append(partial(torch.cuda.device, torch.cuda.current_device()))
     inference, enabled = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     return [*modes, lambda: torch.inference_mode() if inference else torch.set_grad_enabled(enabled)]
