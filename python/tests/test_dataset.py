@@ -1,5 +1,6 @@
 """Data sets written in Python."""
 
+import dataclasses
 import gc
 import itertools
 import signal
@@ -19,6 +20,7 @@ from interrupts import Now, handled
 from sets import Numbers
 
 import twinbuf as tb
+import twinbuf._drive
 
 
 class Squares(Numbers):
@@ -136,6 +138,65 @@ def test_its_exception_reaches_the_loop_as_it_was_raised(overlap: bool) -> None:
     assert caught.value.__notes__ == ["train: epoch 0, step 3: the batch could not be read"]
     assert "read_into" in "".join(traceback.format_exception(caught.value))
     assert len(list(zip(range(3), loader.epoch(0), strict=False))) == 3
+
+
+class Tagged(LookupError):
+    """Its `with_traceback` forgets `return self`, and it is false."""
+
+    def with_traceback(self, trace: Any) -> Any:
+        super().with_traceback(trace)
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclasses.dataclass
+class Arrays(LookupError):
+    """Two of them cannot be compared."""
+
+    rows: np.ndarray = dataclasses.field(default_factory=lambda: np.arange(2))
+
+
+class Raises(LookupError):
+    """Its attributes raise."""
+
+    def wrong(self) -> Any:
+        raise ZeroDivisionError
+
+    __cause__ = __context__ = __traceback__ = property(wrong)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", [Tagged, Arrays, Raises])
+def test_an_exception_with_methods_of_its_own_reaches_the_loop(kind: Any, overlap: bool) -> None:
+    class Failing(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            try:
+                if 8 in indices:
+                    raise kind
+            except LookupError as error:
+                raise kind from error
+            super().read_into(indices, out)
+
+    data = Failing()
+    items = tb.Loader(data, tb.Plan(data, 8), overlap=overlap).epoch(0, timeout=60)
+    assert next(items).step == 0
+    with pytest.raises(kind):
+        next(items)
+
+
+def test_what_fails_after_a_call_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Squares):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            raise LookupError
+
+    def no_memory(error: BaseException) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(twinbuf._drive, "_clear", no_memory)
+    data = Failing()
+    with pytest.raises(MemoryError):
+        next(tb.Loader(data, tb.Plan(data, 8)).epoch(0, timeout=60))
 
 
 def test_an_exception_with_a_cause_keeps_nothing() -> None:

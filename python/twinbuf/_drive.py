@@ -223,9 +223,7 @@ def _make(worker: _Worker, only: bool = False) -> Any:
             more = worker.answer(item, None if states is None else states(), only)
             del item
     except BaseException as error:
-        # Without this frame. It sets no attribute: an exception may refuse that, as a frozen dataclass does.
-        BaseException.with_traceback(error, error.__traceback__ and error.__traceback__.tb_next)
-        worker.fail(error)
+        worker.fail(_cut(error))
 
 
 def _close(worker: _Worker) -> None:
@@ -240,7 +238,10 @@ def _close(worker: _Worker) -> None:
 
 def _fill(worker: _Filler) -> None:
     while worker.next():
-        _answer(worker)
+        try:
+            _answer(worker)
+        except BaseException as error:  # a loop waits for the answer
+            worker.answer(b"", error)
 
 
 def _answer(worker: _Filler) -> None:
@@ -249,8 +250,8 @@ def _answer(worker: _Filler) -> None:
     try:
         made = made_by(*worker.wanted())
     except BaseException as error:
-        raised = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-    if not worker.is_returned() and raised:
+        raised = _cut(error)
+    if not worker.is_returned() and raised is not None:
         _clear(raised)
     if not worker.is_returned():
         gc.collect()  # perhaps a cycle that nothing uses
@@ -290,11 +291,21 @@ def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
 
 def _clear(error: BaseException) -> None:
     """Clear the frames in the traceback of an exception and of its causes, because they keep a slot."""
-    seen: list[BaseException] = []
+    seen: list[int] = []
     left: list[BaseException | None] = [error]
     while left:
-        error_or_none = left.pop()
-        if error_or_none is not None and error_or_none not in seen:
-            seen.append(error_or_none)
-            traceback.clear_frames(error_or_none.__traceback__)
-            left += [error_or_none.__cause__, error_or_none.__context__]
+        if (each := left.pop()) is not None and id(each) not in seen:
+            seen.append(id(each))
+            traceback.clear_frames(_own(each, "__traceback__"))
+            left += [_own(each, "__cause__"), _own(each, "__context__")]
+
+
+def _cut(error: BaseException) -> BaseException:
+    """Return the exception without the caller's frame in its traceback."""
+    BaseException.with_traceback(error, _own(error, "__traceback__").tb_next)
+    return error
+
+
+def _own(error: BaseException, name: str) -> Any:
+    """Return an attribute that all exceptions have, and not what the program's class has in its place."""
+    return vars(BaseException)[name].__get__(error)
