@@ -86,7 +86,9 @@ def prefetch(
 
     After a ``break``, a generator, a file, or another iterator whose ``__iter__`` is just ``return self``
     goes on after the last item that the loop received. An iterator whose ``__iter__`` does more is taken to
-    start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once.
+    start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once. So
+    it is dropped, but nothing is logged, where the iterable is no iterator and yet keeps its place, such as a
+    ``tempfile.NamedTemporaryFile``: keep one ``iter(prefetch(...))``.
 
     Overlap needs a side that releases the GIL: reading, decoding, most of numpy do, loops in Python do not.
 
