@@ -164,6 +164,7 @@ mod gated {
     use std::io::Write;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::ptr::NonNull;
     use std::sync::atomic::Ordering::SeqCst;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -324,9 +325,10 @@ mod gated {
                 0 => {
                     // SAFETY: takes no pointer. It ends a child that hangs.
                     unsafe { libc::alarm(600) };
-                    drop(queue);
+                    // A panic would end the child's only thread, and with it the process, as if all were well.
+                    let dropped = catch_unwind(AssertUnwindSafe(|| drop(queue)));
                     // SAFETY: takes no pointer, and does not return.
-                    unsafe { libc::_exit(0) }
+                    unsafe { libc::_exit(i32::from(dropped.is_err())) }
                 }
                 pid => {
                     assert!(pid > 0, "{}", io::Error::last_os_error());
