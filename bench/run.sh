@@ -1,5 +1,5 @@
 #!/bin/sh
-# Measures these sections and writes the tables and pictures of the READMEs anew, in 45 minutes and the time to build.
+# Measures these sections and writes the tables and pictures of the READMEs anew, in 41 minutes and the time to build.
 # The machine should do nothing else meanwhile.
 #
 #   bench/run.sh                        handoff disk grid loaders train weights
