@@ -144,6 +144,22 @@ fn an_order_that_changes_gives_no_group_another_name() {
             layers.pass().map(Result::unwrap).for_each(|group| model.check(&group, group.number()));
         }
     }
+    // Two of eight groups are read in a pass. The reading is 20 passes ahead, so the order is called again for a pass.
+    let (model, caller) = (Model::new(&[3000; 8]), thread::current().id());
+    let order = move |_, step| (step + usize::from(thread::current().id() != caller)) % 8;
+    let mut layers = stream(model.groups()).keep(6).depth(40).cycle().order(order).build().unwrap();
+    layers.pass().map(Result::unwrap).for_each(|group| model.check(&group, group.number()));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while layers.report().loads < 8 + 40 {
+        assert!(Instant::now() < deadline, "read ahead: {}", layers.report().loads);
+        thread::yield_now();
+    }
+    let mut differs = false;
+    for (step, group) in layers.pass().map(Result::unwrap).enumerate() {
+        model.check(&group, group.number());
+        differs |= group.number() != step;
+    }
+    assert!(differs, "the caller's order is that of the reading thread");
 }
 
 #[test]
