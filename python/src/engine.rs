@@ -31,7 +31,8 @@ pub(crate) struct Batches {
 pub(crate) struct Progress {
     /// A loaded state: where the next iteration starts.
     pub(crate) resume: Option<Checkpoint>,
-    /// The epoch of the next `iter(loader)`. Relaxed: it changes with the lock, and who reads it without wants no other data.
+    /// The epoch of the next `iter(loader)`. It is written under the lock. Relaxed: a reader without the lock reads no other
+    /// data.
     pub(crate) next_epoch: Arc<atomic::AtomicU64>,
     /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
     /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration

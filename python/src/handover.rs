@@ -500,7 +500,8 @@ impl Items {
         }))
     }
 
-    /// The next item, for `_loop.py`, or None: there is none yet. ``waited``: wait a moment for it.
+    /// Return the next item, for `_loop.py`, or None if there is none yet. With ``waited``, the seconds waited so far, first
+    /// wait a moment.
     fn take(&self, py: Python<'_>, waited: Option<f64>) -> PyResult<Option<Taken>> {
         self.items.take(py, waited, |item| Ok(item.item.clone_ref(py)))
     }

@@ -485,8 +485,8 @@ impl<F: Front> Loop<F> {
         }
     }
 
-    /// The next item, for `_loop.py`, as `object` shows it, or `None`: there is none yet. `waited`: wait a moment for it, after
-    /// so many seconds.
+    /// Returns the next item, for `_loop.py`, as `object` shows it, or `None` if there is none yet. With `waited`, the seconds
+    /// that this call of `next` has waited, it first waits a moment.
     pub(crate) fn take(
         &self,
         py: Python<'_>,
@@ -508,11 +508,11 @@ impl<F: Front> Loop<F> {
 
     /// The loop's use of its item is over.
     pub(crate) fn used(&self, py: Python<'_>) {
-        let used = |state: &mut State<F>| match &mut state.run {
-            Run::Running(items) if self.number.get() == Some(&state.iteration) => items.used(),
-            _ => {}
-        };
-        self.shared.state.with(py, used);
+        self.shared.state.with(py, |state| {
+            if let (true, Run::Running(items)) = (self.is_current(state), &mut state.run) {
+                items.used();
+            }
+        });
     }
 
     /// Ends the iteration, if it is under way.

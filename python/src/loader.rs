@@ -481,7 +481,8 @@ impl Epochs {
         Ok(lease.map(Batch::new))
     }
 
-    /// The next batch, for `_loop.py`, or None: there is none yet. ``waited``: wait a moment for it, after so many seconds.
+    /// Return the next batch, for `_loop.py`, or None if there is none yet. With ``waited``, the seconds waited so far, first
+    /// wait a moment.
     fn take(&self, py: Python<'_>, waited: Option<f64>) -> PyResult<Option<Taken>> {
         self.batches.take(py, waited, |lease| Ok(Py::new(py, Batch::new(lease.clone()))?.into_any()))
     }

@@ -151,8 +151,8 @@ class Epochs(Loop[T]):
         if sender is None:
             self._items = self._epochs
         else:
-            source: Any = self._epochs if self._make is None else Loop(self._epochs, None, self._make)
             epochs = self._epochs
+            source: Any = epochs if self._make is None else Loop(epochs, None, self._make)
             sender.begin(self, source, epochs._sent, epochs._position, loader._overlap, loader._copy_stream)
 
     def __len__(self) -> int:

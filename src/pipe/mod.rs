@@ -291,7 +291,8 @@ impl<R: Ring> Pipe<R> {
         let Setup { sides: (producer, consumer), sources, driven, helper, options, trace, kind, .. } = setup;
         let Setup { depth, locate, add_reads, .. } = setup;
         let overlap = options.overlaps();
-        // Without overlap the caller has a source: a driver that waits for a slot would have the turn, and the caller wait.
+        // Without overlap a caller with a source fills all slots. A driver that waits for one would hold the turn, and the
+        // caller would wait for the driver.
         let driven = if overlap || sources.is_empty() { driven } else { 0 };
         let naming = Naming { loader: options.name.clone(), rounds: kind == Kind::Rounds };
         let Options { held_timeout, breakdown, sends, .. } = options;

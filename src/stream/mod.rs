@@ -110,9 +110,9 @@ impl<B: Backend> StreamBuilder<B> {
     /// Sets the order of the groups in each pass. `order(pass, step)` returns the index of a group. Default: the
     /// order of [`Groups`] in each pass.
     ///
-    /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. The
-    /// caller's thread or the reading thread calls `order` for a pass, never both at once, and both if the reading is far
-    /// ahead: it must return the same result for the same arguments. Example:
+    /// `order` must return each group exactly once per pass. Otherwise the pass ends with [`Error::Option`]. It runs on
+    /// the caller's thread or on the reading thread, never on both at once. It must return the same result for the same
+    /// arguments: if the reading is many passes ahead, it is called again for a pass. Example:
     /// `move |pass, step| if pass % 2 == 0 { step } else { last - step }` alternates between forward and backward order.
     pub fn order(mut self, order: impl Fn(u64, usize) -> usize + Send + Sync + 'static) -> Self {
         self.own.order = Some(Box::new(order));

@@ -292,7 +292,7 @@ mod tests {
         for _ in 0..1000 {
             let (mut history, mut accesses) = (History::default(), Vec::new());
             for agent in 2..2 + number(6) {
-                // Not ordered, so that none covers another.
+                // Each has a clock of its own, so none is ordered after another and drops it.
                 let from = number(8 * PAGE);
                 let new =
                     access(agent, &mut Clock::default(), (from, from + 1 + number(2 * PAGE)), number(3) == 0);

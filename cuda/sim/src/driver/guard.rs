@@ -84,7 +84,7 @@ impl Mapping {
         }
         const KEEP: c_int = sys::MAP_PRIVATE | sys::MAP_ANONYMOUS | sys::MAP_NORESERVE | sys::MAP_FIXED;
         let program = self.program as *mut c_void;
-        // One mapping for all freed memory side by side: a process may have only so many.
+        // The kernel joins neighbouring mappings of this kind: the number of a process's mappings is limited.
         // SAFETY: in place of the program's mapping, which this owns and which the program has freed.
         let at = unsafe { sys::mmap(program, self.length, sys::PROT_NONE, KEEP, -1, 0) };
         assert_eq!(at, program, "mmap: {}", std::io::Error::last_os_error());

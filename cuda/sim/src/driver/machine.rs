@@ -233,8 +233,9 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what to do with an access that a page fault stopped; `bytes` looks how many it accesses. A fault inside a call of this driver, because a result's
-/// pointer is into a closed page, is passed on, and by default ends the process: this thread may hold the lock.
+/// Decides what to do with an access that a page fault stopped. `bytes` returns the length of the access. A fault inside a
+/// call of this driver, because a result's pointer is into a closed page, is passed on, and by default ends the process:
+/// this thread may hold the lock.
 pub(super) fn stopped(address: u64, write: bool, bytes: impl FnOnce() -> u64) -> Verdict {
     if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write, bytes) }
 }

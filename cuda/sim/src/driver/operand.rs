@@ -64,7 +64,7 @@ fn bytes(code: &mut dyn Iterator<Item = u8>) -> Option<u64> {
     }
 }
 
-/// The prefix that two bits of VEX and EVEX stand for; 0x66 is 1.
+/// The prefixes that two bits of VEX and EVEX encode. 1 is 0x66.
 const PREFIXES: [u8; 4] = [0, 1, 0xF3, 0xF2];
 
 fn mapped(map: u8, opcode: u8, prefix: u8, wide: bool, length: u64) -> Option<u64> {

@@ -118,7 +118,7 @@ pub(in crate::driver) fn synchronize(mut core: Core, marks: &[Arc<Mark>]) -> Res
             core.learn(&mark.clock);
         } else {
             result = Err(code);
-            // Not if the run has ended meanwhile.
+            // If the run has ended meanwhile, `core` is that of another run, and has lost nothing.
             if core.lost != SUCCESS {
                 core.tell();
             }
