@@ -199,7 +199,8 @@ def test_what_fails_after_a_call_reaches_the_loop(monkeypatch: pytest.MonkeyPatc
         next(tb.Loader(data, tb.Plan(data, 8)).epoch(0, timeout=60))
 
 
-def test_an_exception_with_a_cause_keeps_nothing() -> None:
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_exception_with_others_in_it_keeps_nothing(grouped: bool) -> None:
     class Chained(Squares):
         failing = True
 
@@ -212,18 +213,25 @@ def test_an_exception_with_a_cause_keeps_nothing() -> None:
             try:
                 self.fill(out)
             except KeyError as error:
-                raise LookupError("outer") from error
+                inner = error
+                if not grouped:
+                    raise LookupError("outer") from error
+            else:
+                return
+            raise ExceptionGroup("outer", [ValueError(), inner])
 
     data = Chained()
     gone = weakref.ref(data)
     loader = tb.Loader(data, tb.Plan(data, 8))
-    with pytest.raises(LookupError, match="outer") as caught:
+    with pytest.raises(ExceptionGroup if grouped else LookupError, match="outer") as caught:
         next(loader.epoch(0))
-    assert isinstance(caught.value.__cause__, KeyError)
+    inner = caught.value.exceptions[1] if isinstance(caught.value, ExceptionGroup) else caught.value.__cause__
+    assert isinstance(inner, KeyError)
+    assert "out" not in list(traceback.walk_tb(inner.__traceback__))[-1][0].f_locals
     data.failing = False
     assert len(list(loader.epoch(0))) == 6
     # A loader whose slots were kept would never go, nor what it reads from.
-    del data, loader, caught
+    del data, loader, caught, inner
     gc.collect()
     assert gone() is None
 

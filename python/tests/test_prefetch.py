@@ -485,6 +485,7 @@ def test_attributes_are_those_of_the_iterable() -> None:
         _ = batches.nothing
     with pytest.raises(TypeError):
         len(tb.prefetch(iter([1])))
+    assert tb.prefetch(iter([1])) and tb.watch([1]) and not tb.prefetch([])
     with pytest.raises(AttributeError, match="state_dict"):
         tb.prefetch([1]).state_dict()
 

@@ -290,7 +290,10 @@ def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
 
 
 def _clear(error: BaseException) -> None:
-    """Clear the frames in the traceback of an exception and of its causes, because they keep a slot."""
+    """Clear the frames in the tracebacks of an exception, of its causes and of those in a group.
+
+    They keep a slot.
+    """
     seen: list[int] = []
     left: list[BaseException | None] = [error]
     while left:
@@ -298,6 +301,8 @@ def _clear(error: BaseException) -> None:
             seen.append(id(each))
             traceback.clear_frames(_own(each, "__traceback__"))
             left += [_own(each, "__cause__"), _own(each, "__context__")]
+            if isinstance(each, BaseExceptionGroup):
+                left += vars(BaseExceptionGroup)["exceptions"].__get__(each)
 
 
 def _cut(error: BaseException) -> BaseException:

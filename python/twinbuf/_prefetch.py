@@ -129,6 +129,10 @@ class Around(Generic[T]):
         """Return the number of items, if the iterable has one."""
         return len(self._iterable)  # type: ignore[arg-type]
 
+    def __bool__(self) -> bool:
+        # A generator has no length, and is true.
+        return bool(self._iterable)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in _MOVES:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
