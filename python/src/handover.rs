@@ -212,14 +212,15 @@ impl Worker {
         drop(running);
     }
 
-    /// The iterable, if the loop has left it early, and drop what was made.
-    fn left(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    /// The iterable, if the loop has left it early, and what was made, to be dropped where no frame of Rust is below.
+    fn left(&self, py: Python<'_>) -> (Option<Py<PyAny>>, Vec<Py<PyAny>>) {
         let front = &self.shared.front;
         if !front.is_stopped() {
-            return None;
+            return (None, Vec::new());
         }
-        front.drop_made();
-        if self.used.load(Ordering::Relaxed) { front.iterator.get(py) } else { None }
+        let made = mem::take(&mut *lock(&front.made)).into_iter();
+        let iterator = if self.used.load(Ordering::Relaxed) { front.iterator.get(py) } else { None };
+        (iterator, made.flat_map(|Item { item, state }| iter::once(item).chain(state)).collect())
     }
 }
 
@@ -263,6 +264,9 @@ impl Thread {
             }
             self.making.is_not_making(py)?;
             py.check_signals()?;
+            if timeout.is_none() {
+                check_end(py)?; // a thread that was left behind may never end
+            }
             detached(py, || thread::sleep(Duration::from_micros(100)));
         }
         Ok(true)

@@ -1,6 +1,7 @@
 //! State behind a lock, and waits without the GIL.
 
 use std::cell::Cell;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -97,26 +98,55 @@ pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 /// The longest wait for an item before signals are handled again.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// Waits without the GIL. If the program has ended meanwhile, it does not return: the interpreter would end this thread in
-/// the middle of native code (before Python 3.14), which aborts the process.
+/// Waits without the GIL. If the hook at the end of the program has returned meanwhile, this does not return: the
+/// interpreter would end this thread in the middle of native code, which aborts the process. Where it has before the call,
+/// the thread keeps the GIL: another hook may wait for this thread, as a program's that closes what it has.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+    if is_over() {
+        return attached(py, wait);
+    }
     // SeqCst, as below: the hook sees a thread that began to wait before the program began to end.
     WAITING.fetch_add(1, Ordering::SeqCst);
     let result = py.detach(|| {
         let result = wait();
         // SeqCst: either this thread sees that the hook is over, or the hook sees this thread and waits for it.
         RETURNING.fetch_add(1, Ordering::SeqCst);
-        if OVER.load(Ordering::SeqCst) && !HOOK.get() {
+        if is_over() {
             RETURNING.fetch_sub(1, Ordering::SeqCst);
-            loop {
-                thread::park();
-            }
+            park()
         }
         result
     });
     RETURNING.fetch_sub(1, Ordering::SeqCst);
     WAITING.fetch_sub(1, Ordering::SeqCst);
     result
+}
+
+/// Waits with the GIL, in another thread for up to [`LEAVE`]: it may wait for one that needs the GIL. Then this parks.
+fn attached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let started = Instant::now();
+        let Ok(waits) = thread::Builder::new().spawn_scoped(scope, wait) else { return py.detach(|| park()) };
+        while !waits.is_finished() {
+            if started.elapsed() >= LEAVE {
+                return py.detach(|| park());
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        waits.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// Stays for ever, without the GIL.
+fn park() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+/// Whether the interpreter may end this thread when it takes the GIL back.
+fn is_over() -> bool {
+    OVER.load(Ordering::SeqCst) && !HOOK.get()
 }
 
 /// Whether the program is ending: iterations are cut off, and none begins. SeqCst, as `WAITING` in [`detached`].
@@ -156,7 +186,8 @@ pub(crate) fn _end_hook(py: Python<'_>, seconds: f64) {
     };
     HOOK.set(true);
     wait(&WAITING, Duration::from_secs_f64(seconds));
-    OVER.store(true, Ordering::SeqCst);
+    // Since 3.14 the interpreter lets such a thread sleep in place of ending it.
+    OVER.store(py.version_info() < (3, 14), Ordering::SeqCst);
     wait(&RETURNING, LEAVE);
 }
 

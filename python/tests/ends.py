@@ -59,6 +59,8 @@ PLACES = (
     *("import", "trace"),
     *("device side", "device host", "device current"),
 )
+# What a daemon thread uses when a hook, called after twinbuf's own, waits for that thread.
+JOINED = ("loader", "prefetch", "again", "load", "writer", "records", "open", "thread")
 # What a daemon thread asks for without a pause.
 ASKED = ("report", "watched", "paths", "tensors", "file", "stream", "state")
 
@@ -115,6 +117,8 @@ def every_case() -> list[Case]:
         *product("finalizer", (*CALLS, "thread"), WHENS),
         *product("called", (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")),
         *product("asked", ASKED, ("1", "2", "3"), ("fall", "exit3")),
+        *product("joined", JOINED, ("fall",)),
+        *product("dropped", ("prefetch", "thread"), ("1", "2", "3")),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -138,6 +142,7 @@ QUICK = re.compile(
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
             r"finalizer:(prefetch|generate|read_into):(atexit before|del)",
+            r"joined:.*|dropped:prefetch:1",
             r"control:poll10:fall:quiet:break:poll",
         )
     )
@@ -696,6 +701,117 @@ def asked(words: tuple[str, ...], folder: str) -> None:
     finish(words[-1])
 
 
+def joined(words: tuple[str, ...], folder: str) -> None:
+    """A hook that was registered before twinbuf's own, so is called after it, stops a daemon thread."""
+    import atexit
+
+    kind, going, stops, ended = words[0], threading.Event(), threading.Event(), threading.Event()
+    write = os.write
+
+    def stop() -> None:
+        stops.set()
+        ended.wait()
+        write(1, b"joined\n")
+
+    atexit.register(stop)
+
+    def step() -> bool:
+        going.set()
+        return not stops.wait(0.001)
+
+    if kind != "thread":
+        import twinbuf as tb
+
+        rows = numbers(folder, "rows", 1000)
+
+    class Stays:
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            going.set()
+            threading.Event().wait()
+
+        def state_dict(self) -> Any:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None:
+            pass
+
+    def use() -> None:
+        if kind == "loader":
+            with tb.Loader(rows, tb.Plan(rows, 2)) as loader:
+                for _ in loader.epochs(100):
+                    going.set()
+                    stops.wait()
+        elif kind == "prefetch":
+            things = tb.prefetch(range(10**6))
+            for _ in things:
+                going.set()
+                stops.wait()
+                break
+            things.close()
+        elif kind in ("again", "load"):
+            things = tb.prefetch(Stays())
+            next(iter(things))
+            stops.wait()
+            iter(things) if kind == "again" else things.load_state_dict({})
+        elif kind == "writer":
+            with tb.Writer(f"{folder}/out.npy", "int64", (1,)) as out:
+                while step():
+                    out.append([[1]])
+        elif kind == "records":
+            while step():
+                _ = rows[5]
+            _ = rows[5]
+        elif kind == "open":
+            while step():
+                pass
+            numbers(folder, "more", 10)
+        else:
+            while step():
+                pass
+
+    def run() -> None:
+        try:
+            use()
+        except BaseException as error:
+            write(1, f"saw {type(error).__name__}\n".encode())
+        finally:
+            ended.set()
+
+    daemon_thread(run)
+    assert going.wait(20), "it does not loop"
+    mark()
+
+
+def dropped(words: tuple[str, ...], folder: str) -> None:
+    """An item that no loop gets is freed by slow Python code at the end, in the thread that made it."""
+
+    class Slow:
+        def __del__(self, sleep: Any = time.sleep, steps: range = range(3000)) -> None:
+            for _ in steps:
+                sleep(0.001)
+
+    def make(number: int) -> Slow:
+        return Slow()
+
+    if words[0] == "thread":
+        made, going = [Slow()], threading.Event()
+
+        def free() -> None:
+            going.set()
+            made.clear()
+
+        daemon_thread(free)
+        going.wait()
+    else:
+        import twinbuf as tb
+
+        kept.append(items := iter(tb.prefetch(map(make, range(10)), depth=4)))
+        kept.append(next(items))
+        time.sleep(0.1)
+    finish("exit3")
+
+
 def calls(folder: str) -> dict[str, Callable[[], tuple[Any, Any]]]:
     """Return functions that iterate, and return what came and what should have. They need no global name."""
     import numpy as np
@@ -814,7 +930,7 @@ def child(name: str, folder: str) -> None:
 
         torch.set_num_threads(1)
     programs = {"daemon": daemon, "preempted": daemon, "finalizer": finalizer, "lock": lock}
-    programs |= {"called": called, "asked": asked}
+    programs |= {"called": called, "asked": asked, "joined": joined, "dropped": dropped}
     run = programs.get(group, program)
     run(tuple(words), folder)
 
@@ -838,7 +954,7 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str, limit: 
     group = case.words[-1] if case.group == "control" else case.group
     if code is None:
         return f"hang: no end {took:.1f} s after the mark" if took == took else "hang: no mark"
-    end = next((word for word in words if word in CODES), "")
+    end = "exit3" if group == "dropped" else next((word for word in words if word in CODES), "")
     wanted = CODES.get(end, 0)
     aborted = code == -signal.SIGABRT and "terminate called without an active exception" in err
     if aborted and set(words) & set(TORCH):
@@ -858,6 +974,8 @@ def judge(case: Case, code: int | None, took: float, out: str, err: str, limit: 
         cut_off = case.group != "control" and words[0] != "watch"  # which has no thread
         if cut_off and "held" in words and "saw LoaderError" not in out:
             return "unseen: no LoaderError in the loop"
+    if group == "joined" and "joined" not in out:
+        return "unseen: the hook did not get to its end"
     if group == "finalizer" and not re.search("^(right|LoaderError)$", out, re.MULTILINE):
         found = re.search("^wrong.*$", out, re.MULTILINE)
         if words[0] == "records" and found and "sys.meta_path is None" in found.group():

@@ -227,8 +227,9 @@ def _make(worker: _Worker, only: bool = False) -> Any:
 
 
 def _close(worker: _Worker) -> None:
-    """Close a generator that was left early, in the thread that ran it."""
-    iterator = worker.left()
+    """Close a generator that was left early, in the thread that ran it, and drop what was made."""
+    iterator, made = worker.left()
+    del made
     if isinstance(iterator, GeneratorType):
         try:
             iterator.close()
