@@ -406,7 +406,8 @@ class Data(torch.utils.data.IterableDataset):
         data = tb.Records.open_npy(sys.argv[1])
         yield from tb.Loader(data, tb.Plan(data, 5)).epoch(0)
 try:
-    next(iter(torch.utils.data.DataLoader(Data(), batch_size=None, num_workers=1)))
+    context = {"num_workers": 1, "multiprocessing_context": "fork"}
+    next(iter(torch.utils.data.DataLoader(Data(), batch_size=None, **context)))
 except TypeError as error:
     print(error)
 """

@@ -8,6 +8,7 @@ left out are not read.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def attribute(loader: Loader[Any], name: str, epoch: int) -> Any:
         return len(plan.indices(epoch, 0)) if plan.steps(epoch) else plan.batch
     if name == "drop_last":
         return loader.plan.drop_last
-    if name in ("sampler", "prefetch_factor"):
+    if name == "sampler":
+        return SimpleNamespace(set_epoch=loader.set_epoch)  # Lightning chooses the epoch of that
+    if name == "prefetch_factor":
         return None
     if name == "collate_fn":
         return lambda batch: batch
