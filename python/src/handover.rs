@@ -212,15 +212,18 @@ impl Worker {
         drop(running);
     }
 
-    /// The iterable, if the loop has left it early, and what was made, to be dropped where no frame of Rust is below.
+    /// The iterable, if the loop has left it early. And all that only this thread needs, to be dropped where no frame of
+    /// Rust is below.
     fn left(&self, py: Python<'_>) -> (Option<Py<PyAny>>, Vec<Py<PyAny>>) {
-        let front = &self.shared.front;
-        if !front.is_stopped() {
-            return (None, Vec::new());
+        let (front, mut rest) = (&self.shared.front, Vec::new());
+        let is_left = front.is_stopped() && self.used.load(Ordering::Relaxed);
+        let iterator = is_left.then(|| front.iterator.get(py)).flatten();
+        if front.is_stopped() {
+            let made = mem::take(&mut *lock(&front.made)).into_iter();
+            rest.extend(made.flat_map(|Item { item, state }| iter::once(item).chain(state)));
         }
-        let made = mem::take(&mut *lock(&front.made)).into_iter();
-        let iterator = if self.used.load(Ordering::Relaxed) { front.iterator.get(py) } else { None };
-        (iterator, made.flat_map(|Item { item, state }| iter::once(item).chain(state)).collect())
+        rest.extend(front.objects().filter_map(Object::take));
+        (iterator, rest)
     }
 }
 

@@ -61,6 +61,8 @@ mod _twinbuf {
                 "twinbuf does not work in a subinterpreter: use a thread or a process",
             ));
         }
+        // PyO3 asks once whether there is an interpreter, and panics in a `__del__` at its end, when there is none.
+        module.py().detach(|| Python::attach(|_| ()));
         module.add("DTYPES", crate::dtype::sizes())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

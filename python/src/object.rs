@@ -33,8 +33,11 @@ impl Object {
         self.0.try_lock().map_or(Ok(()), |object| visit.call(&*object))
     }
 
+    pub(crate) fn take(&self) -> Option<Py<PyAny>> {
+        lock(&self.0).take()
+    }
+
     pub(crate) fn clear(&self) {
-        let object = lock(&self.0).take();
-        drop(object);
+        drop(self.take());
     }
 }

@@ -118,7 +118,7 @@ def every_case() -> list[Case]:
         *product("called", (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")),
         *product("asked", ASKED, ("1", "2", "3"), ("fall", "exit3")),
         *product("joined", JOINED, ("fall",)),
-        *product("dropped", ("prefetch", "thread"), ("1", "2", "3")),
+        *product("dropped", ("items", "iterator", "thread"), ("1", "2", "3")),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -142,7 +142,7 @@ QUICK = re.compile(
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
             r"finalizer:(prefetch|generate|read_into):(atexit before|del)",
-            r"joined:.*|dropped:prefetch:1",
+            r"joined:.*|dropped:(items|iterator):1",
             r"control:poll10:fall:quiet:break:poll",
         )
     )
@@ -784,12 +784,19 @@ def joined(words: tuple[str, ...], folder: str) -> None:
 
 
 def dropped(words: tuple[str, ...], folder: str) -> None:
-    """An item that no loop gets is freed by slow Python code at the end, in the thread that made it."""
+    """What no loop needs is freed by slow Python code at the end, in the thread that used it."""
 
     class Slow:
         def __del__(self, sleep: Any = time.sleep, steps: range = range(3000)) -> None:
             for _ in steps:
                 sleep(0.001)
+
+    class Numbers(Slow):
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            return 0
 
     def make(number: int) -> Slow:
         return Slow()
@@ -806,8 +813,11 @@ def dropped(words: tuple[str, ...], folder: str) -> None:
     else:
         import twinbuf as tb
 
-        kept.append(items := iter(tb.prefetch(map(make, range(10)), depth=4)))
-        kept.append(next(items))
+        if words[0] == "items":
+            kept.append(items := iter(tb.prefetch(map(make, range(10)), depth=4)))
+            kept.append(next(items))
+        else:
+            next(iter(tb.prefetch(Numbers())))
         time.sleep(0.1)
     finish("exit3")
 

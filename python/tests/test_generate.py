@@ -243,3 +243,17 @@ def test_a_forked_process_waits_for_no_thread_that_it_has_not() -> None:
     assert in_a_fork(refuses) == 3
     stay.set()
     thread.join()
+
+
+def test_a_forked_process_calls_no_hook() -> None:
+    called: list[int] = []
+    rounds = tb.generate(lambda number: number, before=called.append, after=called.append)
+    assert next(rounds) == 0
+    before = list(called)
+
+    def refuses() -> int:
+        with pytest.raises(tb.ForkedError):
+            next(rounds)
+        return 3 if called == before else 4
+
+    assert in_a_fork(refuses) == 3

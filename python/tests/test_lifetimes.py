@@ -543,3 +543,23 @@ def test_a_cycle_through_an_iterator_is_collected(kind: str) -> None:
             return
         time.sleep(0.01)
     pytest.fail(f"{sum(owner() is not None for owner in gone)} of {len(gone)} are alive")
+
+
+FIRST = """
+import os, sys, twinbuf as tb
+from sets import Numbers
+class Late:
+    def __init__(self):
+        self.tb, self.data, self.write = tb, Numbers(10), os.write
+        self.plan = tb.Plan(self.data, 2)
+    def __del__(self):
+        try:
+            list(self.tb.Loader(self.data, self.plan))
+        except self.tb.LoaderError:
+            self.write(1, b"LoaderError")
+late = Late()
+"""
+
+
+def test_the_first_loader_may_come_while_the_interpreter_ends() -> None:
+    assert run_program(FIRST)[:2] == (0, "LoaderError")

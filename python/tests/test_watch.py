@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import json
+import os
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Rewinding, in_threads, saved
+from conftest import Rewinding, in_threads, run_program, saved
 
 import twinbuf as tb
 
@@ -270,3 +271,19 @@ def test_the_trace(tmp_path: Any) -> None:
     spans = [(event["name"], event["args"].get("step")) for event in events if event["ph"] == "X"]
     assert [span for span in spans if span[0] == "train"] == [("train", step) for step in range(3)]
     assert [span for span in spans if span[0] == "queue_wait"][:3] == [("queue_wait", n) for n in range(3)]
+
+
+FORKED = """
+import os, sys, twinbuf as tb
+for item in tb.watch(range(20), "mine"):
+    if item == 3:
+        if (child := os.fork()) == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_does_not_report_the_loop() -> None:
+    code, _, errors = run_program(FORKED)
+    assert code == 0 and errors.count("mine") == 1, errors

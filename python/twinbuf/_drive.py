@@ -27,6 +27,8 @@ from .errors import LoaderError, NestedError
 # Threads that the end of the program waits for, for one second in all. It counts slices and not the clock: a
 # process that is stopped for some time (SIGSTOP) ends no thread.
 _threads: set[threading.Thread] = set()
+# Those that make nothing any more, and only drop what they have.
+_closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _SLICE, _SLICES = 0.05, 20
 
 T = TypeVar("T")
@@ -181,7 +183,7 @@ def _end() -> None:
         if alive[0].is_alive():
             left -= 1
             if left == half:
-                for thread in alive:
+                for thread in set(alive) - set(_closing):
                     number = ctypes.c_ulong(thread.ident or 0)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
     _end_hook(left * _SLICE)
@@ -227,14 +229,15 @@ def _make(worker: _Worker, only: bool = False) -> Any:
 
 
 def _close(worker: _Worker) -> None:
-    """Close a generator that was left early, in the thread that ran it, and drop what was made."""
-    iterator, made = worker.left()
-    del made
+    """Close a generator that was left early, in the thread that ran it, and drop what the thread has."""
+    _closing.add(threading.current_thread())
+    iterator, rest = worker.left()
     if isinstance(iterator, GeneratorType):
         try:
             iterator.close()
         except Exception:
             logging.getLogger("twinbuf").exception("prefetch: closing a generator failed")
+    del rest
 
 
 def _fill(worker: _Filler) -> None:

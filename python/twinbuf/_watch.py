@@ -113,6 +113,7 @@ class _Epoch(Generic[T]):
         start = time.perf_counter()
         self._watched, self._epoch, self._step = watched, epoch, 0
         self._came: list[T] = []
+        self._pid = os.getpid()
         # `iter` is called once, as a loop does: it may start again.
         self._items = map(next, repeat(watched._begin()))
         # The time of `iter` is a wait for the first item.
@@ -148,7 +149,7 @@ class _Epoch(Generic[T]):
         self._end()
 
     def _end(self) -> None:
-        if not self._ended:
+        if not self._ended and self._pid == os.getpid():  # a forked child has no part in the loop
             self._ended = True
             self._watched._end()
 
