@@ -3,6 +3,7 @@
 
 use std::io;
 use std::mem;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -40,8 +41,8 @@ impl Slot {
 pub(super) struct Order<'s, 'env> {
     pub(super) slot: &'s mut Slot,
     pub(super) way: Way,
-    /// Their bytes follow each other in the slot.
     pub(super) pieces: Vec<Piece<'env>>,
+    /// The end of the last piece in the slot.
     pub(super) filled: usize,
 }
 
@@ -55,9 +56,11 @@ pub(super) enum Way {
 /// A range of device memory, and the host's end of its copy.
 pub(super) struct Piece<'env> {
     pub(super) device: CUdeviceptr,
+    /// The offset of its bytes in the slot.
+    pub(super) at: usize,
     pub(super) len: usize,
     pub(super) host: Host<'env>,
-    /// Whether it follows the piece before it in the same allocation: one copy for both.
+    /// Whether it follows the piece before it in the slot and in the same allocation: one copy for both.
     pub(super) follows: bool,
 }
 
@@ -76,18 +79,20 @@ impl<'s> Order<'s, '_> {
         Self { slot, way: Way::Upload, pieces: Vec::new(), filled: 0 }
     }
 
-    /// Bytes that still fit.
-    pub(super) fn room(&self) -> usize {
-        self.slot.memory.len() - self.filled
+    /// The place for more elements in the slot, which begins at a multiple of their alignment. Empty if none fits.
+    pub(super) fn room<T>(&self) -> Range<usize> {
+        let start = self.filled.next_multiple_of(align_of::<T>());
+        let bytes = self.slot.memory.len().saturating_sub(start);
+        start..start + bytes / size_of::<T>() * size_of::<T>()
     }
 
     /// Serves the host's end of each piece: lets it fill its bytes in the slot, or copies them to it.
     fn serve(&mut self) -> Result<(), Error> {
-        let mut rest = self.slot.bytes()?;
-        for Piece { host, len, .. } in &mut self.pieces {
-            let bytes = rest.split_off_mut(..*len).unwrap_or_default();
+        let slot = self.slot.bytes()?;
+        for Piece { host, at, len, .. } in &mut self.pieces {
+            let bytes = &mut slot[*at..][..*len];
             match host {
-                Host::Fill(fill, at) => fill(*at, bytes)
+                Host::Fill(fill, from) => fill(*from, bytes)
                     .map_err(|error| Error::Fill { kind: error.kind(), message: error.to_string() })?,
                 Host::Take(out) => out.copy_from_slice(bytes),
             }
@@ -109,9 +114,10 @@ impl<'s> Order<'s, '_> {
         // Set this before the first copy. If a later call fails, `copied` is not recorded, but the end of the scope
         // waits for the whole copy stream.
         slot.copying = true;
-        let mut host = slot.memory.start();
         for run in pieces.chunk_by(|_, next| next.follows) {
             let (device, len) = (run[0].device, run.iter().map(|piece| piece.len).sum());
+            // SAFETY: a piece is within the slot.
+            let host = unsafe { slot.memory.start().add(run[0].at) };
             match way {
                 // SAFETY: the pieces fit in the slot, which is not touched until `copied` is complete. The device
                 // memory lives until the end of the scope, which waits for the copies or makes the caller's stream
@@ -120,8 +126,6 @@ impl<'s> Order<'s, '_> {
                 // SAFETY: as above.
                 Way::Offload => unsafe { cu::copy_to_host(host.as_ptr(), device, len, copies.raw()) },
             }?;
-            // SAFETY: the pointer stays within the slot, or at its end.
-            host = unsafe { host.add(len) };
         }
         // SAFETY: both exist.
         unsafe { cu::record(slot.copied.raw(), copies.raw()) }

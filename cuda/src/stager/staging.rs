@@ -46,9 +46,8 @@ impl<'s, 'env> Staging<'s, 'env> {
     ///
     /// See [`Staging`].
     pub fn upload<T: Element>(&mut self, bytes: &'env [u8], dst: CudaViewMut<'env, T>) -> Result<(), Error> {
-        let len = same(bytes.len(), dst.num_bytes())?;
-        let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.fill(device, len, |at, out| {
+        same(bytes.len(), dst.num_bytes())?;
+        self.fill::<T, u8>(dst, |at, out| {
             out.copy_from_slice(&bytes[at..][..out.len()]);
             Ok(())
         })
@@ -58,29 +57,28 @@ impl<'s, 'env> Staging<'s, 'env> {
     ///
     /// `fill(at, out)` writes the bytes from byte `at` on to all of `out`, which contains other data before: it reads
     /// them from a file, or converts them. It is called for each part of the destination once, by several threads at a
-    /// time if the destination spans slots.
+    /// time if the destination spans slots. A part is a whole number of elements, and `out` is aligned for `T`.
     ///
     /// # Errors
     ///
-    /// See [`Staging`]. An error that `fill` returns is [`Error::Fill`].
+    /// See [`Staging`]. An error that `fill` returns is [`Error::Fill`]. [`Error::Option`] if a slot is smaller than an
+    /// element.
     pub fn upload_with<T: Element>(
         &mut self,
         fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
         dst: CudaViewMut<'env, T>,
     ) -> Result<(), Error> {
-        let len = dst.num_bytes();
-        let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
-        self.fill(device, len, fill)
+        self.fill::<T, T>(dst, fill)
     }
 
-    fn fill(
+    fn fill<T: Element, Part>(
         &mut self,
-        device: CUdeviceptr,
-        len: usize,
+        dst: CudaViewMut<'env, T>,
         fill: impl Fn(usize, &mut [u8]) -> io::Result<()> + Send + Sync + 'env,
     ) -> Result<(), Error> {
-        let fill: Arc<Fill<'env>> = Arc::new(fill);
-        self.add(device, len, Way::Upload, |at, _| Host::Fill(fill.clone(), at))
+        let (len, fill): (_, Arc<Fill<'env>>) = (dst.num_bytes(), Arc::new(fill));
+        let device = self.address(&dst.stream().clone(), |stream| dst.view_ptr_mut(stream))?;
+        self.add::<Part>(device, len, Way::Upload, |at, _| Host::Fill(fill.clone(), at))
     }
 
     /// Copies `src` from device memory to `out`. `out.len()` must equal the size of `src` in bytes. The bytes are in
@@ -93,7 +91,7 @@ impl<'s, 'env> Staging<'s, 'env> {
         let len = same(out.len(), src.num_bytes())?;
         let device = self.address(&src.stream().clone(), |stream| src.view_ptr(stream))?;
         let mut rest = out;
-        self.add(device, len, Way::Offload, |_, len| {
+        self.add::<u8>(device, len, Way::Offload, |_, len| {
             Host::Take(rest.split_off_mut(..len).unwrap_or_default())
         })
     }
@@ -142,9 +140,9 @@ impl<'s, 'env> Staging<'s, 'env> {
         })
     }
 
-    /// Packs `len` bytes of device memory, from `device` on, into slots. `host(offset, len)` returns the host's end of
-    /// a piece.
-    fn add(
+    /// Packs `len` bytes of device memory, from `device` on, into slots. Each piece is a whole number of `Part`, aligned in
+    /// its slot. `host(offset, len)` returns the host's end of a piece.
+    fn add<Part>(
         &mut self,
         device: CUdeviceptr,
         len: usize,
@@ -153,32 +151,33 @@ impl<'s, 'env> Staging<'s, 'env> {
     ) -> Result<(), Error> {
         let mut at = 0;
         while at < len {
-            if self.open.as_ref().is_some_and(|order| order.way != way) {
+            if self.open.as_ref().is_some_and(|order| order.way != way || order.room::<Part>().is_empty()) {
                 self.dispatch()?;
             }
             let mut order = match self.open.take() {
                 Some(order) => order,
                 None => {
-                    let mut order = match self.orders.acquire() {
-                        Ok(slot) => slot.reserve(),
-                        Err(_closed) => return Err(ended(self.fate)),
-                    };
+                    let slot = self.orders.acquire().map_err(|_closed| ended(self.fate))?;
+                    let mut order = slot.reserve();
                     (order.way, order.filled) = (way, 0);
                     order.pieces.clear();
                     order
                 }
             };
-            let (device, len) = (device + at as u64, order.room().min(len - at));
-            let end = order.pieces.last().map(|last| last.device + last.len as u64);
-            let follows = end == Some(device) && self.is_in_one_allocation(device - 1..device + 1);
-            order.pieces.push(Piece { device, len, host: host(at, len), follows });
-            order.filled += len;
-            at += len;
-            let full = order.room() == 0;
-            self.open = Some(order);
-            if full {
-                self.dispatch()?;
+            let room = order.room::<Part>();
+            if room.is_empty() {
+                let wanted = format!("at least {}, the bytes of an element", size_of::<Part>());
+                let found = order.slot.memory.len().to_string();
+                return Err(Error::Option { option: "slot_bytes", wanted, found });
             }
+            let (device, len) = (device + at as u64, room.len().min(len - at));
+            let end = order.pieces.last().map(|last| (last.device + last.len as u64, order.filled));
+            let follows =
+                end == Some((device, room.start)) && self.is_in_one_allocation(device - 1..device + 1);
+            order.pieces.push(Piece { device, at: room.start, len, host: host(at, len), follows });
+            order.filled = room.start + len;
+            at += len;
+            self.open = Some(order);
         }
         Ok(())
     }

@@ -97,6 +97,62 @@ fn pieces_of_all_lengths_arrive_whole_and_come_back() {
     });
 }
 
+/// A fill that converts sees whole elements, aligned in the slot, whatever was packed before and however long a slot is.
+#[test]
+fn parts_of_a_fill_are_whole_aligned_elements() {
+    must_end(|| {
+        let (sim, ctx) = start(1, false);
+        let stream = ctx.new_stream().unwrap();
+        let before = sim.live().leaked();
+        let halves: Vec<u16> = (0..500).collect();
+        let fill = |at: usize, out: &mut [u8]| {
+            assert_eq!((at % 4, out.len() % 4, out.as_ptr().addr() % 4), (0, 0, 0));
+            for (four, half) in out.chunks_exact_mut(4).zip(&halves[at / 4..]) {
+                four.copy_from_slice(&f32::from(*half).to_le_bytes());
+            }
+            Ok(())
+        };
+        let wanted: Vec<u8> = halves.iter().flat_map(|half| f32::from(*half).to_le_bytes()).collect();
+        for slot in [4, 5, 7, 64, 65, 66, 67, 4096] {
+            let mut stager = Stager::new(&ctx).slot_bytes(slot).build().unwrap();
+            // Neighbours in device memory are apart in the slot.
+            let mut memory = device(&stream, 3 + 2000 + 1);
+            let (mask, mut rest) = memory.split_at_mut(3);
+            let (mut weights, end) = rest.split_at_mut(2000);
+            // SAFETY: as many bytes, and only copies access them.
+            let weights = unsafe { weights.transmute_mut::<f32>(500) }.unwrap();
+            stager
+                .scope(&stream, |to| {
+                    to.upload(&[1; 3], mask)?;
+                    to.upload_with(fill, weights)?;
+                    to.upload(&[2], end)
+                })
+                .unwrap();
+            let found = stream.clone_dtoh(&memory).unwrap();
+            assert_eq!(found[..3], [1; 3], "{slot}");
+            assert!(found[3..2003] == wanted[..], "{slot}");
+            assert_eq!(found[2003], 2, "{slot}");
+        }
+        let mut stager = Stager::new(&ctx).slot_bytes(3).build().unwrap();
+        let mut memory = stream.alloc_zeros::<f32>(500).unwrap();
+        let (refused, rest) = memory.split_at_mut(250);
+        stager
+            .scope(&stream, |to| {
+                let error = to.upload_with(fill, refused).unwrap_err();
+                let text = "option `slot_bytes`: wanted at least 4, the bytes of an element, found 3";
+                assert_eq!(error.to_string(), text);
+                to.upload(&wanted[1000..], rest) // bytes are cut anywhere
+            })
+            .unwrap();
+        let found = stream.clone_dtoh(&memory).unwrap();
+        assert!(
+            found.iter().zip(0..500_u16).all(|(found, i)| *found == f32::from(if i < 250 { 0 } else { i }))
+        );
+        drop((stager, memory));
+        check(&sim, before);
+    });
+}
+
 /// The slices of one layout of a checkpoint, many to an allocation: a copy for every run within a slot.
 #[test]
 fn many_small_slices_are_few_copies() {
