@@ -11,6 +11,7 @@
 //! The three edges are those of an uploader: host memory is refilled after its copy (1), memory is used after its copy
 //! (2), and a copy comes after the uses before it (3).
 
+use std::marker::PhantomData;
 use std::mem;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
@@ -214,8 +215,9 @@ impl Stager {
                 running.push(thread);
             }
             let used = Used { stream, guards: Vec::new() };
+            let (open, allocation, _here) = (None, 0..0, PhantomData);
             let mut staging =
-                Staging { copies, used, orders: producer, open: None, allocation: 0..0, fate: &fate };
+                Staging { copies, used, orders: producer, open, allocation, fate: &fate, _here };
             let worked = work(&mut staging);
             let used = staging.finish(worked.is_ok());
             for thread in running {

@@ -1,6 +1,7 @@
 //! The caller's side of a scope: packs pieces into slots, and hands full slots to the fill threads.
 
 use std::io;
+use std::marker::PhantomData;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +29,13 @@ use crate::lease::Element;
 /// Each call returns [`Error::Option`] if the two lengths differ, [`Error::OtherContext`], [`Error::Captured`] if the
 /// scope's stream is being captured, [`Error::Driver`], and the error of an earlier call's copy that has failed by
 /// then. An error other than the first two is also the scope's if the closure returns `Ok`.
+///
+/// It stays on the thread of the scope: on another one, the per-thread default stream is another stream.
+///
+/// ```compile_fail,E0277
+/// fn is_send<T: Send>() {}
+/// is_send::<twinbuf_cuda::Staging<'_, '_>>();
+/// ```
 pub struct Staging<'s, 'env: 's> {
     pub(super) copies: &'s Stream,
     pub(super) used: Used<'env>,
@@ -37,6 +45,7 @@ pub struct Staging<'s, 'env: 's> {
     /// The last allocation that the driver was asked for. Empty before the first question, and after an error.
     pub(super) allocation: Range<CUdeviceptr>,
     pub(super) fate: &'s Fate,
+    pub(super) _here: PhantomData<*const ()>,
 }
 
 impl<'s, 'env> Staging<'s, 'env> {
