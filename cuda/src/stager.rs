@@ -268,7 +268,8 @@ struct Drain<'s> {
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
         if self.needed {
-            // If the wait fails, the context is lost and no work runs in it.
+            // If the wait fails, the context is lost and no work runs in it: on a stream that exists, the driver documents
+            // only errors of the context and of earlier work (CUDA driver API, `cuStreamSynchronize`).
             *self.lost = self.copies.settle().err();
         }
     }
