@@ -68,7 +68,9 @@ impl Client {
         let options = GetOptions { range: Some(range.clone().into()), if_match, ..GetOptions::default() };
         let response = self.store.get_opts(&object.path, options).await.map_err(failed)?;
         let ObjectMeta { e_tag, size, last_modified, .. } = response.meta.clone();
-        let tag = e_tag.unwrap_or_else(|| last_modified.to_rfc3339());
+        // `object_store` gives 1970 for an answer without a time.
+        let time = || (last_modified.timestamp() != 0).then(|| last_modified.to_rfc3339());
+        let tag = e_tag.or_else(time).ok_or(Kind::Untagged)?;
         // A store may ignore the condition.
         if size != object.size || object.tag.as_ref().is_some_and(|wanted| *wanted != tag) {
             return Err(changed(format!("{tag} of {size} bytes")));

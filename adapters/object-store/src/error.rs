@@ -40,6 +40,9 @@ pub enum Kind {
     #[error("changed while open: wanted {wanted}, found {found}")]
     #[allow(missing_docs)]
     Changed { wanted: String, found: String },
+    /// The answer has neither ETag nor time of change, so a replaced object could not be told from this one.
+    #[error("wanted an ETag or a time of change, found neither: take a server that sends one")]
+    Untagged,
     /// The object was removed after it was found.
     #[error("removed while open")]
     Removed,

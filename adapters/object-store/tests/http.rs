@@ -1,0 +1,75 @@
+//! Plain HTTP servers: which answers are refused.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use twinbuf::{BoxError, Records};
+use twinbuf_object_store::{Error, Kind, Objects, Options};
+
+/// Starts a server with objects of 800 bytes. Each answer has the lines `tags`.
+fn serve(tags: &'static str) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            thread::spawn(move || answer(client, tags));
+        }
+    });
+    Ok(address)
+}
+
+/// Answers one request: heads and ranges. `/refused` is answered by 401; `/hang`, and a list, never.
+fn answer(mut client: TcpStream, tags: &str) -> io::Result<()> {
+    let mut lines = BufReader::new(client.try_clone()?).lines().map_while(Result::ok);
+    let request = lines.next().unwrap_or_default();
+    let head: Vec<String> =
+        lines.by_ref().take_while(|line| !line.is_empty()).map(|line| line.to_ascii_lowercase()).collect();
+    if request.contains("/hang") || request.starts_with("PROPFIND") {
+        // Until the client closes the connection.
+        lines.for_each(drop);
+        return Ok(());
+    }
+    if request.contains("/refused") {
+        return client.write_all(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    }
+    let range = head.iter().find_map(|line| line.strip_prefix("range: bytes=")?.split_once('-'));
+    let range =
+        range.and_then(|(start, end)| Some((start.parse().ok()?, end.parse::<usize>().ok()?.min(799))));
+    let (start, end): (usize, usize) = range.unwrap_or((0, 799));
+    let (status, len) = (if range.is_some() { "206 Part" } else { "200 Whole" }, end + 1 - start);
+    write!(
+        client,
+        "HTTP/1.1 {status}\r\nContent-Length: {len}\r\nContent-Range: bytes {start}-{end}/800\r\n\
+         {tags}Connection: close\r\n\r\n"
+    )?;
+    client.write_all(&vec![1; if request.starts_with("HEAD") { 0 } else { len }])
+}
+
+fn open(url: &str, names: &[&str]) -> Result<Objects, Error> {
+    let options = Options {
+        settings: vec![("allow_http".into(), "true".into())],
+        names: names.iter().map(ToString::to_string).collect(),
+        timeout: Duration::from_millis(500),
+        ..Options::default()
+    };
+    Objects::open(url, options, |files| Records::open(files, 8))
+}
+
+/// Nothing would tell a replaced object from the one that was opened.
+#[test]
+fn objects_without_tag_and_time_are_refused() -> Result<(), BoxError> {
+    let time = "Last-Modified: Tue, 14 Nov 2023 22:13:20 GMT\r\n";
+    for tags in ["ETag: \"a\"\r\n", time, ""] {
+        let url = format!("http://{}/x", serve(tags)?);
+        match (tags, open(&url, &[])) {
+            ("", Err(Error { url: found, range, kind: Kind::Untagged })) => {
+                assert_eq!((found, range), (url, 0..800));
+            }
+            ("", found) => return Err(format!("{:?}", found.map(|objects| objects.len())).into()),
+            (_, objects) => assert_eq!(objects?.len(), 100),
+        }
+    }
+    Ok(())
+}
