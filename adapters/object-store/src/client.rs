@@ -48,9 +48,13 @@ impl Drop for Client {
 impl Client {
     /// Requests a range of an object. Returns the object's tag too.
     pub(crate) async fn get(&self, object: &Object, range: Range<u64>) -> Result<(String, Bytes), Error> {
+        let got = self.timed(self.get_untimed(object, &range)).await;
+        got.map_err(|kind| Error { url: self.url(object), range, kind })
+    }
+
+    pub(crate) async fn timed<T>(&self, request: impl Future<Output = Result<T, Kind>>) -> Result<T, Kind> {
         let limit = self.options.timeout;
-        let got = tokio::time::timeout(limit, self.get_untimed(object, &range)).await;
-        got.unwrap_or(Err(Kind::Timeout(limit))).map_err(|kind| Error { url: self.url(object), range, kind })
+        tokio::time::timeout(limit, request).await.unwrap_or(Err(Kind::Timeout(limit)))
     }
 
     async fn get_untimed(&self, object: &Object, range: &Range<u64>) -> Result<(String, Bytes), Kind> {

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::future::ready;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, parse_url_opts};
 use tokio::runtime::Builder;
@@ -89,22 +88,25 @@ fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path, Ur
 
 /// The objects with their first bytes: those with `names` below `base`, `base` itself, or all below it.
 async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Object, Bytes)>, Error> {
-    let failed = |source| Error { url: url.clone(), range: 0..0, kind: Kind::Open(Box::new(source)) };
+    let failed = |kind| Error { url: url.clone(), range: 0..0, kind };
+    let open = |source: object_store::Error| Kind::Open(source.into());
     let (client, store, parallel) = (&client, &client.store, client.options.requests.max(1));
     // Names and `base` are as the store lists them: `Path::from` would encode them once more.
     let names = client.options.names.iter().map(|name| Path::parse(format!("{base}/{name}")));
-    let mut paths: Vec<Path> = names.collect::<Result<_, _>>().map_err(|error| failed(error.into()))?;
+    let mut paths: Vec<Path> = names.collect::<Result<_, _>>().map_err(|error| failed(open(error.into())))?;
     if paths.is_empty() && !url.ends_with('/') {
         paths.push(base.clone());
     }
     let found: Vec<ObjectMeta> = if paths.is_empty() {
-        let all = store.list(Some(&base)).try_filter(|meta| ready(meta.size > 0)).try_collect();
-        let mut all: Vec<ObjectMeta> = all.await.map_err(failed)?;
+        let (mut all, mut list) = (Vec::new(), store.list(Some(&base)).map_err(open));
+        while let Some(meta) = client.timed(list.try_next()).await.map_err(failed)? {
+            all.extend(Some(meta).filter(|meta| meta.size > 0));
+        }
         all.sort_by(|a, b| a.location.cmp(&b.location));
         all
     } else {
-        let heads = stream::iter(paths).map(|path| async move { store.head(&path).await });
-        heads.buffered(parallel).try_collect().await.map_err(failed)?
+        let head = |path| async move { client.timed(store.head(&path).map_err(open)).await };
+        stream::iter(paths).map(head).buffered(parallel).try_collect().await.map_err(failed)?
     };
     if found.is_empty() {
         return Err(Error { url, range: 0..0, kind: Kind::Empty });

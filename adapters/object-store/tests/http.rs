@@ -1,4 +1,4 @@
-//! Plain HTTP servers: which answers are refused.
+//! Plain HTTP servers: which answers are refused, what hangs.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -70,6 +70,17 @@ fn objects_without_tag_and_time_are_refused() -> Result<(), BoxError> {
             ("", found) => return Err(format!("{:?}", found.map(|objects| objects.len())).into()),
             (_, objects) => assert_eq!(objects?.len(), 100),
         }
+    }
+    Ok(())
+}
+
+/// The time limit of requests is also that of a head, of a list, and of a header.
+#[test]
+fn an_opening_that_hangs_ends() -> Result<(), BoxError> {
+    let address = serve("ETag: \"a\"\r\n")?;
+    for (path, names) in [("hang", &[][..]), ("", &["x", "hang"]), ("", &[])] {
+        let error = open(&format!("http://{address}/{path}"), names).err().ok_or("opened")?;
+        assert!(matches!(error.kind, Kind::Timeout(_)), "{path} {names:?}: {error}: {}", error.kind);
     }
     Ok(())
 }
