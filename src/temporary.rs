@@ -120,7 +120,7 @@ impl Drop for Temporary {
 /// Fails if a file of `end` bytes is larger than `RLIMIT_FSIZE`, and returns that limit. The write of its end would raise a
 /// signal that ends the process (setrlimit(2)).
 #[cfg(unix)]
-pub(crate) fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
+pub fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the kernel writes to `limit`, a live local.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
@@ -131,7 +131,7 @@ pub(crate) fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
 }
 
 #[cfg(not(unix))]
-pub(crate) fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
+pub fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
     Ok(())
 }
 

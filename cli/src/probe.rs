@@ -193,7 +193,9 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
         format!("let mut loader = Loader::builder(data, plan){read_mode}{calls}.build()?;"),
     ];
     if let (Some(path), Some(run)) = (page, runs.last()) {
-        writable(path).and_then(|()| fs::write(path, run.both.html())).map_err(page_failed)?;
+        let html = run.both.html();
+        let fits = twinbuf::check_size(html.len() as u64).map_err(|(_, error)| error);
+        writable(path).and(fits).and_then(|()| fs::write(path, html)).map_err(page_failed)?;
     }
     Ok(if options.json { serde_json::to_string_pretty(&found)? + "\n" } else { sentences(options, &found)? })
 }

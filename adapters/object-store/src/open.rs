@@ -126,6 +126,7 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
     let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {
+        twinbuf::check_size(object.size).map_err(|(_, error)| error)?;
         let parent = folder.path().join(index.to_string());
         fs::create_dir(&parent)?;
         let name = object.path.filename().unwrap_or_default();

@@ -305,6 +305,25 @@ fn names_that_no_folder_can_have() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// No signal ends the process.
+#[test]
+#[cfg(unix)]
+fn a_limit_on_the_size_of_files_is_an_error() -> Result<(), BoxError> {
+    if std::env::var_os("LIMITED").is_some() {
+        let error = three(100).err().ok_or("opened")?.downcast::<Error>()?;
+        assert!(matches!(error.kind, Kind::Open(_)), "{error}: {}", error.kind);
+        return Ok(());
+    }
+    // The largest object has 6016 bytes; a block has 512 or 1024.
+    let child = std::process::Command::new("sh")
+        .args(["-c", "ulimit -f 5 && exec \"$0\" --exact a_limit_on_the_size_of_files_is_an_error"])
+        .arg(std::env::current_exe()?)
+        .env("LIMITED", "")
+        .output()?;
+    assert!(child.status.success(), "{child:?}");
+    Ok(())
+}
+
 /// In an asynchronous context, without threads of the loader's; on a runtime of the caller's, also after its end.
 #[test]
 fn runtimes() -> Result<(), BoxError> {

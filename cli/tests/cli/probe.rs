@@ -116,6 +116,26 @@ fn a_page_replaces_a_page_and_nothing_else() {
     }
 }
 
+/// No signal ends the program.
+#[test]
+#[cfg(unix)]
+fn a_limit_on_the_size_of_files_leaves_the_page() {
+    let folder = samples();
+    let folder = folder.path();
+    let page = "<!DOCTYPE html>\n<p>an older page";
+    fs::write(folder.join("page.html"), page).unwrap();
+    let arguments = "data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1 --html page.html";
+    let limited = format!("ulimit -f 1 && exec \"$0\" probe {arguments}");
+    let run = std::process::Command::new("sh")
+        .args(["-c", &limited, env!("CARGO_BIN_EXE_twinbuf")])
+        .current_dir(folder)
+        .output();
+    let Run { code, stderr, .. } = run.unwrap().into();
+    assert_eq!(code, Some(2), "{stderr}");
+    has(&stderr, &["page.html: File too large"]);
+    assert_eq!(fs::read_to_string(folder.join("page.html")).unwrap(), page);
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn probe_evicts_if_it_is_told_to() {
