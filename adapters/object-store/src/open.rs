@@ -24,9 +24,10 @@ impl Objects {
     /// below it that [`names`](Options::names) lists.
     ///
     /// Requests the first [`header_bytes`](Options::header_bytes) of each object, and calls `open` with sparse files that
-    /// have these bytes and the objects' sizes, but no other content. `open` is an opener of [`Records`] that reads no
-    /// more than headers: `|files| Records::open(files, 4096)`, `|files| Records::open_npy(files, Cut::Rows)`. The files
-    /// are removed afterwards.
+    /// have these bytes and the objects' sizes, but no other content. Their paths end with the objects' paths, and sort as
+    /// the objects do. `open` is an opener of [`Records`] that reads no more than headers:
+    /// `|files| Records::open(files, 4096)`, `|files| Records::open_npy(files, Cut::Rows)`. The files are removed
+    /// afterwards.
     ///
     /// # Errors
     ///
@@ -121,18 +122,19 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
     heads.buffered(parallel).try_collect().await
 }
 
-/// Sparse files that have the objects' sizes, names and first bytes. Each is in a folder of its own: an object's name may
-/// be that of another's folder.
+/// Sparse files that have the objects' sizes, names and first bytes. Each has a folder of its own, because an object's name
+/// may be that of another's folder. The folders sort as the objects.
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
     let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {
         twinbuf::check_size(object.size).map_err(|(_, error)| error)?;
-        let parent = folder.path().join(index.to_string());
-        fs::create_dir(&parent)?;
-        let name = object.path.filename().unwrap_or_default();
-        // File systems take names of up to 255 bytes.
-        let end = (name.len().saturating_sub(255)..name.len()).find_map(|at| name.get(at..));
-        let path = parent.join(end.unwrap_or("_"));
+        let mut path = folder.path().join(format!("{index:020}"));
+        for part in object.path.parts() {
+            fs::create_dir(&path)?;
+            // File systems take names of up to 255 bytes.
+            let (name, cut) = (part.as_ref(), part.as_ref().len().saturating_sub(255));
+            path.push((cut..).find_map(|at| name.get(at..)).unwrap_or_default());
+        }
         fs::write(&path, head)?;
         File::options().write(true).open(&path)?.set_len(object.size)?;
         Ok::<_, io::Error>(path)

@@ -285,23 +285,31 @@ fn names_with_special_characters() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Names that no folder can have: one object's as the folder of another, and too long a one.
+/// The files have the names of the objects, with their folders, and sort as they are listed: one object's name may be another
+/// one's folder, and names may be too long for files.
 #[test]
-fn names_that_no_folder_can_have() -> Result<(), BoxError> {
+fn files_are_named_and_sorted_as_the_objects() -> Result<(), BoxError> {
     let store = Arc::new(InMemory::new());
     let long = "é".repeat(200);
-    for (index, name) in (0..).zip(["x/a", "x/a/b", &format!("x/{long}.bin")]) {
+    let mut names = vec!["x/a".into(), "x/a/b".into(), "x/b/b".into(), format!("x/{long}/{long}.bin")];
+    names.extend((0..8).map(|index| format!("x/{}/b", 7 - index)));
+    for (index, name) in (0..).zip(&names) {
         put(&store, name, vec![index; 8])?;
     }
+    let names: Vec<String> = names.into_iter().map(|name| name[2..].into()).collect();
     let open = |files: &[PathBuf]| {
-        assert!(
-            files[0].ends_with("a")
-                && files[1].ends_with("b")
-                && files[2].extension() == Some("bin".as_ref())
-        );
+        assert!(files.is_sorted(), "{files:?}");
+        for (file, name) in files.iter().zip(&names) {
+            assert!(file.ends_with(format!("x/{name}")) || name.contains(&long), "{file:?}");
+        }
+        let parts: Vec<_> = files[3].iter().rev().take(2).map(|part| part.to_str().unwrap_or("")).collect();
+        assert!(long.ends_with(parts[1]) && format!("{long}.bin").ends_with(parts[0]), "{parts:?}");
+        let valid = files.iter().filter(|file| file.parent().is_some_and(|folder| folder.ends_with("x/b")));
+        assert_eq!(valid.count(), 1);
         Records::open(files, 8)
     };
-    assert_eq!(Objects::open("memory:///x/", options(&store), open)?.len(), 3);
+    let options = Options { names: names.clone(), ..options(&store) };
+    assert_eq!(Objects::open("memory:///x/", options, open)?.len(), 12);
     Ok(())
 }
 
