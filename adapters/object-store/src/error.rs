@@ -25,7 +25,8 @@ pub struct Error {
 #[non_exhaustive]
 pub enum Kind {
     /// The URL or the settings are no store's whose feature is on, or the objects cannot be listed or found, or a file
-    /// or a thread cannot be made. The source is `object_store`'s error, the parser's or the system's.
+    /// or a thread cannot be made, or the opener opened a file of its own. The source is `object_store`'s error, the
+    /// parser's or the system's, or a text.
     #[error("the objects could not be opened")]
     Open(#[source] BoxError),
     /// There is no object below the URL that is not empty.

@@ -31,7 +31,8 @@ impl Objects {
     ///
     /// # Errors
     ///
-    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects, a temporary file.
+    /// - [`Kind::Open`], [`Kind::Empty`]: the URL, its store, the list of the objects, a temporary file, or a file of
+    ///   `open`'s own.
     /// - [`Kind::Format`]: the error of `open`.
     /// - The errors of requests.
     pub fn open(
@@ -62,7 +63,8 @@ impl Objects {
             Error { url: url.to_string(), range: 0..0, kind: Kind::Format(text, Box::new(source)) }
         })?;
         let objects = files.into_iter().zip(heads.into_iter().map(|(object, _)| Arc::new(object)));
-        let (shards, record) = (shards(&records, &objects.collect()), records.record_bytes());
+        let (shards, record) =
+            (shards(&records, &objects.collect()).map_err(failed)?, records.record_bytes());
         let element = records.is_typed().then(|| (records.dtype(), records.shape().to_vec()));
         Ok(Self { client, blocks: Arc::default(), shards: shards.into(), record, element })
     }
@@ -144,15 +146,16 @@ fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathB
 }
 
 /// Where the records of each object are.
-fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Vec<Shard> {
+fn shards(records: &Records, objects: &HashMap<PathBuf, Arc<Object>>) -> Result<Vec<Shard>, BoxError> {
     let offset = |record| records.locate(record).map_or(0, |found| found.offset);
     // The opener may have skipped some files.
-    let shards = records.shards().iter().filter_map(|shard| {
-        let (object, records) = (objects.get(shard.path())?.clone(), shard.records());
+    let shards = records.shards().iter().map(|shard| {
+        let (path, records) = (shard.path(), shard.records());
+        let object = objects.get(path).cloned().ok_or_else(|| format!("{path:?}: not an object's file"))?;
         // The second record, or the first one again if there is no second.
         let [first, second] = [records.start, (records.start + 1).min(records.end - 1)].map(offset);
         // With one record, no stride is needed: any but 0 does.
-        Some(Shard { object, records, first, stride: (second - first).max(1) })
+        Ok(Shard { object, records, first, stride: (second - first).max(1) })
     });
     shards.collect()
 }

@@ -313,6 +313,26 @@ fn files_are_named_and_sorted_as_the_objects() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Its records would be counted, but no object has them.
+#[test]
+fn a_file_of_the_openers_own_is_refused() -> Result<(), BoxError> {
+    let (store, _) = three(100)?;
+    let folder = tempfile::tempdir()?;
+    let own = folder.path().join("own");
+    fs::write(&own, [0; 216])?;
+    for (at, whole) in [(0, true), (1, true), (3, true), (0, false)] {
+        let open = |files: &[PathBuf]| {
+            let mut files = if whole { files.to_vec() } else { Vec::new() };
+            files.insert(at, own.clone());
+            Records::options().header(16).open(files, 100)
+        };
+        let error = Objects::open("memory:///train/", options(&store), open).err().ok_or("opened")?;
+        let Kind::Open(source) = error.kind else { return Err(error.into()) };
+        assert_eq!(source.to_string(), format!("{own:?}: not an object's file"));
+    }
+    Ok(())
+}
+
 /// No signal ends the process.
 #[test]
 #[cfg(unix)]
