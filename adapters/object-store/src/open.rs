@@ -40,8 +40,13 @@ impl Objects {
         options: Options,
         open: impl FnOnce(&[PathBuf]) -> Result<Records, mmap::Error>,
     ) -> Result<Self, Error> {
+        let mut parsed = Url::parse(url);
+        // They are in no text: no store takes a password from the URL, and a query may be a signature.
+        let _ = parsed.as_mut().map(|url| (url.set_password(None), url.set_query(None)));
+        let url = parsed.as_ref().map_or(url.rsplit('@').next().unwrap_or_default(), Url::as_str);
         let failed = |source: BoxError| Error { url: url.to_string(), range: 0..0, kind: Kind::Open(source) };
-        let (store, base, root) = parse(url, &options).map_err(failed)?;
+        let found = parsed.clone().map_err(BoxError::from).and_then(|url| parse(url, &options));
+        let (store, base, root) = found.map_err(failed)?;
         let (runtime, own) = match options.runtime.clone() {
             Some(runtime) => (runtime, None),
             None => {
@@ -71,8 +76,7 @@ impl Objects {
 }
 
 /// The store of a URL, the path in it, and the URL without that path, which ends with `/`.
-fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path, Url), BoxError> {
-    let mut url = Url::parse(url)?;
+fn parse(mut url: Url, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path, Url), BoxError> {
     let (store, path) = if let Some(store) = &options.store {
         let known = ObjectStoreScheme::parse(&url).map(|(_, path)| path);
         (store.clone(), known.or_else(|_| Path::from_url_path(url.path()))?)
@@ -81,7 +85,6 @@ fn parse(url: &str, options: &Options) -> Result<(Arc<dyn ObjectStore>, Path, Ur
         let (store, path) = parse_url_opts(&url, settings)?;
         (store.into(), path)
     };
-    url.set_query(None);
     // A URL without a hierarchy, such as `store:name`, stays whole.
     if let Ok(mut segments) = url.path_segments_mut() {
         path.parts().fold(segments.pop_if_empty(), |segments, _| segments.pop()).push("");

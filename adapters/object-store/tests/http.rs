@@ -1,11 +1,12 @@
-//! Plain HTTP servers: which answers are refused, what hangs.
+//! Plain HTTP servers: which answers are refused, what hangs, what error texts leave out.
 
+use std::error::Error as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use twinbuf::{BoxError, Records};
+use twinbuf::{BoxError, Dataset, Records};
 use twinbuf_object_store::{Error, Kind, Objects, Options};
 
 /// Starts a server with objects of 800 bytes. Each answer has the lines `tags`.
@@ -81,6 +82,31 @@ fn an_opening_that_hangs_ends() -> Result<(), BoxError> {
     for (path, names) in [("hang", &[][..]), ("", &["x", "hang"]), ("", &[])] {
         let error = open(&format!("http://{address}/{path}"), names).err().ok_or("opened")?;
         assert!(matches!(error.kind, Kind::Timeout(_)), "{path} {names:?}: {error}: {}", error.kind);
+    }
+    Ok(())
+}
+
+#[test]
+fn passwords_and_signatures_are_in_no_text() -> Result<(), BoxError> {
+    let address = serve("ETag: \"a\"\r\n")?;
+    let objects = open(&format!("http://user:secret@{address}/x?sig=secret"), &[])?;
+    assert_eq!(objects.name(), format!("1 objects of http://user@{address}/"));
+    let urls = [
+        format!("http://user:secret@{address}/refused?sig=secret"),
+        format!("http://user:secret@{address}/hang?sig=secret"),
+        // Not a URL: the slash ends what is then the port.
+        format!("http://user:se/secret@{address}/x"),
+        format!("gopher://user:secret@{address}/x?sig=secret"),
+    ];
+    for url in urls {
+        let error = open(&url, &[]).err().ok_or("opened")?;
+        let mut text = format!("{error} {error:?}");
+        let mut source = error.source();
+        while let Some(error) = source {
+            text += &format!(" {error} {error:?}");
+            source = error.source();
+        }
+        assert!(text.contains(&address.to_string()) && !text.contains("secret"), "{url}: {text}");
     }
     Ok(())
 }
