@@ -2,8 +2,8 @@
 //!
 //! The memory has two lanes. One is for prefetched bytes. The other is for bytes that are needed now but were not
 //! prefetched; its memory is soon free again. Each lane is a [`Ring`]: requests get memory in the order of use, and
-//! give it back, if a later one needs it, when all of their bytes have been taken. If some prefetched bytes are never
-//! taken, their request gives its memory back when the reader has passed it.
+//! give it back, if a later one needs it, when all of their bytes have been taken. If some bytes are never taken, their
+//! request gives its memory back when the lane's position has passed it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,6 +20,10 @@ use crate::ranges::{Extent, Shard};
 
 /// The most bytes of one request. A few requests of this size in flight suffice for the full speed of a disk.
 const REQUEST: u64 = 2 << 20;
+
+/// The reader gives up a request of the lane [`NOW`] after this many later calls of [`Stream::ask_now`]: the read that made
+/// it may have failed. A read that is only slow makes it again.
+const ASKS: u64 = 100;
 
 /// Bytes that are copied between two checks for finished requests.
 const AT_ONCE: u64 = 256 << 10;
@@ -43,9 +47,9 @@ pub(super) struct State {
     places: Index,
     /// The `Arc`s of requests that were removed. Later requests put their memory into them, to allocate less.
     spare: Vec<Arc<Buffer>>,
-    /// The position of the reader: the bytes of the batches or groups that it has read since `Reader::begin`, and of the one
-    /// that it is reading.
-    used: u64,
+    /// The position in each lane. AHEAD: the bytes of the batches or groups that the reader has read since
+    /// `Reader::begin`, and of the one that it is reading. NOW: the number of calls of [`Stream::ask_now`].
+    used: [u64; 2],
     /// Bytes that were requested since the stream was created.
     bytes: u64,
 }
@@ -77,7 +81,7 @@ struct Request {
     left: u64,
     /// The end of the bytes that count in `left`. A later request may have those behind it, and then they count there.
     own_end: u64,
-    /// The position of the reader after which the request is not needed any more.
+    /// The position in its lane after which the request is not needed any more.
     until: u64,
     content: Content,
     /// The place in the ring up to which its memory reaches.
@@ -176,7 +180,7 @@ impl Stream {
             lanes: room.map(lane),
             places: Index::default(),
             spare: Vec::new(),
-            used: 0,
+            used: [0; 2],
             bytes: 0,
         };
         Self { process: std::process::id(), files, room, request, state: Mutex::new(state) }
@@ -215,7 +219,7 @@ impl Stream {
         for request in state.lanes.iter_mut().flat_map(|lane| &mut lane.requests) {
             request.left = 0;
         }
-        state.used = 0;
+        state.used[AHEAD] = 0;
     }
 
     /// Starts to read `extents` in their order, as many as there is room for, and removes these from the list. Each
@@ -223,7 +227,7 @@ impl Stream {
     pub(super) fn ask(&self, extents: &mut VecDeque<(Extent, u64)>, used: u64) {
         let Some(mut state) = self.state() else { return extents.clear() };
         state.settle_ended();
-        state.used = used;
+        state.used[AHEAD] = used;
         while let Some((extent, until)) = extents.front_mut() {
             if !self.read(&mut state, extent, AHEAD, *until) {
                 break;
@@ -237,8 +241,10 @@ impl Stream {
     pub(super) fn ask_now<'a>(&self, extents: impl Iterator<Item = &'a Extent>) {
         let Some(mut state) = self.state() else { return };
         state.settle_ended();
+        state.used[NOW] += 1;
+        let until = state.used[NOW] + ASKS;
         for extent in extents {
-            if !state.has(extent) && !self.read(&mut state, &mut extent.clone(), NOW, u64::MAX) {
+            if !state.has(extent) && !self.read(&mut state, &mut extent.clone(), NOW, until) {
                 break;
             }
         }
@@ -258,18 +264,20 @@ impl Stream {
             let next = state.places.next(file, at).filter(|&next| next < extent.own_end);
             let end = next.unwrap_or(u64::MAX).min(extent.bytes.end);
             let newest = state.lanes[AHEAD].requests.back().map(|newest| (newest.file, newest.bytes.start));
-            let before = state.places.last(file, at).and_then(|tag| request(&mut state.lanes, tag));
+            let before = state.places.last(file, at);
+            let before = before.and_then(|tag| Some((tag, request(&mut state.lanes, tag)?)));
             // Prefetched bytes are left to an earlier request only if it has all of them, or was made for them or just
             // before. Any other would keep its memory, and that of all later ones, until these bytes are taken: for a
             // block that two chunks share, up to a window longer. So such a block is read twice.
-            let has = |request: &&mut Request| {
+            let has = |(_, request): &(Tag, &mut Request)| {
                 let Range { start, end } = request.bytes;
                 let near = newest == Some((file, start)) || start == at && request.left > 0;
                 end > at && (lane == NOW || near || end >= extent.bytes.end)
             };
-            if let Some(request) = before.filter(has) {
+            if let Some((tag, request)) = before.filter(has) {
                 let end = end.min(request.bytes.end);
-                if lane == AHEAD {
+                // A request of the lane NOW is left to the read that made it, which may be the only one of these bytes.
+                if lane == AHEAD && tag % 2 == 0 {
                     request.left += wanted(end);
                     request.own_end = request.own_end.max(at + wanted(end));
                     request.until = request.until.max(until);
@@ -364,7 +372,7 @@ impl State {
             }
             let Lane { ring, requests, first } = &mut self.lanes[lane];
             let request = requests.front_mut()?;
-            let done = request.left == 0 || request.until < self.used;
+            let done = request.left == 0 || request.until < self.used[lane];
             let idle = match &request.content {
                 Content::Coming => false,
                 // If only the request has the memory, nobody copies from it.

@@ -382,6 +382,50 @@ fn a_failed_request_fails_no_record_that_can_be_read() {
     }
 }
 
+/// Reads batches that `begin` did not announce, and returns how many of their bytes were read alone, without the stream.
+fn read_alone(reader: &Reader, plan: &Plan, steps: std::ops::Range<u64>) -> u64 {
+    let before = lock(&reader.source.stats).disk;
+    for batch in steps.map(|step| plan.batch(0, step).unwrap()) {
+        assert!(read(reader, &batch) == plain(reader.ranges(), &batch), "{}", batch.step());
+    }
+    lock(&reader.source.stats).disk - before
+}
+
+/// A batch that fails leaves requests that nobody takes. Later requests get their memory, also without a call of `begin`.
+#[test]
+fn a_failed_batch_keeps_no_memory() {
+    let (_folder, records) = records(&[96 << 20], 4096);
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
+    let Some(reader) = direct(&records, &plan) else { return };
+    let last = records.len() - 1;
+    let order: Vec<u64> = std::iter::once(last).chain((1..256).map(|at| at * 3)).collect();
+    let failing =
+        Plan::builder(records.len()).batch(256).records(crate::RecordList::from(order)).build().unwrap();
+    let file = File::options().write(true).open(&records.shards()[0].file.path).unwrap();
+    file.set_len(last * 4096).unwrap();
+    let left = plan.with_records(0..last).unwrap();
+    reader.read(&failing.batch(0, 0).unwrap(), &mut vec![0; 256 * 4096]).unwrap_err();
+    // Some records are read alone until the requests are given up.
+    assert!(read_alone(&reader, &left, 0..30) <= 128 * 4096);
+    assert_eq!(read_alone(&reader, &left, 30..80), 0);
+}
+
+/// Another thread reads each batch before the list of `begin` reaches it: the batch is read once and keeps no memory.
+#[test]
+fn a_batch_that_is_read_before_its_turn_keeps_no_memory() {
+    let (_folder, records) = records(&[96 << 20], 4096);
+    let plan = Plan::builder(records.len()).batch(256).shuffle(Shuffle::Full).build().unwrap();
+    let Some(mut reader) = direct(&records, &plan) else { return };
+    reader.ahead.prefetch = 0;
+    reader.begin(epoch(plan.clone(), 0).take(40));
+    for batch in epoch(plan.clone(), 0).take(40) {
+        let extents: Vec<_> = records.extents(batch.runs()).map(Result::unwrap).collect();
+        reader.source.stream.as_ref().unwrap().ask_now(extents.iter());
+        assert!(read(&reader, &batch) == plain(&records, &batch), "{}", batch.step());
+    }
+    assert_eq!((reader.stats().disk, read_alone(&reader, &plan, 40..80)), (40 << 20, 0));
+}
+
 /// Creates files of these lengths without data: they take no space on the disk.
 fn sparse(folder: &tempfile::TempDir, lens: &[u64]) -> Vec<PathBuf> {
     let file = |(number, len): (usize, &u64)| {
