@@ -16,7 +16,8 @@ impl Records {
     /// The call checks the size of the files, and refuses those that start like a format it knows, because their
     /// headers would be read as elements: most formats that this crate opens, and common ones of archives and
     /// compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures, sound, documents,
-    /// programs, and, unless the elements have one byte, JSON lines and other text. [`Options::header`] skips a header.
+    /// programs, and, unless the elements have one byte, JSON lines and other text. [`Options::header`] skips a header:
+    /// then only compressed files are refused.
     ///
     /// # Errors
     ///
@@ -123,9 +124,8 @@ const MAGICS: [(usize, &[u8], &str, &str); 34] = [
     (0, b"\x7fELF\x02\x01\x01", "ELF", NOTHING),
 ];
 
-/// Recognizes formats that have no sufficient magic. `len` is the length of the file, and `skipped` that of a header
-/// that the caller skips.
-fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'static str)> {
+/// Recognizes formats that have no sufficient magic. `len` is the length of the file.
+fn by_header(front: &[u8], len: u64) -> Option<(&'static str, &'static str)> {
     let bytes = |at: usize, count: usize| front.get(at..at.checked_add(count)?);
     let little = |at, count| bytes(at, count).map(little);
     let big = |at, count| Some(bytes(at, count)?.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
@@ -143,7 +143,7 @@ fn by_header(front: &[u8], len: u64, skipped: u64) -> Option<(&'static str, &'st
         let axes = usize::from(axes);
         let data = (1..=axes).try_fold(size, |bytes: u64, axis| bytes.checked_mul(big(4 * axis, 4)?));
         let header = 4 + 4 * axes as u64;
-        if header != skipped && data.and_then(|data| data.checked_add(header)) == Some(len) {
+        if data.and_then(|data| data.checked_add(header)) == Some(len) {
             const ADVICE: &str =
                 "skip its header: `Options::header(8)` for labels, `header(16)` for pictures";
             return Some(("IDX (MNIST)", ADVICE));
@@ -181,23 +181,23 @@ fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
         }
         text => text.ok()?,
     };
-    if text.len() < TEXT
-        || text.contains(|c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c'))
-    {
-        return None;
-    }
-    Some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
+    let control = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c');
+    // Numbers in a narrow range can be letters alone. Text and JSON have words or numbers apart.
+    let apart = |c: char| c.is_whitespace() || matches!(c, ',' | '"');
+    let found = text.len() >= TEXT && text.contains(apart) && !text.contains(control);
+    found.then_some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
 }
 
 /// Fails if a file starts as a file of another format does. Text is allowed for elements of one byte, because it may be
-/// meant.
+/// meant. If the caller skips a header, it may be of any format: then only compression is refused.
 fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
     let front = file.header(0, usize::try_from(file.len).map_or(FRONT, |len| len.min(FRONT)))?;
     let magic =
         MAGICS.iter().find(|(at, magic, ..)| front.get(*at..).is_some_and(|from| from.starts_with(magic)));
     let found = magic.map(|&(_, _, name, advice)| (name, advice));
-    let found = found.or_else(|| by_header(&front, file.len, skipped));
+    let found = found.or_else(|| by_header(&front, file.len));
     let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front))?);
+    let found = found.filter(|&(_, advice)| skipped == 0 || advice == DECOMPRESS);
     found.map_or(Ok(()), |(found, advice)| {
         Err(file.bad("another format", None, "numbers without a header", found, advice))
     })
