@@ -52,11 +52,12 @@ impl BounceBuffer {
 
 impl Direct {
     /// Opens the files of a data set for direct I/O. With [`ReadMode::Auto`], returns an empty list if that fails for a
-    /// file, if a file is not kept open, or if hints for a file can block. This is no error, because the reader can use
-    /// the page cache.
+    /// file, if a file is not kept open or is in memory anyway, or if hints for a file can block. This is no error,
+    /// because the reader can use the page cache.
     pub(super) fn all(shards: &[Shard], mode: ReadMode) -> Result<Vec<Self>, Error> {
         let auto = mode == ReadMode::Auto;
-        if auto && !shards.iter().all(|shard| shard.file.kept.is_some() && !shard.file.hints_wait) {
+        let on_disk = |file: &DataFile| file.kept.as_ref().is_some_and(|file| !system::lives_in_memory(file));
+        if auto && !shards.iter().all(|shard| on_disk(&shard.file) && !shard.file.hints_wait) {
             return Ok(Vec::new());
         }
         // The block size of each file system, found once: it is the same for all of its files.

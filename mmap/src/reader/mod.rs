@@ -56,7 +56,7 @@ pub enum ReadMode {
     /// The kernel can reclaim page cache memory when programs need it, and then reads these pages
     /// again. [`Reader::choice`](crate::Reader::choice) returns the choice. All data is read
     /// through the page cache on systems other than Linux, with less than about 16 MiB of memory
-    /// for a rank, and if a file has no direct I/O, is on FUSE or is reopened for each use.
+    /// for a rank, and if a file has no direct I/O, is in memory (tmpfs), is on FUSE or is reopened for each use.
     #[default]
     Auto,
     /// Reads through the page cache, with a system call for each contiguous run of records (`pread`

@@ -92,6 +92,7 @@ fn read_now(file: &File, at: u64) -> bool {
 
 /// `FUSE_SUPER_MAGIC` in the kernel's `include/uapi/linux/magic.h`, also virtiofs's.
 const FUSE: u64 = 0x6573_5546;
+const TMPFS: u64 = 0x0102_1994;
 
 /// Whether hints for this file can block in its file system.
 ///
@@ -99,6 +100,11 @@ const FUSE: u64 = 0x6573_5546;
 /// answered (`fuse_get_req` in the kernel's `fs/fuse/dev.c`).
 pub(crate) fn hints_wait(file: &File) -> bool {
     file_system_kind(file) == Some(FUSE)
+}
+
+/// Whether the file's bytes are always in memory: on tmpfs or ramfs, in the kernel's `include/uapi/linux/magic.h`.
+pub(crate) fn lives_in_memory(file: &File) -> bool {
+    file_system_kind(file).is_some_and(|kind| [TMPFS, 0x8584_58F6].contains(&kind))
 }
 
 /// The kernel's number for the type of the file system.
@@ -248,7 +254,7 @@ pub(crate) fn read_from_disk() -> u64 {
 /// Whether [`read_from_disk`] counts reads of this file. File systems on local disks count them; others may not.
 pub(crate) fn counts_reads(file: &File) -> bool {
     /// ext4, XFS, btrfs and tmpfs, in the kernel's `include/uapi/linux/magic.h`.
-    const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994];
+    const COUNT: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
     // A kernel that was built without these counts (`CONFIG_TASK_IO_ACCOUNTING`) does not have this file.
     let counts = Path::new("/proc/self/io").exists();
     counts && file_system_kind(file).is_some_and(|kind| COUNT.contains(&kind))

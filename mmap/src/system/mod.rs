@@ -24,11 +24,12 @@ pub(crate) use this::{hints_wait, touch, will_need};
 // - `counts_reads(file)`: whether it counts the reads of this file.
 pub(crate) use this::{count, counts_reads, evict, gather, read_from_disk};
 // Direct I/O:
+// - `lives_in_memory(file)`: whether the file's bytes are always in memory, so that direct I/O would only copy them.
 // - `reopen(data)` opens the file a second time, for direct I/O.
 // - `read(file, start, pieces)` reads into the pieces, one after the other.
 // - `too_small(error)`: whether the file's blocks are larger than the block size of the read.
 // - `cannot_be_pinned(error)`: whether the caller's memory is of a kind that cannot be used for direct I/O.
-pub(crate) use this::{cannot_be_pinned, read, reopen, too_small};
+pub(crate) use this::{cannot_be_pinned, lives_in_memory, read, reopen, too_small};
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use this::{STRETCH, cached};

@@ -96,6 +96,11 @@ pub(crate) const fn hints_wait(_: &File) -> bool {
     false
 }
 
+/// Returns `false`: these systems have no direct I/O, or no such file systems.
+pub(crate) const fn lives_in_memory(_: &File) -> bool {
+    false
+}
+
 /// Returns `false`: on these systems, the crate has no read that does not wait for the disk.
 pub(crate) const fn touch(_: &File, _: u64) -> bool {
     false
