@@ -1,9 +1,9 @@
 //! Decides how much of a data set is read through the page cache, and how much memory the direct reads of the rest get.
 //! All readers of a process share the memory.
 //!
-//! Each reader that reads by such a decision has a [`Claim`]: the memory that it counts on. A later reader gets what
-//! the claims leave. Bytes that two readers of a process have in the page cache count once. So do the bytes that the
-//! ranks of one machine have there.
+//! Each reader with [`ReadMode::Auto`] or [`ReadMode::Direct`] has a [`Claim`]: the memory that it counts on. A later
+//! reader gets what the claims leave. Bytes that two readers of a process have in the page cache count once. So do the
+//! bytes that the ranks of one machine have there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -77,9 +77,7 @@ impl Readers {
         readers.retain(|reader| reader.strong_count() > 0);
         let mut share = match (wish.mode, left) {
             (ReadMode::Pread, _) | (ReadMode::Auto, None) => return Ok(Share::all(wish.data)),
-            (ReadMode::Direct, _) => {
-                return Ok(Share { files: Direct::all(wish.shards, wish.mode)?, ..wish.past() });
-            }
+            (ReadMode::Direct, _) => Share { files: Direct::all(wish.shards, wish.mode)?, ..wish.past() },
             (ReadMode::Auto, Some(left)) => {
                 let others = Others::new(readers.iter().filter_map(Weak::upgrade));
                 let left = left.saturating_sub(others.bytes);
@@ -91,8 +89,7 @@ impl Readers {
             }
         };
         let end = share.until.min(wish.part.end);
-        let claim = Claim { kept: wish.files(end).collect(), memory: share.room.iter().sum() };
-        share.claim = Arc::new(claim);
+        share.claim = Arc::new(Claim { kept: wish.files(end).collect(), memory: share.room.iter().sum() });
         readers.push(Arc::downgrade(&share.claim));
         Ok(share)
     }

@@ -483,6 +483,9 @@ fn readers_of_a_process_share_its_memory() {
     assert_eq!(reader(&third[2..]).choice().cached, 0);
     drop(both);
     assert_eq!(reader(&third[2..]).choice().cached, GIB);
+    // The buffers of a reader that reads everything past the page cache count too.
+    let past = Reader::with_memory(data, &plan, ReadMode::Direct, memory).unwrap();
+    assert_eq!(reader(&third[2..]).choice().left, Some(24 * GIB - past.memory()));
 }
 
 /// Direct I/O would copy what is in memory already.
