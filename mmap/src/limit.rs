@@ -1,6 +1,7 @@
 //! How many files may stay open, and how much memory is left.
 
-/// Returns how many files to keep open at most. The caller opens the others of its `files` files for each use.
+/// Returns how many files of a data set to keep open at most. The caller opens the others of its `files` files for each
+/// use.
 ///
 /// The result is a quarter of the process's limit of descriptors. The others are for direct reads (a second descriptor
 /// for each file) and for the rest of the program. If the soft limit is too low for `files`, the call raises it, at

@@ -68,10 +68,11 @@ impl Options {
 
     /// Opens files as records of `record_bytes` untyped bytes. The files in this order are the data set.
     ///
-    /// On Unix, up to a quarter of the limit on open files (`RLIMIT_NOFILE`) stay open; if needed,
-    /// the call raises the soft limit toward the hard limit. The remaining files, or all if the
-    /// process has no descriptor left, are reopened for each use. This costs a few microseconds per
-    /// use; do not rename or replace them ([`Error::NotFound`], [`Error::Replaced`]).
+    /// On Unix, each data set keeps files open, up to a quarter of the limit on open files (`RLIMIT_NOFILE`); if
+    /// needed, the call raises the soft limit toward the hard limit. The remaining files, or all if the process has no
+    /// descriptor left, are reopened for each use. This costs a few microseconds per use; do not rename or replace them
+    /// ([`Error::NotFound`], [`Error::Replaced`]). Several data sets of very many files can take all descriptors: raise
+    /// the limit first.
     ///
     /// On Unix, each file has one read-only mapping for page hints and, on Linux, copies. The
     /// mapping takes address space, but takes no memory until pages are touched, unless the process

@@ -288,7 +288,8 @@ impl<D: Units> Reader<D> {
     /// this list.
     ///
     /// Each [`read`](Self::read) prefetches further units of the list, unless all data is in memory. The caller may
-    /// read other units, and several at the same time; these reads benefit less from prefetch.
+    /// read other units, and several at the same time; these reads benefit less from prefetch. The iterator must not
+    /// call this reader: a read that takes units from it holds the lock that the call would wait for.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
         *lock(&self.checked) = None;
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
