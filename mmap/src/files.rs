@@ -1,7 +1,5 @@
 //! Lists of data files from folders and patterns, in natural order.
 
-use std::cmp::Ordering;
-use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use crate::Error;
@@ -51,7 +49,7 @@ pub fn files(sources: impl IntoIterator<Item: AsRef<Path>>) -> Result<Vec<PathBu
         if found.is_empty() {
             return Err(Error::NoFiles { path: source.to_owned() });
         }
-        found.sort_by(|a, b| natural_paths(a, b).then_with(|| a.cmp(b)));
+        found.sort_by_cached_key(|path| (natural(path), path.clone()));
         all.append(&mut found);
     }
     Ok(all)
@@ -105,27 +103,28 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Compares paths name by name. So the order of a folder's files does not depend on how the folder is written.
-fn natural_paths(a: &Path, b: &Path) -> Ordering {
-    let names = |(a, b): (&OsStr, &OsStr)| natural(&a.to_string_lossy(), &b.to_string_lossy());
-    let first = a.iter().zip(b).map(names).find(|order| order.is_ne());
-    first.unwrap_or_else(|| a.iter().count().cmp(&b.iter().count()))
-}
-
-/// Compares names part by part: runs of digits as numbers, all other text as it is.
-fn natural(a: &str, b: &str) -> Ordering {
-    let [a, b] = [a, b].map(|name| {
-        let parts = name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
-        parts.map(|part| match part[0] {
-            b'0'..=b'9' => {
+/// Returns bytes that are in natural order as the paths are: name by name, so that the order of a folder's files does not
+/// depend on how the folder is written, and in a name part by part: runs of digits as numbers, all other text as it is.
+fn natural(path: &Path) -> Vec<u8> {
+    let mut key = Vec::new();
+    for name in path {
+        let name = name.to_string_lossy();
+        for part in name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()) {
+            if part[0].is_ascii_digit() {
                 // Without leading zeros, the number with more digits is the larger one. Beside text it counts as `0`.
                 let zeros = part.iter().take_while(|&&digit| digit == b'0').count();
-                (b'0', part.len() - zeros, &part[zeros..])
+                key.push(b'0');
+                key.extend((part.len() - zeros).to_be_bytes());
+                key.extend(&part[zeros..]);
+            } else {
+                // No name has a 0, so a text comes after each text that it starts with.
+                key.extend(part);
+                key.push(0);
             }
-            first => (first, 0, part),
-        })
-    });
-    a.cmp(b)
+        }
+        key.push(0);
+    }
+    key
 }
 
 #[cfg(test)]
@@ -138,10 +137,11 @@ mod tests {
         let sorted = [&few[..], &["a-18446744073709551616", "ab", "b1", "b1.npy"]].concat();
         for (i, a) in sorted.iter().enumerate() {
             for (j, b) in sorted.iter().enumerate() {
-                assert_eq!(natural(a, b), i.cmp(&j), "{a:?} {b:?}");
+                let [a, b] = [a, b].map(|name| natural(Path::new(name)));
+                assert_eq!(a.cmp(&b), i.cmp(&j), "{a:?} {b:?}");
             }
         }
-        assert_eq!(natural("x07", "x7"), Ordering::Equal);
+        assert_eq!(natural(Path::new("x07")), natural(Path::new("x7")));
     }
 
     #[test]
@@ -173,13 +173,13 @@ mod tests {
         for folder in ["", "./", "e/", "/e/", "/e7/", "../e.9/"] {
             let mut paths = names.map(|name| PathBuf::from(format!("{folder}{name}")));
             paths.reverse();
-            paths.sort_by(|a, b| natural_paths(a, b));
+            paths.sort_by_key(|path| natural(path));
             assert_eq!(paths, names.map(|name| Path::new(&format!("{folder}{name}")).to_owned()));
         }
         let nested = ["a", "a/b", "a/b/c", "a/c", "a-1/b", "a-1/b2", "a-1/b10"];
         let mut paths = nested.map(Path::new);
         paths.reverse();
-        paths.sort_by(|a, b| natural_paths(a, b));
+        paths.sort_by_key(|path| natural(path));
         assert_eq!(paths, nested.map(Path::new));
     }
 
