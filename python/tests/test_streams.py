@@ -20,6 +20,7 @@ from late import EDGES, Late  # noqa: E402
 
 import twinbuf as tb  # noqa: E402
 from twinbuf import _streams  # noqa: E402
+from twinbuf._tree import map_leaves  # noqa: E402
 
 ITEMS = 12
 Pair = namedtuple("Pair", "x y")
@@ -112,6 +113,17 @@ def test_slots_are_reused_and_grow() -> None:
     assert device.hosts == 3  # two, and the larger one
 
 
+def test_what_was_sent_is_freed_without_a_garbage_collection() -> None:
+    device = Late("side")
+    gc.collect()
+    gc.disable()
+    try:
+        items = tb.prefetch((torch.ones(4) for _ in range(50)), device=device)
+        assert max(len(device.memory) for _ in items) < 9
+    finally:
+        gc.enable()
+
+
 @dataclass(frozen=True)
 class Sample:
     x: torch.Tensor
@@ -190,6 +202,28 @@ def test_the_batches_of_a_loader_become_tensors(tmp_path: Any) -> None:
     assert np.array_equal(np.concatenate([batch.numpy() for batch in got]), values)
     tensors = (batch.clone() for batch in tb.prefetch(loader.epochs(1), device="cpu", depth=1))
     assert np.array_equal(torch.cat(list(tensors)).numpy(), values)
+
+
+def test_a_batch_arrives_as_what_it_is_for_torch(tmp_path: Any) -> None:
+    """A tuple, a dict or a list, also where it is a part of an item."""
+    x = saved(tmp_path / "x.npy", np.arange(12, dtype="float32").reshape(6, 2))
+    np.arange(10, dtype="uint8").tofile(tmp_path / "ragged.bin")
+    np.save(tmp_path / "ragged.npy", [0, 3, 7, 10])
+    ragged = tb.Records.open_indexed(tmp_path / "ragged.bin", tmp_path / "ragged.npy")
+
+    def values(item: Any) -> Any:
+        if isinstance(item, tb.Batch):
+            return values(item.torch())
+        return map_leaves(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, item)
+
+    sets: list[Any] = [(x,), (x, x), {"x": x}, {"x": x, "y": x}, ragged]
+    for data in sets:
+        loader = tb.Loader(data, tb.Plan(data, batch=2))
+        wanted = [values(batch) for batch in loader.epochs(1)]
+        for device in ("cpu", Late("side")):
+            assert [values(item) for item in tb.prefetch(loader.epochs(1), device=device)] == wanted
+            parts = ({"of": [batch, 1]} for batch in loader.epochs(1))
+            assert [values(item["of"][0]) for item in tb.prefetch(parts, device=device)] == wanted
 
 
 class Cuda:

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._tree import map_leaves
+from ._twinbuf import Batch
 from .errors import LoaderError, OptionError
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class Upload:
 
         copies = _Copies()
         with torch.no_grad():
-            moved = map_leaves(self._planner(copies), item)
+            moved = _change(self._planner(copies), item)
             slot = self._slots[0]
             if copies.bounced:
                 self._slots.rotate()
@@ -339,7 +340,6 @@ class Upload:
         streams = self._streams
 
         def plan(leaf: Any) -> Any:
-            leaf = _imported(leaf)
             if type(leaf) in (torch.Tensor, torch.nn.Parameter):
                 if streams.owns(leaf):
                     copies.on_device.append(leaf)
@@ -415,8 +415,18 @@ def _after(stream: Any, streams: Accelerator) -> Event:
     return event
 
 
+def _change(change: Callable[[Any], Any], item: Any) -> Any:
+    """Return an item with its leaves changed, and with batches as their tensors, changed too."""
+
+    def of(leaf: Any) -> Any:
+        # Not `of` again: a function that refers to itself keeps what it made until a garbage collection.
+        return map_leaves(change, leaf.torch()) if isinstance(leaf, Batch) else change(_imported(leaf))
+
+    return map_leaves(of, item)
+
+
 def _imported(leaf: Any) -> Any:
-    """Return a batch, or an array of a library other than numpy, as a tensor of the same memory."""
+    """Return an array of a library other than numpy as a tensor of the same memory."""
     import torch
     from torch.utils.dlpack import from_dlpack
 
@@ -465,10 +475,9 @@ def as_tensors(item: Any) -> Any:
     import torch
 
     def change(leaf: Any) -> Any:
-        leaf = _imported(leaf)
         if _array_like(leaf) is None:
             return leaf
         usable = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         return torch.from_numpy(leaf if usable else leaf.astype(leaf.dtype.newbyteorder("=")))
 
-    return map_leaves(change, item)
+    return _change(change, item)
