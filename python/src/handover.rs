@@ -262,10 +262,10 @@ impl Thread {
         let since = Instant::now();
         // SeqCst: see `Running`. It includes Acquire: the caller uses the iterable next, and must see the thread's changes.
         while self.making.running.load(Ordering::SeqCst) {
+            self.making.is_not_making(py)?;
             if timeout.is_some_and(|timeout| since.elapsed().as_secs_f64() >= timeout) {
                 return Ok(false);
             }
-            self.making.is_not_making(py)?;
             py.check_signals()?;
             if timeout.is_none() {
                 check_end(py)?; // a thread that was left behind may never end
@@ -511,6 +511,11 @@ impl Items {
     /// wait a moment.
     fn take(&self, py: Python<'_>, waited: Option<f64>) -> PyResult<Option<Taken>> {
         self.items.take(py, waited, |item| Ok(item.item.clone_ref(py)))
+    }
+
+    /// Refuse calls that would wait for ever.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.shared.check(py)
     }
 
     /// Let this many rounds begin in all.

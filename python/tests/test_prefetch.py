@@ -313,14 +313,19 @@ def test_an_exception_that_refuses_attributes_arrives(kind: str) -> None:
     assert list(items) == []
 
 
-@pytest.mark.parametrize("kind", ["prefetch", "generate"])
+@pytest.mark.parametrize("kind", ["prefetch", "generate", "in line"])
 def test_code_that_asks_for_the_item_after_its_own_is_told(kind: str) -> None:
     def number(index: int) -> int:
         ready.wait()
+        if index == 1 and kind == "in line":
+            asked.wait()
         return next(items) if index == 1 else index
 
-    ready = threading.Event()
-    items = iter(tb.prefetch(map(number, range(4))) if kind == "prefetch" else tb.generate(number, rounds=4))
+    ready, asked = threading.Event(), threading.Event()
+    # The loop calls `after` when it is its turn, and then waits for the code.
+    hooks: dict[str, Any] = {"after": lambda _: asked.set()} if kind == "in line" else {}
+    rounds: Any = tb.prefetch(map(number, range(4))) if kind == "prefetch" else None
+    items = iter(rounds or tb.generate(number, rounds=4, **hooks))
     ready.set()
     assert next(items) == 0
     with pytest.raises(tb.LoaderError, match="used it, which would wait for itself"):
@@ -342,6 +347,38 @@ def test_code_that_closes_what_runs_it_is_told() -> None:
     ready.set()
     assert list(iterator) == []
     items.close(timeout=None)
+    assert told == ["code that makes the items of an iterator used it, which would wait for itself"]
+
+
+def test_code_that_iterates_what_runs_it_is_told_also_while_a_loop_waits_for_it() -> None:
+    class Numbers:
+        def __iter__(self) -> Iterator[int]:
+            return map(number, range(3))
+
+    def number(index: int) -> int:
+        if index == 1 and not waits.is_set():
+            makes.set()
+            waits.wait(300)
+            try:
+                iter(numbers)
+            except tb.LoaderError as error:
+                told.append(str(error))
+        return index
+
+    def replace() -> None:  # in the turn of the loop, which waits for the thread then
+        waits.set()
+        type(numbers)._replace(numbers)
+
+    makes, waits, told, got = threading.Event(), threading.Event(), list[str](), list[int]()
+    numbers = tb.prefetch(Numbers())
+    iterator = iter(numbers)
+    assert next(iterator) == 0 and makes.wait(300)
+    numbers._replace = replace  # type: ignore[method-assign]
+    del iterator
+    loop = threading.Thread(target=lambda: got.extend(numbers), daemon=True)
+    loop.start()
+    loop.join(60)  # it waited for ever
+    assert got == [0, 1, 2]
     assert told == ["code that makes the items of an iterator used it, which would wait for itself"]
 
 

@@ -56,6 +56,7 @@ class Loop(Generic[T]):
         line, mine, waited = self._line, None, None
         try:
             if line is not None:
+                self._items.check()  # the loop whose turn it is may wait for this thread
                 mine = Turn()
                 wait_in(line, mine)
             self._asks()

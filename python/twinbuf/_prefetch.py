@@ -183,6 +183,7 @@ class Prefetcher(Around[T]):
         Waits for the thread of an iteration whose iterator was dropped, as by ``break``: the iterable is
         then used by one thread at a time.
         """
+        self._join(0)  # refuses the thread itself: a loop whose turn it is may wait for that
         loop, begin = self._turn(self._loop)
         begin()
         self._start = lambda: None
