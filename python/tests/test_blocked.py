@@ -17,6 +17,7 @@ from conftest import in_threads, run_program
 from sets import Numbers
 
 import twinbuf as tb
+from twinbuf import _drive, _loop
 
 CASES = [("sleep", code, end) for code in blocked.CODES for end in blocked.ENDS]
 
@@ -165,6 +166,31 @@ def test_each_thread_of_a_shared_iterator_waits_as_long_as_the_limit(options: An
     data.open.set()
     assert len(waited) == 2 and min(waited) >= 0.25
     assert [batch.step for batch in items] == [1]
+
+
+def test_without_overlap_the_limit_counts_no_read_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    past, waits = 0, threading.Event()
+
+    class Slow(Numbers):
+        def read_into(self, indices: np.ndarray, out: memoryview) -> None:
+            nonlocal past
+            if indices[0] == 1:
+                assert waits.wait(300)
+                past += 1000
+            super().read_into(indices, out)
+
+    def sleep(seconds: float) -> None:  # in the line behind the thread that reads
+        waits.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(_loop, "monotonic", lambda: past + time.monotonic())
+    monkeypatch.setattr(_drive, "sleep", sleep)
+    data = Slow(4)
+    items = tb.Loader(data, tb.Plan(data, 1), overlap=False, depth=2).epochs(1, timeout=500)
+    kept = [next(items)]
+    # One of the two waits for the other one's read, and then for a slot, all of which are kept.
+    in_threads(2, lambda _: kept.append(next(items)))
+    assert sorted(batch.step for batch in kept) == [0, 1, 2]
 
 
 def test_close_with_a_limit_leaves_the_thread_behind() -> None:

@@ -60,10 +60,13 @@ class Loop(Generic[T]):
                 mine = Turn()
                 wait_in(line, mine)
             self._asks()
-            since = monotonic()
+            # `spent` leaves out the time in `_make`: reads, also those of other threads, have no limit.
+            since = spent = 0.0
             try:
                 while (taken := self._items.take(waited)) is None:
-                    waited = monotonic() - since if self._make is None or not self._make() else None
+                    spent += 0.0 if waited is None else monotonic() - since
+                    waited = spent if self._make is None or not self._make() else None
+                    since = monotonic()
             except Exception as raised:
                 over = isinstance(raised, StopIteration)
                 cut = over and self._sender is not None and self._items.is_closed
