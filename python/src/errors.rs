@@ -245,6 +245,7 @@ const NAMES: [(&str, &str); 6] = [
 /// Replaces the names in a message of the crates by those of Python.
 pub(crate) fn in_python(text: &str) -> String {
     let text = text.replace(": the data set has no `try_clone`", "");
+    let text = text.replace(": if it is a pattern, expand it with `files()`", "");
     let text = text.replace("or keep the last batch", "or set `drop_last=False`");
     let text = text.replace(" with `LastBatch::Wrap` or in the list", " in `records`");
     // Text between backquotes is code: every second part.

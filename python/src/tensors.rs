@@ -31,7 +31,7 @@ pub(crate) struct Tensors {
 impl Tensors {
     #[new]
     fn new(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
-        let opened = detached(py, || twinbuf::mmap::files(&paths).and_then(twinbuf::stream::Tensors::open));
+        let opened = detached(py, || twinbuf::stream::Tensors::open(paths));
         Ok(Self { inner: opened.map_err(|error| errors::raise(py, Failure::of_file(&error)))? })
     }
 

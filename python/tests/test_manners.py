@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import json
 import pickle
 import subprocess
 import sys
@@ -331,6 +332,29 @@ def test_a_copy_has_the_files_that_were_found(
     for call in (lambda: pickle.loads(text), lambda: copy.copy(data)):
         with pytest.raises(FileNotFoundError, match=r"4\.npy"):
             call()
+
+
+def test_a_copy_has_the_tensors_of_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that it leaves out, of which two files have one of the same name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x[1]").mkdir()
+    for name in "ab":
+        save_file({name: np.zeros(2), "more": np.zeros(3)}, f"x[1]/{name}.safetensors")
+    index = Path("x[1]/model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in "ab"}}))
+    indexed, model = tb.Tensors.open(index), tb.Tensors.open("x[[]1]/a.*")
+    texts = pickle.dumps(indexed), pickle.dumps(model)
+    monkeypatch.chdir("/")
+    for other in (pickle.loads(texts[0]), copy.copy(indexed), copy.deepcopy(indexed)):
+        assert dict(other) == dict(indexed) and list(other) == ["a", "b"]
+        assert [path.name for path in other.paths] == ["a.safetensors", "b.safetensors"]
+    assert list(pickle.loads(texts[1])) == ["a", "more"]
+    gone = tmp_path / "x[1]" / "a.safetensors"
+    gone.unlink()
+    for text in texts:
+        with pytest.raises(FileNotFoundError) as caught:
+            pickle.loads(text)
+        assert caught.value.filename == str(gone) and str(caught.value).endswith("no such file")
 
 
 def test_a_length_beyond_pythons_is_told_as_by_python(numbers: Numbers) -> None:

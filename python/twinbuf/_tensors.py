@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import pathlib
 from bisect import insort
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 from ._device import Sender, sender
 from ._loop import Loop
 from ._report import Report
-from ._twinbuf import Group, _Stream, _Tensors
+from ._twinbuf import Group, _files, _Stream, _Tensors
 from ._values import (
     Path,
     Paths,
@@ -45,9 +44,9 @@ class Tensors(_Tensors):
     ``model["lm_head.weight"].shape``. `stream` reads them.
     """
 
-    __slots__ = ("__weakref__", "_folder")
-    # The working directory when the files were opened.
-    _folder: str
+    __slots__ = ("__weakref__", "_opened")
+    # The files that were found, which may be an index. They do not depend on the working directory.
+    _opened: list[str]
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         raise TypeError("Tensors: wanted `Tensors.open(paths)`, found a call")
@@ -55,9 +54,7 @@ class Tensors(_Tensors):
     @staticmethod
     def open(paths: Paths) -> Tensors:
         """Open a file, a folder, a pattern, or a list of these."""
-        model = _Tensors.__new__(Tensors, found := paths_of("paths", paths))
-        model._folder = folder_of(found)
-        return model
+        return _again(_files(paths_of("paths", paths)))
 
     @property
     def paths(self) -> list[pathlib.Path]:
@@ -77,8 +74,13 @@ class Tensors(_Tensors):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Open the files again, for ``pickle``."""
-        # Escaped: the name of a file that is gone is no pattern.
-        return Tensors.open, ([glob.escape(os.path.join(self._folder, path)) for path in self._paths],)
+        return _again, (self._opened,)
+
+
+def _again(paths: list[str]) -> Tensors:
+    model, folder = _Tensors.__new__(Tensors, paths), folder_of(paths)
+    model._opened = [os.path.join(folder, path) for path in paths]
+    return model
 
 
 # The other methods of a mapping: `Mapping` builds them from those that the class has.
