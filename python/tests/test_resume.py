@@ -114,6 +114,26 @@ def test_a_state_may_have_integers_of_numpy(npy: Case) -> None:
         other.load_state_dict({**state, "step": object()})
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_state_goes_through_a_distributed_checkpoint(npy: Case, tmp_path: Any) -> None:
+    """It takes dicts in a list apart: those of the saved state and of the new loader have to be the same."""
+    import torch.distributed.checkpoint as dcp
+
+    first, second, third = (tb.Loader(npy.data, tb.Plan(npy.data, size)) for size in (20, 30, 30))
+    next(first.epochs(1))
+    second.load_state_dict(first.state_dict())
+    next(second.epochs(1))
+    dcp.save({"loader": second}, checkpoint_id=tmp_path / "saved")
+    dcp.load({"loader": third}, checkpoint_id=tmp_path / "saved")
+    state = third.state_dict()
+    assert state == second.state_dict() and state["before"] == [[20, 1, 1]]
+    # As states were saved before.
+    third.load_state_dict(state | {"before": [{"batch": 20, "world": 1, "steps": 1}]})
+    assert third.state_dict() == state
+    with pytest.raises(tb.CheckpointError, match="field `before`"):
+        third.load_state_dict(state | {"before": [[20, 1]]})
+
+
 def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
     loader = build(npy, "full")
     state = loader.state_dict()
