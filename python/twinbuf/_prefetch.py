@@ -91,6 +91,9 @@ def prefetch(
     it is dropped, but nothing is logged, where the iterable is no iterator and yet keeps its place, such as a
     ``tempfile.NamedTemporaryFile``: keep one ``iter(prefetch(...))``.
 
+    Batches of a `Loader` keep their slots while they wait here. With slots of 16 MiB or more it has only 2:
+    give it a ``depth`` of 5, or do without `prefetch`, because a `Loader` reads ahead itself.
+
     Overlap needs a side that releases the GIL: reading, decoding, most of numpy do, loops in Python do not.
 
     The thread has the context variables, the gradient mode and the current CUDA device of the caller of
