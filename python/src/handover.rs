@@ -338,7 +338,7 @@ impl Front for Ahead {
     type Own = Counts;
 
     fn check(&self, py: Python<'_>, state: &Locked<State>) -> PyResult<()> {
-        state.check(py, "call iter() in this process")?;
+        state.check(py, "make the iterator in this process")?;
         if self.making.replaced.load(Ordering::Relaxed) {
             return Err(iterate::replaced(py));
         }

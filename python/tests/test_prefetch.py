@@ -714,10 +714,13 @@ def test_a_forked_child_is_told_and_can_start_its_own() -> None:
     batches = tb.prefetch(range(100))
     items = iter(batches)
     next(items)
+    numbers = tb.prefetch(number for number in range(9))
+    next(iter(numbers))
 
     def tells() -> int:
-        with pytest.raises(RuntimeError, match="threads do not survive a fork"):
-            next(items)
+        for of in (items, iter(numbers)):
+            with pytest.raises(RuntimeError, match=r"threads do not survive a fork.*: make the iterator"):
+                next(of)
         return sum(tb.prefetch(range(5)))
 
     assert in_a_fork(tells) == 10
