@@ -173,8 +173,7 @@ class Prefetcher(Around[T]):
         self._pid = os.getpid()
         # The only iterator, if the iterable is an iterator that goes on, and what starts its thread, until it
         # has: Ctrl-C or an error may cut that off.
-        self._only: _Items[T] | Loop[T] | None = None
-        self._start: Callable[[], None] = lambda: None
+        self._only: tuple[_Items[T] | Loop[T], list[partial[None]]] | None = None
         self._turn = InTurn("iter() was called")
         # The iterator of the last iteration, if there can be a weak reference to it.
         self._last: Callable[[], Iterator[T] | None] = lambda: None
@@ -187,15 +186,16 @@ class Prefetcher(Around[T]):
         then used by one thread at a time.
         """
         self._join(0)  # refuses the thread itself: a loop whose turn it is may wait for that
-        loop, begin = self._turn(self._loop)
-        begin()
-        self._start = lambda: None
+        loop, starts = self._turn(self._loop)
+        for begin in starts:
+            begin()
+        starts.clear()
         return loop
 
-    def _loop(self) -> tuple[_Items[T] | Loop[T], Callable[[], None]]:
-        """Return the loop, and what starts its thread, which can be called again."""
-        if self._only is not None and not self._only.ended:
-            return self._only, self._start
+    def _loop(self) -> tuple[_Items[T] | Loop[T], list[partial[None]]]:
+        """Return the loop, and what starts its thread, which can be called again; empty once it has."""
+        if self._only is not None and not self._only[0].ended:
+            return self._only
         shared = self._shared
         if shared or self._items() is None:
             self._replace()
@@ -231,12 +231,12 @@ class Prefetcher(Around[T]):
         latest, only = weakref.ref(loop), self._shared and _goes_on(self._iterable)
         with contextlib.suppress(TypeError):
             self._last = weakref.ref(iterator)
-        begin = partial(start, items, around(upload), self._name or "twinbuf-prefetch")
+        begun = loop, [partial(start, items, around(upload), self._name or "twinbuf-prefetch")]
         # From here to the end nothing is called: Ctrl-C leaves this iteration out, or whole.
         self._place, self._stateless, self._thread, self._pid = place, stateless, thread, pid
         self._items, self._epochs = latest, self._epochs + 1
-        self._only, self._start = (loop, begin) if only else (None, self._start)
-        return loop, begin
+        self._only = begun if only else None
+        return begun
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
