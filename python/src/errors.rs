@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
@@ -123,8 +123,8 @@ pub(crate) fn option(py: Python<'_>, error: impl fmt::Display) -> PyErr {
     raise(py, Failure::new("OptionError", error.to_string()))
 }
 
-/// An error of a loader or generator. An exception raised by Python code is returned as it was, but `StopIteration`, with
-/// a note that names the batch.
+/// An error of a loader or generator. An exception raised by Python code is returned as it was, with a note that names
+/// the batch.
 pub(crate) fn loading(py: Python<'_>, error: Error) -> PyErr {
     let whole = chain(&error);
     match error {
@@ -195,10 +195,9 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
     let line = whole.strip_suffix(&format!(": {}", chain(&*source))).unwrap_or(&whole).to_string();
     let source = match source.downcast::<PyErr>() {
         Ok(raised) => {
-            let raised = not_the_end(py, "the data set", *raised);
             // If the note cannot be added, return the error without it.
             let _ = raised.value(py).call_method1("add_note", (in_python(&line),));
-            return raised;
+            return *raised;
         }
         Err(source) => source,
     };
@@ -207,17 +206,6 @@ fn load(py: Python<'_>, whole: String, at: At, source: BoxError) -> PyErr {
         Err(_) => Failure::new("LoaderError", whole),
     };
     raise(py, Failure { at: Some(at), ..failure })
-}
-
-/// Returns what the program's code raised, but a `RuntimeError` in place of `StopIteration`, which would end the loop
-/// as if there were no more items (PEP 479).
-pub(crate) fn not_the_end(py: Python<'_>, code: &str, raised: PyErr) -> PyErr {
-    if !raised.is_instance_of::<PyStopIteration>(py) {
-        return raised;
-    }
-    let error = PyRuntimeError::new_err(format!("{code} raised StopIteration"));
-    error.set_cause(py, Some(raised));
-    error
 }
 
 /// Converts a shuffle, as Rust prints it, to the argument of Python's `Plan`.

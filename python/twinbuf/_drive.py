@@ -266,19 +266,19 @@ def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
     """Call a data set with the numbers of records and their slot, or a function with each of some records."""
     import numpy as np
 
-    if len(more) == 1:
-        found = code.read_into(np.frombuffer(numbers, "int64"), *more)
-        # A number is allowed: `return file.readinto(out)` returns how many bytes it read.
-        if found is None or isinstance(found, int):
-            return b""
-        kind = type(found).__name__
-        raise TypeError(
-            "read_into: wanted `out` filled and nothing returned, "
-            f"found a {kind} returned: `numpy.asarray(out)[:] = array`"
-        )
-    seeds, (dtype, shape), (wanted, size) = more
-    records, made, good = np.frombuffer(numbers, dtype).reshape(len(seeds), *shape), [], None
     try:
+        if len(more) == 1:
+            found = code.read_into(np.frombuffer(numbers, "int64"), *more)
+            # A number is allowed: `return file.readinto(out)` returns how many bytes it read.
+            if found is None or isinstance(found, int):
+                return b""
+            kind = type(found).__name__
+            raise TypeError(
+                "read_into: wanted `out` filled and nothing returned, "
+                f"found a {kind} returned: `numpy.asarray(out)[:] = array`"
+            )
+        seeds, (dtype, shape), (wanted, size) = more
+        records, made, good = np.frombuffer(numbers, dtype).reshape(len(seeds), *shape), [], None
         for record, seed in zip(records, seeds, strict=True):
             array = np.asarray(code(record, seed))
             of = array.dtype
@@ -288,9 +288,9 @@ def made_by(code: Any, numbers: bytearray, *more: Any) -> bytes:
                 )
             good = of
             made.append(array.tobytes())
+        return b"".join(made)
     except StopIteration as stop:  # it would end the loop (PEP 479)
-        raise RuntimeError("map raised StopIteration") from stop
-    return b"".join(made)
+        raise RuntimeError(f"{'the data set' if len(more) == 1 else 'map'} raised StopIteration") from stop
 
 
 def _clear(error: BaseException) -> None:
