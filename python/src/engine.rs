@@ -24,6 +24,9 @@ pub(crate) struct Batches {
     /// Whether threads of Python fill its slots, because it runs code of the program.
     pub(crate) foreign: bool,
     pub(crate) identity: Arc<Identity>,
+    /// The epoch of the next `iter(loader)`. It is written under the lock of the state. A forked process, which may never get
+    /// that, reads it here. Relaxed: a reader without the lock reads no other data.
+    pub(crate) next_epoch: atomic::AtomicU64,
 }
 
 /// Where the iterations of a loader are.
@@ -31,9 +34,6 @@ pub(crate) struct Batches {
 pub(crate) struct Progress {
     /// A loaded state: where the next iteration starts.
     pub(crate) resume: Option<Checkpoint>,
-    /// The epoch of the next `iter(loader)`. It is written under the lock. Relaxed: a reader without the lock reads no other
-    /// data.
-    pub(crate) next_epoch: Arc<atomic::AtomicU64>,
     /// If set, `state_dict` returns this position instead of the loader's: the one before a batch that was put back, or
     /// before one on which `map` failed. When the program ends, it keeps the loader's last position. The end of an iteration
     /// does not clear it.
@@ -184,13 +184,12 @@ impl State {
         }
     }
 
-    /// Returns the number of steps of the epoch under way, or of the next one.
-    pub(crate) fn steps(&self, plan: &Plan) -> u64 {
+    /// Returns the number of steps of the epoch under way, or of the `next` one.
+    pub(crate) fn steps(&self, plan: &Plan, next: u64) -> u64 {
         let at = match &self.run {
             Run::Running(epochs) => Some(epochs.checkpoint()),
             _ => self.own.again.as_ref().or(self.own.resume.as_ref()).cloned(),
         };
-        let next = self.own.next_epoch.load(atomic::Ordering::Relaxed);
         at.map_or_else(
             || self.count(plan, next..next.saturating_add(1), true),
             |at| at.step() + at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default(),

@@ -136,8 +136,6 @@ pub(crate) struct Loader {
     objects: Vec<Arc<Object>>,
     /// What threads of Python fill its slots by, until they have it; the loop's thread without overlap.
     fillers: Mutex<Vec<Filler>>,
-    /// That of its progress: a forked process, which may never get the lock, reads it here.
-    next_epoch: Arc<AtomicU64>,
     /// The number of slots without the environment, and with it; the number of workers; whether a thread reads ahead;
     /// whether it runs code of the program.
     #[pyo3(get)]
@@ -183,11 +181,11 @@ impl Loader {
         let fillers = fillers.map(|driven| Filler::new(driven, identity.clone(), quick)).collect();
         let (own, breakdown, foreign) = (Progress::default(), built.breakdown(), !objects.is_empty());
         let names = Names::of(options.tuple, options.names);
-        let front = Batches { names, breakdown, overlap: settings.overlap, foreign, identity };
-        let next_epoch = own.next_epoch.clone();
+        let (overlap, next_epoch) = (settings.overlap, AtomicU64::default());
+        let front = Batches { names, breakdown, overlap, foreign, identity, next_epoch };
         let shared = Shared::new(front, options.name, built, own);
         let _settings = (asked_depth, depth, settings.workers, settings.overlap, foreign);
-        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), next_epoch, _settings })
+        Ok(Self { shared, plan, objects, fillers: Mutex::new(fillers), _settings })
     }
 
     /// The number of slots, and the bytes of each.
@@ -240,7 +238,7 @@ impl Loader {
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         self.shared.check(py)?;
         self.shared.state.with(py, |state| {
-            state.own.next_epoch.store(epoch, Ordering::Relaxed);
+            self.shared.front.next_epoch.store(epoch, Ordering::Relaxed);
             state.own.resume.take_if(|resume| resume.epoch() != epoch);
         });
         Ok(())
@@ -249,17 +247,17 @@ impl Loader {
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;
-        let plan = &self.plan.get().inner;
-        let found = self.shared.state.ask(py, |state| state.steps(plan));
+        let (plan, next) = (&self.plan.get().inner, self.shared.front.next_epoch.load(Ordering::Relaxed));
+        let found = self.shared.state.ask(py, |state| state.steps(plan, next));
         // In a forked process that cannot ask, what the plan alone tells.
-        length(found.unwrap_or_else(|_| plan.steps(self.next_epoch.load(Ordering::Relaxed))))
+        length(found.unwrap_or_else(|_| plan.steps(next)))
     }
 
     /// The next epoch.
     fn _next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
         self.shared.front.may_ask(py)?;
         check_end(py)?; // there may be no modules any more
-        Ok(self.next_epoch.load(Ordering::Relaxed))
+        Ok(self.shared.front.next_epoch.load(Ordering::Relaxed))
     }
 
     /// The position after the last received batch.
@@ -299,7 +297,7 @@ impl Loader {
             // Check that the state is valid. This iteration has no epoch, so it reads nothing.
             drop(loader.epochs_from(&checkpoint, 0)?);
             state.iteration += 1;
-            state.own.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
+            self.shared.front.next_epoch.store(checkpoint.epoch() + 1, Ordering::Relaxed);
             (state.own.exhausted, state.own.before) = (false, None);
             state.own.resume = Some(checkpoint);
             Ok(true)
@@ -409,7 +407,7 @@ impl Epochs {
     /// Returns the epochs to iterate over, and the number of batches.
     fn epochs(&self, state: &State) -> (Range<u64>, u64) {
         let epochs = self.epochs.clone().unwrap_or_else(|| {
-            let next = || state.own.next_epoch.load(Ordering::Relaxed);
+            let next = || self.loader.get().shared.front.next_epoch.load(Ordering::Relaxed);
             let next = state.own.resume.as_ref().map_or_else(next, Checkpoint::epoch);
             next..next.saturating_add(1)
         });
@@ -467,7 +465,7 @@ impl Epochs {
             }
             let (epochs, _) = self.epochs(state);
             if self.single {
-                state.own.next_epoch.store(epochs.end, Ordering::Relaxed);
+                loader.shared.front.next_epoch.store(epochs.end, Ordering::Relaxed);
             }
             state.begin(epochs, self.single).map_err(Some)
         });
