@@ -96,7 +96,7 @@ MUTANTS = [
     (MOD, "a close after a unit that is missing is one in time", "        if !running.end(until.map(", "        if false && !running.end(until.map("),
     (MOD, "a close without time waits for no thread", "until.map(|until| soon.unwrap_or(until).max(until))", "until"),
     (MOD, "without overlap a unit that is there is not received", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return None;", "                own.fill(shared, unit, Some(start.unwrap_or_else(Instant::now)));\n                return Some(Received::Gone);"),
-    (MOD, "without overlap a held slot is not waited for", "Waiting::Block => Patience::Slot(Instant::now() + held_timeout),", "Waiting::Block => Patience::None,"),
+    (MOD, "without overlap a held slot is not waited for", "patience = by.map_or(Patience::None, Patience::Slot);", "patience = Patience::None;"),
     (MOD, "a caller that helps loses what it finds", "            found => return Some(found),\n        }\n    }\n    None", "            found => drop(found),\n        }\n    }\n    None"),
     (MOD, "a caller helps although fills wait for a disk", " || last_fill.blocked() >= HELP_LIMIT ||", " ||"),
     (MOD, "a caller helps with a long fill although its unit comes soon", " || took >= HELP_LIMIT && soon() {", " {"),
@@ -105,7 +105,6 @@ MUTANTS = [
     (MOD, "an order that panicked has no name", "Error::Panicked { who, message, .. } => Error::Panicked { at, who, message },", "Error::Panicked { who, message, .. } => Error::Panicked { at: At { step: None, ..at }, who, message },"),
     # The ring of host slots.
     (RING, "a unit outlives its item", "        drop(self.0.header.take());\n", ""),
-    (RING, "a blocking wait ends when the slot is empty", "                    Received::Empty => {}\n                    found => return found,", "                    found => return found,"),
     (RING, "a task takes a held slot for an empty one", "Poll::Pending if consumer.is_held() => Received::Held,", "Poll::Pending if false => Received::Held,"),
     (RING, "a release is not noted", "        self.0.header.load.freed = Some(Freed { number: self.0.seq(), at: Instant::now() });\n", ""),
     (TURN, "a release is not passed on", "Header::new(resumed, header.load.freed)", "Header::new(resumed, None)"),

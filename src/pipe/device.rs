@@ -184,11 +184,7 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
         let _ = slot.commit(bytes, header);
     }
 
-    fn receive(
-        side: &mut DeviceSide<U>,
-        waiting: &mut Waiting<'_, '_>,
-        held_timeout: Duration,
-    ) -> Received<Lease<Header<U>>> {
+    fn receive(side: &mut DeviceSide<U>, waiting: &mut Waiting<'_, '_>) -> Received<Lease<Header<U>>> {
         let batches = &mut side.batches;
         let found = match waiting {
             Waiting::Try => batches.try_recv(),
@@ -198,9 +194,6 @@ impl<U: Send + 'static> Sides<U, ReservedSlot<Header<U>>, Lease<Header<U>>> for 
                 Poll::Pending if batches.is_held() => return Received::Held,
                 Poll::Pending => return Received::Empty,
             },
-            // One check is enough: only this function creates leases, so a slot that is not held now is not held later
-            // in the wait.
-            Waiting::Block if batches.is_held() => batches.recv_deadline(Instant::now() + held_timeout),
             Waiting::Block => batches.recv(),
         };
         let found = found.and_then(|lease| {

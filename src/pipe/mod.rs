@@ -259,7 +259,7 @@ impl<R: Ring> Running<R> {
             let piece = until.into_iter().fold(Instant::now() + PIECE, Instant::min);
             // Ask this before the slot: once no worker is left, every unit that will come has been committed.
             let idle = self.shared.is_idle();
-            let mut item = match R::receive(consumer, &mut Waiting::Until(piece), Duration::ZERO) {
+            let mut item = match R::receive(consumer, &mut Waiting::Until(piece)) {
                 Received::Item(item) => item,
                 Received::Empty if !idle && until.is_none_or(|until| piece < until) => continue,
                 Received::Failed(source) => return Some(Error::Device(source)),
@@ -476,7 +476,11 @@ impl<R: Ring> Pipe<R> {
     /// The iteration is over, or the caller gives it up.
     pub(crate) fn ended(&mut self, now: Instant) {
         self.used(now);
-        let Running { recorder, own, .. } = &mut *self.running;
+        let Running { recorder, own, shared, .. } = &mut *self.running;
+        // The next iteration has the full time, also if the same slot is still held.
+        if self.held_since.take().is_some() {
+            shared.forget_task();
+        }
         recorder.ended(now);
         own.iter_mut().for_each(Worker::flush);
     }
@@ -491,10 +495,6 @@ impl<R: Ring> Pipe<R> {
         let asked = Instant::now();
         self.asked(place, asked);
         let (found, there) = self.next_slot(asked, &mut waiting);
-        if !matches!(found, Received::Held) && self.held_since.take().is_some() {
-            // The next slot is no longer held, so no task waits for its release.
-            self.running.shared.forget_task();
-        }
         let error = match found {
             Received::Item(item) => return Poll::Ready(self.accept(item, place, asked, there)),
             Received::Empty => return Poll::Pending,
@@ -529,20 +529,29 @@ impl<R: Ring> Pipe<R> {
             let received = match found.take() {
                 // The caller fills slots itself, and found this in place of one: do not wait for another to fill it.
                 Some(found) => found,
-                None => match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
+                None => match R::receive(consumer, &mut Waiting::Try) {
                     received @ (Received::Empty | Received::Held) => {
                         there = false;
-                        if matches!(received, Received::Held) {
-                            waiting.shorten(&mut self.held_since, held_timeout);
-                        }
+                        let by = match received {
+                            Received::Held => waiting.release_by(&mut self.held_since, held_timeout),
+                            _ => None,
+                        };
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
                             help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
                         });
-                        helped.unwrap_or_else(|| R::receive(consumer, waiting, held_timeout))
+                        match helped.or_else(|| Some(R::receive(consumer, &mut Waiting::Until(by?)))) {
+                            // It was not held, or was released in time and is being filled.
+                            None | Some(Received::Empty) => R::receive(consumer, waiting),
+                            Some(found) => found,
+                        }
                     }
                     received => received,
                 },
             };
+            if !matches!(received, Received::Held) && self.held_since.take().is_some() {
+                // The slot is no longer held, so no task waits for its release.
+                shared.forget_task();
+            }
             let Received::Item(mut item) = received else { return (received, there) };
             let ticket = R::header_mut(&mut item).ticket;
             if (ticket.generation, ticket.seq) == expected {
@@ -686,19 +695,15 @@ fn fill_inline<R: Ring>(
                 return None;
             }
             Take::InUse if start.take().is_some() => {
-                waiting.shorten(held_since, held_timeout);
-                patience = match waiting {
-                    Waiting::Block => Patience::Slot(Instant::now() + held_timeout),
-                    Waiting::Until(deadline) => Patience::Slot(*deadline),
-                    Waiting::Try | Waiting::Poll(_) => Patience::None,
-                };
+                let by = waiting.release_by(held_since, held_timeout);
+                patience = by.map_or(Patience::None, Patience::Slot);
             }
             // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
             // slot, or the device failed. It also stores the waker of a task.
             taken => {
                 let mut look = Waiting::Try;
                 let waiting = if let Waiting::Poll(_) = waiting { &mut *waiting } else { &mut look };
-                match (R::receive(consumer, waiting, Duration::ZERO), taken) {
+                match (R::receive(consumer, waiting), taken) {
                     // Between `take` and `receive` the slot was released or the ring was closed: try both again.
                     (Received::Empty, Take::InUse) => {}
                     (Received::Gone, Take::InUse) if !mem::replace(&mut gone, true) => {}
@@ -738,7 +743,7 @@ fn help<R: Ring>(
         let (ticket, times) = own.fill(shared, unit, None);
         *last_fill = times;
         recorder.helped(ticket, &times);
-        match R::receive(consumer, &mut Waiting::Try, Duration::ZERO) {
+        match R::receive(consumer, &mut Waiting::Try) {
             Received::Empty => {}
             Received::Held => return None,
             found => return Some(found),
@@ -818,7 +823,7 @@ mod tests {
         let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
         assert_eq!((*first, *first.unit()), (0, 0));
-        let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+        let next = Numbered::receive(&mut consumer, &mut Waiting::Try);
         assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
     }
 
@@ -920,7 +925,7 @@ mod tests {
             let freed = Numbered::parts(&mut taken).1.load.freed;
             assert_eq!(freed.map(|freed| freed.number), before);
             own.fill(&shared, taken, None);
-            let next = Numbered::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+            let next = Numbered::receive(&mut consumer, &mut Waiting::Try);
             assert!(matches!(&next, Received::Item(_)), "{next:?}");
         }
     }

@@ -97,10 +97,13 @@ pub enum Waiting<'a, 'b> {
 }
 
 impl Waiting<'_, '_> {
-    /// Lets a wait with a deadline end when the next slot, which is held now, has been held for too long.
-    pub(super) fn shorten(&mut self, held_since: &mut Option<Instant>, held_timeout: Duration) {
-        if let Self::Until(deadline) = self {
-            *deadline = (*deadline).min(*held_since.get_or_insert_with(Instant::now) + held_timeout);
+    /// Returns when this call gives up its wait for the release of the next slot, which is held. The wait for the fill after
+    /// it has no other limit than the caller's. `None` if the call does not wait.
+    pub(super) fn release_by(&self, held_since: &mut Option<Instant>, timeout: Duration) -> Option<Instant> {
+        match self {
+            Self::Block => Some(Instant::now() + timeout),
+            Self::Until(end) => Some((*end).min(*held_since.get_or_insert_with(Instant::now) + timeout)),
+            Self::Try | Self::Poll(_) => None,
         }
     }
 }
@@ -160,13 +163,8 @@ pub trait Sides<U, S: ?Sized, I>: Sized + 'static {
     /// Hands the slot over, with `bytes` of it filled.
     fn commit(reserved: Self::Reserved, bytes: usize);
 
-    /// Receives the next item. A [`Block`](Waiting::Block) waits for a slot that is held up to `held_timeout`, and for
-    /// one that is being filled without a limit.
-    fn receive(
-        consumer: &mut Self::Consumer,
-        waiting: &mut Waiting<'_, '_>,
-        held_timeout: Duration,
-    ) -> Received<I>;
+    /// Receives the next item. A [`Block`](Waiting::Block) must not meet a slot that is held.
+    fn receive(consumer: &mut Self::Consumer, waiting: &mut Waiting<'_, '_>) -> Received<I>;
 
     /// Returns the header of the unit in an item.
     fn header(item: &I) -> &Header<U>;
@@ -234,9 +232,6 @@ impl<T: Send + 'static, U: Send + 'static> Slots<T, U> {
     }
 }
 
-/// The shortest piece of a wait for a slot that is being filled: it does not look at a held slot more often.
-const SHORTEST: Duration = Duration::from_millis(1);
-
 impl<T: Send + 'static, U: Send + 'static> Ring for Slots<T, U> {
     type Unit = U;
     type Slot = T;
@@ -271,11 +266,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
         let _ = reserved.commit();
     }
 
-    fn receive(
-        consumer: &mut Self::Consumer,
-        waiting: &mut Waiting<'_, '_>,
-        held_timeout: Duration,
-    ) -> Received<Filled<T, U>> {
+    fn receive(consumer: &mut Self::Consumer, waiting: &mut Waiting<'_, '_>) -> Received<Filled<T, U>> {
         match waiting {
             Waiting::Try => received(consumer.try_recv()),
             Waiting::Until(deadline) => received(consumer.recv_deadline(*deadline)),
@@ -287,13 +278,7 @@ impl<T: Send + 'static, U: Send + 'static> Sides<U, T, Filled<T, U>> for Slots<T
                     Poll::Pending => Received::Empty,
                 }
             }
-            Waiting::Block => loop {
-                let until = Instant::now() + held_timeout.max(SHORTEST);
-                match received(consumer.recv_deadline(until)) {
-                    Received::Empty => {}
-                    found => return found,
-                }
-            },
+            Waiting::Block => received(consumer.recv().map_err(TryRecvError::from)),
         }
     }
 
@@ -382,7 +367,7 @@ mod tests {
             let (_, header) = Slots::parts(&mut reserved);
             *header = Header::new(Instant::now(), header.load.freed);
             Slots::commit(reserved, 8);
-            let mut found = Slots::receive(&mut consumer, &mut Waiting::Try, Duration::ZERO);
+            let mut found = Slots::receive(&mut consumer, &mut Waiting::Try);
             let Received::Item(item) = &mut found else { panic!("item {number}: {found:?}") };
             assert_eq!(Slots::number(item), number);
             let freed = Slots::header_mut(item).load.freed;

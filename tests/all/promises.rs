@@ -2,6 +2,7 @@
 //! generator and the pipe. A new front is one more [`Tested`].
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::mem;
 use std::ops::Range;
@@ -237,6 +238,8 @@ promises! {
     a_wait_that_ends_early_loses_nothing
     slots_that_are_held_are_an_error_and_no_hang
     a_slot_that_another_thread_drops_late_is_waited_for
+    a_slot_that_is_dropped_in_time_may_be_filled_for_longer
+    a_slot_that_an_earlier_call_found_held_has_its_full_time_again
     a_slot_that_is_released_wakes_its_task
     a_fault_comes_once_and_in_its_place
     close_tells_what_nobody_has_heard
@@ -400,6 +403,69 @@ mod promise {
             assert!(items.next().is_none());
             (0..SLOTS).for_each(|_| tell.send(()).unwrap());
         });
+    }
+
+    pub(super) fn a_slot_that_is_dropped_in_time_may_be_filled_for_longer<F: Tested>(
+        overlap: bool,
+        variant: usize,
+    ) {
+        const TIMEOUT: Duration = Duration::from_millis(20);
+        let fill = |unit| {
+            if unit >= SLOTS as u64 {
+                std::thread::sleep(2 * TIMEOUT);
+            }
+            Ok(())
+        };
+        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) }.filled(fill);
+        let mut front = F::build(&setup);
+        std::thread::scope(|scope| {
+            let mut items = front.call();
+            let mut held: VecDeque<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
+            let (send, dropped) = channel();
+            scope.spawn(move || dropped.into_iter().for_each(drop::<Option<F::Item>>));
+            for unit in SLOTS as u64..UNITS {
+                send.send(held.pop_front()).unwrap(); // it is dropped while this thread waits
+                let found = match unit % 2 {
+                    0 => items.next(),
+                    _ => match items.next_timeout(LONG) {
+                        Poll::Ready(found) => found,
+                        Poll::Pending => panic!("it waited for {LONG:?}"),
+                    },
+                };
+                match found.unwrap() {
+                    Ok(item) => held.push_back(item),
+                    Err(Error::SlotHeld { .. }) => break, // a busy machine: the other thread was late
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+
+    pub(super) fn a_slot_that_an_earlier_call_found_held_has_its_full_time_again<F: Tested>(
+        overlap: bool,
+        variant: usize,
+    ) {
+        const TIMEOUT: Duration = Duration::from_millis(20);
+        let setup = Setup { held_timeout: TIMEOUT, ..Setup::new(overlap, variant) };
+        let mut front = F::build(&setup);
+        let mut items = front.call();
+        let mut held: Vec<_> = (0..SLOTS).map(|_| items.next().unwrap().unwrap()).collect();
+        // The first call leaves before the time is over, the second receives the error.
+        for leaves in [true, false, false] {
+            let began = Instant::now();
+            while items.held_for().is_none() {
+                assert!(items.try_next().is_pending());
+            }
+            assert!(items.held_for().unwrap() <= began.elapsed(), "it counts from this call on");
+            while began.elapsed() < TIMEOUT {
+                std::thread::yield_now();
+            }
+            assert!(leaves || items.next_timeout(LONG).is_ready());
+            drop(items);
+            items = front.call();
+        }
+        held.clear();
+        assert!(items.all(|item| item.is_ok()));
     }
 
     /// A task whose slot is held is woken by its release alone, and then nothing is held.
