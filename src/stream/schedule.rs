@@ -21,12 +21,14 @@ pub(super) struct Schedule {
     depths: (usize, usize),
     /// For each group that is kept in memory: its memory, once it has been read.
     kept: Vec<Option<Kept>>,
-    /// The orders of the last passes that were asked for, so that both sides have the same.
-    made: Mutex<VecDeque<(u64, Vec<usize>)>>,
+    /// The orders of the last passes that were asked for, or what is wrong with them: both sides have the same.
+    made: Mutex<VecDeque<(u64, Made)>>,
 }
 
 /// How many passes one side may be ahead of the other without a second call of the order.
 const AHEAD: usize = 16;
+
+type Made = Arc<OnceLock<Result<Vec<usize>, String>>>;
 
 pub(super) type Kept = OnceLock<Arc<Buffer>>;
 
@@ -143,27 +145,28 @@ impl Schedule {
     pub(super) fn pass(&self, pass: u64) -> Result<Vec<usize>, Error> {
         let all = self.groups.len();
         let Some(order) = &self.order else { return Ok((0..all).collect()) };
-        // A panic of the order leaves no half of a pass here.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, groups)) = made.iter().find(|(of, _)| *of == pass) {
-            return Ok(groups.clone());
-        }
-        let mut seen = vec![false; all];
-        let groups = (0..all)
-            .map(|step| {
+        let known = made.iter().find(|(of, _)| *of == pass).map(|(_, groups)| groups.clone());
+        let groups = known.unwrap_or_else(|| {
+            let new = Arc::<OnceLock<_>>::default();
+            made.truncate(AHEAD - 1);
+            made.push_front((pass, new.clone()));
+            new
+        });
+        // The order is foreign code: it may wait for the caller, who asks for an earlier pass.
+        drop(made);
+        let groups = groups.get_or_init(|| {
+            let mut seen = vec![false; all];
+            let group = |step| {
                 let group = order(pass, step);
                 let first = seen.get_mut(group).map(|seen| !std::mem::replace(seen, true));
-                if first == Some(true) {
-                    return Ok(group);
-                }
                 let again = if first.is_some() { " again" } else { "" };
-                let wanted = format!("each of {all} groups once in pass {pass}");
-                Err(Error::option("order", wanted, format!("{group}{again} at step {step}")))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        made.truncate(AHEAD - 1);
-        made.push_front((pass, groups.clone()));
-        Ok(groups)
+                if first == Some(true) { Ok(group) } else { Err(format!("{group}{again} at step {step}")) }
+            };
+            (0..all).map(group).collect()
+        });
+        let wanted = || format!("each of {all} groups once in pass {pass}");
+        groups.clone().map_err(|found| Error::option("order", wanted(), found))
     }
 }
 

@@ -1,7 +1,8 @@
 //! Streams of tensors: every byte, in several orders, with groups that are kept and groups that are read each pass;
 //! and what happens when groups are held, passes given up and files cut.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,8 +94,13 @@ fn an_order_that_is_none_is_refused() {
 #[test]
 fn a_pass_after_one_with_an_order_that_is_none_has_its_groups() {
     let model = Model::new(&SIZES);
-    for asked in [0, 1] {
-        let order = |pass, step| if pass == 1 { 0 } else { step };
+    // The reading thread, which asks first, ends its order there. The caller must not find another one.
+    for (asked, once) in [(0, false), (1, false), (0, true), (1, true)] {
+        let wrong = AtomicBool::new(true);
+        let order = move |pass, step| match pass == 1 && wrong.fetch_and(!once, Ordering::Relaxed) {
+            true => SIZES.len(),
+            false => step,
+        };
         let mut layers = stream(model.groups()).cycle().order(order).build().unwrap();
         assert_eq!(layers.pass().map(Result::unwrap).count(), SIZES.len());
         assert_eq!(layers.pass().take(asked).filter(Result::is_err).count(), asked);
@@ -130,6 +136,39 @@ fn an_order_is_called_once_for_a_pass() {
         let asked = std::mem::take(&mut *calls.lock().unwrap());
         assert!(asked.iter().take(40).copied().eq(0..40), "{asked:?}");
     }
+}
+
+#[test]
+fn an_order_may_wait_until_the_pass_before_has_begun() {
+    const LONG: Duration = Duration::from_secs(60);
+    // So large that what is asked for ahead reaches no further than the next pass.
+    let model = Model::new(&[2_200_000; 4]);
+    // The passes that have begun, and the last one whose order was asked for.
+    let state = Arc::new((Mutex::new((0, 0)), Condvar::new()));
+    let shared = state.clone();
+    let order = move |pass: u64, step: usize| {
+        let (state, changed) = &*shared;
+        let mut state = state.lock().unwrap();
+        state.1 = pass.max(state.1);
+        changed.notify_all();
+        let late = changed.wait_timeout_while(state, LONG, |(begun, _)| *begun < pass).unwrap().1;
+        assert!(!late.timed_out(), "the caller cannot begin the pass before {pass}");
+        step
+    };
+    let mut layers = stream(model.groups()).depth(6).cycle().order(order).build().unwrap();
+    let (state, changed) = &*state;
+    for pass in 0..5 {
+        // All groups of this pass have been read, and the reading thread waits in the order of the next.
+        let wait = |(_, asked): &mut (u64, u64)| pass > 0 && *asked <= pass;
+        drop(changed.wait_timeout_while(state.lock().unwrap(), LONG, wait).unwrap());
+        let groups = layers.pass();
+        state.lock().unwrap().0 = pass + 1;
+        changed.notify_all();
+        assert_eq!(groups.map(Result::unwrap).count(), 4);
+    }
+    // The drop waits for the reading thread.
+    state.lock().unwrap().0 = u64::MAX;
+    changed.notify_all();
 }
 
 /// An order that returns another result to another thread: a group has its own number and bytes all the same.
