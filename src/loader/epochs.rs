@@ -267,6 +267,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
     }
 
     fn ended(&mut self, _: Ended<'_>) {
+        self.order.last = None; // what was not started will not come
         self.pipe.retract();
     }
 

@@ -97,7 +97,8 @@ enum Held<'f, F> {
 }
 
 impl<'f, F: Front> Items<'f, F> {
-    /// Iterates over what `front` has been told to deliver.
+    /// Iterates over what `front` has been told to deliver: after the end of an iteration nothing, until it is told again.
+    /// A generator goes on with the rounds that are left.
     pub fn lent(front: &'f mut F) -> Self {
         Self { front: Held::Lent(front), ended: false }
     }
@@ -247,7 +248,7 @@ impl<'f, F: Front> Items<'f, F> {
 }
 
 impl<F: Front> Items<'static, F> {
-    /// Iterates over what `front` has been told to deliver, and owns it.
+    /// Iterates as [`lent`](Self::lent) does, but owns the front end.
     pub fn owned(front: F) -> Self {
         Self { front: Held::Own(Box::new(front)), ended: false }
     }

@@ -12,10 +12,10 @@ mod device;
 mod group;
 mod schedule;
 
-use std::iter;
 use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{iter, mem};
 
 pub use twinbuf_mmap::Tensors;
 use twinbuf_mmap::{Buffer, Groups, ReadMode, Reader};
@@ -271,7 +271,7 @@ impl<B: Backend> TensorStream<B> {
             Err(error) => (Vec::new(), Some(error)),
         };
         (self.passes, self.at) = (pass + 1, 0);
-        if !std::mem::take(&mut self.flowing) && self.failed.is_none() {
+        if !mem::take(&mut self.flowing) && self.failed.is_none() {
             self.begin(pass);
         } else {
             self.whole = false;
@@ -404,10 +404,10 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
         self.group(group, self.kept_group(group).map_or(GroupPlace::Slot(slot), GroupPlace::Kept))
     }
 
-    fn ended(&mut self, why: Ended<'_>) {
-        // A pass with an invalid order has no groups, and ended the pipe's order.
-        let whole = matches!(why, Ended::Whole) || self.failed.is_none() && self.at == self.order.len();
-        self.flowing = self.cycle && whole && !matches!(why, Ended::Failed(_));
+    fn ended(&mut self, _: Ended<'_>) {
+        // Without groups it is no pass, or one with an invalid order, which ended the pipe's order.
+        let (groups, at) = (mem::take(&mut self.order).len(), mem::take(&mut self.at));
+        self.flowing = self.cycle && groups > 0 && at == groups;
         if !self.flowing {
             self.pipe.retract();
         }

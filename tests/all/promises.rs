@@ -242,6 +242,7 @@ promises! {
     a_slot_that_an_earlier_call_found_held_has_its_full_time_again
     a_slot_that_is_released_wakes_its_task
     a_fault_comes_once_and_in_its_place
+    an_iterator_without_a_call_waits_for_nothing
     close_tells_what_nobody_has_heard
     what_is_left_anywhere_joins_its_threads_and_loses_nothing
 }
@@ -538,6 +539,18 @@ mod promise {
             assert!(calls.load(Ordering::Relaxed) <= most, "{calls:?} at {at}");
             front.close().unwrap();
             assert_eq!(Arc::strong_count(&setup.fill), 1, "its threads are joined");
+        }
+    }
+
+    pub(super) fn an_iterator_without_a_call_waits_for_nothing<F: Tested>(overlap: bool, variant: usize) {
+        for taken in 0..=SIZES.len() {
+            let setup = Setup::new(overlap, variant);
+            let mut front = F::build(&setup);
+            assert!(Items::lent(&mut front).next_timeout(LONG).is_ready(), "before the first");
+            assert!(front.call().take(taken).all(|item| item.is_ok()));
+            assert!(Items::lent(&mut front).next_timeout(LONG).is_ready(), "after {taken}");
+            assert_eq!(front.call().map(Result::unwrap).count() as u64, UNITS);
+            assert!(Items::lent(&mut front).next_timeout(LONG).is_ready());
         }
     }
 

@@ -220,6 +220,24 @@ fn groups_outlive_their_stream() {
     held.iter().enumerate().for_each(|(number, group)| model.check(group, number));
 }
 
+/// Otherwise the next pass would wait for what nobody reads.
+#[test]
+fn an_iterator_without_a_pass_is_over_at_once() {
+    let model = Model::new(&SIZES);
+    for (cycle, left) in [(false, 0), (true, 0), (true, 2), (true, SIZES.len())] {
+        let builder = stream(model.groups());
+        let mut layers = if cycle { builder.cycle() } else { builder }.build().unwrap();
+        for _ in 0..3 {
+            let none = Items::lent(&mut layers);
+            assert_eq!(none.size_hint(), (0, Some(0)));
+            assert_eq!(none.count(), 0);
+            layers.pass().take(left).for_each(|group| drop(group.unwrap()));
+            assert_eq!(Items::lent(&mut layers).count(), 0);
+            layers.pass().enumerate().for_each(|(number, group)| model.check(&group.unwrap(), number));
+        }
+    }
+}
+
 #[test]
 fn a_pass_may_be_given_up_anywhere() {
     let model = Model::new(&SIZES);
