@@ -256,6 +256,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
             }
             pipe.epoch_ended(Instant::now());
             order.go_to(later);
+            pipe.recorder().report.epochs = order.next.ordinal; // with those that are passed over
             pipe.began(order.next, Instant::now());
         }
         Next::Slot
@@ -317,7 +318,7 @@ impl Order {
 
     /// Goes to the first batch of a later epoch.
     fn go_to(&mut self, epoch: u64) {
-        let ordinal = self.next.ordinal + (epoch - self.next.epoch);
+        let ordinal = self.next.ordinal.saturating_add(epoch - self.next.epoch);
         self.next = Place { ordinal, epoch, step: 0 };
         self.rest = self.plan.epoch_after(self.later.steps_before(self.next.epoch));
         self.identity = self.later.clone();

@@ -214,7 +214,7 @@ impl Report {
 
     /// Records that an epoch begins, and adds its row. Rows of epochs without batches are removed.
     pub(crate) fn began(&mut self, epoch: u64) {
-        self.epochs += 1;
+        self.epochs = self.epochs.saturating_add(1);
         self.by_epoch.retain(|row| row.batches > 0);
         if self.by_epoch.len() == EPOCHS {
             self.by_epoch.remove(0);

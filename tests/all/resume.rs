@@ -132,7 +132,10 @@ fn a_rank_without_records_is_at_the_end_of_any_number_of_epochs() {
     let plan = Plan::builder(5).last_batch(LastBatch::Keep).rank(7, 8).build().unwrap();
     for overlap in [true, false] {
         let mut loader = Loader::builder(open(&paths), plan.clone()).overlap(overlap).build().unwrap();
-        assert!(loader.epochs(0..u64::MAX).next().is_none());
+        assert!(loader.epochs(0..3).next().is_none());
+        assert_eq!(loader.report().epochs, 3);
+        (0..2).for_each(|_| assert!(loader.epochs(0..u64::MAX).next().is_none()));
+        assert_eq!(loader.report().epochs, u64::MAX);
         let end = loader.checkpoint();
         assert_eq!((end.epoch(), end.step()), (u64::MAX - 1, 1));
         assert!(loader.epochs_from(&end, u64::MAX).unwrap().next().is_none());
