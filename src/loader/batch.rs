@@ -24,7 +24,8 @@ use crate::transform::{RecordType, fits};
 /// as `Batch<Cuda>` in device memory.
 ///
 /// With several data sets, the batch holds all records of field 0, then all records of field 1, and the remaining
-/// fields in order. Each field starts at a multiple of 64 bytes; see [`fields`](Self::fields).
+/// fields in order. Each field starts at a multiple of 64 bytes; see [`fields`](Self::fields). The bytes between two fields
+/// are 0, but arbitrary after a field whose records vary in length.
 ///
 /// In host memory, the batch dereferences to its bytes. They are aligned to 64 bytes. [`cast`](Self::cast) returns them
 /// as numbers. On a device it dereferences to its lease: call `on` for each stream that uses the

@@ -13,7 +13,7 @@ use std::{iter, mem};
 use twinbuf_mmap::{BatchIndices, Buffer, Records as FileRecords};
 
 use super::batch::Records;
-use super::layout::{Field, bytes, count};
+use super::layout::{ALIGN, Field, bytes, count};
 use crate::dataset::Dataset;
 use crate::error::{BoxError, Error};
 use crate::pipe::memory::{Backend, Host};
@@ -106,6 +106,8 @@ impl Reader {
                 progress.steps = 0;
             }
             len = range.start + progress.end;
+            // Up to the next field: otherwise what was in the slot before.
+            slot[len..].iter_mut().take(len.next_multiple_of(ALIGN) - len).for_each(|byte| *byte = 0);
             *progress = Progress { fields: index + 1, ..Progress::default() };
         }
         Ok(Content::Bytes(len))

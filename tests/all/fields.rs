@@ -43,6 +43,8 @@ fn records_are_matched_by_number_whatever_the_options() {
             let batch = batch.unwrap();
             let (pixels, classes) = batch.fields::<(u8, i64)>().unwrap();
             assert_eq!(pixels.len(), classes.len() * 3);
+            let gap = &batch[pixels.len()..pixels.len().next_multiple_of(64)];
+            assert!(gap.iter().all(|&byte| byte == 0), "what an earlier batch left: {gap:?}");
             for ((record, pixels), class) in batch.plan().runs().flatten().zip(pixels.chunks(3)).zip(classes)
             {
                 let wanted = [record as u8, 100 + record as u8, 7];
