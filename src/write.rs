@@ -242,13 +242,12 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// - [`Error::Write`]: an earlier write failed, or the writer was built in another process than this one.
+    /// - [`Error::Write`]: an earlier write failed, or the writer was built in another process than this one: then the slot
+    ///   that the other process was filling may still be returned. Nothing of this process is written.
     /// - [`Error::Option`]: the rows are larger than a slot less 4096 bytes, or not a whole number of aligned `T`.
     pub fn slot<T: AnyBitPattern + NoUninit>(&mut self, rows: usize) -> Result<&mut [T], Error> {
         let (row, bytes, most) = (self.row, rows.saturating_mul(self.row), self.slot - BLOCK);
         self.given = 0;
-        // A forked process has a copy of the memory that was being filled, and no thread that writes it.
-        self.current.take_if(|_| self.running.as_ref().is_some_and(ForkGuard::is_foreign));
         if self.slot - self.filled < bytes {
             self.hand_over(false)?;
         }

@@ -533,7 +533,14 @@ mod unix {
         }));
         assert!(forked(|| {
             let mut out = out.take().unwrap();
-            let why = failure(out.slot::<u8>(1).unwrap_err());
+            let slot = |_| match out.slot::<u8>(1) {
+                Ok(_) => {
+                    out.commit(1);
+                    Ok(())
+                }
+                Err(error) => Err(failure(error)),
+            };
+            let why = (0..100).map(slot).last().unwrap().unwrap_err();
             why.call == "write" && out.finish().is_err()
         }));
         assert!(forked(|| out.take().unwrap().finish().is_err()));
