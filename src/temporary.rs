@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,10 +26,8 @@ pub(crate) struct Temporary {
 }
 
 impl Temporary {
-    pub(crate) fn create(target: &Path, folder: bool) -> io::Result<Self> {
+    pub(crate) fn create(target: PathBuf, folder: bool) -> io::Result<Self> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
-        // Absolute: the program may change its working folder before the file gets its name.
-        let target = std::path::absolute(target)?;
         let old = fs::metadata(&target).ok();
         if !folder && old.as_ref().is_some_and(|old| !old.is_file()) {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "a device, pipe or folder has this name"));

@@ -32,6 +32,9 @@
 //! removes what a killed process left, and a second writer of a name is refused while the first one lives. Neither
 //! happens if the next writer cannot list the folder or open the temporary file, for example another user's.
 //!
+//! A relative path is that of the working folder in which the writer is built. A folder above it that is renamed before
+//! `finish` makes that fail, and the temporary file stays.
+//!
 //! # Errors
 //!
 //! If the disk is full or fails, a later call returns [`Error::Write`] with path and offset,
@@ -169,8 +172,10 @@ impl WriterBuilder {
         check_memory("depth", depth, slot, &sum)?;
         let slots = Buffer::several(&vec![slot; depth]).ok_or_else(|| too_large(&sum))?;
         let why = |call, e: io::Error| Failure { path: path.clone(), call, offset: 0, source: e.into() };
-        // A look for other writers takes microseconds, and is not waited for longer than 200 ms.
-        let made = Temporary::create(&path, shard.is_some()).and_then(|own| own.alone(200));
+        // Absolute: the program may change its working folder before the file gets its name. A look for other writers takes
+        // microseconds, and is not waited for longer than 200 ms.
+        let made =
+            std::path::absolute(&path).and_then(|to| Temporary::create(to, shard.is_some())?.alone(200));
         let temporary = made.map_err(|error| Error::Write(why("create", error)))?;
         let failed = why("write", io::Error::other("the writing thread is in another process, or panicked"));
         let disk = Disk { to: self, temporary, files: 0, file: None, bytes: 0 };

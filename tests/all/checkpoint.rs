@@ -124,3 +124,27 @@ fn a_limit_on_the_size_of_files_leaves_the_file_as_it_was() {
     assert_eq!(Checkpoint::load_or_start(&path).unwrap(), Checkpoint::start());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
+
+/// The path of the working folder need not lead to it.
+#[cfg(unix)]
+#[test]
+fn a_checkpoint_is_saved_where_no_folder_above_may_be_searched() {
+    use std::fs::{Permissions, create_dir, set_permissions};
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let above = tempfile::tempdir().unwrap();
+    let here = above.path().join("here");
+    create_dir(&here).unwrap();
+    assert!(crate::common::forked::forked(|| {
+        std::env::set_current_dir(&here).unwrap();
+        set_permissions(above.path(), Permissions::from_mode(0o0)).unwrap();
+        // Root may search any folder. SAFETY: takes no pointer.
+        if unsafe { libc::geteuid() } == 0 {
+            chown(".", Some(65534), None).unwrap();
+            // SAFETY: takes no pointer.
+            assert_eq!(unsafe { libc::setuid(65534) }, 0);
+        }
+        assert!(here.metadata().is_err());
+        Checkpoint::start().save("c.json").is_ok()
+    }));
+    set_permissions(above.path(), Permissions::from_mode(0o700)).unwrap();
+}

@@ -89,7 +89,7 @@ impl Checkpoint {
         let path = path.as_ref();
         let write = || -> Result<(), BoxError> {
             let text = serde_json::to_string(self)? + "\n";
-            let temporary = Temporary::create(path, false)?;
+            let temporary = Temporary::create(path.to_path_buf(), false)?;
             let mut file = File::create(&temporary.path)?;
             check_size(text.len() as u64).map_err(|(_, error)| error)?;
             file.write_all(text.as_bytes())?;
