@@ -58,7 +58,8 @@ impl Temporary {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 // Before this call locked the file, another process mistook it for one that a killed process left: it has
                 // locked or removed it.
-                Ok(made) if made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists() => {}
+                Ok(made)
+                    if made.as_ref().is_some_and(|made| lock(made, true) == Err(true)) || !path.exists() => {}
                 made => return Ok(Self { path, target, prefix, old, _lock: made? }),
             }
         }
@@ -68,29 +69,41 @@ impl Temporary {
     /// another one whose maker lives; of several calls at one moment, one does not, if all have their turn within
     /// `wait_ms`. Does nothing if the system has no locks.
     pub(crate) fn alone(self, wait_ms: u128) -> io::Result<Self> {
+        if self.others().next().is_none() {
+            return Ok(self); // a call that comes later finds this one
+        }
         // The calls take turns: otherwise each of two finds the other. A program may hold this lock of the folder for a
-        // purpose of its own, and a process that was forked meanwhile has a copy of it: go on without it then.
+        // purpose of its own: go on without it then.
         let (turn, start) = (File::open(self.target.with_file_name(".")), Instant::now());
-        while start.elapsed().as_millis() < wait_ms && turn.as_ref().is_ok_and(|it| lock(it) == Err(true)) {
+        let others = |turn: &File| lock(turn, true) == Err(true);
+        while start.elapsed().as_millis() < wait_ms && turn.as_ref().is_ok_and(others) {
             std::thread::yield_now();
         }
-        let own = self; // after an error, it is gone before the turn ends
-        for entry in fs::read_dir(own.target.with_file_name(".")).into_iter().flatten().flatten() {
-            let (name, path) = (entry.file_name(), entry.path());
-            let number = name.as_encoded_bytes().strip_prefix(own.prefix.as_encoded_bytes());
-            let number = number.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
-            // With a dot, the target has a longer name.
-            if own.path.ends_with(&name) || number.is_none_or(|number| number.contains(&b'.')) {
-                continue;
-            }
+        let found = self.others().try_for_each(|path| {
             // Lock it before it is removed: one who has just created it then finds it locked, and makes another.
-            match File::open(&path).map(|file| (lock(&file), file)) {
+            match File::open(&path).map(|file| (lock(&file, true), file)) {
                 Ok((Ok(()), _locked)) => drop(fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path))),
                 Ok((Err(true), _)) => return Err(io::Error::other("another writer has not finished")),
                 _ => {}
             }
-        }
-        Ok(own)
+            Ok(())
+        });
+        let own = found.map(|()| self); // after an error, it is gone before the turn ends
+        // A process that was forked meanwhile has a copy, and would keep the lock.
+        let _ = turn.map(|turn| lock(&turn, false));
+        own
+    }
+
+    /// Returns the paths of all others that are made for the same target.
+    fn others(&self) -> impl Iterator<Item = PathBuf> {
+        let all = fs::read_dir(self.target.with_file_name(".")).into_iter().flatten().flatten();
+        all.map(|entry| (entry.file_name(), entry.path())).filter_map(|(name, path)| {
+            let number = name.as_encoded_bytes().strip_prefix(self.prefix.as_encoded_bytes());
+            let number = number.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
+            // With a dot, the target has a longer name.
+            (number.is_some_and(|number| !number.contains(&b'.')) && !self.path.ends_with(&name))
+                .then_some(path)
+        })
     }
 
     /// Renames it to its target. Its bytes must be on the disk: otherwise a crash of the system could leave an empty file
@@ -133,18 +146,19 @@ pub fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
     Ok(())
 }
 
-/// Takes the lock of a file or folder. It is released when that is closed or the process ends. Returns `Err(true)` if
-/// another has it, and `Err(false)` if the file system has no locks.
+/// Takes the lock of a file or folder, or releases it (`on` is false), as its close in all processes does. Returns
+/// `Err(true)` if another has it, and `Err(false)` if the file system has no locks.
 #[cfg(unix)]
-fn lock(file: &File) -> Result<(), bool> {
+fn lock(file: &File, on: bool) -> Result<(), bool> {
+    let how = if on { libc::LOCK_EX | libc::LOCK_NB } else { libc::LOCK_UN };
     // SAFETY: `file` is open, so the descriptor is valid.
-    match unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), libc::LOCK_EX | libc::LOCK_NB) } {
+    match unsafe { libc::flock(std::os::fd::AsRawFd::as_raw_fd(file), how) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error().kind() == ErrorKind::WouldBlock),
     }
 }
 
 #[cfg(not(unix))]
-fn lock(_: &File) -> Result<(), bool> {
+fn lock(_: &File, _: bool) -> Result<(), bool> {
     Err(false)
 }

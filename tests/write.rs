@@ -311,6 +311,8 @@ fn a_target_that_appears_meanwhile_is_named() {
 
 #[cfg(unix)]
 mod unix {
+    use std::os::fd::AsRawFd as _;
+
     use super::*;
     use crate::common::forked::forked;
 
@@ -367,6 +369,42 @@ mod unix {
             made[0] != made[1] && names(folder.path()).is_empty()
         };
         assert!(forked(|| (0..twinbuf_testing::extent(4000, 20_000)).all(one_is_made)));
+    }
+
+    /// Otherwise each later writer of the folder would wait for it.
+    #[test]
+    fn a_process_that_is_forked_meanwhile_keeps_no_lock_of_the_folder() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        // A pipe with the name of a temporary file. Who opens it waits until another opens it to write.
+        let left = folder.path().join(".x.1-0-0.twinbuf-tmp");
+        let name = std::ffi::CString::new(left.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: the string ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let is_free = || {
+            let folder = fs::File::open(folder.path()).unwrap();
+            // SAFETY: the descriptor is open.
+            unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+        };
+        assert!(forked(|| std::thread::scope(|scope| {
+            let made = scope.spawn(|| Writer::raw(&path, 1).build().is_ok());
+            while is_free() {
+                std::thread::yield_now(); // until it has its turn
+            }
+            // SAFETY: takes no pointer. The child has the lock, too; an alarm ends it.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: takes no pointer.
+                unsafe { libc::alarm(300) };
+                // SAFETY: takes no pointer.
+                unsafe { libc::pause() };
+            }
+            drop(fs::File::options().write(true).open(&left).unwrap());
+            let (made, free) = (made.join().unwrap(), is_free());
+            // SAFETY: takes no pointer. The child is this process's.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            made && free
+        })));
     }
 
     /// Once a call has told of the error, so do all later ones.

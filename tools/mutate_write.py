@@ -57,16 +57,17 @@ MUTANTS = [
     (WRITE, "bfloat16 is a float", "!name.contains(\"bf\") && ", ""),
     (WRITE, "slots of any number", "        check_memory(\"depth\", depth, slot, &sum)?;\n", ""),
     # The temporary file.
-    (WRITE, "two writers of a name", ".and_then(|own| own.alone(200))", ""),
+    (WRITE, "two writers of a name", "Temporary::create(to, shard.is_some())?.alone(200)", "Temporary::create(to, shard.is_some())"),
     (TEMPORARY, "what was left is not removed", "Ok((Ok(()), _locked)) => drop(fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path))),", "Ok((Ok(()), _locked)) => {}"),
     (TEMPORARY, "folders that were left are not removed", "Ok((Ok(()), _locked)) => drop(fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path))),", "Ok((Ok(()), _locked)) => drop(fs::remove_file(&path)),"),
-    (TEMPORARY, "a longer name is the same", " || number.is_none_or(|number| number.contains(&b'.'))", " || number.is_none()"),
-    (TEMPORARY, "a writer is not alone with itself", "own.path.ends_with(&name) || ", ""),
-    (TEMPORARY, "the target moves with the working folder", "std::path::absolute(target)?", "target.to_path_buf()"),
-    (TEMPORARY, "writers look at the same time", "lock(it) == Err(true)", "lock(it) == Err(true) && false"),
+    (TEMPORARY, "a longer name is the same", "number.is_some_and(|number| !number.contains(&b'.'))", "number.is_some()"),
+    (TEMPORARY, "a writer is not alone with itself", " && !self.path.ends_with(&name)", ""),
+    (TEMPORARY, "a turn ends with the last copy of its lock", "        let _ = turn.map(|turn| lock(&turn, false));\n", ""),
+    (WRITE, "the target moves with the working folder", "std::path::absolute(&path)", "io::Result::Ok(path.clone())"),
+    (TEMPORARY, "writers look at the same time", "lock(turn, true) == Err(true)", "lock(turn, true) == Err(true) && false"),
     (WRITE, "shards may replace a link", ".symlink_metadata().is_err(),", ".metadata().is_err(),"),
     (TEMPORARY, "an older file that was removed is forgotten", ".or_else(|| self.old.clone())", ""),
-    (TEMPORARY, "nothing is locked", "made.as_ref().is_some_and(|made| lock(made) == Err(true)) || !path.exists()", "!path.exists()"),
+    (TEMPORARY, "nothing is locked", "made.as_ref().is_some_and(|made| lock(made, true) == Err(true)) || !path.exists()", "!path.exists()"),
     (TEMPORARY, "a drop removes nothing", "        let _ = fs::remove_file(&self.path).or_else(|_| fs::remove_dir_all(&self.path));\n", ""),
 ]
 
