@@ -249,7 +249,7 @@ impl<B: Backend> Course<Batch<B>> for Loader<B> {
         while order.next.step >= order.rest.end() {
             // The caller asks for more, so the epoch is over, also on a rank that has no batch in the last step. If it has
             // none at all, it has none in later epochs either: of those without an end, the last would not come.
-            let later = if order.next.step == 0 { last } else { order.next.epoch + 1 };
+            let later = if order.next.step == 0 { last } else { order.next.epoch.saturating_add(1) };
             order.next.step = order.rest.max_steps();
             if order.is_in_last() {
                 return Next::End;

@@ -142,6 +142,20 @@ fn a_rank_without_records_is_at_the_end_of_any_number_of_epochs() {
     }
 }
 
+#[test]
+fn the_last_epoch_that_has_a_number_ends() {
+    let (_dir, paths) = files(&[5]);
+    for overlap in [true, false] {
+        let plan = Plan::builder(5).build().unwrap();
+        let mut loader = Loader::builder(open(&paths), plan).overlap(overlap).build().unwrap();
+        let batches = loader.epoch(u64::MAX).map(|batch| batch.unwrap().epoch());
+        assert!(batches.eq([u64::MAX; 5]), "overlap {overlap}");
+        let end = loader.checkpoint();
+        assert_eq!((end.epoch(), end.step()), (u64::MAX, 5));
+        assert_eq!(loader.epochs_from(&end, u64::MAX).unwrap().count(), 0);
+    }
+}
+
 /// Every rank takes as many steps as the longest rank; where it has no batch, its request returns none. Its state after
 /// any step equals that of the others. From it, any rank continues with its remaining batches.
 #[test]
