@@ -15,7 +15,8 @@ use crate::error::{BoxError, Error};
 ///
 /// If a method panics while a batch is loaded, the epoch ends with [`Error::Panicked`](crate::Error::Panicked). If a
 /// method panics while the loader is built, for example `records`,
-/// [`build`](crate::loader::LoaderBuilder::build) panics.
+/// [`build`](crate::loader::LoaderBuilder::build) panics. A panic of its drop is an error of
+/// [`close`](crate::Loader::close), but two of one loader's data sets and transforms whose drops panic abort the process.
 ///
 /// # Examples
 ///
