@@ -36,6 +36,8 @@ struct Sums<'r> {
     waits: f64,
     /// The loads of one worker, on average.
     loads: f64,
+    /// The loads of a caller that helps.
+    helped: f64,
     copies: f64,
     /// The waits in which a slot was kept that a load waited for.
     held: f64,
@@ -53,7 +55,8 @@ impl<'r> Sums<'r> {
         let most = start_waits > waits / 2.0;
         let [start, start_loads] = [start_waits, without(parts.start_loads, first_step.start_loads)]
             .map(|time| if most { time } else { 0.0 });
-        let others = parts.helped.saturating_sub(first_step.helped) + parts.outside + first_step.loads;
+        let helped = parts.helped.saturating_sub(first_step.helped);
+        let others = helped + parts.outside + first_step.loads;
         let loads = without(report.loads(), others);
         let waits = (waits - start).max(0.0);
         let wall = (used + waits).max(1e-12);
@@ -68,6 +71,7 @@ impl<'r> Sums<'r> {
             waits,
             // A load at the start of an epoch may also be in `helped` or `outside`, which are subtracted above.
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
+            helped: helped.as_secs_f64(),
             copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),
             full: without(parts.full, first_step.full) / settings.workers.max(1) as f64,
@@ -199,7 +203,7 @@ impl Report {
 impl Sums<'_> {
     /// Decides, by the table of [`Report::verdict`].
     fn judge(&self) -> Judged {
-        let Self { report, start, wall, used, waits, loads, copies, held, full, .. } = *self;
+        let Self { report, start, wall, used, waits, loads, helped, copies, held, full, .. } = *self;
         let [wait_part, use_part, load_part, copy_part] =
             [waits, used, loads, copies].map(|seconds| self.part(seconds));
         let units = match report.kind {
@@ -273,9 +277,14 @@ impl Sums<'_> {
             // What makes the items ahead is not seen: only its waits are known.
             () if report.kind == Kind::Ahead => self.by_loads(&waiting),
             () if copies > loads.max(used) => by_copies(),
-            () if loads <= used => {
+            () if loads + helped <= used => {
+                let others = match helped > SMALL * wall {
+                    true => format!(", and those of the waiting caller {}", self.part(helped)),
+                    false => String::new(),
+                };
                 let why = format!(
-                    "{waiting}. Loads take {load_part}, less than the use ({use_part}{only}), but some come late."
+                    "{waiting}. Loads take {load_part}{others}, less than the use ({use_part}{only}), but some \
+                     come late."
                 );
                 (Verdict::Balanced, why, self.deeper())
             }
@@ -321,7 +330,7 @@ impl Sums<'_> {
 
     /// The workers load nearly all the time, or all the time in which they get a processor.
     fn by_loads(&self, waiting: &str) -> Judged {
-        let Self { report, wall, waits, loads, full, .. } = *self;
+        let Self { report, wall, waits, loads, helped, full, .. } = *self;
         let (verdict, now, load_part) = (report.load_verdict(), report.settings, self.part(loads));
         let mut busy = match now.workers {
             1 => format!(" The loading thread is busy for {load_part} of the time"),
@@ -329,6 +338,9 @@ impl Sums<'_> {
                 format!(" Each of {workers} loading threads is busy for {load_part} of the time, on average")
             }
         };
+        if helped > SMALL * wall {
+            busy += &format!(", and the caller, which loads while it waits, for {}", self.part(helped));
+        }
         busy += match verdict {
             Verdict::DiskBound => ", and most bytes came from a disk.",
             Verdict::TransformBound => ", most of it with the transform.",
@@ -371,13 +383,12 @@ impl Sums<'_> {
     /// Returns the seconds that a loop with so many workers saves at most: all loads are shared by them, and with a caller
     /// that helps, go on beside copies and the use, and nothing waits.
     fn saves(&self, workers: usize) -> f64 {
-        let Self { report, wall, used, loads, copies, .. } = *self;
-        let Report { settings, parts, first_step, choices, .. } = report;
+        let Self {
+            report: Report { settings, parts, choices, .. }, wall, used, loads, helped, copies, ..
+        } = *self;
         // With files, a caller that waits loads too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
-        let all = loads * settings.workers.max(1) as f64
-            + parts.helped.saturating_sub(first_step.helped).as_secs_f64()
-            + if helps { used } else { 0.0 };
+        let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
         let each = all / (workers.max(1) + usize::from(helps)) as f64;
         (wall - each.max(copies).max(used)).max(0.0)
     }

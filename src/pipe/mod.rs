@@ -740,7 +740,7 @@ fn help<R: Ring>(
             return None;
         }
         let Take::Unit(unit) = shared.take(Patience::None) else { return None };
-        let (ticket, times) = own.fill(shared, unit, None);
+        let (ticket, times) = own.fill(shared, unit, Some(Instant::now()));
         *last_fill = times;
         recorder.helped(ticket, &times);
         match R::receive(consumer, &mut Waiting::Try) {
@@ -823,6 +823,7 @@ mod tests {
         let found = help(&shared, &mut own, &mut consumer, &mut recorder, &Waiting::Block, &mut last);
         let Some(Received::Item(first)) = found else { panic!("{found:?}") };
         assert_eq!((*first, *first.unit()), (0, 0));
+        assert_eq!(last.since, last.start, "the caller's own use is no wait for a slot");
         let next = Numbered::receive(&mut consumer, &mut Waiting::Try);
         assert!(matches!(&next, Received::Item(own) if **own == 1), "{next:?}");
     }
