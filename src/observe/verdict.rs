@@ -24,8 +24,8 @@ struct Sums<'r> {
     report: &'r Report,
     /// The time of the first step.
     first: f64,
-    /// The waits for the first batch of each later iteration, if they are most of all waits; 0 otherwise. The other sums
-    /// are without them, and without the loads in them.
+    /// The waits for the first batch of each later iteration, if they are most of all waits and overlap is on; 0
+    /// otherwise. The other sums are without them, and without the loads in them.
     start: f64,
     /// The number of these iterations, and of all batches but that of the first step.
     starts: u64,
@@ -52,7 +52,8 @@ impl<'r> Sums<'r> {
         let (used, waits) = (without(train.busy, first.busy), without(train.waiting, first.waiting));
         let first_steps = u64::from(*first != StageTimes::default());
         let start_waits = without(parts.start_waits, first.waiting);
-        let most = start_waits > waits / 2.0;
+        // Without overlap every batch is loaded when it is asked for.
+        let most = settings.overlap && start_waits > waits / 2.0;
         let [start, start_loads] = [start_waits, without(parts.start_loads, first_step.start_loads)]
             .map(|time| if most { time } else { 0.0 });
         let helped = parts.helped.saturating_sub(first_step.helped);
@@ -119,8 +120,8 @@ impl Report {
     /// | loads take more time than the use | the largest part of loads |
     /// | none of these | `Balanced`: loads come late now and then |
     ///
-    /// Times are without the first step, in which programs compile, import and allocate. If the waits for the first
-    /// batch of each later iteration are more than half of the waits, the verdict is that of the time without them too.
+    /// Times are without the first step, in which programs compile, import and allocate. If overlap is on, and the
+    /// waits for the first batch of each later iteration are more than half of the waits, they are left out too.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         Sums::of(self).judge().0
@@ -170,7 +171,7 @@ impl Report {
                     at_most(saves / all)
                 )
             }
-            None if starts && sums.waits <= SMALL * sums.wall => text + " Keep the settings.",
+            None if starts && sums.start + sums.waits <= SMALL * all => text + " Keep the settings.",
             None => text,
         }
     }

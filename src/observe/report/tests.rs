@@ -108,6 +108,10 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     // With overlap, a copy is beside a load.
     let copied = without_overlap(report(100, 800, 500)).with_transfers(10, ms(300), 1);
     says(&copied, Verdict::LoadBound, &[&gains("45 %")]);
+    // A start of an iteration waits as every other request does.
+    let mut starts = in_turn(480, 520);
+    (starts.parts.starts, starts.parts.start_waits) = (10, ms(520));
+    says(&starts, Verdict::Balanced, &["Balanced: the loop waits for batches for 52 %", &gains("48 %")]);
     // So is what else takes time between a request and its batch.
     says(&without_overlap(report(300, 700, 600)), Verdict::LoadBound, &[&gains("40 %")]);
     // The builder has four workers, of which overlap starts threads.
@@ -251,6 +255,12 @@ fn the_verdict_is_without_later_starts_if_they_are_most_of_the_waits() {
     says(&start(1, 330), Verdict::ComputeBound, &words);
     let rounds = Report { kind: Kind::Rounds, ..start(1, 330) };
     assert!(!rounds.advice().contains("Try"));
+    let kept = |waits: u64| {
+        let mut found = report(500, waits, 430);
+        (found.kind, found.parts.starts, found.parts.start_waits) = (Kind::Ahead, 1, ms(waits - 1));
+        found.advice().ends_with(" Keep the settings.")
+    };
+    assert_eq!([25, 480].map(kept), [true, false]);
     let few = Report { batches: 6, ..start(1, 330) };
     says(&few, Verdict::Unmeasured, &["6 batches are too few for a verdict. It takes 8."]);
     assert!(!few.advice().contains("Try") && few.to_try().is_none(), "{few}");
