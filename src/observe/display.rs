@@ -172,11 +172,12 @@ impl Report {
     fn timeline(&self, out: &mut String) -> fmt::Result {
         let mut units: Vec<_> = self.recent[self.recent.len().saturating_sub(STEPS)..].iter().collect();
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Ok(()) };
-        // The time axis starts when the caller asks for the first of these batches. It cuts off loads that began
-        // earlier.
-        let (from, all) = (first.asked, last.released.saturating_duration_since(first.asked));
+        // The time axis starts when the caller asks for the first of these batches and ends with the use of the last. It
+        // cuts off what is outside.
+        let (from, to) = (first.asked, last.released);
+        let all = to.saturating_duration_since(from);
         let x = |at: Instant| {
-            let part = at.saturating_duration_since(from).as_secs_f64() / all.as_secs_f64().max(1e-9);
+            let part = at.min(to).saturating_duration_since(from).as_secs_f64() / all.as_secs_f64().max(1e-9);
             NAMES + part * (WIDTH - NAMES)
         };
         let mut rows = vec!["caller"];

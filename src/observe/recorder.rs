@@ -134,7 +134,7 @@ impl Recorder {
         if let Some((start, end)) = copy {
             self.breakdown.add_event(&Event { what: What::Transfer, batch: ticket, start, end, bytes });
         }
-        self.report.received(bytes, load.io_calls);
+        self.report.received(bytes, load.io_calls, now);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(What::Wait, ticket, (asked, now), bytes);
         let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);

@@ -1,7 +1,7 @@
 //! The report of where the time went.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use twinbuf_mmap::{ReadChoice, ReadStats, Reader, Units};
 
@@ -64,6 +64,9 @@ pub struct EpochTimes {
     pub load: Duration,
     /// The caller's times: using batches (`busy`) and waiting for batches (`waiting`).
     pub train: StageTimes,
+    /// When the caller received the first of these batches. It tells apart epochs of the same number.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    first: Option<Instant>,
 }
 
 /// Where the time of a loader went so far. [`Loader::report`](crate::Loader::report) returns it.
@@ -224,12 +227,13 @@ impl Report {
 
     /// Counts a batch that the caller received.
     #[inline]
-    pub(crate) fn received(&mut self, bytes: usize, io_calls: u64) {
+    pub(crate) fn received(&mut self, bytes: usize, io_calls: u64, now: Instant) {
         self.batches += 1;
         self.bytes = self.bytes.saturating_add(bytes as u64);
         self.io_calls += io_calls;
         if let Some(row) = self.by_epoch.last_mut() {
             row.batches += 1;
+            row.first.get_or_insert(now);
         }
     }
 
@@ -280,7 +284,8 @@ impl Report {
     }
 
     /// Returns what was measured since an `earlier` report of the same loader, for example the second epoch without the
-    /// first one, which filled the page cache. [`by_epoch`](Self::by_epoch) has the rows of the epochs that began since.
+    /// first one, which filled the page cache. [`by_epoch`](Self::by_epoch) has the rows of the epochs whose first batches
+    /// came since.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = self.clone();
@@ -288,9 +293,9 @@ impl Report {
         if earlier.batches > 0 {
             (since.first, since.first_step) = Default::default();
         }
-        let rows =
-            usize::try_from(since.epochs).map_or(0, |epochs| since.by_epoch.len().saturating_sub(epochs));
-        since.by_epoch.drain(..rows);
+        since.by_epoch.retain(|row| earlier.by_epoch.iter().all(|before| before.first != row.first));
+        let recent = self.recent.iter().filter(|seen| !earlier.recent.contains(seen));
+        since.recent = recent.cloned().collect();
         since
     }
 
@@ -327,17 +332,24 @@ impl Report {
     #[must_use]
     pub fn on_device(self, sender: Self) -> Self {
         let (transfer, transfer_bytes) = (sender.train.busy, sender.bytes);
-        // Each unit of the loop, with its load and its copy as the sender recorded them.
+        // Each unit of the loop, with its load and its copy as the sender recorded them. Several may have the same name: it
+        // is the last that the sender had before the loop did, and had after the unit before.
         let id = |seen: &Seen| (seen.ticket.epoch, seen.ticket.step);
+        let mut before = None;
         let recent = self.recent.iter().filter_map(|seen| {
-            let sent = sender.recent.iter().rev().find(|sent| id(sent) == id(seen))?;
+            let is_same = |sent: &&Seen| {
+                id(sent) == id(seen) && sent.received <= seen.received && Some(sent.received) > before
+            };
+            let sent = sender.recent.iter().rev().find(is_same)?;
+            before = Some(sent.received);
             Some(Seen { load: sent.load, copied: Some((sent.received, sent.released)), ..seen.clone() })
         });
         let recent = recent.collect();
         let Self { epochs, batches, wall, train, first, mut by_epoch, .. } = self;
         for row in &mut by_epoch {
-            // Match the rows by epoch number, because the sender may be an epoch ahead of the loop.
-            if let Some(read) = sender.by_epoch.iter().find(|read| read.epoch == row.epoch) {
+            // The sender may be an epoch ahead of the loop.
+            let is_same = |read: &&EpochTimes| read.epoch == row.epoch && read.first <= row.first;
+            if let Some(read) = sender.by_epoch.iter().rev().find(is_same) {
                 row.load = read.load;
             }
         }

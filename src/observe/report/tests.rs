@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{self, Freed, LoadTimes, Ticket};
-use crate::observe::recorder::Recorder;
+use crate::observe::recorder::{LoopRecorder, Recorder};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -394,7 +394,66 @@ fn reports_add_up_and_what_came_since_is_their_difference() {
         assert_eq!(*sum, ms(101 + 2 * number));
     }
     assert_eq!(both.since(&first), second);
+    // Epochs and steps of before are not of since, and those without batches are no rows.
+    let (mut recorder, at) = recorder();
+    let mut epoch = |epoch: u64, steps: u64| {
+        let start = 10 * epoch;
+        recorder.began(Ticket { epoch, ordinal: epoch, ..Ticket::default() }, at(start));
+        for step in 0..steps {
+            let now = at(start + step);
+            recorder.asked(Ticket { epoch, ..ticket(step) }, now, None);
+            recorder.received(Ticket { epoch, ..ticket(step) }, 0, &LoadTimes::new(now), now, None);
+        }
+        recorder.ended(at(start + steps));
+        recorder.report()
+    };
+    let before = epoch(0, 6);
+    epoch(1, 0);
+    let since = epoch(2, 5).since(&before);
+    assert_eq!(since.by_epoch.iter().map(|row| (row.epoch, row.batches)).collect::<Vec<_>>(), [(2, 5)]);
+    assert!(since.html().contains("<h2>The last 5 steps"), "{}", since.html());
     assert_eq!(Report::default().then(first.clone()), first);
+}
+
+/// Epochs may be repeated under one number, and the sender is ahead of the loop.
+#[test]
+fn a_loop_on_a_device_has_the_loads_and_copies_of_its_own_epochs() {
+    let created = Instant::now();
+    // Three times epoch 0. Loads and copies take twice as long in each as in the one before. The loop receives a batch
+    // 5 ms after its sender, and is in the middle of the last epoch.
+    let record = |delay: u64, steps: &[u64]| {
+        let mut recorder = LoopRecorder::new(None, None, false, false).unwrap();
+        for (pass, &steps) in (0_u64..).zip(steps) {
+            let at = |ms: u64| created + Duration::from_millis(1000 * pass + delay + ms);
+            for step in 0..steps {
+                recorder.asked(at(20 * step));
+                recorder.received(0, step, at(20 * step + (1 << pass)));
+            }
+            match steps {
+                3 => recorder.asked(at(20 * steps)),
+                _ => recorder.ended(at(20 * steps)),
+            }
+        }
+        recorder.report()
+    };
+    // On other threads: loops on one thread are pauses of each other.
+    let report = |delay, steps: [u64; 3]| {
+        std::thread::scope(|scope| scope.spawn(move || record(delay, &steps)).join().unwrap())
+    };
+    let found = report(5, [4, 4, 3]).on_device(report(0, [4, 4, 5]));
+    let loads: Vec<_> = found.by_epoch.iter().map(|row| row.load).collect();
+    assert_eq!(loads, [ms(4), ms(8), ms(20)]);
+    let bars: Vec<_> = found.recent.iter().map(|seen| seen.load.1 - seen.load.0).collect();
+    assert_eq!(bars, [[ms(1); 4], [ms(2); 4], [ms(4); 4]].concat());
+    let page = found.html();
+    let attribute = |rect: &str, name: &str| -> f64 {
+        let text = rect.split(&format!(" {name}=\"")).nth(1).unwrap();
+        text.split('"').next().unwrap().parse().unwrap()
+    };
+    for rect in page.split("<rect ").skip(1) {
+        let (x, width) = (attribute(rect, "x"), attribute(rect, "width"));
+        assert!(x >= 84.0 && x + width <= 760.5, "{rect}");
+    }
 }
 
 #[test]
