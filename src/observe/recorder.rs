@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
-use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, Ticket, What};
+use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, StageTimes, Ticket, What};
 use super::report::{Kind, Report, Settings};
 use super::trace::{Trace, Track};
 use crate::error::Error;
@@ -25,6 +25,8 @@ pub(crate) struct Recorder {
     away: Interval,
     /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
     first: Option<Interval>,
+    /// The caller's times before it asked for the batch of the first step: requests that brought none.
+    before: StageTimes,
     in_use: Option<Seen>,
     /// The last batches that the caller has used: those of the page's timeline, and one for each slot.
     used: VecDeque<Seen>,
@@ -50,14 +52,14 @@ impl Recorder {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let (now, in_use, used) = (Instant::now(), None, VecDeque::new());
         let (epoch, asked, since, away, first) = (None, None, None, (now, now), None);
-        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, used }
+        let before = StageTimes::default();
+        Self { report, breakdown, track, epoch, asked, since, away, first, before, in_use, used }
     }
 
-    /// Passes an event of the caller to the report, the breakdown and the trace.
+    /// Passes an event of the caller to the report and the trace.
     fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
-        self.breakdown.add_event(&event);
         self.track.iter_mut().for_each(|track| track.add(&event));
     }
 
@@ -97,6 +99,9 @@ impl Recorder {
                 (self.since, self.away.1) = (Some(now), now);
             }
             self.released(now, copy);
+            if self.report.batches == 0 {
+                self.before = self.report.train;
+            }
             let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), ticket);
             self.asked = Some(Asked { batch: ticket, at: now, first, span });
         }
@@ -137,6 +142,8 @@ impl Recorder {
         self.report.received(bytes, load.io_calls, now);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
         self.append(What::Wait, ticket, (asked, now), bytes);
+        // A wait that brings no batch is in no step of the breakdown.
+        self.breakdown.begin_step(asked);
         let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
         let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
         let (began, ended) = *self.first.get_or_insert((asked, now));
@@ -211,7 +218,9 @@ impl Recorder {
             self.append(What::Step, ticket, (asked, now), 0);
         }
         if self.report.batches == 1 {
-            self.report.first = self.report.train;
+            let StageTimes { busy, waiting } = self.report.train;
+            self.report.first =
+                StageTimes { busy: busy - self.before.busy, waiting: waiting - self.before.waiting };
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
     }

@@ -306,6 +306,33 @@ fn the_verdict_is_without_the_first_step() {
     says(&found, Verdict::Balanced, &[words]);
 }
 
+/// A read that fails is not the first step: the program asks again.
+#[test]
+fn a_wait_that_brings_nothing_is_no_step() {
+    let lines = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let breakdown = Breakdown::every(1).sink({
+        let lines = lines.clone();
+        move |line| lines.lock().unwrap().push(line.to_string())
+    });
+    let created = Instant::now();
+    let at = |after| created + ms(after);
+    let mut recorder =
+        Recorder::new(None, breakdown.clone(), Report::new(Kind::Batches, Settings::default()));
+    recorder.asked(ticket(0), created.checked_sub(ms(5000)).unwrap_or(created), None);
+    recorder.ended(created);
+    let failed = recorder.report();
+    recorder.asked(ticket(0), at(10), None);
+    recorder.received(ticket(0), 0, &LoadTimes { end: at(20), ..LoadTimes::new(at(10)) }, at(30), None);
+    recorder.ended(at(70));
+    let (found, first) = (recorder.report(), StageTimes { busy: ms(40), waiting: ms(20) });
+    assert_eq!(found.first, first);
+    assert_eq!((found.since(&failed).train, found.since(&failed).first), (first, first));
+    breakdown.end_step();
+    let line = lines.lock().unwrap().pop().unwrap();
+    let total: f64 = line.split("total ").nth(1).unwrap().trim_end_matches(" ms").parse().unwrap();
+    assert!(total <= created.elapsed().as_secs_f64() * 1e3, "{line}");
+}
+
 /// Each iteration of a loop may have a recorder of its own. Its first step is no first step of the sum.
 #[test]
 fn the_sum_of_reports_leaves_one_first_step_out() {
