@@ -347,6 +347,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = workers_with_overlap;
+            report.needs_clones = workers + helpers == 1;
             report.with_reading(&counted)
         });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;

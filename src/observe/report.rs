@@ -144,6 +144,12 @@ pub struct Report {
     /// Whether a breakdown turned overlap off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) by_breakdown: bool,
+    /// Whether the builder or the environment turned it off.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) overlap_off: bool,
+    /// Whether more workers need clones of data sets and transforms that may have none.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) needs_clones: bool,
     /// The number of loading threads that the builder starts if overlap is on.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) workers_with_overlap: usize,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::display::{at_most, count, percent, time};
 use super::log::StageTimes;
 use super::report::{Kind, Report, Settings, Verdict};
+use crate::loader::MAX_WORKERS;
 
 /// The least number of batches that allow a verdict.
 const LEAST: u64 = 8;
@@ -321,10 +322,13 @@ impl Sums<'_> {
             () if copies > waits / 2.0 => Verdict::TransferBound,
             () => report.load_verdict(),
         };
-        let settings = Settings { overlap: true, workers: report.workers_with_overlap, ..report.settings };
-        let mut option = self.set("`overlap(true)`, to load while the loop uses", "OVERLAP", 1, settings);
+        let workers = report.workers_with_overlap;
+        let depth = report.settings.depth.max(workers + 1);
+        let mut option =
+            self.set(Settings { overlap: true, workers, depth }, ", to load while the loop uses");
         if report.by_breakdown {
-            option.change = "turn off the breakdown, which turns overlap off".to_string();
+            let too = if report.overlap_off { " too, and set `overlap(true)`" } else { "" };
+            option.change = format!("turn off the breakdown, which turns overlap off{too}");
         }
         (verdict, format!("{uses} Overlap is off: it does one after the other."), Some(option))
     }
@@ -354,11 +358,10 @@ impl Sums<'_> {
             );
         }
         let cheaper = match report.kind {
-            Kind::Batches => {
+            Kind::Batches if now.workers < MAX_WORKERS => {
                 let workers = now.workers + 1;
                 let settings = Settings { workers, depth: now.depth.max(workers + 1), ..now };
-                let change = format!("`workers({workers})`, one more loading thread");
-                let option = self.set(&change, "WORKERS", workers, settings);
+                let option = self.set(settings, ", one more loading thread");
                 return (verdict, format!("{waiting}.{busy}"), Some(option));
             }
             Kind::Ahead => {
@@ -366,7 +369,7 @@ impl Sums<'_> {
                 "The workers of the iterable make them: start more, or make loading cheaper"
             }
             Kind::Rounds => "Make the closure faster",
-            Kind::Items | Kind::Groups => "Make loading cheaper",
+            Kind::Batches | Kind::Items | Kind::Groups => "Make loading cheaper",
         };
         let most = self.bound(waits);
         (verdict, format!("{waiting}.{busy}\n{cheaper}: that saves at most {most} of the time."), None)
@@ -376,8 +379,7 @@ impl Sums<'_> {
     fn deeper(&self) -> Option<Try> {
         let now = self.report.settings;
         let settings = Settings { depth: (now.depth + 2).max(now.depth * 3 / 2), ..now };
-        let change = format!("`depth({})` in place of {}, to load further ahead", settings.depth, now.depth);
-        let option = self.set(&change, "DEPTH", settings.depth, settings);
+        let option = self.set(settings, &format!(" in place of {}, to load further ahead", now.depth));
         (self.report.kind != Kind::Rounds).then_some(option)
     }
 
@@ -394,13 +396,35 @@ impl Sums<'_> {
         (wall - each.max(copies).max(used)).max(0.0)
     }
 
-    /// A change of the settings, and the variable that makes it without a change of the program.
-    fn set(&self, change: &str, name: &str, value: usize, settings: Settings) -> Try {
+    /// A change of the settings and its purpose, and the variables that make it without a change of the program.
+    fn set(&self, settings: Settings, purpose: &str) -> Try {
+        let now = self.report.settings;
+        let (mut change, mut variables) = (String::new(), String::new());
+        for (name, value, is_new) in [
+            ("overlap", None, settings.overlap != now.overlap),
+            // The builder has the number of workers for overlap.
+            (
+                "workers",
+                Some(settings.workers),
+                settings.overlap == now.overlap && settings.workers != now.workers,
+            ),
+            ("depth", Some(settings.depth), settings.depth != now.depth),
+        ] {
+            if is_new {
+                let (before, space) = if change.is_empty() { ("", "") } else { (" and ", " ") };
+                let call = value.map_or("true".to_string(), |value| value.to_string());
+                change += &format!("{before}`{name}({call})`");
+                variables += &format!("{space}TWINBUF_{}={}", name.to_uppercase(), value.unwrap_or(1));
+            }
+        }
+        change += purpose;
         // Only a loader has the variables.
-        let change = match self.report.kind {
-            Kind::Batches => format!("{change} (`TWINBUF_{name}={value}` if the builder calls `from_env`)"),
-            _ => change.to_string(),
-        };
+        if self.report.kind == Kind::Batches {
+            change += &format!(" (`{variables}` if the builder calls `from_env`)");
+        }
+        if self.report.needs_clones && settings.workers > 1 {
+            change += ", if the data set and all transforms have `try_clone`";
+        }
         Try { change, settings: Some(settings), saves: self.saves(settings.workers) }
     }
 }

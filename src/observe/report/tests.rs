@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::loader::MAX_WORKERS;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{self, Freed, LoadTimes, Ticket};
 use crate::observe::recorder::{LoopRecorder, Recorder};
@@ -121,6 +122,15 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     let off = Report { by_breakdown: true, ..in_turn(480, 520) };
     let turn_off = "Try: turn off the breakdown, which turns overlap off. It saves at most 48 %";
     says(&off, Verdict::Balanced, &[turn_off]);
+    let both = Report { overlap_off: true, ..off };
+    let words = "turn off the breakdown, which turns overlap off too, and set `overlap(true)`. It saves";
+    says(&both, Verdict::Balanced, &[words]);
+    let mut one_slot = in_turn(480, 520);
+    one_slot.settings.depth = 1;
+    let words =
+        "`overlap(true)` and `depth(2)`, to load while the loop uses (`TWINBUF_OVERLAP=1 TWINBUF_DEPTH=2` if";
+    says(&one_slot, Verdict::Balanced, &[words]);
+    assert_eq!(one_slot.to_try().map(|(settings, _)| settings.depth), Some(2));
     let watched = Report { kind: Kind::Items, ..in_turn(480, 520) };
     assert!(!watched.advice().contains("TWINBUF"), "only a loader has variables: {watched}");
 }
@@ -129,9 +139,20 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
 fn workers_that_load_all_the_time_decide() {
     // Three workers: together they load for 2910 ms, each for 97 % of the 1000 ms.
     let mut three = report(120, 880, 2910);
-    three.settings.workers = 3;
+    (three.settings.workers, three.settings.depth) = (3, 5);
     let one_more = "Try: `workers(4)`, one more loading thread (`TWINBUF_WORKERS=4` if the builder calls `from_env`). It saves at most 28 % of";
     says(&three, Verdict::LoadBound, &["Each of 3 loading threads is busy for 97 %", one_more]);
+    let mut two_slots = report(120, 880, 880);
+    two_slots.settings.depth = 2;
+    says(&two_slots, Verdict::LoadBound, &["Try: `workers(2)` and `depth(3)`, one more loading thread ("]);
+    let foreign = Report { needs_clones: true, ..report(120, 880, 880) };
+    let words = "`from_env`), if the data set and all transforms have `try_clone`. It saves at most";
+    says(&foreign, Verdict::LoadBound, &[words]);
+    // There are no more than 64.
+    three.settings.workers = MAX_WORKERS;
+    three.read.busy = ms(970 * MAX_WORKERS as u64);
+    says(&three, Verdict::LoadBound, &["Make loading cheaper: that saves at most 88 %"]);
+    assert!(three.to_try().is_none());
     let ahead = Report { kind: Kind::Ahead, ..report(120, 880, 880) };
     says(&ahead, Verdict::LoadBound, &["The workers of the iterable make them: start more"]);
     // The caller does a part of the loads: the worker loads all the time.
