@@ -292,17 +292,19 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
     }
 
     /// Allows the worker to start the requested rounds. With a hook `before`, runs the hook and allows only the next
-    /// round. Returns whether it allowed any more.
-    fn grant(&mut self) -> Result<bool, Error> {
+    /// round.
+    fn grant(&mut self) -> Result<(), Error> {
+        let place = self.place();
         let Self { pipe, before, base, next, end, granted, started, .. } = self;
         *granted = match before {
             Some(hook) if granted == next => {
-                let at = || pipe.at(Place { epoch: *next, ..Place::default() });
-                hook(*next).map_err(|source| Error::Hook { at: at(), source })?;
+                let done = hook(*next);
+                pipe.recorder().prepared(place.ticket(), Instant::now());
+                done.map_err(|source| Error::Hook { at: pipe.at(place), source })?;
                 *next + 1
             }
             None if *granted < *end => *end,
-            _ => return Ok(false),
+            _ => return Ok(()),
         };
         let next = *next;
         let base = *base.get_or_insert_with(|| {
@@ -311,7 +313,7 @@ impl<'h, T: Send + 'static> Generator<'h, T> {
             next
         });
         pipe.grant_since(*granted - base, *started);
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -343,12 +345,7 @@ impl<T: Send + 'static> Course<Round<T>> for Generator<'_, T> {
         }
         self.pipe.asked(self.place(), Instant::now());
         match self.grant() {
-            Ok(granted) => {
-                if granted {
-                    self.pipe.recorder().prepared(Instant::now());
-                }
-                Next::Slot
-            }
+            Ok(()) => Next::Slot,
             Err(error) => Next::Failed(error),
         }
     }

@@ -28,6 +28,8 @@ pub(crate) struct Recorder {
     /// The caller's times before it asked for the batch of the first step: requests that brought none.
     before: StageTimes,
     in_use: Option<Seen>,
+    /// When the caller last was done with preparing a batch.
+    prepared: Instant,
     /// The last batches that the caller has used: those of the page's timeline, and one for each slot.
     used: VecDeque<Seen>,
 }
@@ -53,7 +55,20 @@ impl Recorder {
         let (now, in_use, used) = (Instant::now(), None, VecDeque::new());
         let (epoch, asked, since, away, first) = (None, None, None, (now, now), None);
         let before = StageTimes::default();
-        Self { report, breakdown, track, epoch, asked, since, away, first, before, in_use, used }
+        Self {
+            report,
+            breakdown,
+            track,
+            epoch,
+            asked,
+            since,
+            away,
+            first,
+            before,
+            in_use,
+            prepared: now,
+            used,
+        }
     }
 
     /// Passes an event of the caller to the report and the trace.
@@ -107,13 +122,19 @@ impl Recorder {
         }
     }
 
-    /// Records that the caller has spent the time since its request on preparing the batch, and begins to wait for it
-    /// now.
-    pub(crate) fn prepared(&mut self, now: Instant) {
-        if let Some(Asked { batch, at, .. }) = &mut self.asked {
-            let (batch, asked) = (*batch, std::mem::replace(at, now));
-            self.append(What::Prepare, batch, (asked, now), 0);
-        }
+    /// Records that the caller has spent the time since it asked for a batch, or received one, on preparing this batch. It
+    /// waits, or uses what it received, from now on.
+    pub(crate) fn prepared(&mut self, batch: Ticket, now: Instant) {
+        let Some(since) = self.last_call() else { return };
+        self.asked.iter_mut().for_each(|asked| asked.at = now);
+        self.prepared = now;
+        self.append(What::Prepare, batch, (since, now), 0);
+    }
+
+    /// Returns when the caller asked for the batch that it waits for, or received the one that it uses.
+    pub(crate) fn last_call(&self) -> Option<Instant> {
+        let received = self.in_use.as_ref().map(|seen| seen.received);
+        self.asked.as_ref().map_or(received, |asked| Some(asked.at))
     }
 
     /// Returns the span of the current wait for a batch.
@@ -191,7 +212,7 @@ impl Recorder {
     pub(crate) fn released(&mut self, now: Instant, copy: Option<Interval>) {
         let Some(mut seen) = self.in_use.take() else { return };
         let Seen { ticket, asked, received, .. } = seen;
-        let mut from = received;
+        let mut from = received.max(self.prepared);
         // The caller received its batch before the copy was done. The use counts from the end of the copy.
         if let Some((_, copied)) = copy.filter(|(_, copied)| *copied > received) {
             from = copied.min(now);

@@ -352,10 +352,15 @@ impl Sums<'_> {
             _ => ".",
         };
         if loads < FULL * wall {
-            let full = self.part(full);
-            busy += &format!(
-                " Waits for free slots take {full}. In what is left, other programs may have the processor."
-            );
+            let slot_waits = report.read.waiting.saturating_sub(report.first_step.slot_waits);
+            let granted = (slot_waits.as_secs_f64() - full).max(0.0);
+            let rest = match report.kind {
+                Kind::Rounds if granted > SMALL * wall => {
+                    format!(", and those until a round may start {}.", self.part(granted))
+                }
+                _ => ". In what is left, other programs may have the processor.".to_string(),
+            };
+            busy += &format!(" Waits for free slots take {}{rest}", self.part(full));
         }
         let cheaper = match report.kind {
             Kind::Batches if now.workers < MAX_WORKERS => {

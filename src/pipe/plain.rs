@@ -155,7 +155,8 @@ impl<R: Ring> Pipe<R> {
     /// Lets `granted` units of the present call be started in all.
     pub fn grant(&mut self, granted: u64) {
         self.begun.granted = granted;
-        self.grant_since(granted, Instant::now());
+        let since = self.running.recorder.last_call().unwrap_or_else(Instant::now);
+        self.grant_since(granted, since);
     }
 
     /// Iterates over these units: [`begin`](Self::begin) with all of them. `first` is the number of earlier calls.

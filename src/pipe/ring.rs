@@ -32,7 +32,7 @@ pub struct Place {
 
 impl Place {
     /// The ticket of the unit, with its name alone.
-    pub(super) fn ticket(self) -> Ticket {
+    pub(crate) fn ticket(self) -> Ticket {
         let Self { ordinal, epoch, step } = self;
         Ticket { ordinal, epoch, step, ..Ticket::default() }
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{Reads, Woken, more_than_memory};
 use twinbuf::pipe::{self, Content, Filling, Items, Pipe, Slots, Source};
@@ -395,6 +395,24 @@ fn without_overlap_a_caller_with_a_source_fills_all_slots() {
     assert!(pipe.driven().is_empty());
     assert!(pipe.items(0..100).map(|item| *item.unwrap()).eq(0..100));
     pipe.close().unwrap();
+}
+
+/// Otherwise the report would count no wait for what the caller does before it grants a unit.
+#[test]
+fn a_worker_waits_from_the_callers_last_call_until_its_unit_is_granted() {
+    let mut pipe = pipe::builder(vec![0; 2]).worker(Numbers::default()).rounds().build().unwrap();
+    pipe.begin(0, 0..2_u64, 1);
+    let mut items = Items::lent(&mut pipe);
+    items.next().unwrap().unwrap();
+    let received = Instant::now();
+    while received.elapsed() < Duration::from_millis(5) {
+        std::hint::spin_loop();
+    }
+    let took = received.elapsed();
+    items.resume(2);
+    items.next().unwrap().unwrap();
+    let waited = items.report().read.waiting;
+    assert!(waited >= took, "{waited:?}, {took:?}");
 }
 
 #[test]

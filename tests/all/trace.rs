@@ -389,3 +389,20 @@ fn traces_add_up_to_the_reports() {
         assert_eq!(trace::errors(&events), [""; 0], "{workers} workers, overlap {overlap}");
     }
 }
+
+#[test]
+fn every_hook_of_a_generator_is_in_the_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    let make = |_: u64, _: &mut u64| Ok::<(), std::io::Error>(());
+    let hook = |_: u64| Ok::<(), std::io::Error>(());
+    let mut generator = twinbuf::generate(make).before(hook).trace(&path).build().unwrap();
+    generator.rounds(3).for_each(|round| drop(round.unwrap()));
+    generator.close().unwrap();
+    let events = trace::events(&path);
+    let rounds: Vec<_> =
+        named(&events, "before").iter().map(|event| event["args"]["epoch"].clone()).collect();
+    assert_eq!(rounds, [0, 1, 2]);
+    assert_eq!(named(&events, "train").len(), 3);
+    assert_eq!(trace::errors(&events), [""; 0]);
+}

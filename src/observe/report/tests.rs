@@ -257,6 +257,11 @@ fn loads_that_come_late_now_and_then_need_slots() {
     says(&helped, Verdict::Balanced, &[words]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
+    // What a generator's thread waits for is known.
+    let mut rounds = Report { kind: Kind::Rounds, ..report(100, 900, 600) };
+    rounds.read.waiting = ms(350);
+    let words = "Waits for free slots take 0.0 %, and those until a round may start 35 %.\n";
+    says(&rounds, Verdict::GenerationBound, &[words]);
 }
 
 /// The wait for the first batch of a later iteration is not that for a late load.
