@@ -318,6 +318,11 @@ impl LoadRecorder {
     pub(crate) fn flush(&mut self) {
         self.track.iter_mut().for_each(Track::flush);
     }
+
+    /// Writes the gathered events, and lets go of the trace.
+    pub(crate) fn close(&mut self) {
+        self.track = None;
+    }
 }
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.

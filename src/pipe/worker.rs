@@ -250,6 +250,8 @@ impl<R: Ring> Driven<R> {
             let Take::Unit(mut reserved) = taken else {
                 if waits || shared.is_closed() {
                     *left = true;
+                    // Before it leaves: the last to do so completes the trace.
+                    lane.recorder.close();
                     shared.leave();
                     break;
                 }

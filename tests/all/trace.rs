@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::task::Poll;
 
 use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
@@ -405,4 +406,22 @@ fn every_hook_of_a_generator_is_in_the_trace() {
     assert_eq!(rounds, [0, 1, 2]);
     assert_eq!(named(&events, "train").len(), 3);
     assert_eq!(trace::errors(&events), [""; 0]);
+}
+
+#[test]
+fn a_driven_worker_that_has_left_completes_the_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    let mut pipe = twinbuf::pipe::builder(vec![0_u64; 2]).driven().trace(&path).build().unwrap();
+    let mut worker = pipe.driven().pop().unwrap();
+    pipe.begin(0, 0..2_u64, u64::MAX);
+    while let Poll::Ready(Some(fill)) = worker.try_next() {
+        fill.commit(8);
+    }
+    assert_eq!(twinbuf::pipe::Items::lent(&mut pipe).count(), 2);
+    pipe.close().unwrap();
+    assert!(worker.next().is_none());
+    // It is whole JSON, though the worker still exists.
+    assert_eq!(named(&trace::events(&path), "disk_load").len(), 2);
+    drop(worker);
 }
