@@ -18,6 +18,7 @@ use twinbuf::{Error, pipe};
 use crate::errors::{self, Failure};
 use crate::lease::Lease;
 use crate::locked::{LEAVE, Locked, SLICE, begin_end, check_end, detached, lock};
+use crate::recorder::Recorder;
 use crate::report;
 use crate::taken::{Left, Taken};
 
@@ -126,6 +127,14 @@ impl<R: pipe::Front + 'static> Run<R> {
             Self::Idle(run) => Some(run.pipe().report()),
             Self::Running(items) => Some(items.report()),
             Self::Closed => None,
+        }
+    }
+
+    /// Returns what measures the loop over items that a thread sends to a device. `None` once an iteration has begun.
+    pub(crate) fn recorder(&self) -> Option<Recorder> {
+        match self {
+            Self::Idle(run) => Some(Recorder(Mutex::new(run.pipe().loop_recorder()))),
+            _ => None,
         }
     }
 

@@ -205,6 +205,11 @@ impl Loader {
         self.shared.name.as_deref()
     }
 
+    /// What measures the loop, if batches are sent to a device.
+    fn _recorder(&self, py: Python<'_>) -> Option<Recorder> {
+        self.shared.state.with(py, |state| state.run.recorder())
+    }
+
     /// Refuse a forked process, and code that reads for this loader.
     fn _check(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.check(py)

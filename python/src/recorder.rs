@@ -13,7 +13,7 @@ use crate::report::{self, report};
 
 /// The crate's recorder, as a Python object.
 #[pyclass(name = "_Recorder", module = "twinbuf._twinbuf", frozen)]
-pub(crate) struct Recorder(Mutex<LoopRecorder>);
+pub(crate) struct Recorder(pub(crate) Mutex<LoopRecorder>);
 
 impl Recorder {
     pub(crate) fn lock(&self) -> MutexGuard<'_, LoopRecorder> {
@@ -32,18 +32,12 @@ impl Recorder {
 
 #[pymethods]
 impl Recorder {
-    /// ``workers``: the items come from threads or processes of the iterable. ``device``: the loop waits for copies.
+    /// ``workers``: the items come from threads or processes of the iterable.
     #[new]
-    #[pyo3(signature = (*, name="", trace=None, workers=false, device=false))]
-    pub(crate) fn new(
-        py: Python<'_>,
-        name: &str,
-        trace: Option<PathBuf>,
-        workers: bool,
-        device: bool,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (*, name="", trace=None, workers=false))]
+    pub(crate) fn new(py: Python<'_>, name: &str, trace: Option<PathBuf>, workers: bool) -> PyResult<Self> {
         let name = Some(name).filter(|name| !name.is_empty());
-        let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers, device);
+        let recorder = LoopRecorder::new(name, trace.map(Trace::new), workers);
         recorder.map(|recorder| Self(Mutex::new(recorder))).map_err(|error| errors::loading(py, error))
     }
 
@@ -62,6 +56,11 @@ impl Recorder {
     /// The loop asks for no more items.
     pub(crate) fn ended(&self) {
         self.lock().ended(Instant::now());
+    }
+
+    /// Let go of the trace.
+    fn close(&self) {
+        self.lock().close();
     }
 
     /// The report of a watched loop. ``line`` is where the loop is, for the advice.

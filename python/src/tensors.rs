@@ -176,6 +176,11 @@ impl Stream {
         Ok(Self { shared: Shared::new(Groups, name, built, 0), groups: all, kept, depth })
     }
 
+    /// What measures the loop, if groups are sent to a device.
+    fn _recorder(&self, py: Python<'_>) -> Option<Recorder> {
+        self.shared.state.with(py, |state| state.run.recorder())
+    }
+
     /// The next pass. It begins when its first group is asked for, and then ends one that is under way.
     fn __iter__(slf: &Bound<'_, Self>) -> PyResult<PassOfGroups> {
         slf.get().shared.check(slf.py())?;

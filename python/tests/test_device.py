@@ -315,6 +315,36 @@ def test_one_trace_has_the_reads_the_copies_and_the_loop(numbers: Numbers, tmp_p
     assert {row.partition(":")[0] for row in spans} == {"read", "upload", "train"}
 
 
+def test_the_loop_is_a_row_of_its_loaders_process(
+    numbers: Numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever names the file, which `close` completes."""
+    numbers()  # makes the file
+    data = tb.Records.open_npy(tmp_path / "numbers.npy")
+    argument, environment = tmp_path / "argument.json", str(tmp_path / "environment.json")
+    for trace, variable, written in (
+        (argument, None, ["argument.json"]),
+        (None, environment, ["environment.rank3.json"]),
+        (argument, environment, ["environment.rank3.json"]),
+        (argument, "", []),
+    ):
+        if variable is not None:
+            monkeypatch.setenv("TWINBUF_TRACE", variable)
+        plan = tb.Plan(data, 4, rank=3, world=4)
+        with tb.Loader(data, plan, device=Late("side"), name="train", trace=trace) as loader:
+            for batch in loader.epochs(1):
+                batch.release()
+        assert [path.name for path in tmp_path.glob("*.json")] == written
+        for name in written:
+            events = json.loads((tmp_path / name).read_text())
+            named = lambda kind: {e["args"]["name"] for e in events if e["name"] == kind}  # noqa: B023, E731
+            assert named("process_name") == {"train rank 3 of 4"}
+            assert named("thread_name") == {"read", "upload", "train"}
+            assert len({event["pid"] for event in events}) == 1
+            assert sum(event["name"] == "train" for event in events) == 4
+            (tmp_path / name).unlink()
+
+
 def test_the_trace_is_whole_after_the_loop(numbers: Numbers, tmp_path: Path) -> None:
     """The last `next` waits for the thread, which refers to the loader until it ends.
 

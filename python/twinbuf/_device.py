@@ -16,10 +16,10 @@ from ._drive import InTurn, make_one, start
 from ._loop import Loop
 from ._prefetch import around
 from ._streams import Accelerator, Sent, Upload, streams_of
-from ._twinbuf import _Items, _Recorder, _Thread
+from ._twinbuf import _Items, _Thread
 
 
-def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | None) -> Sender | None:
+def sender(device: Any, depth: int) -> Sender | None:
     """Return the object that sends batches to the device; None if that is host memory."""
     # The text "cpu" needs no torch.
     streams = None if isinstance(device, str) and device == "cpu" else streams_of(device)
@@ -27,7 +27,7 @@ def sender(device: Any, depth: int, name: str, trace: str | os.PathLike[str] | N
         return None
     import torch
 
-    return Sender(streams, "device" if streams is device else str(torch.device(device)), depth, name, trace)
+    return Sender(streams, "device" if streams is device else str(torch.device(device)), depth)
 
 
 class Sender:
@@ -36,11 +36,11 @@ class Sender:
     With overlap, each iteration has its own thread.
     """
 
-    def __init__(
-        self, streams: Accelerator, device: str, depth: int, name: str, trace: str | os.PathLike[str] | None
-    ) -> None:
+    # What measures the loop: a row of the loader's or stream's trace.
+    recorder: Any
+
+    def __init__(self, streams: Accelerator, device: str, depth: int) -> None:
         self.device, self.depth = device, depth
-        self.recorder = _Recorder(name=name, trace=trace, device=True)
         self._streams = streams
         # Shared by all iterations, so that they reuse its slots.
         self._upload = Upload(streams)

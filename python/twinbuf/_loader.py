@@ -189,7 +189,7 @@ class Loader(_Loader, Generic[Made]):
         overlap, copy_stream = flag_of("overlap", overlap), flag_of("copy_stream", copy_stream)
         if device_depth < 2:
             raise OptionError(f"device_depth: wanted 2 or more, found {device_depth}")
-        to_device = None if device is None else sender(device, device_depth, name or "", trace)
+        to_device = None if device is None else sender(device, device_depth)
         options = _options(data) | {
             "name": name,
             "depth": whole_or_none("depth", depth),
@@ -204,6 +204,8 @@ class Loader(_Loader, Generic[Made]):
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
         self = super().__new__(cls, plan, options, slots)
         self._map, self._sender, self._make = map, to_device, None
+        if to_device is not None:
+            to_device.recorder = self._recorder()
         switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
         self._copy_stream = copy_stream if switch is None else switch.strip().lower() in ("1", "on", "true")
         *_, self._overlap, self._foreign = self._settings
@@ -344,6 +346,8 @@ class Loader(_Loader, Generic[Made]):
         try:
             self._stop_sending(timeout, closes=True)
         finally:
+            if self._sender is not None:
+                self._sender.recorder.close()
             self._close(timeout, monotonic() - since)
 
     def __enter__(self) -> Self:

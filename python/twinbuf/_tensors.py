@@ -177,7 +177,7 @@ def stream(
     """
     instance_of("model", _Tensors, model, "`Tensors`")
     name, trace = None if name is None else text_of("name", name), path_or_none("trace", trace)
-    to_device = None if device is None else sender(device, _DEVICE_DEPTH, name or "", trace)
+    to_device = None if device is None else sender(device, _DEVICE_DEPTH)
     lists = _by_key(model, groups) if callable(groups) else _lists(groups)
     options = {
         "groups": lists,
@@ -193,6 +193,8 @@ def stream(
     }
     made = _Stream.__new__(Stream if to_device is None else _Sending, model, options)
     made._sender = to_device
+    if to_device is not None:
+        to_device.recorder = made._recorder()
     return made
 
 

@@ -2,12 +2,13 @@
 //! log to the report, the breakdown and the trace.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::breakdown::Breakdown;
 use super::log::{self, Event, Freed, Interval, LoadTimes, STEPS, Seen, StageTimes, Ticket, What};
 use super::report::{Kind, Report, Settings};
-use super::trace::{Trace, Track};
+use super::trace::{LoaderTrace, Trace, Track};
 use crate::error::Error;
 use crate::thread::Clock;
 
@@ -327,13 +328,15 @@ impl LoadRecorder {
 
 /// Measures a loop that iterates over a source other than a loader. It produces the same report.
 ///
-/// Its loads are the waits of the loop: [`Report::advice`] bounds what a thread that loads ahead would save.
+/// Its loads are the waits of the loop: [`Report::advice`] bounds what a thread that loads ahead would save. A loop over
+/// what another thread sends to a device has its recorder from
+/// [`Pipe::loop_recorder`](crate::pipe::Pipe::loop_recorder).
 ///
 /// ```
 /// use std::time::Instant;
 /// use twinbuf::observe::LoopRecorder;
 ///
-/// let mut recorder = LoopRecorder::new(None, None, false, false)?;
+/// let mut recorder = LoopRecorder::new(None, None, false)?;
 /// let mut lines = "a\nb\nc".lines();
 /// for step in 0.. {
 ///     recorder.asked(Instant::now());
@@ -354,19 +357,23 @@ pub struct LoopRecorder {
 impl LoopRecorder {
     /// Creates a recorder for the loop `name` that has not started.
     ///
-    /// With a `trace`, it writes a Chrome trace; on a `device`, the loop waits for copies, and the trace calls its waits
-    /// `gpu_queue_wait`. If the source makes its items `ahead` of the loop, in threads or processes of its own, a wait is no
-    /// whole load, and the report does not advise a thread that loads ahead.
+    /// With a `trace`, it writes a Chrome trace. If the source makes its items `ahead` of the loop, in threads or processes
+    /// of its own, a wait is no whole load, and the report does not advise a thread that loads ahead.
     ///
     /// # Errors
     ///
     /// [`Error::Trace`] if the file cannot be created.
-    pub fn new(name: Option<&str>, trace: Option<Trace>, ahead: bool, device: bool) -> Result<Self, Error> {
+    pub fn new(name: Option<&str>, trace: Option<Trace>, ahead: bool) -> Result<Self, Error> {
         let trace = trace.map(|trace| trace.open(name, 0, 1)).transpose()?;
+        Ok(Self::of(trace, ahead, false))
+    }
+
+    /// Creates a recorder that writes to an open trace. On a `device`, its waits have the name `gpu_queue_wait` there.
+    pub(crate) fn of(trace: Option<Arc<LoaderTrace>>, ahead: bool, device: bool) -> Self {
         let track = trace.map(|trace| Track::new(trace, 1, "train", false, device));
         let kind = if ahead { Kind::Ahead } else { Kind::Items };
         let report = Report::new(kind, Settings { overlap: ahead, depth: 2, workers: 1 });
-        Ok(Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Ticket::default() })
+        Self { recorder: Recorder::new(track, Breakdown::off(), report), next: Ticket::default() }
     }
 
     /// Records that the loop asks for the next item at the time `at`. The use of the previous item ends.
@@ -399,6 +406,11 @@ impl LoopRecorder {
     #[must_use]
     pub fn report(&self) -> Report {
         self.recorder.report()
+    }
+
+    /// Ends the loop's row of the trace. What is recorded later counts in the report alone.
+    pub fn close(&mut self) {
+        self.recorder.track = None;
     }
 }
 
@@ -458,7 +470,7 @@ mod tests {
     /// Records a loop over two epochs with the same steps. A step is the time of its load and of its use, in
     /// milliseconds.
     fn recorded(steps: &[(u64, u64)]) -> LoopRecorder {
-        let mut recorder = LoopRecorder::new(None, None, false, false).unwrap();
+        let mut recorder = LoopRecorder::new(None, None, false).unwrap();
         let mut now = Instant::now();
         for epoch in 0..2 {
             for (step, &(load, used)) in steps.iter().enumerate() {

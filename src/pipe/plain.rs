@@ -9,6 +9,7 @@ use super::ring::{Place, Ring, Slot, Slots};
 use super::turn::Source;
 use super::{AnySource, Pipe, Running, Setup};
 use crate::error::Error;
+use crate::observe::recorder::LoopRecorder;
 use crate::observe::report::Kind;
 
 /// Builds a [`Pipe`] with host slots. [`builder`] returns it.
@@ -167,6 +168,13 @@ impl<R: Ring> Pipe<R> {
     {
         self.begin(self.begun.calls, units, u64::MAX);
         Items::lent(self)
+    }
+
+    /// Returns a recorder for the loop over what another thread receives from this pipe and [sends](Builder::sends) to a
+    /// device. It writes to the same trace, which is complete when both are closed.
+    #[must_use]
+    pub fn loop_recorder(&self) -> LoopRecorder {
+        LoopRecorder::of(self.running.trace.clone(), false, true)
     }
 
     /// The error of a call that no unit can answer.

@@ -475,7 +475,7 @@ fn a_loop_on_a_device_has_the_loads_and_copies_of_its_own_epochs() {
     // Three times epoch 0. Loads and copies take twice as long in each as in the one before. The loop receives a batch
     // 5 ms after its sender, and is in the middle of the last epoch.
     let record = |delay: u64, steps: &[u64]| {
-        let mut recorder = LoopRecorder::new(None, None, false, false).unwrap();
+        let mut recorder = LoopRecorder::new(None, None, false).unwrap();
         for (pass, &steps) in (0_u64..).zip(steps) {
             let at = |ms: u64| created + Duration::from_millis(1000 * pass + delay + ms);
             for step in 0..steps {
