@@ -294,6 +294,25 @@ def test_the_time_of_copies_is_that_of_sending(
     assert report.transfer == pytest.approx(sum(copy["dur"] for copy in copies) / 1e6)
 
 
+def test_groups_in_memory_are_copies_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    save_file({str(step): torch.full((4,), step) for step in range(6)}, tmp_path / "model.safetensors")
+    model = tb.Tensors.open(tmp_path / "model.safetensors")
+    groups = [[str(step)] for step in range(6)]
+    stream = tb.stream(model, groups, device=Late("side"), keep=4, trace=path)
+    on_host = tb.stream(model, groups)
+    for turn in (on_host, stream, stream, stream):
+        assert [group.number for group in turn] == [*range(6)]
+    report = stream.report()
+    del stream, turn
+    gc.collect()
+    copies = [event for event in json.loads(path.read_text()) if event.get("name") == "gpu_transfer"]
+    places = [(event["args"]["epoch"], event["args"]["step"]) for event in copies]
+    assert places == [(turn, step) for turn in range(3) for step in range(6)]
+    assert report.transfer == pytest.approx(sum(copy["dur"] for copy in copies) / 1e6)
+    assert (report.batches, report.bytes) == (18, 3 * on_host.report().bytes)
+
+
 def test_one_trace_has_the_reads_the_copies_and_the_loop(numbers: Numbers, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     loader = numbers(device=Late("side"), trace=path, name="train")

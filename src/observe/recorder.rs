@@ -198,6 +198,14 @@ impl Recorder {
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
+    /// Records that the caller has received a unit that was in memory. Its use counts if none is in use.
+    pub(crate) fn kept(&mut self, ticket: Ticket, bytes: usize, now: Instant) {
+        self.report.bytes = self.report.bytes.saturating_add(bytes as u64);
+        // It is in no slot.
+        let ticket = Ticket { seq: u64::MAX, ..ticket };
+        self.in_use.get_or_insert_with(|| Seen::new(ticket, (now, now), now, now));
+    }
+
     /// Records that the caller has filled a slot while it waited.
     pub(crate) fn helped(&mut self, ticket: Ticket, load: &LoadTimes) {
         self.report.parts.helped += load.took();
@@ -232,19 +240,19 @@ impl Recorder {
         }
         self.append(What::Use, ticket, (from, now), 0);
         (seen.released, seen.copied) = (now, copy);
-        if self.used.len() > STEPS.max(self.report.settings.depth) {
-            self.used.pop_front();
-        }
-        self.used.push_back(seen);
         if self.epoch.is_some() {
             self.append(What::Step, ticket, (asked, now), 0);
         }
-        if self.report.batches == 1 {
+        if self.report.batches == 1 && self.used.is_empty() {
             let StageTimes { busy, waiting } = self.report.train;
             self.report.first =
                 StageTimes { busy: busy - self.before.busy, waiting: waiting - self.before.waiting };
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
+        if self.used.len() > STEPS.max(self.report.settings.depth) {
+            self.used.pop_front();
+        }
+        self.used.push_back(seen);
     }
 
     /// Records that the epoch ends.
