@@ -30,11 +30,13 @@ pub(crate) static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> PyResult<Py<PyAny>> {
     let (train, settings) = (&found.train, &found.settings);
     let here = format!("{}: put `tb.prefetch(...)` in place of `tb.watch(...)`", of.line);
-    let told = |text: &str| {
-        // A loader of Python always reads the variables.
+    let told = |text: &str, here: &str| {
+        // A loader of Python always reads the variables, and its data sets and functions have clones.
         let text = text.replace(" if the builder calls `from_env`", "");
-        in_python(&if of.line.is_empty() { text } else { text.replace("`overlap(true)`", &here) })
+        let text = in_python(&text.replace(", if the data set and all transforms have `try_clone`", ""));
+        if of.line.is_empty() { text } else { text.replace("`overlap=True`", here) }
     };
+    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let times = [
         ("wall", found.wall),
         ("wait", train.waiting),
@@ -56,7 +58,7 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     figures.set_item("workers", settings.workers)?;
     figures.set_item("kept", of.kept)?;
     figures.set_item("verdict", found.verdict().to_string())?;
-    figures.set_item("advice", told(&found.advice()))?;
+    figures.set_item("advice", told(&found.advice(), &here))?;
     let class = CLASS.import(py, "twinbuf._report", "Report")?;
     // `Report.__new__` raises.
     let report = py.get_type::<PyAny>().call_method1("__new__", (class,))?;
@@ -70,10 +72,10 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
         kept => format!("\n{kept} batches were kept while their slots were needed: these got new memory."),
     };
     for (name, text) in [("_text", found.to_string()), ("_tables", format!("{found:#}"))] {
-        report.setattr(name, format!("{before}{}{kept}{}", told(&text), of.phases))?;
+        report.setattr(name, format!("{before}{}{kept}{}", told(&text, &here), of.phases))?;
     }
-    let [before, after] = [before, kept + &of.phases].map(|text| text.replace('<', "&lt;"));
-    let page = told(&found.html()).replace("<pre>", &format!("<pre>{before}"));
+    let [before, after] = [before, kept + &of.phases].map(|text| escaped(&text));
+    let page = told(&found.html(), &escaped(&here)).replace("<pre>", &format!("<pre>{before}"));
     report.setattr("_page", page.replace("</pre>", &format!("{after}</pre>")))?;
     report.setattr("_figures", figures)?;
     Ok(report.unbind())

@@ -1,7 +1,9 @@
 """The report: figures, text, page, trace."""
 
 import errno
+import html
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,28 @@ def test_the_text_says_what_to_try_in_the_words_of_python(numbers: Callable[...,
     with pytest.raises(ValueError, match='wanted "" or "#", found ">10"'):
         format(report, ">10")
     assert "from_env" not in tables and "(`" not in tables.replace("(`TWINBUF_", "")
+
+
+def test_a_page_has_names_as_text(tmp_path: Path) -> None:
+    """Those of a file and of a loop."""
+    code = """
+import time
+def slow():
+    for number in range(20):
+        time.sleep(0.001)
+        yield number
+watched = tb.watch(slow(), name="<x&copy=1>")
+for _ in watched:
+    time.sleep(0.001)
+"""
+    space = {"tb": tb}
+    exec(compile(code, "<a&lt;`b>", "exec"), space)
+    report: tb.Report = space["watched"].report()  # type: ignore[attr-defined]
+    report.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    text = html.unescape(re.sub("<[^>]*>", "", page))
+    assert "\nTry: <a&lt;`b>:7: put `tb.prefetch(...)` in place of `tb.watch(...)`" in report.advice
+    assert text.count(report.advice) == 2 and "<x&copy=1>: " in text, page
 
 
 def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
