@@ -175,7 +175,9 @@ impl Summary {
             writeln!(out, "{waited_s:>10.3} s  {}", named(process, &what))?;
         }
         for Row { process, track, waiting_s, .. } in self.tracks.iter().filter(|row| row.waits_for_slots) {
-            let what = format!("`{track}`, between two batches, for a free slot");
+            // The others also wait for a batch, or until a round may start.
+            let slot = if track.contains("read") { ", for a free slot" } else { "" };
+            let what = format!("`{track}`, between two batches{slot}");
             writeln!(out, "{waiting_s:>10.3} s  {}", named(process, &what))?;
         }
         let Self { stalls, stall_ms, .. } = self;

@@ -16,8 +16,10 @@ const LONGEST: f64 = 1e15;
 /// The maximum bytes of a line. An event has a few hundred. Without a limit, a data file without line ends would have
 /// to fit in memory.
 const LINE: u64 = 1 << 20;
-/// Spans that consist of others.
-const FRAMES: [&str; 2] = ["epoch", "chunk"];
+/// Microseconds: times have three digits behind the point.
+const ROUNDING: f64 = 0.01;
+/// Spans that consist of others, or of time that belongs to another loader.
+const FRAMES: [&str; 3] = ["epoch", "chunk", "pause"];
 
 /// A span of time, in microseconds since the earliest trace began.
 #[derive(Debug)]
@@ -91,11 +93,20 @@ impl Track {
         sum(self.work().map(|span| span.long))
     }
 
-    /// Microseconds of waiting: its wait spans or, on a track without them, the gaps between one batch's work and the
-    /// next one's in the same epoch.
+    /// Microseconds of waiting: its wait spans without the work in them, of a caller that loads meanwhile; or, on a track
+    /// without them, the gaps between one batch's work and the next one's in the same epoch.
     pub(crate) fn waiting(&self) -> f64 {
         if self.waits().next().is_some() {
-            return sum(self.waits().map(|span| span.long));
+            let (mut waited, mut last) = (0.0, None);
+            for span in self.spans.iter().filter(|span| !span.is_frame()) {
+                if span.is_wait() {
+                    waited += span.long;
+                    last = Some(span);
+                } else {
+                    waited -= last.map_or(0.0, |wait: &Span| wait.common(span));
+                }
+            }
+            return waited.max(0.0);
         }
         let work: Vec<_> = self.work().collect();
         let pairs = work.windows(2).filter(|pair| pair[0].epoch.is_some() && pair[0].epoch == pair[1].epoch);
@@ -224,6 +235,9 @@ impl Timeline {
                 events.into_iter().filter(within).for_each(|event| part.add(event));
             }
         }
+        if part.processes.is_empty() {
+            return Err(no_spans(path).into());
+        }
         if !ended {
             self.open.push(path.to_path_buf());
         }
@@ -241,8 +255,6 @@ impl Timeline {
     /// Whether the caller did the work of a track itself, as without overlap: within its waits for the same batches, the
     /// first from the start of one on. A thread begins before its caller waits, or after that.
     pub(crate) fn is_of_caller(&self, track: &Track) -> bool {
-        // Microseconds: times have three digits behind the point.
-        const ROUNDING: f64 = 0.01;
         let mut waits: HashMap<_, Vec<&Span>> = HashMap::new();
         for wait in self.tracks.iter().filter(|other| other.process == track.process).flat_map(Track::waits) {
             waits.entry((wait.epoch, wait.step)).or_default().push(wait);
@@ -256,21 +268,21 @@ impl Timeline {
 
     /// Every wait, the longest first.
     pub(crate) fn stalls(&self) -> Vec<Stall<'_>> {
-        // The work on each batch, with its track.
-        let mut work: HashMap<_, Vec<(usize, &Span)>> = HashMap::new();
-        for (i, track) in self.tracks.iter().enumerate() {
+        // The work on each batch. The caller may do it itself while it waits.
+        let mut work: HashMap<_, Vec<&Span>> = HashMap::new();
+        for track in &self.tracks {
             for span in track.work() {
-                work.entry((track.process, span.epoch, span.step)).or_default().push((i, span));
+                work.entry((track.process, span.epoch, span.step)).or_default().push(span);
             }
         }
         let mut stalls = Vec::new();
-        for (i, track) in self.tracks.iter().enumerate() {
+        for track in &self.tracks {
             for span in track.waits() {
                 let batch = work.get(&(track.process, span.epoch, span.step)).map_or(&[][..], Vec::as_slice);
-                let others = batch.iter().filter(|&&(track, _)| track != i);
-                let mut during: Vec<_> = others
-                    .map(|(_, other)| (&*other.name, span.common(other)))
-                    .filter(|found| found.1 > 0.0)
+                let mut during: Vec<_> = batch
+                    .iter()
+                    .map(|work| (&*work.name, span.common(work)))
+                    .filter(|found| found.1 > ROUNDING)
                     .collect();
                 during.sort_by(|a, b| b.1.total_cmp(&a.1));
                 stalls.push(Stall { process: track.process, span, during });

@@ -123,6 +123,46 @@ fn trace_adds_up_who_waited_for_what() {
 }
 
 #[test]
+fn a_caller_that_loads_while_it_waits_works() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder.path();
+    let span = |name: &str, row: u64, start: u64, long: u64, step: u64| {
+        let args = format!(r#"{{"epoch":0,"step":{step}}}"#);
+        format!(r#"{{"name":"{name}","ph":"X","pid":0,"tid":{row},"ts":{start},"dur":{long},"args":{args}}}"#)
+    };
+    let row = |row: u64, name: &str| {
+        format!(r#"{{"name":"thread_name","ph":"M","pid":0,"tid":{row},"args":{{"name":"{name}"}}}}"#)
+    };
+    let lines = [
+        row(1, "train"),
+        row(3, "upload"),
+        span("queue_wait", 1, 0, 1000, 0),
+        span("disk_load", 1, 100, 600, 0), // of the batch that it waits for
+        span("disk_load", 1, 700, 200, 1), // and of the next one
+        span("train", 1, 1000, 500, 0).replace("1000", "999.999"),
+        span("pause", 1, 1500, 3000, 0),
+        span("train", 1, 4500, 500, 0),
+        span("gpu_transfer", 3, 0, 100, 0),
+        span("gpu_transfer", 3, 300, 100, 1),
+    ];
+    fs::write(folder.join("t.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    let found = json(folder, "trace t.json --json");
+    let micros = |seconds: &Value| (seconds.as_f64().unwrap() * 1e6).round();
+    let train = &found["tracks"][0];
+    assert_eq!((micros(&train["busy_s"]), micros(&train["waiting_s"])), (1800.0, 200.0), "{found}");
+    let causes = found["waited_for"].as_array().unwrap();
+    assert_eq!(causes.len(), 3, "not for its own use: {found}");
+    let cause = causes.iter().find(|cause| cause["during"] == "disk_load").unwrap();
+    assert_eq!(micros(&cause["waited_s"]), 600.0, "{found}");
+    has(&text(folder, "trace t.json"), &["  `upload`, between two batches\n"]);
+    // A file beside it that is no trace.
+    fs::write(folder.join("data.bin"), [7; 5000]).unwrap();
+    let Run { code, stderr, .. } = twinbuf(folder, "trace t.json data.bin");
+    assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");
+    has(&stderr, &["data.bin: no spans: wanted a trace by twinbuf, one event a line"]);
+}
+
+#[test]
 fn nothing_is_no_negative_number() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = folder.path();
