@@ -127,17 +127,12 @@ impl Breakdown {
         inner.table.count(name, now.checked_sub(time).unwrap_or(now), time);
     }
 
-    /// The caller waited for the batch of this step from `start` on.
-    #[inline]
-    pub(crate) fn begin_step(&self, start: Instant) {
-        self.lock().into_iter().for_each(|mut inner| inner.table.begin(start));
-    }
-
-    /// Counts an event of a loader, if it is on: reading, transforms and copies are phases of the step.
+    /// Counts an event of a loader, if it is on. A wait begins the step; reading, transforms and copies are phases of it.
     #[inline]
     pub(crate) fn add_event(&self, event: &Event) {
         let Some(mut inner) = self.lock() else { return };
         let name = match event.what {
+            What::Wait => return inner.table.begin(event.start),
             What::Load => "load",
             What::Transform => "transform",
             What::Transfer => "h2d",

@@ -26,8 +26,6 @@ pub(crate) struct Recorder {
     away: Interval,
     /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
     first: Option<Interval>,
-    /// The caller's times before it asked for the batch of the first step: requests that brought none.
-    before: StageTimes,
     in_use: Option<Seen>,
     /// When the caller last was done with preparing a batch.
     prepared: Instant,
@@ -53,30 +51,18 @@ struct Asked {
 impl Recorder {
     pub(crate) fn new(track: Option<Track>, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
-        let (now, in_use, used) = (Instant::now(), None, VecDeque::new());
-        let (epoch, asked, since, away, first) = (None, None, None, (now, now), None);
-        let before = StageTimes::default();
-        Self {
-            report,
-            breakdown,
-            track,
-            epoch,
-            asked,
-            since,
-            away,
-            first,
-            before,
-            in_use,
-            prepared: now,
-            used,
-        }
+        let (now, used) = (Instant::now(), VecDeque::new());
+        let (epoch, asked, since, away, first, in_use) = (None, None, None, (now, now), None, None);
+        let prepared = now;
+        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, prepared, used }
     }
 
     /// Passes an event of the caller to the report and the trace.
-    fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) {
+    fn append(&mut self, what: What, batch: Ticket, (start, end): Interval, bytes: usize) -> Event {
         let event = Event { what, batch, start, end, bytes };
         self.report.add(&event);
         self.track.iter_mut().for_each(|track| track.add(&event));
+        event
     }
 
     /// Returns the report so far, including the current epoch.
@@ -116,7 +102,7 @@ impl Recorder {
             }
             self.released(now, copy);
             if self.report.batches == 0 {
-                self.before = self.report.train;
+                self.report.first_step.before = self.report.train;
             }
             let span = spans::span(What::Wait, self.epoch.as_ref().map(|epoch| &epoch.span), ticket);
             self.asked = Some(Asked { batch: ticket, at: now, first, span });
@@ -163,9 +149,9 @@ impl Recorder {
         }
         self.report.received(bytes, load.io_calls, now);
         let (asked, first) = self.asked.take().map_or((now, false), |asked| (asked.at, asked.first));
-        self.append(What::Wait, ticket, (asked, now), bytes);
         // A wait that brings no batch is in no step of the breakdown.
-        self.breakdown.begin_step(asked);
+        let wait = self.append(What::Wait, ticket, (asked, now), bytes);
+        self.breakdown.add_event(&wait);
         let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
         let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
         let (began, ended) = *self.first.get_or_insert((asked, now));
@@ -198,12 +184,15 @@ impl Recorder {
         self.track.iter_mut().for_each(|track| track.write_if_due(now));
     }
 
-    /// Records that the caller has received a unit that was in memory. Its use counts if none is in use.
-    pub(crate) fn kept(&mut self, ticket: Ticket, bytes: usize, now: Instant) {
-        self.report.bytes = self.report.bytes.saturating_add(bytes as u64);
-        // It is in no slot.
-        let ticket = Ticket { seq: u64::MAX, ..ticket };
-        self.in_use.get_or_insert_with(|| Seen::new(ticket, (now, now), now, now));
+    /// Records that the caller has received a unit that was in memory, and sends it to a device. Its use counts if none is
+    /// in use.
+    pub(crate) fn kept(&mut self, ticket: Ticket, bytes: usize) {
+        if self.report.sends {
+            self.report.bytes = self.report.bytes.saturating_add(bytes as u64);
+            // It is in no slot.
+            let (ticket, now) = (Ticket { seq: u64::MAX, ..ticket }, Instant::now());
+            self.in_use.get_or_insert(Seen::new(ticket, (now, now), now, now));
+        }
     }
 
     /// Records that the caller has filled a slot while it waited.
@@ -244,9 +233,8 @@ impl Recorder {
             self.append(What::Step, ticket, (asked, now), 0);
         }
         if self.report.batches == 1 && self.used.is_empty() {
-            let StageTimes { busy, waiting } = self.report.train;
-            self.report.first =
-                StageTimes { busy: busy - self.before.busy, waiting: waiting - self.before.waiting };
+            let (StageTimes { busy, waiting }, before) = (self.report.train, self.report.first_step.before);
+            self.report.first = StageTimes { busy: busy - before.busy, waiting: waiting - before.waiting };
             self.first.iter_mut().for_each(|first| first.1 = now);
         }
         if self.used.len() > STEPS.max(self.report.settings.depth) {
@@ -326,11 +314,6 @@ impl LoadRecorder {
 
     pub(crate) fn flush(&mut self) {
         self.track.iter_mut().for_each(Track::flush);
-    }
-
-    /// Writes the gathered events, and lets go of the trace.
-    pub(crate) fn close(&mut self) {
-        self.track = None;
     }
 }
 

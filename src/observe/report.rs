@@ -147,6 +147,9 @@ pub struct Report {
     /// Whether the builder or the environment turned it off.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) overlap_off: bool,
+    /// Whether the caller sends the items to a device.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) sends: bool,
     /// Whether more workers need clones of data sets and transforms that may have none.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) needs_clones: bool,
@@ -190,6 +193,8 @@ pub(super) struct FirstStep {
     pub(super) start_loads: Duration,
     pub(super) helped: Duration,
     pub(super) full: Duration,
+    /// The caller's times before it asked for the batch of that step: of requests that brought none.
+    pub(super) before: StageTimes,
 }
 
 /// The kind of the items of a pipe or of a loop.

@@ -280,13 +280,9 @@ impl Sums<'_> {
             () if report.kind == Kind::Ahead => self.by_loads(&waiting),
             () if copies > loads.max(used) => by_copies(),
             () if loads + helped <= used => {
-                let others = match helped > SMALL * wall {
-                    true => format!(", and those of the waiting caller {}", self.part(helped)),
-                    false => String::new(),
-                };
                 let why = format!(
-                    "{waiting}. Loads take {load_part}{others}, less than the use ({use_part}{only}), but some \
-                     come late."
+                    "{waiting}. Loads take {load_part}{}, less than the use ({use_part}{only}), but some come late.",
+                    self.by_caller()
                 );
                 (Verdict::Balanced, why, self.deeper())
             }
@@ -323,9 +319,8 @@ impl Sums<'_> {
             () => report.load_verdict(),
         };
         let workers = report.workers_with_overlap;
-        let depth = report.settings.depth.max(workers + 1);
-        let mut option =
-            self.set(Settings { overlap: true, workers, depth }, ", to load while the loop uses");
+        let settings = Settings { overlap: true, workers, depth: report.settings.depth.max(workers + 1) };
+        let mut option = self.set(settings, ", to load while the loop uses");
         if report.by_breakdown {
             let too = if report.overlap_off { " too, and set `overlap(true)`" } else { "" };
             option.change = format!("turn off the breakdown, which turns overlap off{too}");
@@ -335,7 +330,7 @@ impl Sums<'_> {
 
     /// The workers load nearly all the time, or all the time in which they get a processor.
     fn by_loads(&self, waiting: &str) -> Judged {
-        let Self { report, wall, waits, loads, helped, full, .. } = *self;
+        let Self { report, wall, waits, loads, full, .. } = *self;
         let (verdict, now, load_part) = (report.load_verdict(), report.settings, self.part(loads));
         let mut busy = match now.workers {
             1 => format!(" The loading thread is busy for {load_part} of the time"),
@@ -343,9 +338,7 @@ impl Sums<'_> {
                 format!(" Each of {workers} loading threads is busy for {load_part} of the time, on average")
             }
         };
-        if helped > SMALL * wall {
-            busy += &format!(", and the caller, which loads while it waits, for {}", self.part(helped));
-        }
+        busy += &self.by_caller();
         busy += match verdict {
             Verdict::DiskBound => ", and most bytes came from a disk.",
             Verdict::TransformBound => ", most of it with the transform.",
@@ -380,6 +373,16 @@ impl Sums<'_> {
         (verdict, format!("{waiting}.{busy}\n{cheaper}: that saves at most {most} of the time."), None)
     }
 
+    /// The loads of a caller that helps, in words, if they matter.
+    fn by_caller(&self) -> String {
+        let matter = self.helped > SMALL * self.wall;
+        if matter {
+            format!(", and loads by the waiting caller {}", self.part(self.helped))
+        } else {
+            String::new()
+        }
+    }
+
     /// More slots. A generator has no option for them.
     fn deeper(&self) -> Option<Try> {
         let now = self.report.settings;
@@ -391,9 +394,8 @@ impl Sums<'_> {
     /// Returns the seconds that a loop with so many workers saves at most: all loads are shared by them, and with a caller
     /// that helps, go on beside copies and the use, and nothing waits.
     fn saves(&self, workers: usize) -> f64 {
-        let Self {
-            report: Report { settings, parts, choices, .. }, wall, used, loads, helped, copies, ..
-        } = *self;
+        let Self { report, wall, used, loads, helped, copies, .. } = *self;
+        let Report { settings, parts, choices, .. } = report;
         // With files, a caller that waits loads too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
@@ -404,25 +406,20 @@ impl Sums<'_> {
     /// A change of the settings and its purpose, and the variables that make it without a change of the program.
     fn set(&self, settings: Settings, purpose: &str) -> Try {
         let now = self.report.settings;
-        let (mut change, mut variables) = (String::new(), String::new());
-        for (name, value, is_new) in [
-            ("overlap", None, settings.overlap != now.overlap),
-            // The builder has the number of workers for overlap.
-            (
-                "workers",
-                Some(settings.workers),
-                settings.overlap == now.overlap && settings.workers != now.workers,
-            ),
-            ("depth", Some(settings.depth), settings.depth != now.depth),
-        ] {
-            if is_new {
-                let (before, space) = if change.is_empty() { ("", "") } else { (" and ", " ") };
-                let call = value.map_or("true".to_string(), |value| value.to_string());
-                change += &format!("{before}`{name}({call})`");
-                variables += &format!("{space}TWINBUF_{}={}", name.to_uppercase(), value.unwrap_or(1));
-            }
-        }
-        change += purpose;
+        // With overlap, the builder has its number of workers.
+        let starts = settings.overlap != now.overlap;
+        let changes = [
+            ("overlap", 1, starts),
+            ("workers", settings.workers, !starts && settings.workers != now.workers),
+            ("depth", settings.depth, settings.depth != now.depth),
+        ];
+        let all = |call: fn(&str, usize) -> String, and: &str| {
+            let changed = changes.iter().filter(|(.., is_new)| *is_new);
+            changed.map(|&(name, value, _)| call(name, value)).collect::<Vec<_>>().join(and)
+        };
+        let calls = all(|name, value| format!("`{name}({value})`"), " and ").replace("(1)", "(true)");
+        let variables = all(|name, value| format!("TWINBUF_{}={value}", name.to_uppercase()), " ");
+        let mut change = calls + purpose;
         // Only a loader has the variables.
         if self.report.kind == Kind::Batches {
             change += &format!(" (`{variables}` if the builder calls `from_env`)");

@@ -312,7 +312,7 @@ impl<R: Ring> Pipe<R> {
         let track = trace.clone().map(|trace| Track::new(trace, id, train, naming.rounds, R::ON_DEVICE));
         let mut report = Report::new(kind, Settings { overlap, depth, workers });
         report.settings.workers = if overlap { workers } else { 1 };
-        report.overlap_off = !options.overlap;
+        (report.overlap_off, report.sends) = (!options.overlap, sends);
         let mut running = ForkGuard::new(Running {
             consumer: Some(consumer),
             shared,

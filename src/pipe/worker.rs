@@ -251,7 +251,7 @@ impl<R: Ring> Driven<R> {
                 if waits || shared.is_closed() {
                     *left = true;
                     // Before it leaves: the last to do so completes the trace.
-                    lane.recorder.close();
+                    lane.recorder = LoadRecorder::new(None, false);
                     shared.leave();
                     break;
                 }

@@ -195,7 +195,7 @@ impl<B: Backend> StreamBuilder<B> {
         // With a device, the uploader allocates the host slots, in page-locked memory.
         let slots = || Buffer::several(&vec![slot; depth]);
         let lent = (device_depth == 0).then(|| slots().ok_or_else(|| too_large(&*schedule))).transpose()?;
-        let (trace, sends) = (options.open(0, 1)?, options.sends);
+        let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
         let memory = Memory { slot, depth, lent, sum: &*schedule, trace: trace.clone(), options: &options };
         let readers = [reader.clone()];
@@ -215,20 +215,7 @@ impl<B: Backend> StreamBuilder<B> {
         })?;
         let (order, at) = (Vec::new(), 0);
         let (passes, flowing, whole, failed) = (0, false, false, None);
-        Ok(TensorStream {
-            pipe,
-            schedule,
-            reader,
-            cycle,
-            sends,
-            passes,
-            flowing,
-            order,
-            at,
-            whole,
-            failed,
-            taken,
-        })
+        Ok(TensorStream { pipe, schedule, reader, cycle, passes, flowing, order, at, whole, failed, taken })
     }
 }
 
@@ -244,8 +231,6 @@ pub struct TensorStream<B: Backend = Host> {
     schedule: Arc<Schedule>,
     reader: Arc<Reader<Groups>>,
     cycle: bool,
-    /// Whether the caller sends the groups to a device.
-    sends: bool,
     /// The number of passes that have begun.
     passes: u64,
     /// Whether the pipe's current order continues with the next pass, which then needs no new order.
@@ -409,10 +394,8 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
         // Once all kept groups have been read, they are returned from memory and take no slot.
         match self.kept_group(group).filter(|_| !self.whole) {
             Some(kept) => {
-                if self.sends {
-                    let (ticket, bytes) = (self.place().ticket(), self.groups().bytes(group));
-                    self.pipe.recorder().kept(ticket, bytes, Instant::now());
-                }
+                let (ticket, bytes) = (self.place().ticket(), self.groups().bytes(group));
+                self.pipe.recorder().kept(ticket, bytes);
                 Next::Item(self.group(group, GroupPlace::Kept(kept)))
             }
             None => Next::Slot,

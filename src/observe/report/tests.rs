@@ -250,10 +250,10 @@ fn loads_that_come_late_now_and_then_need_slots() {
     // What the caller loads counts too.
     let mut helped = report(300, 700, 630);
     helped.parts.helped = ms(490);
-    let words = "busy for 14 % of the time, and the caller, which loads while it waits, for 49 %.";
+    let words = "busy for 14 % of the time, and loads by the waiting caller 49 %.";
     says(&helped, Verdict::LoadBound, &[words]);
     helped.train.busy = ms(800);
-    let words = "Loads take 9.3 %, and those of the waiting caller 33 %, less than the use (53 %)";
+    let words = "Loads take 9.3 %, and loads by the waiting caller 33 %, less than the use (53 %)";
     says(&helped, Verdict::Balanced, &[words]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
