@@ -3,21 +3,42 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A parameter of a kernel, or of a function that it calls.
+/// A parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
+    /// Where it begins in a buffer of all parameters.
+    pub(super) offset: usize,
     /// Whether it is one integer of 64 bits, which may be an address.
     pub(super) address: bool,
-    /// Whether the code stores at an address that it computes from this one in registers, also in functions that it calls.
+    /// Whether the code stores at an address that it computes from this one, also in functions that it calls.
     pub(super) written: bool,
 }
 
-/// The parameters of the functions looked at; `None` inside for one that the text only declares or that calls itself.
-type Known = BTreeMap<String, Option<Vec<Parameter>>>;
-
 /// The parameters of an entry; `None` if the text has none of this name.
 pub(super) fn parameters(text: &str, name: &str) -> Option<Vec<Parameter>> {
-    routine(&plain(text), ".entry", name, &mut Known::new())
+    let text = plain(text);
+    let mut routines = BTreeMap::from([(name.to_owned(), Routine::find(&text, ".entry", name)?)]);
+    let mut called = routines[name].calls();
+    while let Some(callee) = called.pop() {
+        if routines.contains_key(&callee) {
+            continue;
+        }
+        if let Some(routine) = Routine::find(&text, ".func", &callee) {
+            called.extend(routine.calls());
+            routines.insert(callee, routine);
+        }
+    }
+    // Functions may call each other in a circle: until nothing is new.
+    loop {
+        let flows: Vec<Flow> = routines.values().map(|routine| flow(routine, &routines)).collect();
+        if routines.values().map(|routine| &routine.flow).eq(&flows) {
+            break;
+        }
+        routines.values_mut().zip(flows).for_each(|(routine, flow)| routine.flow = flow);
+    }
+    let Routine { names, parameters, flow, .. } = routines.remove(name)?;
+    let of = |(parameter, name)| Parameter { written: flow.written.contains(name), ..parameter };
+    Some(parameters.into_iter().zip(&names).map(of).collect())
 }
 
 /// The text without comments, strings, and the lines that name a place in the source, which end without a semicolon.
@@ -37,42 +58,88 @@ fn plain(text: &str) -> String {
     }
     plain.push_str(rest);
     let lines = plain.lines().filter(|line| line.split_whitespace().next() != Some(".loc"));
-    lines.collect::<Vec<_>>().join("\n")
+    let text = lines.collect::<Vec<_>>().join("\n");
+    // A directive between the parameters and the code, which ends with a semicolon as a declaration does.
+    let mut parts = text.split(".pragma");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once(';').map_or("", |(_, rest)| rest))
 }
 
-/// The parameters of an `.entry` or a `.func`; `None` if the text has no code of this name.
-fn routine(text: &str, kind: &str, name: &str, known: &mut Known) -> Option<Vec<Parameter>> {
-    if let Some(known) = known.get(name) {
-        return known.clone();
+/// An `.entry` or a `.func`.
+struct Routine {
+    /// Those of its parameters.
+    names: Vec<String>,
+    parameters: Vec<Parameter>,
+    results: Vec<String>,
+    statements: Vec<Statement>,
+    /// As far as it is known.
+    flow: Flow,
+}
+
+/// The parameters, and [`MEMORY`], whose values reach some place.
+type Sources = BTreeSet<String>;
+
+/// Where the values of a routine's parameters go, and what its caller has put into memory.
+#[derive(Default, PartialEq)]
+struct Flow {
+    /// Into addresses of stores.
+    written: Sources,
+    /// Into memory, where the caller may find them.
+    kept: Sources,
+    returned: Sources,
+}
+
+impl Routine {
+    /// `None` if the text has no code of this name.
+    fn find(text: &str, kind: &str, name: &str) -> Option<Self> {
+        let (results, list, body) = text.split(kind).skip(1).find_map(|after| {
+            let begin = after.find(['{', ';']).filter(|at| after[*at..].starts_with('{'))?;
+            let (head, body) = after.split_at(begin);
+            // A function's results come before its name.
+            let head = head.trim_start();
+            let (results, head) =
+                head.strip_prefix('(').map_or(Some(("", head)), |head| head.split_once(')'))?;
+            let (names, list) = head.split_once('(').unwrap_or((head, ""));
+            let mut depth = 0;
+            let end = body.find(|c: char| {
+                depth += i32::from(c == '{') - i32::from(c == '}');
+                depth == 0
+            });
+            let list = list.split(')').next()?;
+            let body = &body[1..end.unwrap_or(body.len())];
+            (names.split_whitespace().next() == Some(name)).then_some((results, list, body))
+        })?;
+        let (names, parameters) = declared(list).into_iter().unzip();
+        let results = declared(results).into_iter().map(|(name, _)| name).collect();
+        Some(Self { names, parameters, results, statements: statements(body), flow: Flow::default() })
     }
-    known.insert(name.to_owned(), None);
-    let (list, body) = text.split(kind).skip(1).find_map(|after| {
-        let begin = after.find(['{', ';']).filter(|at| after[*at..].starts_with('{'))?;
-        let (head, body) = after.split_at(begin);
-        // A function's results come before its name.
-        let head = head.trim_start();
-        let head = if head.starts_with('(') { head.split_once(')')?.1 } else { head };
-        let (names, list) = head.split_once('(').unwrap_or((head, ""));
-        let mut depth = 0;
-        let end = body.find(|c: char| {
-            depth += i32::from(c == '{') - i32::from(c == '}');
-            depth == 0
+
+    /// The names of the functions that it calls.
+    fn calls(&self) -> Vec<String> {
+        let calls = self.statements.iter().filter(|statement| statement.operation.starts_with("call"));
+        calls.filter_map(|call| Some(called(&call.operands)?.1.to_owned())).collect()
+    }
+}
+
+/// The names and kinds of what a list declares: parameters, or results.
+fn declared(list: &str) -> Vec<(String, Parameter)> {
+    let mut end = 0_usize;
+    let mut one = |declared: &str| {
+        let (head, count) = declared.split_once('[').map_or((declared, None), |(head, count)| {
+            (head, count.trim_end_matches(']').trim().parse::<usize>().ok())
         });
-        let list = list.split(')').next()?;
-        (names.split_whitespace().next() == Some(name)).then(|| (list, &body[1..end.unwrap_or(body.len())]))
-    })?;
-    let declared: Vec<&str> = list.split(',').map(str::trim).filter(|one| !one.is_empty()).collect();
-    let name_of = |declared: &str| declared.split_whitespace().last().map(str::to_owned);
-    let names: Vec<String> = declared.iter().filter_map(|one| name_of(one)).collect();
-    let written = written(&statements(body), &names, &mut |callee| routine(text, ".func", callee, known));
-    let one = |(declared, name): (&&str, &String)| {
-        let wide =
-            [".u64", ".s64", ".b64"].iter().any(|kind| declared.split_whitespace().any(|word| word == *kind));
-        Parameter { address: wide && !name.contains('['), written: written.contains(name) }
+        let name = head.split(|c: char| c.is_whitespace()).rfind(|word| !word.is_empty())?;
+        // Behind `.ptr` is the alignment of what it points to.
+        let kind = head.split(".ptr").next()?.replace('.', " .");
+        let number = |words: &str| words.split_whitespace().next()?.parse::<usize>().ok();
+        let align = kind.split_once(".align").and_then(|(_, words)| number(words));
+        let bytes = kind.split_whitespace().find_map(|word| number(word.strip_prefix('.')?.get(1..)?))? / 8;
+        let offset = end.next_multiple_of(align.unwrap_or(1).max(bytes).max(1));
+        end = offset + bytes * count.unwrap_or(1);
+        let address = count.is_none() && [".u64", ".s64", ".b64"].iter().any(|wide| kind.contains(wide));
+        Some((name.to_owned(), Parameter { offset, address, written: false }))
     };
-    let parameters: Vec<Parameter> = declared.iter().zip(&names).map(one).collect();
-    known.insert(name.to_owned(), Some(parameters.clone()));
-    Some(parameters)
+    list.split(',').filter_map(|declared| one(declared.trim())).collect()
 }
 
 /// One of the operands of a statement, between commas: registers, and names of variables.
@@ -104,10 +171,11 @@ fn statements(body: &str) -> Vec<Statement> {
     // Each call declares its variables for arguments anew, mostly by the same names.
     let mut declared = BTreeMap::<String, usize>::new();
     let statement = |text: &String| {
-        let (mut operation, mut rest) = word(text);
-        if operation.starts_with('@') {
-            (operation, rest) = word(rest);
+        let mut rest = text.trim_start();
+        if let Some(predicate) = rest.strip_prefix('@') {
+            rest = word(predicate.trim_start_matches(|c: char| c == '!' || c.is_whitespace())).1;
         }
+        let (operation, mut rest) = word(rest);
         let mut operation = operation.to_owned();
         while rest.trim_start().starts_with('.') {
             let (part, after) = word(rest);
@@ -118,6 +186,8 @@ fn statements(body: &str) -> Vec<Statement> {
             let name = rest.split('[').next().and_then(|declared| declared.split_whitespace().last());
             *declared.entry(name.unwrap_or_default().to_owned()).or_default() += 1;
         }
+        // The default order of accesses, which some compilers write out.
+        let operation = operation.replace(".weak", "");
         let renamed = |word: &str| {
             declared.get(word).map_or_else(|| word.to_owned(), |times| format!("{word} {times}"))
         };
@@ -154,68 +224,136 @@ fn called(operands: &[Operand]) -> Option<(&[String], &str, &Operand)> {
     }
 }
 
-/// Whether an operation writes to memory that other kernels see, or may see, at its first address.
+/// Whether an operation writes at its first address, to memory that other kernels see or to that of the kernel: addresses of
+/// the latter come from no parameter.
 fn stores(operation: &str) -> bool {
-    const STORES: [&str; 7] =
-        ["st.", "red.", "atom.", "wmma.store.", "multimem.st.", "multimem.red.", "sust."];
-    let bulk = ["cp.async.bulk.global.", "cp.reduce.async.bulk.global."];
-    STORES.iter().chain(&bulk).any(|kind| operation.starts_with(kind)) && !operation.starts_with("st.param")
+    const STORES: [&str; 9] = [
+        "st.",
+        "red.",
+        "atom.",
+        "wmma.store.",
+        "multimem.st.",
+        "multimem.red.",
+        "sust.",
+        "sured.",
+        "discard.",
+    ];
+    let others = ["tensormap.replace.", "cp.async.bulk.global.", "cp.reduce.async.bulk.global."];
+    STORES.iter().chain(&others).any(|kind| operation.starts_with(kind)) && !operation.starts_with("st.param")
 }
 
-/// The parameters that the addresses of stores come from, through registers. `callee` knows the parameters of a function.
-fn written(
-    statements: &[Statement],
-    names: &[String],
-    callee: &mut dyn FnMut(&str) -> Option<Vec<Parameter>>,
-) -> BTreeSet<String> {
-    let own = |name: &String| (name.clone(), BTreeSet::from([name.clone()]));
-    let mut from: BTreeMap<String, BTreeSet<String>> = names.iter().map(own).collect();
-    let mut written = BTreeSet::new();
+/// Stands for all that was put into memory other than parameters. It is no word of PTX.
+const MEMORY: &str = "[";
+/// Of that, what was not put at a [`place`].
+const ELSEWHERE: &str = "[elsewhere";
+
+/// The name of 64 bits at a fixed place on the stack. Code that is not optimised has all its variables there.
+fn place(operation: &str, operand: &Operand) -> Option<String> {
+    let words: Vec<&str> = operand.words.iter().map(String::as_str).collect();
+    let offset = match words[..] {
+        ["%SP" | "%SPL"] => "0",
+        ["%SP" | "%SPL", offset] => offset,
+        _ => return None,
+    };
+    let more = [".v2.", ".v4.", ".b128"].iter().any(|kind| operation.contains(kind));
+    (!more).then(|| format!("{MEMORY}{offset}"))
+}
+
+/// Follows the values of a routine's parameters through registers, memory and calls. Values of fewer than 64 bits are not
+/// followed through memory and parameters: they are no addresses.
+fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
+    let names = routine.names.iter().map(String::as_str).chain([MEMORY]);
+    let own: BTreeMap<String, Sources> =
+        names.map(|name| (name.to_owned(), Sources::from([name.to_owned()]))).collect();
+    let (mut from, mut written, mut addresses) = (own.clone(), Sources::new(), Sources::new());
     // In a loop, a register may be used above its definition: until nothing is new.
     loop {
-        let size = |from: &BTreeMap<_, BTreeSet<String>>| from.values().map(BTreeSet::len).sum::<usize>();
-        let before = (size(&from), written.len());
-        for Statement { operation, operands } in statements {
+        let size = |from: &BTreeMap<_, Sources>| from.values().map(BTreeSet::len).sum::<usize>();
+        let (before, mut converted) = ((size(&from), written.len()), Sources::new());
+        for Statement { operation, operands } in &routine.statements {
+            let of = |word: &str| from.get(word).cloned().unwrap_or_default();
             let sources = |operands: &[Operand]| {
-                let words = operands.iter().flat_map(|operand| &operand.words);
-                words.filter_map(|word| from.get(word)).flatten().cloned().collect::<BTreeSet<_>>()
+                operands
+                    .iter()
+                    .flat_map(|operand| &operand.words)
+                    .flat_map(|word| of(word))
+                    .collect::<Sources>()
             };
+            let wide = [".u64", ".s64", ".b64", ".b128"].iter().any(|kind| operation.ends_with(kind));
             let memory = operands.iter().position(|operand| operand.first == Some('['));
-            let (to, new) = if operation.starts_with("call") {
-                let Some((results, name, arguments)) = called(operands) else { continue };
-                let parameters = callee(name);
-                for (i, argument) in arguments.words.iter().enumerate() {
-                    // What is behind an unknown function may write.
-                    let writes = parameters.as_ref().and_then(|all| all.get(i)).is_none_or(|one| one.written);
-                    written.extend(from.get(argument).filter(|_| writes).into_iter().flatten().cloned());
+            let (mut new, mut kept, mut at) = (Sources::new(), Sources::new(), None);
+            let to = match (memory, operands.first()) {
+                _ if operation.starts_with("call") => {
+                    let Some((results, name, arguments)) = called(operands) else { continue };
+                    if let Some(Routine { names, flow, .. }) = routines.get(name) {
+                        let given = arguments.words.iter().map(String::as_str).chain([MEMORY]);
+                        for (given, name) in given.zip(names.iter().map(String::as_str).chain([MEMORY])) {
+                            let ways = [&mut written, &mut kept, &mut new];
+                            for (to, from) in
+                                ways.into_iter().zip([&flow.written, &flow.kept, &flow.returned])
+                            {
+                                to.extend(of(given).into_iter().filter(|_| from.contains(name)));
+                            }
+                        }
+                    } else {
+                        // What is behind an unknown function may write.
+                        new = sources(std::slice::from_ref(arguments));
+                        written.extend(new.iter().cloned());
+                    }
+                    results
                 }
-                (results, sources(std::slice::from_ref(arguments)))
-            } else {
-                match (memory, operands.first()) {
-                    (Some(at), _) if stores(operation) => {
-                        written.extend(sources(&operands[at..=at]));
-                        continue;
+                (Some(address), Some(to)) if stores(operation) => {
+                    written.extend(sources(&operands[address..=address]));
+                    if wide {
+                        at = place(operation, &operands[address]);
+                        kept = sources(&operands[address + 1..]);
+                        new = of(MEMORY);
                     }
-                    (Some(_), Some(to)) if operation.starts_with("ld.param") => {
-                        (&to.words[..], sources(&operands[1..]))
-                    }
-                    (Some(0), Some(to)) if operation.starts_with("st.param") => {
-                        (to.words.get(..1).unwrap_or_default(), sources(&operands[1..]))
-                    }
-                    // A predicate is no address, and addresses in memory are not followed.
-                    (None, Some(to)) if !operation.starts_with("setp.") => {
-                        (&to.words[..], sources(&operands[1..]))
-                    }
-                    _ => continue,
+                    // An atomic operation also loads.
+                    if address == 1 { &to.words[..] } else { &[] }
                 }
+                (Some(0), Some(to)) if operation.starts_with("st.param") => {
+                    new = sources(&operands[1..]);
+                    to.words.get(..1).unwrap_or_default()
+                }
+                (Some(1), Some(to)) if operation.starts_with("ld") && wide => {
+                    new = match place(operation, &operands[1]) {
+                        _ if operation.starts_with("ld.param") => sources(&operands[1..]),
+                        Some(place) => &of(&place) | &of(ELSEWHERE),
+                        None => of(MEMORY),
+                    };
+                    &to.words
+                }
+                // A predicate is no address.
+                (None, Some(to)) if !operation.starts_with("setp.") => {
+                    new = sources(&operands[1..]);
+                    if operation.starts_with("cvta.to.") && new.len() == 1 {
+                        converted.extend(new.iter().filter(|name| *name != MEMORY).cloned());
+                    }
+                    // The difference of two addresses is none. That of an address and a number is one.
+                    let is_number =
+                        operation.starts_with("sub.") && !sources(&operands[2..]).is_disjoint(&addresses);
+                    if is_number { &[] } else { &to.words[..] }
+                }
+                _ => continue,
             };
-            for to in to {
-                from.entry(to.clone()).or_default().extend(new.iter().cloned());
+            let to = to.iter().cloned().map(|to| (to, &new));
+            let to_memory = [at.unwrap_or_else(|| ELSEWHERE.to_owned()), MEMORY.to_owned()];
+            for (to, new) in to.chain(to_memory.map(|to| (to, &kept))) {
+                from.entry(to).or_default().extend(new.iter().cloned());
             }
         }
-        if before == (size(&from), written.len()) {
-            return written;
+        if before != (size(&from), written.len()) {
+            continue;
         }
+        if converted.is_subset(&addresses) {
+            let returned = routine.results.iter().filter_map(|name| from.get(name)).flatten().cloned();
+            let returned = returned.collect();
+            return Flow { written, kept: from.remove(ELSEWHERE).unwrap_or_default(), returned };
+        }
+        // Once more, without their differences.
+        addresses.extend(converted);
+        (from, written) = (own.clone(), Sources::new());
     }
 }
 
@@ -252,15 +390,20 @@ mod tests {
             atom.global.add.u32 %r9, [%rd8], 1;
             ret;
         }
-        .visible .entry none() { ret; }";
+        .visible .entry none() { ret; }
+        .visible .entry pragma(.param.u32 a, .param.u64 b) .pragma \"nounroll\", \"x\"; { ld.weak.param.u64 %rd1, [b]; ret; }";
 
     #[test]
     fn parameters_are_addresses_that_are_written_or_read() {
-        let number = Parameter { address: false, written: false };
-        let read = Parameter { address: true, written: false };
-        let write = Parameter { address: true, written: true };
-        assert_eq!(parameters(TEXT, "saxpy"), Some(vec![write, read, number, number, write]));
-        assert_eq!(parameters(TEXT, "first"), Some(vec![read]));
+        let number = |offset| Parameter { offset, address: false, written: false };
+        let read = |offset| Parameter { offset, address: true, written: false };
+        let write = |offset| Parameter { offset, address: true, written: true };
+        assert_eq!(
+            parameters(TEXT, "saxpy"),
+            Some(vec![write(0), read(8), number(16), number(24), write(40)])
+        );
+        assert_eq!(parameters(TEXT, "first"), Some(vec![read(0)]));
+        assert_eq!(parameters(TEXT, "pragma"), Some(vec![number(0), read(8)]));
         assert_eq!(parameters(TEXT, "none"), Some(vec![]));
         assert_eq!((parameters(TEXT, "sax"), parameters("", "saxpy")), (None, None));
     }
@@ -298,6 +441,50 @@ mod tests {
             add.s64 %rd2, %rd1, 8;
             st.param.b64 [func_retval0+0], %rd2;
             ret;
+        }
+        .func (.param .b32 func_retval0) look(.param .b64 look_param_0)
+        {
+            ld.param.u64 %rd1, [look_param_0];
+            ld.u32 %r1, [%rd1];
+            { .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0; call.uni (retval0), look, (param0); }
+            ret;
+        }
+        .func circle(.param .b64 circle_param_0)
+        {
+            ld.param.u64 %rd1, [circle_param_0];
+            { .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni back, (param0); }
+            st.u32 [%rd1], %r1;
+            ret;
+        }
+        .func back(.param .b64 back_param_0)
+        {
+            ld.param.u64 %rd1, [back_param_0];
+            { .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni circle, (param0); }
+            ret;
+        }
+        .func put_at(.param .b64 put_at_param_0)
+        {
+            ld.param.u64 %rd1, [put_at_param_0];
+            ld.u64 %rd2, [%rd1];
+            st.u32 [%rd2], %r1;
+            ret;
+        }
+        .func (.param .b64 func_retval0) get_at(.param .b64 get_at_param_0)
+        {
+            ld.param.u64 %rd1, [get_at_param_0];
+            ld.u64 %rd2, [%rd1];
+            st.param.b64 [func_retval0+0], %rd2;
+            ret;
+        }
+        .func keep(.param .b64 keep_param_0, .param .b64 keep_param_1)
+        {
+            .local .align 8 .b8 __local_depot0[8];
+            ld.param.u64 %rd1, [keep_param_0];
+            ld.param.u64 %rd2, [keep_param_1];
+            st.u64 [%SP+0], %rd1;
+            ld.u64 %rd3, [%SP+0];
+            st.u64 [%rd3], %rd2;
+            ret;
         }";
 
     #[test]
@@ -307,6 +494,15 @@ mod tests {
             "// st.global.u32 [%rd2], %r1;",
             "/* st.global.u32 [%rd2], %r1;\n st.global.u32 [%rd2], %r1; */",
             "st.shared.u32 [%rd3], %r1; st.local.u32 [%rd3], %rd1;",
+            // Their values are no addresses.
+            "st.shared.u32 [%rd3], %rd1; ld.shared.u32 %rd4, [%rd3]; st.global.u32 [%rd4], %r1;",
+            "ld.global.u64 %rd4, [%rd2]; st.global.u32 [%rd4], %r1;",
+            // Not optimised: all variables are on the stack.
+            "st.u64 [%SP+0], %rd1; st.u64 [%SP+8], %rd7; ld.u64 %rd4, [%SP+8]; st.u32 [%rd4], %r1;",
+            "st.u64 [%SP], %rd1; { .param .b64 param0; st.param.b64 [param0+0], %SP; .param .b64 retval0;
+               call.uni (retval0), get_at, (param0); ld.param.b64 %rd4, [retval0+0]; } ld.u32 %r1, [%rd4];",
+            "ld.param.u64 %rd4, [k_param_1]; sub.s64 %rd5, %rd4, %rd1; st.global.u32 [%rd6+%rd5], %r1;",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0; call.uni (retval0), look, (param0); }",
             "cp.async.ca.shared.global [%rd3], [%rd2], 16;",
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%rd3], [%rd2], 16, [%rd4];",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0;
@@ -340,6 +536,26 @@ mod tests {
             "$L: mov.u64 %rd8, %rd7; mov.u64 %rd7, %rd6; st.global.u32 [%rd8], %r1; mov.u64 %rd6, %rd4; mov.u64 %rd4, %rd3;
              mov.u64 %rd3, %rd2; @%p1 bra $L;",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni put, (param0); }",
+            "@ %p1 st.global.u32 [%rd2], %r1;",
+            "@ ! %p1 st.global.u32 [%rd2], %r1;",
+            "ld.weak.param.u64 %rd5, [k_param_0]; st.weak.global.u32 [%rd5], %r1;",
+            "sured.b.add.1d.u32.trap [%rd2, {%r1}], %r1;",
+            "discard.global.L2 [%rd2], 128;",
+            "tensormap.replace.tile.rank.global.b1024.b32 [%rd2], 1;",
+            // Through memory.
+            "st.local.v2.u64 [%rd3], {%rd6, %rd1}; ld.local.u64 %rd4, [%rd7]; st.u32 [%rd4], %r1;",
+            "st.shared.u64 [p], %rd1; ld.shared.u64 %rd4, [p]; st.u32 [%rd4], %r1;",
+            "st.u64 [%SP+0], %rd1; ld.u64 %rd4, [%SP+0]; st.u32 [%rd4], %r1;",
+            "st.local.v2.u64 [%SPL+0], {%rd7, %rd1}; ld.u64 %rd4, [%SP+8]; st.u32 [%rd4], %r1;",
+            "st.u64 [%SP+8], %rd1; ld.v2.u64 {%rd3, %rd4}, [%SP+0]; st.u32 [%rd4], %r1;",
+            "atom.exch.b64 %rd3, [%rd7], %rd1; atom.exch.b64 %rd4, [%rd7], 0; st.u32 [%rd4], %r1;",
+            "st.u64 [%SP+0], %rd1; { .param .b64 param0; st.param.b64 [param0+0], %SP; call.uni put_at, (param0); }",
+            "st.u64 [%SP+0], %rd1; { .param .b64 param0; st.param.b64 [param0+0], %SP; .param .b64 retval0;
+               call.uni (retval0), get_at, (param0); ld.param.b64 %rd4, [retval0+0]; } st.u32 [%rd4], %r1;",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %SP; .param .b64 param1; st.param.b64 [param1+0], %rd1;
+               call.uni keep, (param0, param1); } ld.u64 %rd4, [%SP+0]; st.u32 [%rd4], %r1;",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni circle, (param0); }",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni back, (param0); }",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call.uni unknown, (param0); }",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call (retval0), %rd5, (param0), prototype_0; }",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b64 retval0;
@@ -352,5 +568,8 @@ mod tests {
                 assert_eq!(written.collect::<Vec<_>>(), [wanted, false], "{body}");
             }
         }
+        // The second parameter may be a number.
+        let minus = "ld.param.u64 %rd4, [k_param_1]; sub.s64 %rd5, %rd2, %rd4; st.global.u32 [%rd5], %r1;";
+        assert!(parameters(&FUNCTIONS.replace("BODY", minus), "k").unwrap()[0].written);
     }
 }
