@@ -31,9 +31,26 @@ mod entry;
 
 pub(super) use bodies::launch;
 
-/// The value of a `CUdevice_attribute`; 0 for all others.
+/// The value of a `CUdevice_attribute`, as of an H100; 0 for those that are not here.
 fn attribute(core: &Core, attribute: c_int) -> c_int {
     match attribute {
+        // MAX_THREADS_PER_BLOCK, MAX_BLOCK_DIM_X and _Y, _Z.
+        1..=3 => 1024,
+        4 => 64,
+        // MAX_GRID_DIM_X, _Y and _Z.
+        5 => c_int::MAX,
+        6 | 7 => 65_535,
+        // MAX_SHARED_MEMORY_PER_BLOCK, _PER_MULTIPROCESSOR, _PER_BLOCK_OPTIN.
+        8 => 49_152,
+        81 => 233_472,
+        97 => 232_448,
+        // WARP_SIZE, MAX_BLOCKS_PER_MULTIPROCESSOR.
+        10 | 106 => 32,
+        // MAX_REGISTERS_PER_BLOCK, _PER_MULTIPROCESSOR.
+        12 | 82 => 65_536,
+        // MULTIPROCESSOR_COUNT, MAX_THREADS_PER_MULTIPROCESSOR.
+        16 => 132,
+        39 => 2048,
         // UNIFIED_ADDRESSING, STREAM_PRIORITIES_SUPPORTED, MANAGED_MEMORY, CONCURRENT_MANAGED_ACCESS.
         41 | 78 | 83 | 89 => 1,
         // COMPUTE_CAPABILITY_MAJOR; the minor one, 76, is 0.

@@ -29,6 +29,34 @@ fn no_device_fails_at_init() {
     assert_eq!(none.error_name().unwrap(), c"CUDA_ERROR_NO_DEVICE");
 }
 
+/// Programs compute their grids from these, and the driver refuses a launch of no blocks.
+#[test]
+fn a_device_has_the_sizes_that_grids_come_from() {
+    use cudarc::driver::sys::CUdevice_attribute_enum::*;
+    let Some(_sim) = Sim::start_software(Options::default()) else { return };
+    let context = CudaContext::new(0).unwrap();
+    for size in [
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+        CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+        CU_DEVICE_ATTRIBUTE_WARP_SIZE,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK,
+        CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
+    ] {
+        assert!(context.attribute(size).unwrap() >= 32, "{size:?}");
+    }
+}
+
 #[test]
 fn without_pools_memory_is_allocated_synchronously() {
     for pools in [false, true] {
