@@ -369,12 +369,13 @@ calls! {
     };
     fn cuLaunchKernel(
         function: usize, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint,
-        threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void, _extra: *const c_void
+        threads_z: c_uint, _shared: c_uint, handle: usize, parameters: *const *const c_void,
+        extra: *const *const c_void
     ) Context |core| {
         if [x, y, z, threads_x, threads_y, threads_z].contains(&0) {
             return Err(INVALID_VALUE);
         }
-        launch_function(core, function, handle, parameters)
+        launch_function(core, function, handle, parameters, extra)
     };
 
     // Events.

@@ -451,6 +451,51 @@ fn launch(copies: &[(&CudaStream, u64, u64)]) -> Result<(), DriverError> {
     launched
 }
 
+/// A launch may have its parameters in one buffer, each at its alignment, in place of a pointer to each.
+#[test]
+fn a_launch_takes_its_parameters_from_a_buffer() {
+    const PTX: &std::ffi::CStr = c".version 8.0
+        .visible .entry fill(.param .u32 fill_param_0, .param .align 2 .b8 fill_param_1[6], .param .u64 fill_param_2) {
+            ld.param.u64 %rd1, [fill_param_2];
+            st.global.u32 [%rd1], %r1;
+            ret;
+        }";
+    let Some(sim) = start() else { return };
+    let (context, [one, two]) = streams();
+    let memory = device(&one, BYTES).unwrap();
+    context.synchronize().unwrap();
+    // SAFETY: PTX, as a C string.
+    let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.unwrap();
+    // SAFETY: the module is loaded.
+    let fill = unsafe { result::module::get_function(module, c"fill".to_owned()) }.unwrap();
+    let buffer = [0, 0, address(&memory)];
+    let launch = |stream: &CudaStream, bytes: usize, parameters: *mut *mut c_void| {
+        let (buffer, bytes) = ((&raw const buffer).cast(), (&raw const bytes).cast());
+        // BUFFER_SIZE, BUFFER_POINTER, END.
+        let options: [*const c_void; 5] =
+            [ptr::without_provenance(2), bytes, ptr::without_provenance(1), buffer, ptr::null()];
+        let mut extra = options.map(<*const c_void>::cast_mut);
+        let (stream, extra) = (stream.cu_stream(), extra.as_mut_ptr());
+        // SAFETY: the buffer is as the kernel declares its parameters.
+        unsafe { sys::cuLaunchKernel(fill, 1, 1, 1, 1, 1, 1, 0, stream, parameters, extra) }.result()
+    };
+    let invalid = Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(launch(&one, 23, ptr::null_mut()), invalid);
+    assert_eq!(launch(&one, 24, (&mut [ptr::null_mut(); 3]).as_mut_ptr()), invalid);
+    launch(&one, 24, ptr::null_mut()).unwrap();
+    assert_eq!(sim.violations(), NONE);
+    launch(&two, 24, ptr::null_mut()).unwrap();
+    let found = sim.violations();
+    assert!(
+        found.len() == 1 && found[0].starts_with("device memory +0x0..+0x1000: kernel (write"),
+        "{found:#?}"
+    );
+    context.synchronize().unwrap();
+    // SAFETY: loaded above.
+    unsafe { result::module::unload(module) }.unwrap();
+    one.join(&two).unwrap();
+}
+
 /// Two streams launch the kernel. Both read one buffer; with `writes`, both write another one.
 fn kernels(writes: bool) {
     let (context, [one, two]) = streams();

@@ -1,6 +1,7 @@
 //! The bodies of the calls that copy, fill, launch and measure.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null;
 use std::sync::Arc;
 
 use super::entry::{Needs, Out, Target, enter, stream, target, waitable};
@@ -10,7 +11,7 @@ use crate::driver::codes::{
 use crate::driver::machine::memory::Space;
 use crate::driver::machine::work::{Entry, Function, Mark, Source, Work, synchronize, wait_passed};
 use crate::driver::machine::{Core, State, lock};
-use crate::driver::ptx::{self, Parameter};
+use crate::driver::ptx;
 
 /// Checks an operation, and enqueues its work in the stream of a handle; if `wait` is set, waits for it. If the stream is
 /// being captured, the operation goes into the graph instead, and is checked at each launch.
@@ -229,29 +230,55 @@ pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> R
     Ok(core.add_function(Function { entry, parameters: parameters.into() }) as usize)
 }
 
-/// Launches a function of a module with its parameters.
+/// The buffer that has all of a kernel's parameters, and its size, of the `extra` options of a launch.
+fn buffer(extra: *const *const c_void) -> Result<(*const u8, usize), Code> {
+    // SAFETY: the caller gives pairs of an option's number and its value, and a 0 behind them.
+    let option = |i: usize| unsafe { *extra.add(i) };
+    let (mut at, mut bytes) = (null(), 0);
+    for i in (0..).step_by(2) {
+        // END, BUFFER_POINTER, BUFFER_SIZE.
+        match option(i) as usize {
+            0 => break,
+            1 => at = option(i + 1).cast::<u8>(),
+            // SAFETY: the value is a pointer to the size.
+            2 => bytes = unsafe { *option(i + 1).cast::<usize>() },
+            _ => return Err(INVALID_VALUE),
+        }
+    }
+    Ok((at, bytes))
+}
+
+/// Launches a function of a module with its parameters: a pointer to each, or a buffer with all.
 pub(super) fn launch_function(
     core: Core,
     function: usize,
     handle: usize,
     parameters: *const *const c_void,
+    extra: *const *const c_void,
 ) -> Result<(), Code> {
     let Function { entry, parameters: declared } =
         core.functions.get(&(function as u64)).cloned().ok_or(INVALID_HANDLE)?;
-    if parameters.is_null() && !declared.is_empty() {
-        return Err(INVALID_VALUE);
-    }
-    let parameter = |i: usize| {
-        // SAFETY: the caller gives a pointer to each parameter.
-        let at = unsafe { parameters.add(i) };
-        // SAFETY: as above.
-        let parameter = unsafe { *at };
-        // SAFETY: as above; it has 64 bits.
-        unsafe { parameter.cast::<u64>().read_unaligned() }
+    let in_buffer = match (parameters.is_null(), extra.is_null()) {
+        (true, false) => Some(buffer(extra)?),
+        (false, true) => None,
+        (true, true) if declared.is_empty() => None,
+        _ => return Err(INVALID_VALUE),
     };
     // Kernels take their parameters when they are launched or captured.
-    let wide = |(i, declared): (usize, &Parameter)| if declared.address { parameter(i) } else { 0 };
-    let given: Vec<u64> = declared.iter().enumerate().map(wide).collect();
+    let given = declared.iter().enumerate().map(|(i, declared)| {
+        let at = match in_buffer {
+            _ if !declared.address => return Ok(0),
+            Some((at, bytes)) if declared.offset + size_of::<u64>() <= bytes => {
+                at.wrapping_add(declared.offset)
+            }
+            Some(_) => return Err(INVALID_VALUE),
+            // SAFETY: the caller gives a pointer to each parameter.
+            None => unsafe { *parameters.add(i) }.cast(),
+        };
+        // SAFETY: as above, or inside the caller's buffer; it has 64 bits.
+        Ok(unsafe { at.cast::<u64>().read_unaligned() })
+    });
+    let given = given.collect::<Result<Vec<u64>, Code>>()?;
     enqueue(core, handle, false, move |core, stream| {
         let actor = core.step(stream);
         Ok(match entry {
