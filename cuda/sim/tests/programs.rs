@@ -263,6 +263,20 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
+/// The guard needs a mapping of the process for each range of closed pages, and the kernel limits their number.
+#[test]
+fn a_program_may_have_more_copies_than_a_process_mappings() {
+    let workshop = Workshop::new("rows");
+    let program = workshop.compile("rows.c");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-sim"));
+    let output = command.args(["run", "--set", "delay=0", "--"]).arg(program).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("exit code 0, 0 violations"), "{said}");
+    let limit = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let few = limit.trim().parse::<u32>().unwrap() <= 65_530;
+    assert_eq!(said.matches("vm.max_map_count is reached").count(), usize::from(few), "{said}");
+}
+
 /// Arguments of the program need not be UTF-8, and a full disk below standard error changes no exit code.
 #[test]
 fn the_command_takes_any_bytes_and_needs_no_standard_error() {

@@ -7,13 +7,25 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys;
 
 /// The size of a page on x86-64.
 pub(super) const PAGE: u64 = 4096;
+
+/// Whether the kernel has refused to close pages: it counts each range of one protection as a mapping, and limits the number
+/// of a process's mappings.
+static AT_LIMIT: AtomicBool = AtomicBool::new(false);
+
+/// Whether nothing that is in use may be closed: the program needs mappings too.
+pub(super) fn at_limit() -> bool {
+    // Relaxed: set and read under the driver's lock.
+    AT_LIMIT.load(Ordering::Relaxed)
+}
 
 const OPEN: c_int = sys::PROT_READ | sys::PROT_WRITE;
 
@@ -97,8 +109,22 @@ impl Mapping {
     #[cfg(target_arch = "x86_64")]
     #[allow(clippy::cast_possible_truncation, reason = "x86-64")]
     fn protect(&self, from: u64, to: u64, prot: c_int) {
-        // SAFETY: pages of the program's mapping, which this owns. It is meant to stop accesses through references to them.
-        let code = unsafe { sys::mprotect((self.program + from) as *mut c_void, (to - from) as usize, prot) };
+        let set = |from: u64, to: u64, prot| {
+            let at = (self.program + from) as *mut c_void;
+            // SAFETY: pages of the program's mapping, which this owns. It is meant to stop accesses through references to them.
+            unsafe { sys::mprotect(at, (to - from) as usize, prot) }
+        };
+        if set(from, to, prot) == 0 {
+            return;
+        }
+        // Relaxed: set and read under the driver's lock.
+        if !AT_LIMIT.swap(true, Ordering::Relaxed) {
+            let text =
+                "cuda-sim: vm.max_map_count is reached: from here on, accesses of the host are not checked\n";
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+        // To open a part may need one more mapping. To open all needs none.
+        let code = set(0, self.bytes, OPEN);
         assert_eq!(code, 0, "mprotect: {}", std::io::Error::last_os_error());
     }
 

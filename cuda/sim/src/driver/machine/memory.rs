@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Actor, HOST, LEGACY, State};
 use crate::driver::clock::{Access, Clock, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::guard::{Mapping, PAGE, Verdict};
+use crate::driver::guard::{Mapping, PAGE, Verdict, at_limit};
 use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
 use crate::sys;
@@ -125,7 +125,7 @@ impl State {
             let all = || vec![(0, mapping.bytes, sys::PROT_NONE)];
             let closed = if allocation.freed {
                 all()
-            } else if self.told {
+            } else if self.told || at_limit() {
                 Vec::new()
             } else {
                 allocation.history.closed(&clocks)
@@ -137,6 +137,9 @@ impl State {
                 self.closed.insert(base);
             }
             mapping.close(closed);
+        }
+        if at_limit() {
+            std::mem::take(&mut self.closed).into_iter().for_each(|base| self.guard(Some(base)));
         }
     }
 
