@@ -42,15 +42,33 @@ pub(crate) struct SigInfo {
     pub(crate) address: usize,
 }
 
+/// `struct iovec`.
+#[cfg(target_arch = "x86_64")]
+#[repr(C)]
+pub(crate) struct Part {
+    pub(crate) at: *mut c_void,
+    pub(crate) bytes: usize,
+}
+
 /// The beginning of `ucontext_t`.
 #[cfg(target_arch = "x86_64")]
 #[repr(C)]
+#[derive(Clone, Default)]
 pub(crate) struct Context {
     /// The flags, the next context, and the stack.
     before: [u64; 5],
     pub(crate) registers: [i64; 23],
 }
 
+/// Registers, in [`Context::registers`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) const RDI: usize = 8;
+#[cfg(target_arch = "x86_64")]
+pub(crate) const RSI: usize = 9;
+#[cfg(target_arch = "x86_64")]
+pub(crate) const RAX: usize = 13;
+#[cfg(target_arch = "x86_64")]
+pub(crate) const RCX: usize = 14;
 /// The address of the instruction, in [`Context::registers`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) const INSTRUCTION: usize = 16;
@@ -72,6 +90,15 @@ unsafe extern "C" {
     ) -> *mut c_void;
     pub(crate) fn mprotect(at: *mut c_void, bytes: usize, prot: c_int) -> c_int;
     pub(crate) fn munmap(at: *mut c_void, bytes: usize) -> c_int;
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn process_vm_readv(
+        process: c_int,
+        to: *const Part,
+        parts_to: usize,
+        from: *const Part,
+        parts_from: usize,
+        flags: usize,
+    ) -> isize;
     pub(crate) fn sigaction(signal: c_int, new: *const SigAction, old: *mut SigAction) -> c_int;
     pub(crate) fn raise(signal: c_int) -> c_int;
     pub(crate) fn atexit(function: extern "C" fn()) -> c_int;

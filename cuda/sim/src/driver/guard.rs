@@ -162,8 +162,8 @@ pub(super) fn stepped() -> Vec<(u64, u64)> {
 pub(super) enum Verdict {
     /// The fault is not the guard's.
     Foreign,
-    /// The page is open now: the access was a violation.
-    Opened,
+    /// The instruction can go on: the page is open, because the access was a violation, or the access was made.
+    Resume,
     /// The access conflicts with nothing: the page is open for one instruction.
     Step,
 }

@@ -17,6 +17,7 @@ use super::capture::Captures;
 use super::clock::{Agent, Clock, Step};
 use super::codes::{Code, INVALID_CONTEXT, SUCCESS};
 use super::failures::Failures;
+use super::faults::Instruction;
 use super::guard::Verdict;
 use super::stack::Stack;
 use super::violation::{Report, Violation};
@@ -233,11 +234,10 @@ pub(super) fn in_call<T>(body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Decides what to do with an access that a page fault stopped. `bytes` returns the length of the access. A fault inside a
-/// call of this driver, because a result's pointer is into a closed page, is passed on, and by default ends the process:
-/// this thread may hold the lock.
-pub(super) fn stopped(address: u64, write: bool, bytes: impl FnOnce() -> u64) -> Verdict {
-    if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write, bytes) }
+/// Decides what to do with an access that a page fault stopped. A fault inside a call of this driver, because a result's
+/// pointer is into a closed page, is passed on, and by default ends the process: this thread may hold the lock.
+pub(super) fn stopped(address: u64, write: bool, instruction: &mut Instruction) -> Verdict {
+    if IN_CALL.get() { Verdict::Foreign } else { lock().touched(address, write, instruction) }
 }
 
 /// Counts a call, for all threads and for this one.

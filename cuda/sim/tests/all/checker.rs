@@ -66,7 +66,7 @@ type Case = (&'static str, fn(Control), &'static str);
 
 #[test]
 fn edges_of_every_kind() {
-    let table: [Case; 42] = [
+    let table: [Case; 44] = [
         ("streams without an edge", |sim| two_streams(sim, Order::Nothing), MEMSET),
         ("an event between streams", |sim| two_streams(sim, Order::Event), ""),
         ("an event recorded too early", |sim| two_streams(sim, Order::EarlyEvent), MEMSET),
@@ -102,6 +102,8 @@ fn edges_of_every_kind() {
         ("a number that reaches from a neighbour into the slot", |_| straddle(true, 60), SLOT_WRITTEN),
         ("a number read that reaches into the slot", |_| straddle(false, 60), SLOT_READ),
         ("a number that ends before the slot", |_| straddle(true, 56), ""),
+        ("an instruction that sets bytes up to the slot", |_| set_bytes(64), ""),
+        ("an instruction that sets a byte more", |_| set_bytes(65), SLOT_WRITTEN),
         ("kernels that read one buffer", |_| kernels(false), ""),
         (
             "kernels that write one buffer",
@@ -394,6 +396,33 @@ fn straddle(write: bool, at: usize) {
     stream.synchronize().unwrap();
 }
 
+/// As `memset` in the C library does it: one instruction that sets so many bytes, and copies them. A copy into the second of
+/// two slots runs.
+fn set_bytes(bytes: usize) {
+    const SLOT: usize = 64;
+    let (_context, stream) = stream();
+    let memory = device(&stream, SLOT).unwrap();
+    let slots = Pinned::new(2 * SLOT).unwrap();
+    let first = slots.pointer.cast::<u8>();
+    // SAFETY: inside the allocation; nothing is read or written here.
+    let second = unsafe { &mut *std::ptr::slice_from_raw_parts_mut(first.wrapping_add(SLOT), SLOT) };
+    // SAFETY: whether the slot is left alone is what the test checks.
+    unsafe { result::memcpy_dtoh_async(second, address(&memory), stream.cu_stream()) }.unwrap();
+    let mut read = [0_u8; 2 * SLOT];
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: sets bytes of the allocation.
+    unsafe {
+        std::arch::asm!("rep stosb", inout("rcx") bytes => _, inout("rdi") first => _, in("al") 7_u8);
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: copies bytes of the allocation to as many.
+    unsafe {
+        std::arch::asm!("rep movsb", inout("rcx") bytes => _, inout("rdi") read.as_mut_ptr() => _, inout("rsi") first => _);
+    }
+    assert!(read[..SLOT] == [7; SLOT]);
+    stream.synchronize().unwrap();
+}
+
 fn use_after_free(_: Control) {
     let _context = context().unwrap();
     let slot = Pinned::new(BYTES).unwrap();
@@ -481,7 +510,7 @@ fn a_launch_takes_its_parameters_from_a_buffer() {
     };
     let invalid = Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE));
     assert_eq!(launch(&one, 23, ptr::null_mut()), invalid);
-    assert_eq!(launch(&one, 24, (&mut [ptr::null_mut(); 3]).as_mut_ptr()), invalid);
+    assert_eq!(launch(&one, 24, [ptr::null_mut(); 3].as_mut_ptr()), invalid);
     launch(&one, 24, ptr::null_mut()).unwrap();
     assert_eq!(sim.violations(), NONE);
     launch(&two, 24, ptr::null_mut()).unwrap();

@@ -233,7 +233,7 @@ pub(super) fn function(core: &mut Core, module: usize, name: *const c_char) -> R
 /// The buffer that has all of a kernel's parameters, and its size, of the `extra` options of a launch.
 fn buffer(extra: *const *const c_void) -> Result<(*const u8, usize), Code> {
     // SAFETY: the caller gives pairs of an option's number and its value, and a 0 behind them.
-    let option = |i: usize| unsafe { *extra.add(i) };
+    let option = |i: usize| unsafe { *extra.wrapping_add(i) };
     let (mut at, mut bytes) = (null(), 0);
     for i in (0..).step_by(2) {
         // END, BUFFER_POINTER, BUFFER_SIZE.
@@ -273,7 +273,7 @@ pub(super) fn launch_function(
             }
             Some(_) => return Err(INVALID_VALUE),
             // SAFETY: the caller gives a pointer to each parameter.
-            None => unsafe { *parameters.add(i) }.cast(),
+            None => unsafe { *parameters.wrapping_add(i) }.cast(),
         };
         // SAFETY: as above, or inside the caller's buffer; it has 64 bits.
         Ok(unsafe { at.cast::<u64>().read_unaligned() })

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::{Actor, HOST, LEGACY, State};
 use crate::driver::clock::{Access, Clock, History};
 use crate::driver::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::guard::{Mapping, PAGE, Verdict, at_limit};
+use crate::driver::faults::Instruction;
+use crate::driver::guard::{Mapping, Verdict, at_limit};
 use crate::driver::stack::Stack;
 use crate::driver::violation::Violation;
 use crate::sys;
@@ -144,7 +145,7 @@ impl State {
     }
 
     /// Decides what to do with an access of the program that a page fault stopped.
-    pub(super) fn touched(&mut self, address: u64, write: bool, bytes: impl FnOnce() -> u64) -> Verdict {
+    pub(super) fn touched(&mut self, address: u64, write: bool, instruction: &mut Instruction) -> Verdict {
         let what = if write { "host write" } else { "host read" };
         let inside = |(base, allocation): (&u64, &Allocation)| {
             let bytes = allocation.mapping.as_ref()?.bytes;
@@ -163,13 +164,15 @@ impl State {
             }
             let sentence = format!("{what} of {} memory +{offset:#x} after its free", space.name());
             self.report(sentence, vec![(what, actor.stack())]);
-            return Verdict::Opened;
+            return Verdict::Resume;
         }
-        // A fault at a page's first byte may be of an access that begins on the page before it.
-        let bytes = if offset % PAGE == 0 { 1 } else { bytes() };
+        let bytes = instruction.bytes(address, write);
         let races = allocation.history.touch((offset, offset + bytes), write, &actor.at);
         if races.is_empty() {
             if let Some(mapping) = self.mapping(base) {
+                if instruction.repeat(mapping.device + offset, address, write) {
+                    return Verdict::Resume;
+                }
                 mapping.open_once(offset);
             }
             return Verdict::Step;
@@ -182,7 +185,7 @@ impl State {
             self.report_races(space, &new, std::slice::from_ref(old));
         }
         self.guard(Some(base));
-        Verdict::Opened
+        Verdict::Resume
     }
 
     /// The bytes of a range of device memory, if one allocation contains it and still has its contents.
