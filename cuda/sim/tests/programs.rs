@@ -263,6 +263,14 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
+/// A fork copies the guard's lock as it is, and nobody in the child unlocks it. So the guard checks nothing there.
+#[test]
+fn a_forked_child_may_use_what_is_closed() {
+    let workshop = Workshop::new("forked");
+    let ended = workshop.run(1, &workshop.compile("forked.c"), "");
+    assert!(ended.code == 0 && ended.violations.is_empty(), "{ended:#?}");
+}
+
 /// The guard needs a mapping of the process for each range of closed pages, and the kernel limits their number.
 #[test]
 fn a_program_may_have_more_copies_than_a_process_mappings() {

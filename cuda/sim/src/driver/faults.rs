@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use super::guard::{PAGE, Verdict, stepped};
-use super::machine::{lock, stopped};
+use super::machine::{is_forked, lock, stopped};
 use super::operand::width;
 use crate::sys::{self, SigAction, SigInfo};
 
@@ -173,9 +173,32 @@ impl Instruction {
     }
 }
 
+/// Opens a range of closed pages without the driver's lock. `false` if no memory of the driver is there.
+fn open_in_child(address: u64) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let range = |line: &str| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+    };
+    let ours = maps.lines().filter(|line| line.contains("/memfd:cuda-sim")).filter_map(range);
+    ours.filter(|(from, to)| (*from..*to).contains(&address)).any(|(from, to)| {
+        let prot = sys::PROT_READ | sys::PROT_WRITE;
+        let Ok(bytes) = usize::try_from(to - from) else { return false };
+        // SAFETY: pages of page-locked or managed memory, which are open where there is no guard.
+        unsafe { sys::mprotect(from as *mut c_void, bytes, prot) == 0 }
+    })
+}
+
 extern "C" fn on_fault(signal: c_int, info: *mut SigInfo, context: *mut c_void) {
     // SAFETY: the kernel gives the handler a valid one.
     let address = unsafe { (*info).address } as u64;
+    // The lock may be held for good.
+    if is_forked() {
+        if !open_in_child(address) {
+            pass_on(signal, info, context, &BEFORE[0]);
+        }
+        return;
+    }
     let mut instruction = Instruction(context);
     let write = instruction.was_write();
     match stopped(address, write, &mut instruction) {
