@@ -13,7 +13,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use self::bodies::{
-    copy, copy_any, download, elapsed, enqueue, function, launch_function, load, set, settle, upload,
+    copy, copy_any, download, elapsed, enqueue, function, is_managed, launch_function, load, set, settle,
+    upload,
 };
 use self::entry::{Needs, Out, Target, current, enter, stream, target, waitable};
 use super::capture::exchange;
@@ -521,12 +522,12 @@ calls! {
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, handle: usize) Context |core| {
         download(core, to, from, bytes, handle, false)
     };
-    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0);
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) Context |core| copy(core, to, from, bytes, 0, false);
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
-        copy(core, to, from, bytes, handle)
+        copy(core, to, from, bytes, handle, false)
     };
     fn cuMemcpyPeerAsync(to: u64, _to_in: usize, from: u64, _from_in: usize, bytes: usize, handle: usize) Context |core| {
-        copy(core, to, from, bytes, handle)
+        copy(core, to, from, bytes, handle, false)
     };
     fn cuMemcpy(to: u64, from: u64, bytes: usize) Context |core| copy_any(core, (to, from, bytes), 0, true);
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: usize) Context |core| {
@@ -534,9 +535,8 @@ calls! {
     };
     fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) Context |mut core| {
         // Waits only if the host sees the memory ("API synchronization behavior").
-        let found = core.device_allocation(to);
-        let seen = found.is_some_and(|(base, ..)| core.mapping(base).is_some());
-        set(core, to, value, bytes, 0, seen)
+        let wait = is_managed(&mut core, to);
+        set(core, to, value, bytes, 0, wait)
     };
     fn cuMemsetD8Async(to: u64, value: u8, bytes: usize, handle: usize) Context |core| {
         set(core, to, value, bytes, handle, false)

@@ -557,6 +557,42 @@ fn managed(wait: bool) {
     unsafe { result::memory_free(memory) }.unwrap();
 }
 
+/// The calls for copies from and to the host take managed memory, as memory of the device.
+#[test]
+fn managed_memory_is_copied_as_host_memory_too() {
+    let Some(sim) = start() else { return };
+    let (_context, stream) = stream();
+    let memory = device(&stream, BYTES).unwrap();
+    stream.synchronize().unwrap();
+    let global = cudarc::driver::sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
+    // SAFETY: the size is not 0.
+    let managed = unsafe { result::malloc_managed(BYTES, global) }.unwrap();
+    let bytes = managed as *mut u8;
+    for value in [1, 2] {
+        // SAFETY: as many bytes, which no copy uses.
+        unsafe { bytes.write_bytes(value, BYTES) };
+        // SAFETY: as many bytes on both sides.
+        unsafe { sys::cuMemcpyHtoD_v2(address(&memory), bytes.cast(), BYTES) }.result().unwrap();
+        // SAFETY: as many bytes, and the copy has ended.
+        unsafe { bytes.write_bytes(0, BYTES) };
+        // SAFETY: as many bytes on both sides.
+        unsafe { sys::cuMemcpyDtoH_v2(bytes.cast(), address(&memory), BYTES) }.result().unwrap();
+        // SAFETY: as many bytes, and the copy has ended.
+        assert_eq!(unsafe { bytes.wrapping_add(BYTES - 1).read() }, value);
+    }
+    assert_eq!(sim.violations(), NONE);
+    let (to, from) = (address(&memory), bytes.cast());
+    // SAFETY: as many bytes on both sides.
+    unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, BYTES, stream.cu_stream()) }.result().unwrap();
+    // SAFETY: in the allocation. The race is what the test checks.
+    unsafe { bytes.write_volatile(3) };
+    let found = sim.violations();
+    assert!(found.len() == 1 && found[0].starts_with("device memory +0x0..+0x1: host write"), "{found:#?}");
+    stream.synchronize().unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::memory_free(managed) }.unwrap();
+}
+
 /// Such a call waits if the memory is managed ("API synchronization behavior").
 fn managed_memset() {
     let _context = context().unwrap();

@@ -52,6 +52,9 @@ pub(super) fn upload(
         return Err(INVALID_VALUE);
     }
     let from = from as u64;
+    if is_managed(&mut core, from) {
+        return copy(core, to, from, bytes, handle, wait);
+    }
     let pageable = core.pinned(from, bytes)?.is_none();
     if wait && pageable {
         let stream = waitable(&mut core, handle)?;
@@ -90,6 +93,9 @@ pub(super) fn download(
         return Err(INVALID_VALUE);
     }
     let to = to as u64;
+    if is_managed(&mut core, to) {
+        return copy(core, to, from, bytes, handle, wait);
+    }
     let pageable = core.pinned(to, bytes)?.is_none();
     if pageable {
         // This call waits for the copy, which a capture may forbid.
@@ -106,12 +112,24 @@ pub(super) fn download(
     })
 }
 
-/// A copy on the device.
-pub(super) fn copy(core: Core, to: u64, from: u64, bytes: usize, handle: usize) -> Result<(), Code> {
+/// Whether an address is in managed memory, which counts as memory of the device.
+pub(super) fn is_managed(core: &mut State, address: u64) -> bool {
+    core.device_allocation(address).is_some_and(|(base, ..)| core.mapping(base).is_some())
+}
+
+/// A copy on the device; if `wait` is set, waits for it.
+pub(super) fn copy(
+    core: Core,
+    to: u64,
+    from: u64,
+    bytes: usize,
+    handle: usize,
+    wait: bool,
+) -> Result<(), Code> {
     if bytes == 0 {
         return Ok(());
     }
-    enqueue(core, handle, false, move |core, stream| {
+    enqueue(core, handle, wait, move |core, stream| {
         let actor = core.step(stream);
         core.access((Space::Device, from, bytes), &actor, false, "d2d")?;
         core.access((Space::Device, to, bytes), &actor, true, "d2d")?;
@@ -128,7 +146,7 @@ pub(super) fn copy_any(
 ) -> Result<(), Code> {
     let mut is_device = |address| core.device_allocation(address).is_some();
     match (is_device(to), is_device(from)) {
-        (true, true) => copy(core, to, from, bytes, handle),
+        (true, true) => copy(core, to, from, bytes, handle, false),
         (true, false) => upload(core, to, from as *const c_void, bytes, handle, wait),
         (false, true) => download(core, to as *mut c_void, from, bytes, handle, wait),
         (false, false) => Err(NOT_SUPPORTED),
