@@ -32,7 +32,15 @@ fn bytes(code: &mut dyn Iterator<Item = u8>) -> Option<u64> {
             match opcode {
                 0x90..=0x9F | 0xB0 | 0xB6 | 0xBE | 0xC0 => Some(1),
                 0xB7 | 0xBF => Some(2),
-                0x40..=0x4F | 0xA4 | 0xA5 | 0xAC | 0xAD | 0xAF | 0xB1 | 0xC1 | 0xC3 => Some(scalar),
+                0x40..=0x4F | 0xA3..=0xA5 | 0xAB..=0xAD | 0xAF | 0xB1 | 0xB3 => Some(scalar),
+                0xB8 | 0xBA..=0xBD | 0xC1 | 0xC3 => Some(scalar),
+                // CRC32 of a byte, MOVBE and CRC32, ADCX and AADD with those of their opcodes.
+                0x38 => match code.next()? {
+                    0xF0 if repeat == 0xF2 => Some(1),
+                    0xF0 | 0xF1 => Some(scalar),
+                    0xF6 | 0xFC => Some(if wide { 8 } else { 4 }),
+                    _ => None,
+                },
                 // CMPXCHG8B, CMPXCHG16B.
                 0xC7 if code.next()? >> 3 & 7 == 1 => Some(if wide { 16 } else { 8 }),
                 _ => vector(opcode, prefix, wide, 16),
@@ -77,11 +85,13 @@ fn mapped(map: u8, opcode: u8, prefix: u8, wide: bool, length: u64) -> Option<u6
     }
 }
 
-/// Moves of SSE and AVX.
+/// Moves of SSE and AVX, and what they compute with one number.
 fn vector(opcode: u8, prefix: u8, wide: bool, length: u64) -> Option<u64> {
     match (opcode, prefix) {
-        (0x10 | 0x11, 0xF3) => Some(4),
-        (0x10 | 0x11, 0xF2) | (0x12 | 0x13 | 0x16 | 0x17, 0 | 1) | (0x7E, 0xF3) | (0xD6, 1) => Some(8),
+        (0x10 | 0x11 | 0x2C | 0x2D | 0x51..=0x5A | 0x5C..=0x5F | 0xC2, 0xF3) | (0x2E | 0x2F, 0) => Some(4),
+        (0x10 | 0x11 | 0x2C | 0x2D | 0x51..=0x5F | 0xC2, 0xF2) | (0x2E | 0x2F, 1) => Some(8),
+        (0x2A, 0xF2 | 0xF3) => Some(if wide { 8 } else { 4 }),
+        (0x12 | 0x13 | 0x16 | 0x17, 0 | 1) | (0x7E, 0xF3) | (0xD6, 1) => Some(8),
         (0x10 | 0x11 | 0x28 | 0x29 | 0x2B, 0 | 1) => Some(length),
         (0x6E | 0x7E, 0 | 1) => Some(if wide { 8 } else { 4 }),
         // Without a prefix, of MMX.
@@ -98,7 +108,7 @@ mod tests {
     #[test]
     fn the_bytes_of_an_instruction_follow_from_its_code() {
         // The code, with an address in rax or rdi; the bytes of a read and of a write.
-        let table: [(&[u8], [u64; 2]); 28] = [
+        let table: [(&[u8], [u64; 2]); 37] = [
             (&[0x88, 0x00], [1, 1]),                               // mov [rax], al
             (&[0x66, 0x89, 0x00], [2, 2]),                         // mov [rax], ax
             (&[0x89, 0x00], [4, 4]),                               // mov [rax], eax
@@ -125,6 +135,15 @@ mod tests {
             (&[0x62, 0xE1, 0xFE, 0x48, 0x7F, 0x00], [1, 64]),      // vmovdqu64 [rax], zmm16
             (&[0x62, 0xE1, 0xFE, 0x28, 0x7F, 0x00], [1, 32]),      // vmovdqu64 [rax], ymm16
             (&[0x62, 0xE1, 0x7F, 0x49, 0x7F, 0x00], [1, 1]),       // vmovdqu8 [rax]{k1}, zmm16
+            (&[0x48, 0x0F, 0xAB, 0x08], [8, 8]),                   // bts [rax], rcx
+            (&[0xF0, 0x0F, 0xBA, 0x30, 0x05], [4, 4]),             // lock btr dword [rax], 5
+            (&[0xF3, 0x48, 0x0F, 0xB8, 0x00], [8, 8]),             // popcnt rax, [rax]
+            (&[0x48, 0x0F, 0x38, 0xF1, 0x00], [8, 8]),             // movbe [rax], rax
+            (&[0x48, 0x0F, 0x38, 0xFC, 0x08], [8, 8]),             // aadd [rax], rcx
+            (&[0xF2, 0x0F, 0x58, 0x00], [8, 8]),                   // addsd xmm0, [rax]
+            (&[0xF3, 0x0F, 0x5B, 0x00], [1, 1]),                   // cvttps2dq xmm0, [rax]
+            (&[0xF3, 0x48, 0x0F, 0x2A, 0x00], [8, 8]),             // cvtsi2ss xmm0, qword [rax]
+            (&[0xC5, 0xF8, 0x2E, 0x00], [4, 4]),                   // vucomiss xmm0, [rax]
             (&[0xDD, 0x18], [1, 1]),                               // fstp qword [rax]
             (&[], [1, 1]),
         ];
