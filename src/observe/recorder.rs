@@ -186,6 +186,7 @@ impl Recorder {
 
     /// Records that the caller has received a unit that was in memory, and sends it to a device. Its use counts if none is
     /// in use.
+    #[cfg_attr(not(feature = "safetensors"), allow(dead_code, reason = "for a stream"))]
     pub(crate) fn kept(&mut self, ticket: Ticket, bytes: usize) {
         if self.report.sends {
             self.report.bytes = self.report.bytes.saturating_add(bytes as u64);
