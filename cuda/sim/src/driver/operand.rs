@@ -1,9 +1,141 @@
-//! How many bytes an instruction of x86-64 accesses in memory. A page fault tells only where the access begins.
+//! The instruction of x86-64 that a page fault stopped: how many bytes it accesses, as the fault tells only where the access
+//! begins, and what it repeats.
 //! Encodings: Intel's "Software Developer's Manual", volume 2, chapter 2 and the maps of opcodes.
+
+use std::ffi::c_void;
+
+use super::guard::PAGE;
+use crate::sys;
+
+/// The instruction that a fault or a trap stopped, with the thread's registers.
+pub(super) struct Instruction(*mut c_void);
+
+impl Instruction {
+    /// By the context that the kernel gives the handler.
+    pub(super) fn stopped(context: *mut c_void) -> Self {
+        Self(context)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
+    clippy::cast_possible_truncation,
+    reason = "registers"
+)]
+impl Instruction {
+    fn register(&self, register: usize) -> u64 {
+        // SAFETY: the kernel gives the handler the context of the stopped thread.
+        unsafe { (*self.0.cast::<sys::Context>()).registers[register] as u64 }
+    }
+
+    fn set(&mut self, register: usize, value: u64) {
+        // SAFETY: as in `register`.
+        unsafe { (*self.0.cast::<sys::Context>()).registers[register] = value as i64 };
+    }
+
+    /// The processor's trap flag, in the saved flags.
+    pub(super) fn trap_after_this(&mut self, on: bool) {
+        const TRAP: u64 = 0x100;
+        let flags = self.register(sys::FLAGS);
+        self.set(sys::FLAGS, if on { flags | TRAP } else { flags & !TRAP });
+    }
+
+    /// Whether the access that faulted was a write: bit 1 of the page fault's error code.
+    pub(super) fn was_write(&self) -> bool {
+        self.register(sys::ERROR) & 2 != 0
+    }
+
+    fn code(&self) -> impl Iterator<Item = u8> {
+        let at = self.register(sys::INSTRUCTION) as *const u8;
+        // SAFETY: the processor has just read this instruction, and its readers here read no byte behind it.
+        (0..).map(move |i| unsafe { at.wrapping_add(i).read() })
+    }
+
+    /// Of `rep movs` and `rep stos` that go up: whether it copies, the bytes of an element, and how many elements from
+    /// this address on are on its page. `None` for other instructions.
+    fn repeated(&self, address: u64, write: bool) -> Option<(bool, u64, u64)> {
+        const DOWN: u64 = 0x400;
+        let mut code = self.code();
+        let (copies, bytes) = match (code.next()?, code.next()?) {
+            (0xF3, opcode @ (0xA4 | 0xAA)) => (opcode == 0xA4, 1),
+            (0xF3, opcode @ (0xA5 | 0xAB)) => (opcode == 0xA5, 4),
+            (0xF3, 0x48) => match code.next()? {
+                opcode @ (0xA5 | 0xAB) => (opcode == 0xA5, 8),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let here = self.register(if write { sys::RDI } else { sys::RSI });
+        let count = self.register(sys::RCX).min((PAGE - address % PAGE) / bytes);
+        (here == address && self.register(sys::FLAGS) & DOWN == 0 && count > 0)
+            .then_some((copies, bytes, count))
+    }
+
+    /// The bytes of the access that it makes at this address.
+    pub(super) fn bytes(&self, address: u64, write: bool) -> u64 {
+        match self.repeated(address, write) {
+            Some((_, bytes, count)) => bytes * count,
+            // A fault at a page's first byte may be of an access that begins on the page before it.
+            None if address % PAGE == 0 => 1,
+            None => width(self.code(), write),
+        }
+    }
+
+    /// Makes the accesses of an instruction that repeats, up to the page's end, in the device's mapping of the page: a trap
+    /// would come after each element. Returns whether it made some.
+    pub(super) fn repeat(&mut self, device: u64, address: u64, write: bool) -> bool {
+        let Some((copies, bytes, count)) = self.repeated(address, write) else { return false };
+        let done = if copies {
+            let part = |at: u64| sys::Part { at: at as *mut c_void, bytes: (bytes * count) as usize };
+            let (from, to) =
+                if write { (self.register(sys::RSI), device) } else { (device, self.register(sys::RDI)) };
+            // The kernel copies: it stops where the other side cannot be accessed.
+            // SAFETY: the program's instruction makes this copy, between these addresses or the device's in place of one.
+            let copied =
+                unsafe { sys::process_vm_readv(std::process::id() as i32, &part(to), 1, &part(from), 1, 0) };
+            u64::try_from(copied).unwrap_or(0) / bytes
+        } else {
+            let value = self.register(sys::RAX).to_le_bytes();
+            for i in 0..count * bytes {
+                // SAFETY: on the page, in the device's mapping of it. The program's instruction makes this store.
+                unsafe {
+                    (device as *mut u8).wrapping_add(i as usize).write_volatile(value[(i % bytes) as usize]);
+                };
+            }
+            count
+        };
+        self.set(sys::RCX, self.register(sys::RCX) - done);
+        self.set(sys::RDI, self.register(sys::RDI) + done * bytes);
+        if copies {
+            self.set(sys::RSI, self.register(sys::RSI) + done * bytes);
+        }
+        done > 0
+    }
+}
+
+/// No page is ever closed.
+#[cfg(not(target_arch = "x86_64"))]
+impl Instruction {
+    pub(super) fn trap_after_this(&mut self, _on: bool) {}
+
+    pub(super) fn was_write(&self) -> bool {
+        false
+    }
+
+    pub(super) fn bytes(&self, _address: u64, write: bool) -> u64 {
+        width([], write)
+    }
+
+    pub(super) fn repeat(&mut self, _device: u64, _address: u64, _write: bool) -> bool {
+        false
+    }
+}
 
 /// The bytes of an access, by its instruction's code. 1 if the instruction is none of those here. Also 1 for a read of a
 /// vector: the C library's functions for strings read whole vectors, of which they use a part.
-pub(super) fn width(code: impl IntoIterator<Item = u8>, write: bool) -> u64 {
+fn width(code: impl IntoIterator<Item = u8>, write: bool) -> u64 {
     bytes(&mut code.into_iter()).filter(|bytes| write || *bytes <= 8).unwrap_or(1)
 }
 
@@ -150,6 +282,67 @@ mod tests {
         for (code, wanted) in table {
             let found = [false, true].map(|write| width(code.iter().copied(), write));
             assert_eq!(found, wanted, "{code:x?}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    #[allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "registers")]
+    fn an_instruction_that_repeats_is_carried_out_to_the_pages_end() {
+        const AT: u64 = 2 * PAGE - 64;
+        // The code, whether it copies, the bytes of an element.
+        let table: [(&[u8], bool, u64); 6] = [
+            (&[0xF3, 0xA4], true, 1),
+            (&[0xF3, 0xA5], true, 4),
+            (&[0xF3, 0x48, 0xA5], true, 8),
+            (&[0xF3, 0xAA], false, 1),
+            (&[0xF3, 0xAB], false, 4),
+            (&[0xF3, 0x48, 0xAB], false, 8),
+        ];
+        for ((code, copies, bytes), write) in table.into_iter().flat_map(|row| [(row, true), (row, false)]) {
+            if !copies && !write {
+                continue;
+            }
+            // The page's last 64 bytes as the device sees them, and the other side of a copy.
+            let (mut device, mut other) = ([1_u8; 80], [2_u8; 80]);
+            let far = other.as_mut_ptr() as u64;
+            let [to, from] = if write { [AT, far] } else { [far, AT] };
+            let mut context = sys::Context::default();
+            let value = u64::from_le_bytes([3; 8]);
+            for (register, value) in [
+                (sys::INSTRUCTION, code.as_ptr() as u64),
+                (sys::RDI, to),
+                (sys::RSI, from),
+                (sys::RCX, 100),
+                (sys::RAX, value),
+            ] {
+                context.registers[register] = value as i64;
+            }
+            // Downwards, without a count, of another page: element by element.
+            for (register, value) in
+                [(sys::FLAGS, 0x400), (sys::RCX, 0), (if write { sys::RDI } else { sys::RSI }, 8)]
+            {
+                let mut wrong = context.clone();
+                wrong.registers[register] = value;
+                assert_eq!(Instruction((&raw mut wrong).cast()).repeated(AT, write), None);
+            }
+            let mut instruction = Instruction((&raw mut context).cast());
+            assert_eq!(instruction.bytes(AT, write), 64);
+            assert!(instruction.repeat(device.as_mut_ptr() as u64, AT, write), "{code:x?}");
+            let (in_device, in_other) = match (copies, write) {
+                (true, true) => (2, 2),
+                (true, false) => (1, 1),
+                _ => (3, 2),
+            };
+            assert_eq!(
+                (device[..64].to_vec(), &device[64..]),
+                (vec![in_device; 64], &[1; 16][..]),
+                "{code:x?}"
+            );
+            assert_eq!((other[..64].to_vec(), &other[64..]), (vec![in_other; 64], &[2; 16][..]), "{code:x?}");
+            let moved = [sys::RDI, sys::RSI, sys::RCX].map(|register| context.registers[register] as u64);
+            let read = if copies { from + 64 } else { from };
+            assert_eq!(moved, [to + 64, read, 100 - 64 / bytes], "{code:x?}");
         }
     }
 }
