@@ -7,6 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+/// The maximum of [`workers`](crate::loader::LoaderBuilder::workers).
+pub const MAX_WORKERS: usize = 64;
+
 /// A value that is leaked instead of dropped in a forked process, that is, in another process than the one that created
 /// it.
 ///

@@ -23,10 +23,8 @@ use crate::pipe::device::Cuda;
 use crate::pipe::memory::{Backend, Host, LEAST, Memory, MemoryLimit, check_memory, too_large};
 use crate::pipe::options::{Options, common};
 use crate::pipe::{Pipe, Setup};
+use crate::thread::MAX_WORKERS;
 use crate::transform::RecordTransform;
-
-/// The maximum of [`workers`](LoaderBuilder::workers).
-pub const MAX_WORKERS: usize = 64;
 
 /// By default, a loader with one worker has only two slots if they have this many bytes or more. A further one hides the
 /// time that a sleeping thread needs to wake up, which does not matter beside the load of a larger batch.

@@ -58,7 +58,7 @@ mod switches;
 #[cfg(feature = "cuda")]
 pub use self::batch::BatchMeta;
 pub use self::batch::Numbers;
-pub use self::builder::{LoaderBuilder, MAX_WORKERS};
+pub use self::builder::LoaderBuilder;
 #[cfg(feature = "cuda")]
 pub use self::epochs::DeviceBatch;
 pub use self::epochs::Epochs;
@@ -68,3 +68,4 @@ pub use crate::error::{At, Reading};
 #[cfg(feature = "cuda")]
 pub use crate::pipe::device::Cuda;
 pub use crate::pipe::memory::{Backend, Host, MemoryLimit};
+pub use crate::thread::MAX_WORKERS;

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::builder::{LoaderBuilder, MAX_WORKERS};
+use super::builder::LoaderBuilder;
 use crate::error::Error;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::trace::Trace;
 use crate::pipe::memory::{Backend, MemoryLimit};
+use crate::thread::MAX_WORKERS;
 
 /// The start of the name of every switch.
 const PREFIX: &str = "TWINBUF_";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::display::{at_most, count, percent, time};
 use super::log::StageTimes;
 use super::report::{Kind, Report, Settings, Verdict};
-use crate::loader::MAX_WORKERS;
+use crate::thread::MAX_WORKERS;
 
 /// The least number of batches that allow a verdict.
 const LEAST: u64 = 8;

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use super::*;
-use crate::loader::MAX_WORKERS;
 use crate::observe::breakdown::Breakdown;
 use crate::observe::log::{self, Freed, LoadTimes, Ticket};
 use crate::observe::recorder::{LoopRecorder, Recorder};
+use crate::thread::MAX_WORKERS;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
