@@ -136,7 +136,8 @@ pub fn weight(view: &View<'_>, device: &Device) -> Result<Tensor, TensorError> {
 ///
 /// candle's `Tensor` owns its memory, so it cannot borrow; its `QTensor` is behind a trait, and
 /// can. The slot is read into again when the matrix, its clones and the [`Group`] are dropped.
-/// Where candle repacks blocks (Q4_K, on AArch64), it keeps that copy for as long as the matrix.
+/// Where candle repacks blocks, it keeps that copy for as long as the matrix: on AArch64, and on x86-64 with AVX2, some of
+/// Q4_0 to Q6_K and Q8_0. Then keep the matrix while the layer is used.
 ///
 /// # Errors
 ///

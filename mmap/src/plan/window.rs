@@ -38,7 +38,7 @@
 //!
 //! # The slices
 //!
-//! The records of a chunk are numbered in their order of use. Number `x` is in slice `slice(x)`, which never falls with
+//! The records of a chunk are numbered slice by slice. Number `x` is in slice `slice(x)`, which never falls with
 //! `x`, and `slice(x) + slice(chunk - 1 - x) = W - 1`, except for the middle number of an odd chunk if `W` is even. So
 //! block `t` has exactly one record of each number `x`: that of chunk `t + W - 1 - slice(x)`. And two chunks of the
 //! start, `k` and `W - 2 - k`, together give it as many records as one chunk has. So the record of any position can be

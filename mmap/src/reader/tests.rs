@@ -833,7 +833,7 @@ fn what_is_read_in_order_is_asked_for_ahead() {
     assert!(cold.hinted - warm.hinted >= 32 << 20, "{warm:?}, {cold:?}");
 }
 
-/// Chunks of 64 KiB in windows of 8: every chunk once, and before the batches that need it.
+/// Chunks of 64 KiB in windows of 8: every chunk once, and the first window at once.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_windowed_epoch_is_asked_for_in_chunks() {
