@@ -75,8 +75,8 @@ impl Temporary {
         // The calls take turns: otherwise each of two finds the other. A program may hold this lock of the folder for a
         // purpose of its own: go on without it then.
         let (turn, start) = (File::open(self.target.with_file_name(".")), Instant::now());
-        let others = |turn: &File| lock(turn, true) == Err(true);
-        while start.elapsed().as_millis() < wait_ms && turn.as_ref().is_ok_and(others) {
+        let is_taken = |turn: &File| lock(turn, true) == Err(true);
+        while start.elapsed().as_millis() < wait_ms && turn.as_ref().is_ok_and(is_taken) {
             std::thread::yield_now();
         }
         let found = self.others().try_for_each(|path| {
@@ -146,7 +146,7 @@ pub fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
     Ok(())
 }
 
-/// Takes the lock of a file or folder, or releases it (`on` is false), as its close in all processes does. Returns
+/// Takes the lock of a file or folder. If `on` is false, releases it, for all processes that have a copy of `file`. Returns
 /// `Err(true)` if another has it, and `Err(false)` if the file system has no locks.
 #[cfg(unix)]
 fn lock(file: &File, on: bool) -> Result<(), bool> {

@@ -32,8 +32,8 @@
 //! removes what a killed process left, and a second writer of a name is refused while the first one lives. Neither
 //! happens if the next writer cannot list the folder or open the temporary file, for example another user's.
 //!
-//! A relative path is that of the working folder in which the writer is built. A folder above it that is renamed before
-//! `finish` makes that fail, and the temporary file stays.
+//! A relative path is relative to the working folder in which the writer is built. If a folder above the file is renamed
+//! before `finish`, then `finish` fails and the temporary file stays.
 //!
 //! # Errors
 //!

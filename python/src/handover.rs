@@ -24,7 +24,7 @@ use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 
 use crate::errors::{self, Failure};
 use crate::iterate::{self, Front, Loop, Run};
-use crate::locked::{Locked, check_end, detached, lock};
+use crate::locked::{Locked, check_end, detached, is_over, lock};
 use crate::object::Object;
 use crate::report::{self, report};
 use crate::taken::Taken;
@@ -212,14 +212,14 @@ impl Worker {
         drop(running);
     }
 
-    /// The iterable, if the loop has left it early. And all that only this thread needs, to be dropped where no frame of
+    /// The iterable, if the loop has left it early; and all that only this thread needs, to be dropped where no frame of
     /// Rust is below.
     fn left(&self, py: Python<'_>) -> (Option<Py<PyAny>>, Vec<Py<PyAny>>) {
         let (front, mut rest) = (&self.shared.front, Vec::new());
         let is_left = front.is_stopped() && self.used.load(Ordering::Relaxed);
         let iterator = is_left.then(|| front.iterator.get(py)).flatten();
         if front.is_stopped() {
-            let made = mem::take(&mut *lock(&front.made)).into_iter();
+            let made = front.take_made().into_iter();
             rest.extend(made.flat_map(|Item { item, state }| iter::once(item).chain(state)));
         }
         rest.extend(front.objects().filter_map(Object::take));
@@ -267,8 +267,8 @@ impl Thread {
                 return Ok(false);
             }
             py.check_signals()?;
-            if timeout.is_none() {
-                check_end(py)?; // a thread that was left behind may never end
+            if timeout.is_none() || is_over() {
+                check_end(py)?; // such a thread may never end, or gets no GIL
             }
             detached(py, || thread::sleep(Duration::from_micros(100)));
         }
@@ -316,10 +316,9 @@ impl Ahead {
         iter::once(&self.iterator).chain(&self.send).chain(&self.states)
     }
 
-    /// Drops the items that nobody will receive, after it has released the lock: a drop may run Python code.
-    fn drop_made(&self) {
-        let made = mem::take(&mut *lock(&self.made));
-        drop(made);
+    /// Takes the items that nobody will receive. Their drop may run Python code, so the lock is free by then.
+    fn take_made(&self) -> VecDeque<Item> {
+        mem::take(&mut *lock(&self.made))
     }
 
     fn is_stopped(&self) -> bool {
@@ -535,7 +534,7 @@ impl Items {
     fn close(&self) {
         if !self.shared.state.is_forked() {
             self.items.leave();
-            self.shared.front.drop_made();
+            drop(self.shared.front.take_made());
         }
     }
 
@@ -584,7 +583,7 @@ impl Items {
         let front = &self.shared.front;
         front.making.stop.store(true, Ordering::Relaxed);
         front.objects().for_each(Object::clear);
-        front.drop_made();
+        drop(front.take_made());
     }
 }
 

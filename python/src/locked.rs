@@ -98,9 +98,9 @@ pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 /// The longest wait for an item before signals are handled again.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// Waits without the GIL. If the hook at the end of the program has returned meanwhile, this does not return: the
-/// interpreter would end this thread in the middle of native code, which aborts the process. Where it has before the call,
-/// the thread keeps the GIL: another hook may wait for this thread, as a program's that closes what it has.
+/// Waits without the GIL. If the hook at the end of the program returns meanwhile, this does not return: the interpreter
+/// would end this thread in the middle of native code, which aborts the process. If the hook has returned before the call,
+/// the thread keeps the GIL: a later hook of the program, which closes what it has, may wait for this thread.
 pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
     if is_over() {
         return attached(py, wait);
@@ -122,7 +122,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send)
     result
 }
 
-/// Waits with the GIL, in another thread for up to [`LEAVE`]: it may wait for one that needs the GIL. Then this parks.
+/// Waits with the GIL, while another thread runs `wait`. After [`LEAVE`] this thread parks for ever, without the GIL: `wait`
+/// may be waiting for a thread that needs the GIL.
 fn attached<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let started = Instant::now();
@@ -145,7 +146,7 @@ fn park() -> ! {
 }
 
 /// Whether the interpreter may end this thread when it takes the GIL back.
-fn is_over() -> bool {
+pub(crate) fn is_over() -> bool {
     OVER.load(Ordering::SeqCst) && !HOOK.get()
 }
 

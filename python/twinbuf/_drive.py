@@ -183,7 +183,9 @@ def _end() -> None:
         if alive[0].is_alive():
             left -= 1
             if left == half:
-                for thread in set(alive) - set(_closing):
+                for thread in alive:
+                    if thread in _closing:
+                        continue
                     number = ctypes.c_ulong(thread.ident or 0)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit))
     _end_hook(left * _SLICE)

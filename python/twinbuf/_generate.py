@@ -99,15 +99,13 @@ class _Hooked(Loop[T]):
     def __init__(self, items: _Items[T], before: Hook | None, after: Hook | None, rounds: int) -> None:
         super().__init__(items, None if before is None else self._received)
         self._before, self._after, self._rounds = before, after, rounds
-        self._line, self._pid = {}, os.getpid()
+        self._line = {}
         # The rounds for which they were called.
         self._asked = self._done = 0
         # What `before` raised, in place of the round.
         self._failed: Exception | None = None
 
     def _asks(self) -> None:
-        if self._pid != os.getpid():
-            return  # what follows raises
         if self._after is not None and self._done < self._count:
             try:
                 called("after", self._after, self._count - 1)

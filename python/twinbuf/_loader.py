@@ -342,6 +342,7 @@ class Loader(_Loader, Generic[Made]):
         timeout = seconds_or_none("timeout", timeout)
         if timeout is None and (self._foreign or self._map is not None or self._sender is not None):
             timeout = 1.0
+        self._check()
         since = monotonic()
         try:
             self._stop_sending(timeout, closes=True)

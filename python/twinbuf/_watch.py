@@ -149,7 +149,7 @@ class _Epoch(Generic[T]):
         self._end()
 
     def _end(self) -> None:
-        if not self._ended and self._pid == os.getpid():  # a forked child has no part in the loop
+        if not self._ended and self._pid == os.getpid():  # a forked child must not end its parent's loop
             self._ended = True
             self._watched._end()
 

@@ -53,8 +53,7 @@ impl Recorder {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let (now, used) = (Instant::now(), VecDeque::new());
         let (epoch, asked, since, away, first, in_use) = (None, None, None, (now, now), None, None);
-        let prepared = now;
-        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, prepared, used }
+        Self { report, breakdown, track, epoch, asked, since, away, first, in_use, prepared: now, used }
     }
 
     /// Passes an event of the caller to the report and the trace.

@@ -375,12 +375,8 @@ impl Sums<'_> {
 
     /// The loads of a caller that helps, in words, if they matter.
     fn by_caller(&self) -> String {
-        let matter = self.helped > SMALL * self.wall;
-        if matter {
-            format!(", and loads by the waiting caller {}", self.part(self.helped))
-        } else {
-            String::new()
-        }
+        let part = (self.helped > SMALL * self.wall).then(|| self.part(self.helped));
+        part.map_or(String::new(), |part| format!(", and loads by the waiting caller {part}"))
     }
 
     /// More slots. A generator has no option for them.
@@ -406,27 +402,25 @@ impl Sums<'_> {
     /// A change of the settings and its purpose, and the variables that make it without a change of the program.
     fn set(&self, settings: Settings, purpose: &str) -> Try {
         let now = self.report.settings;
+        let Settings { overlap, depth, workers } = settings;
         // With overlap, the builder has its number of workers.
-        let starts = settings.overlap != now.overlap;
+        let starts = overlap != now.overlap;
         let changes = [
-            ("overlap", 1, starts),
-            ("workers", settings.workers, !starts && settings.workers != now.workers),
-            ("depth", settings.depth, settings.depth != now.depth),
+            (starts, "overlap(true)".to_string(), "OVERLAP=1".to_string()),
+            (!starts && workers != now.workers, format!("workers({workers})"), format!("WORKERS={workers}")),
+            (depth != now.depth, format!("depth({depth})"), format!("DEPTH={depth}")),
         ];
-        let all = |call: fn(&str, usize) -> String, and: &str| {
-            let changed = changes.iter().filter(|(.., is_new)| *is_new);
-            changed.map(|&(name, value, _)| call(name, value)).collect::<Vec<_>>().join(and)
-        };
-        let calls = all(|name, value| format!("`{name}({value})`"), " and ").replace("(1)", "(true)");
-        let variables = all(|name, value| format!("TWINBUF_{}={value}", name.to_uppercase()), " ");
-        let mut change = calls + purpose;
+        let changes = changes.iter().filter(|(is_new, ..)| *is_new);
+        let calls: Vec<_> = changes.clone().map(|(_, call, _)| format!("`{call}`")).collect();
+        let variables: Vec<_> = changes.map(|(.., variable)| format!("TWINBUF_{variable}")).collect();
+        let (mut change, variables) = (calls.join(" and ") + purpose, variables.join(" "));
         // Only a loader has the variables.
         if self.report.kind == Kind::Batches {
             change += &format!(" (`{variables}` if the builder calls `from_env`)");
         }
-        if self.report.needs_clones && settings.workers > 1 {
+        if self.report.needs_clones && workers > 1 {
             change += ", if the data set and all transforms have `try_clone`";
         }
-        Try { change, settings: Some(settings), saves: self.saves(settings.workers) }
+        Try { change, settings: Some(settings), saves: self.saves(workers) }
     }
 }

@@ -533,15 +533,15 @@ impl<R: Ring> Pipe<R> {
                 None => match R::receive(consumer, &mut Waiting::Try) {
                     received @ (Received::Empty | Received::Held) => {
                         there = false;
-                        let by = match received {
-                            Received::Held => waiting.release_by(&mut self.held_since, held_timeout),
-                            _ => None,
-                        };
+                        let held = matches!(received, Received::Held);
+                        let by =
+                            held.then(|| waiting.release_by(&mut self.held_since, held_timeout)).flatten();
                         let helped = own.as_mut().filter(|_| *overlap).and_then(|own| {
                             help(shared, own, consumer, recorder, waiting, &mut self.last_fill)
                         });
                         match helped.or_else(|| Some(R::receive(consumer, &mut Waiting::Until(by?)))) {
-                            // It was not held, or was released in time and is being filled.
+                            // The slot was not held, or was released in time and is being filled; or this call does not
+                            // wait.
                             None | Some(Received::Empty) => R::receive(consumer, waiting),
                             Some(found) => found,
                         }
@@ -696,8 +696,8 @@ fn fill_inline<R: Ring>(
                 return None;
             }
             Take::InUse if start.take().is_some() => {
-                let by = waiting.release_by(held_since, held_timeout);
-                patience = by.map_or(Patience::None, Patience::Slot);
+                patience =
+                    waiting.release_by(held_since, held_timeout).map_or(Patience::None, Patience::Slot);
             }
             // No slot can be filled. The receiving side, which is at the same slot, returns why: a guard holds the
             // slot, or the device failed. It also stores the waker of a task.

@@ -186,7 +186,11 @@ impl<'s, 'env> Staging<'s, 'env> {
             order.pieces.push(Piece { device, at: room.start, len, host: host(at, len), follows });
             order.filled = room.start + len;
             at += len;
+            let full = order.room::<u8>().is_empty();
             self.open = Some(order);
+            if full {
+                self.dispatch()?;
+            }
         }
         Ok(())
     }

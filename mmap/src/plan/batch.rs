@@ -391,7 +391,8 @@ impl ShuffledChunks {
     }
 }
 
-/// Completed steps of an epoch with one batch size and one number of ranks.
+/// Completed steps of an epoch with one batch size and one number of ranks. A state of Python's `Loader` lists the fields
+/// in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct PartialEpoch {

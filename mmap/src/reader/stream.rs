@@ -276,8 +276,8 @@ impl Stream {
             };
             if let Some((tag, request)) = before.filter(has) {
                 let end = end.min(request.bytes.end);
-                // A request of the lane NOW is left to the read that made it, which may be the only one of these bytes.
-                if lane == AHEAD && tag % 2 == 0 {
+                // Not for a request of the lane NOW: the read that made it takes its bytes, and perhaps no other read does.
+                if lane == AHEAD && tag % 2 == AHEAD as u64 {
                     request.left += wanted(end);
                     request.own_end = request.own_end.max(at + wanted(end));
                     request.until = request.until.max(until);
