@@ -122,8 +122,6 @@ pub use observe::breakdown::Breakdown;
 pub use observe::report::Report;
 #[cfg(feature = "safetensors")]
 pub use stream::stream;
-#[doc(hidden)] // for the command-line tool and the adapters
-pub use temporary::check_size;
 pub use twinbuf_core as ring;
 #[cfg(feature = "cuda")]
 pub use twinbuf_cuda as cuda;

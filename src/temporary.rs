@@ -128,8 +128,12 @@ impl Drop for Temporary {
     }
 }
 
-/// Fails if a file of `end` bytes is larger than `RLIMIT_FSIZE`, and returns that limit. The write of its end would raise a
-/// signal that ends the process (setrlimit(2)).
+/// Checks that this process may write a file of `end` bytes: a write past `RLIMIT_FSIZE` raises a signal that ends the
+/// process (setrlimit(2)).
+///
+/// # Errors
+///
+/// The limit in bytes, and `EFBIG`, if the file would be larger. Never outside Unix.
 #[cfg(unix)]
 pub fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
@@ -141,6 +145,11 @@ pub fn check_size(end: u64) -> Result<(), (u64, io::Error)> {
     fits.then_some(()).ok_or_else(|| (most, io::Error::from_raw_os_error(libc::EFBIG)))
 }
 
+/// Does nothing: outside Unix there is no such limit.
+///
+/// # Errors
+///
+/// None.
 #[cfg(not(unix))]
 pub fn check_size(_: u64) -> Result<(), (u64, io::Error)> {
     Ok(())

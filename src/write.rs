@@ -62,7 +62,8 @@ pub use crate::error::Failure;
 use crate::observe::display::{size, time};
 use crate::pipe::memory::{check_memory, too_large};
 use crate::sync::{Consumer, HeapRing, Producer, thread};
-use crate::temporary::{Temporary, check_size};
+use crate::temporary::Temporary;
+pub use crate::temporary::check_size;
 use crate::thread::{ForkGuard, name};
 
 /// Offsets, lengths and addresses of direct writes are multiples of this number of bytes: disks have blocks of 512 or 4096

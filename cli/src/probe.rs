@@ -194,7 +194,7 @@ pub(crate) fn run(options: &Options) -> Result<String, BoxError> {
     ];
     if let (Some(path), Some(run)) = (page, runs.last()) {
         let html = run.both.html();
-        let fits = twinbuf::check_size(html.len() as u64).map_err(|(_, error)| error);
+        let fits = twinbuf::write::check_size(html.len() as u64).map_err(|(_, error)| error);
         writable(path).and(fits).and_then(|()| fs::write(path, html)).map_err(page_failed)?;
     }
     Ok(if options.json { serde_json::to_string_pretty(&found)? + "\n" } else { sentences(options, &found)? })

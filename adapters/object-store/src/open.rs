@@ -132,7 +132,7 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
     let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {
-        twinbuf::check_size(object.size).map_err(|(_, error)| error)?;
+        twinbuf::write::check_size(object.size).map_err(|(_, error)| error)?;
         let mut path = folder.path().join(format!("{index:020}"));
         for part in object.path.parts() {
             fs::create_dir(&path)?;
