@@ -93,8 +93,8 @@ impl Track {
         sum(self.work().map(|span| span.long))
     }
 
-    /// Microseconds of waiting: its wait spans without the work in them, of a caller that loads meanwhile; or, on a track
-    /// without them, the gaps between one batch's work and the next one's in the same epoch.
+    /// Microseconds of waiting: its wait spans, without the loads that a waiting caller does itself. On a track without
+    /// wait spans: the gaps between one batch's work and the next one's in the same epoch.
     pub(crate) fn waiting(&self) -> f64 {
         if self.waits().next().is_some() {
             let (mut waited, mut last) = (0.0, None);

@@ -103,8 +103,8 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Returns bytes that are in natural order as the paths are: name by name, so that the order of a folder's files does not
-/// depend on how the folder is written, and in a name part by part: runs of digits as numbers, all other text as it is.
+/// Returns a key that sorts paths in natural order. Names are compared one by one: the order of a folder's files does not
+/// depend on how the folder is written. In a name, runs of digits are compared as numbers, all other text as it is.
 fn natural(path: &Path) -> Vec<u8> {
     let mut key = Vec::new();
     for name in path {

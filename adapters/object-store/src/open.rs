@@ -127,8 +127,8 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
     heads.buffered(parallel).try_collect().await
 }
 
-/// Sparse files that have the objects' sizes, names and first bytes. Each has a folder of its own, because an object's name
-/// may be that of another's folder. The folders sort as the objects.
+/// Makes sparse files that have the objects' sizes, names and first bytes. Each is in a separate folder, because an object
+/// may have the name of another's folder. The folders sort as the objects do.
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
     let folder = tempfile::tempdir()?;
     let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {

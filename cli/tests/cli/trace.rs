@@ -155,7 +155,7 @@ fn a_caller_that_loads_while_it_waits_works() {
     let cause = causes.iter().find(|cause| cause["during"] == "disk_load").unwrap();
     assert_eq!(micros(&cause["waited_s"]), 600.0, "{found}");
     has(&text(folder, "trace t.json"), &["  `upload`, between two batches\n"]);
-    // A file beside it that is no trace.
+    // The second file is no trace.
     fs::write(folder.join("data.bin"), [7; 5000]).unwrap();
     let Run { code, stderr, .. } = twinbuf(folder, "trace t.json data.bin");
     assert_eq!((code, stderr.lines().count()), (Some(2), 1), "{stderr}");

@@ -263,7 +263,7 @@ fn the_command_finds_the_faults_of_a_double_buffer() {
     assert_eq!(workshop.run(1, &program, "").code, 0);
 }
 
-/// A fork copies the guard's lock as it is, and nobody in the child unlocks it. So the guard checks nothing there.
+/// If a thread holds the guard's lock at the fork, no thread of the child unlocks it. So the guard checks nothing there.
 #[test]
 fn a_forked_child_may_use_what_is_closed() {
     let workshop = Workshop::new("forked");

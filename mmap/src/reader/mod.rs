@@ -287,9 +287,9 @@ impl<D: Units> Reader<D> {
     /// Sets the list of the next units, in read order, and discards the previous list. The reader prefetches along
     /// this list.
     ///
-    /// [`read`](Self::read) requests further units of the list where that helps. The caller may
-    /// read other units, and several at the same time; these reads benefit less from prefetch. The iterator must not
-    /// call this reader: a read that takes units from it holds the lock that the call would wait for.
+    /// [`read`](Self::read) requests further units of the list where that helps. The caller may read other units, and
+    /// several at the same time; these reads benefit less from prefetch. The iterator must not call this reader: a read
+    /// that takes units from it holds the lock that the call would wait for.
     pub fn begin(&self, units: impl IntoIterator<Item = D::Unit, IntoIter: Send + 'static>) {
         *lock(&self.checked) = None;
         self.ahead.begin(&self.source, Box::new(units.into_iter()));
@@ -297,9 +297,10 @@ impl<D: Units> Reader<D> {
 
     /// Reads a unit, a batch or the index of a group, into the start of `out`. Returns its size in bytes.
     ///
-    /// It also requests the next units where that helps, as far as the prefetch window reaches, and does not wait for them. Past the
-    /// page cache, a part of a group of 4 MiB or more in one place of a file is read without a copy, except for up to
-    /// three blocks at its ends, if `out` starts at a page boundary, as a new [`Buffer`](crate::Buffer) does.
+    /// It also requests the next units where that helps, as far as the prefetch window reaches, and does not wait for
+    /// them. Past the page cache, a part of a group of 4 MiB or more in one place of a file is read without a copy,
+    /// except for up to three blocks at its ends, if `out` starts at a page boundary, as a new
+    /// [`Buffer`](crate::Buffer) does.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ fn pass_on(signal: c_int, info: *mut SigInfo, context: *mut c_void, before: &Onc
     handler(signal, info, context);
 }
 
-/// Opens a range of closed pages without the driver's lock. `false` if no memory of the driver is there.
+/// Opens a range of closed pages without the driver's lock. Returns `false` if the driver has no memory at this address.
 fn open_in_child(address: u64) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let range = |line: &str| {

@@ -162,7 +162,7 @@ pub(super) fn stepped() -> Vec<(u64, u64)> {
 pub(super) enum Verdict {
     /// The fault is not the guard's.
     Foreign,
-    /// The instruction can go on: the page is open, because the access was a violation, or the access was made.
+    /// The instruction can continue: the page was opened after a violation, or the guard has made the access itself.
     Resume,
     /// The access conflicts with nothing: the page is open for one instruction.
     Step,

@@ -242,9 +242,9 @@ fn stores(operation: &str) -> bool {
     STORES.iter().chain(&others).any(|kind| operation.starts_with(kind)) && !operation.starts_with("st.param")
 }
 
-/// Stands for all that was put into memory other than parameters. It is no word of PTX.
+/// The name of a register for all values that a kernel stores in memory other than parameters. No PTX has this name.
 const MEMORY: &str = "[";
-/// Of that, what was not put at a [`place`].
+/// The name for those of them that are at no [`place`].
 const ELSEWHERE: &str = "[elsewhere";
 
 /// The name of 64 bits at a fixed place on the stack. Code that is not optimised has all its variables there.

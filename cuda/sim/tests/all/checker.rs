@@ -396,8 +396,8 @@ fn straddle(write: bool, at: usize) {
     stream.synchronize().unwrap();
 }
 
-/// As `memset` in the C library does it: one instruction that sets so many bytes, and copies them. A copy into the second of
-/// two slots runs.
+/// Sets bytes with one instruction, as `memset` in the C library does, and copies them, while a copy into the second of two
+/// slots runs.
 fn set_bytes(bytes: usize) {
     const SLOT: usize = 64;
     let (_context, stream) = stream();
