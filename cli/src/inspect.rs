@@ -226,8 +226,8 @@ fn cache(path: &Path) -> Result<Cache, BoxError> {
     }
 }
 
-/// Finds the device by its number: `queue` has both limits, also for partitions; `bdi` has one, also for file
-/// systems over several devices.
+/// Finds the device by its number: `queue` has both limits, also for partitions; `bdi` has one, also for NFS
+/// and FUSE.
 #[cfg(target_os = "linux")]
 fn device(path: &Path) -> Option<Device> {
     use std::os::linux::fs::MetadataExt;

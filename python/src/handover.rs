@@ -348,7 +348,7 @@ impl Front for Ahead {
         self.making.caller.pass(&self.making.thread, wait)
     }
 
-    /// Tells the pipe that it may start the rounds that were asked for.
+    /// Tells the pipe that it may start the items that were asked for.
     fn asked(&self, state: &mut State) {
         if let Run::Running(items) = &mut state.run {
             if state.own.granted < state.own.asked {

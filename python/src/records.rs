@@ -342,7 +342,7 @@ fn normal(
     if planar {
         let [.., height, width, _] = record.shape() else {
             return Err(wrong(format!(
-                "planar: wanted records of height, width and channels, found {:?}",
+                "planar: wanted records that end in height, width and channels, found {:?}",
                 record.shape()
             )));
         };

@@ -127,7 +127,7 @@ class Records(_Records):
 
         With ``mean`` or ``std``, one number or one for each channel (the last axis), an element ``x`` becomes
         ``(x / most - mean) / std``, where ``most`` is 255 for uint8, 65535 for uint16, 32768 for int16, and 1
-        for float16 and bfloat16. ``planar`` puts the channels first: ``(height, width, channels)`` becomes
+        for float16 and bfloat16. With ``planar``, the last three axes ``(height, width, channels)`` become
         ``(channels, height, width)``. Both take records of these five types, and make float32.
         """
         name = dtype_of(dtype)
