@@ -54,7 +54,7 @@ mod plain {
     #[cfg(feature = "alloc")]
     pub const LINE: usize = 128 / size_of::<AtomicU32>();
 
-    /// Wraps these values in cells, in the vector's own memory.
+    /// Wraps these values in cells, in the vector's own memory, which is shrunk to fit.
     #[cfg(feature = "alloc")]
     #[must_use]
     pub fn heap_cells<T>(values: Vec<T>) -> Box<[UnsafeCell<T>]> {

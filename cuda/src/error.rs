@@ -118,7 +118,7 @@ pub enum Error {
         /// The number of device slots.
         device_depth: usize,
     },
-    /// The next host slot is in use: it is being copied, it was committed and is not copied yet, or a
+    /// The next host slot is in use: it was committed, and its copy was not seen to end, or a
     /// [`ReservedSlot`](crate::ReservedSlot) holds it.
     #[error("the next host slot is still being filled or copied")]
     Full,

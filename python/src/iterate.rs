@@ -189,7 +189,7 @@ enum Asked<I> {
 struct NoMemory;
 
 impl<F: Front> State<F> {
-    /// Asks for the next item of an iteration, and waits for it up to `timeout`.
+    /// Asks for the next item of an iteration. `timeout` limits waits, not fills.
     fn next(&mut self, front: &F, iteration: u64, timeout: Duration) -> Asked<F::Item> {
         if self.iteration != iteration {
             return if self.is_closed() { Asked::Closed } else { Asked::Replaced };
