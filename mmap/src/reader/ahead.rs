@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::cached::{self, Around, Point};
@@ -36,6 +37,9 @@ pub(super) struct Ahead<D: Units> {
     /// Whether whole chunks of a windowed shuffle are requested.
     windows: bool,
     pub(super) window: Mutex<Window<D::Unit>>,
+    /// Whether hints caused a disk read. It becomes `false` after [`IN_MEMORY`] bytes of hints that caused none. Outside of
+    /// `window`, which is locked while the system takes a hint, for seconds on a slow disk. Relaxed: it orders nothing.
+    pub(super) missing: AtomicBool,
 }
 
 /// The next units, and how much of them was requested. A position is a number of bytes of units since
@@ -65,14 +69,13 @@ pub(super) struct Window<U> {
     hints: Vec<Extent>,
     /// Bytes of hints since the last disk read.
     quiet: u64,
-    /// Whether hints caused a disk read. It becomes `false` after [`IN_MEMORY`] bytes of hints that caused none.
-    pub(super) missing: bool,
 }
 
 impl<D: Units> Ahead<D> {
     pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
         let window = Mutex::new(Window::new(None));
-        Self { prefetch, burst, stride: u64::MAX, world: 1, windows, window }
+        let missing = AtomicBool::new(false);
+        Self { prefetch, burst, stride: u64::MAX, world: 1, windows, window, missing }
     }
 
     /// Sets the list of the next units.
@@ -82,8 +85,8 @@ impl<D: Units> Ahead<D> {
             stream.forget();
         }
         window.around.clear();
-        let (around, quiet, missing) = (std::mem::take(&mut window.around), window.quiet, window.missing);
-        *window = Window { fresh: true, around, quiet, missing, ..Window::new(Some(units)) };
+        let (around, quiet) = (std::mem::take(&mut window.around), window.quiet);
+        *window = Window { fresh: true, around, quiet, ..Window::new(Some(units)) };
     }
 
     /// Returns the most bytes of memory for the list of stretches.
@@ -134,7 +137,7 @@ impl<D: Units> Ahead<D> {
             self.ask(window, (data, source), unit, stats);
         }
         if !window.points.is_empty() {
-            window.request(stats, |window, stats| {
+            self.request(window, stats, |window, stats| {
                 cached::follow(data.shards(), &mut window.points, window.used, stats);
             });
         }
@@ -156,7 +159,28 @@ impl<D: Units> Ahead<D> {
         window.last = Some(unit);
         stats.failed += u64::from(asked.is_err());
         if !window.hints.is_empty() {
-            window.request(stats, |window, stats| cached::hint(data.shards(), &mut window.hints, stats));
+            self.request(window, stats, |window, stats| {
+                cached::hint(data.shards(), &mut window.hints, stats);
+            });
+        }
+    }
+
+    /// Hints or touches by `ask`, counts its time and the disk reads that it starts, and updates the state by them.
+    fn request(
+        &self,
+        window: &mut Window<D::Unit>,
+        stats: &mut ReadStats,
+        ask: impl FnOnce(&mut Window<D::Unit>, &mut ReadStats),
+    ) {
+        let (hinted, begun, before) = (stats.hinted, Instant::now(), system::read_from_disk());
+        ask(window, stats);
+        stats.hint_time += begun.elapsed();
+        let disk = system::read_from_disk().saturating_sub(before);
+        stats.disk += disk;
+        let missing = disk > 0;
+        window.quiet = if missing { 0 } else { window.quiet + stats.hinted - hinted };
+        if missing || window.quiet >= IN_MEMORY {
+            self.missing.store(missing, Relaxed);
         }
     }
 
@@ -222,7 +246,6 @@ impl<U> Window<U> {
             pending: VecDeque::new(),
             hints: Vec::new(),
             quiet: 0,
-            missing: false,
         }
     }
 
@@ -237,18 +260,6 @@ impl<U> Window<U> {
         self.told = self.told.saturating_add(data.size(&part).unwrap_or(0).max(1));
         self.rest = rest;
         Some(part)
-    }
-
-    /// Hints or touches by `ask`, counts its time and the disk reads that it starts, and updates the state by them.
-    fn request(&mut self, stats: &mut ReadStats, ask: impl FnOnce(&mut Self, &mut ReadStats)) {
-        let (hinted, begun, before) = (stats.hinted, Instant::now(), system::read_from_disk());
-        ask(self, stats);
-        stats.hint_time += begun.elapsed();
-        let disk = system::read_from_disk().saturating_sub(before);
-        stats.disk += disk;
-        let missing = disk > 0;
-        self.quiet = if missing { 0 } else { self.quiet + stats.hinted - hinted };
-        self.missing = missing || self.missing && self.quiet < IN_MEMORY;
     }
 
     /// Resumes hints after a read had to wait for the disk. If hints had stopped, requested pages may have left the

@@ -19,6 +19,7 @@ mod tests;
 pub(crate) mod units;
 
 use std::fmt;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use self::ahead::{Ahead, IN_MEMORY};
@@ -347,10 +348,10 @@ impl<D: Units> Reader<D> {
     }
 
     /// Returns whether the reader reads all files through the page cache, and found there each of the last 16 MiB that
-    /// it was asked for or requested. `false` if the file system does not count disk reads.
+    /// it was asked for or requested. `false` if the file system does not count disk reads. Does not wait for a read.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
-        let missing = lock(&self.ahead.window).missing;
+        let missing = self.ahead.missing.load(Relaxed);
         !missing && self.source.stream.is_none() && self.source.copied.warm_bytes() >= IN_MEMORY
     }
 

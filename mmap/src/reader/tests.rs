@@ -794,6 +794,19 @@ fn cold_warm_cold(reader: &Reader, plan: Plan) -> [ReadStats; 3] {
     [first, warm, run(1)]
 }
 
+/// A caller asks it while it waits for a batch with a time limit, and a hint may take seconds on a slow disk.
+#[test]
+fn whether_all_is_in_memory_is_answered_during_a_hint() {
+    let (_folder, records) = records(&[1 << 16], 4096);
+    let plan = Plan::builder(records.len()).batch(1).build().unwrap();
+    let reader = std::sync::Arc::new(limited(&records, &plan, 1 << 40));
+    let hint = lock(&reader.ahead.window); // as a read has it while it hints
+    let ((answered, answer), asked) = (std::sync::mpsc::channel(), reader.clone());
+    std::thread::spawn(move || answered.send(asked.is_in_memory()));
+    assert_eq!(answer.recv_timeout(std::time::Duration::from_secs(10)), Ok(false), "it waits for the hint");
+    drop(hint);
+}
+
 /// Data that fits in memory is hinted once in an epoch, and not any more once it is in memory.
 #[test]
 fn hints_end_when_everything_is_in_memory() {
