@@ -26,11 +26,12 @@
 //! # The file is whole, or not there
 //!
 //! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the
-//! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the
-//! permissions of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was.
-//! The drop of a writer removes the temporary file. On Unix, if the file system has locks, the next writer of the name
-//! removes what a killed process left, and a second writer of a name is refused while the first one lives. Neither
-//! happens if the next writer cannot list the folder or open the temporary file, for example another user's.
+//! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions
+//! of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was. The drop of a
+//! writer removes the temporary file, after the write in progress: it waits for a disk that hangs. On Unix, if the file
+//! system has locks, the next writer of the name removes what a killed process left, and a second writer of a name is
+//! refused while the first one lives, or a process that was forked from it meanwhile. Neither happens if the next writer
+//! cannot list the folder or open the temporary file, for example another user's.
 //!
 //! A relative path is relative to the working folder in which the writer is built. If a folder above the file is renamed
 //! before `finish`, then `finish` fails and the temporary file stays.

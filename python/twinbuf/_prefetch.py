@@ -86,7 +86,8 @@ def prefetch(
     loop starts again.
 
     After a ``break``, a generator, a file, or another iterator whose ``__iter__`` is just ``return self``
-    goes on after the last item that the loop received. An iterator whose ``__iter__`` does more is taken to
+    goes on after the last item that the loop received. Keep the `prefetch` for that: when it is dropped, what
+    it fetched ahead is lost, and a generator is closed. An iterator whose ``__iter__`` does more is taken to
     start again, as it does in a plain loop: what was fetched ahead is dropped, and that is logged once. So
     it is dropped, but nothing is logged, where the iterable is no iterator and yet keeps its place, such as a
     ``tempfile.NamedTemporaryFile``: keep one ``iter(prefetch(...))``.

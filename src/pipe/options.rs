@@ -75,8 +75,9 @@ macro_rules! common {
 
         /// Sets how long to wait for the caller to drop an earlier item when its slot is needed. Default: 10 s.
         ///
-        /// A blocking `next` waits at least 1 ms. Another thread can drop the item during the wait. After the
-        /// timeout the iterator returns [`Error::SlotHeld`](crate::Error::SlotHeld) and ends. If the waiting thread itself holds the item, the wait lasts for the full timeout.
+        /// Another thread can drop the item during the wait. After the timeout the iterator returns
+        /// [`Error::SlotHeld`](crate::Error::SlotHeld) and ends. If the waiting thread itself holds the item, the wait lasts
+        /// for the full timeout.
         pub fn held_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.options.held_timeout = timeout;
             self
