@@ -49,7 +49,7 @@ pub(super) struct Share {
     /// The files for direct I/O. Empty if all data is read through the page cache.
     pub(super) files: Vec<Direct>,
     /// The claim of the reader. It counts until the reader is dropped.
-    claim: Arc<Claim>,
+    _claim: Arc<Claim>,
 }
 
 /// Device and inode. On Unix, two files with the same pair are the same file.
@@ -73,24 +73,32 @@ impl Readers {
     /// Decides how a reader reads. `left` is the memory that is left to all readers, in bytes; `None` if unknown. If
     /// some data is read with direct I/O, also opens the files for it.
     pub(super) fn decide(&self, wish: &Wish<'_>, left: Option<u64>) -> Result<Share, Error> {
+        let left = match wish.mode {
+            ReadMode::Auto if left.is_some() => left,
+            ReadMode::Direct => None,
+            _ => return Ok(Share::all(wish.data)),
+        };
+        let ranks = limit::ranks_here();
+        // Locked for sums alone, and for no system call: in a process that another thread forks meanwhile, it is never
+        // unlocked.
         let mut readers = lock(&self.0);
-        readers.retain(|reader| reader.strong_count() > 0);
-        let mut share = match (wish.mode, left) {
-            (ReadMode::Pread, _) | (ReadMode::Auto, None) => return Ok(Share::all(wish.data)),
-            (ReadMode::Direct, _) => Share { files: Direct::all(wish.shards, wish.mode)?, ..wish.past() },
-            (ReadMode::Auto, Some(left)) => {
+        let share = left.map_or_else(
+            || wish.past(),
+            |left| {
                 let others = Others::new(readers.iter().filter_map(Weak::upgrade));
                 let left = left.saturating_sub(others.bytes);
-                let share = wish.fitting(left, others.bytes, &others, limit::ranks_here());
-                let some = share.cached < wish.data;
-                let files = if some { Direct::all(wish.shards, wish.mode)? } else { Vec::new() };
-                let share = if files.is_empty() { Share::all(wish.data) } else { share };
-                Share { left: Some(left), files, ..share }
+                Share { left: Some(left), ..wish.fitting(left, others.bytes, &others, ranks) }
+            },
+        );
+        let mut share = wish.claim(share, &mut readers);
+        drop(readers);
+        if share.cached < wish.data || wish.mode == ReadMode::Direct {
+            share.files = Direct::all(wish.shards, wish.mode)?;
+            if share.files.is_empty() {
+                let all = Share { left: share.left, ..Share::all(wish.data) };
+                share = wish.claim(all, &mut lock(&self.0));
             }
-        };
-        let end = share.until.min(wish.part.end);
-        share.claim = Arc::new(Claim { kept: wish.files(end).collect(), memory: share.room.iter().sum() });
-        readers.push(Arc::downgrade(&share.claim));
+        }
         Ok(share)
     }
 }
@@ -134,12 +142,21 @@ impl Others {
 impl Share {
     /// Reads all data through the page cache.
     fn all(data: u64) -> Self {
-        let (files, claim) = (Vec::new(), Arc::default());
-        Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, files, claim }
+        let (files, _claim) = (Vec::new(), Arc::default());
+        Self { cached: data, until: u64::MAX, room: [0; 2], windows: true, left: None, files, _claim }
     }
 }
 
 impl Wish<'_> {
+    /// Adds the claim of a reader with this share to those of the others.
+    fn claim(&self, share: Share, readers: &mut Vec<Weak<Claim>>) -> Share {
+        let end = share.until.min(self.part.end);
+        let claim = Arc::new(Claim { kept: self.files(end).collect(), memory: share.room.iter().sum() });
+        readers.retain(|reader| reader.strong_count() > 0);
+        readers.push(Arc::downgrade(&claim));
+        Share { _claim: claim, ..share }
+    }
+
     /// Reads all data with direct I/O.
     fn past(&self) -> Share {
         let [ahead, now] = self.lanes;

@@ -18,10 +18,13 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use crate::Buffer;
 use crate::file::read_at;
-use threads::Threads;
+use threads::{STACK, Threads};
 
 /// The most reads in flight. With 64, a cloud machine's disk answered a tenth fewer random reads of 4 KiB; with 128, no
 /// more.
@@ -33,6 +36,9 @@ const BYTES: usize = 8 << 20;
 
 /// Reads that are pushed between two checks for finished reads.
 const TOGETHER: usize = 16;
+
+/// How long a drop waits for the reads in flight.
+const LEAVE: Duration = Duration::from_millis(500);
 
 /// One read, with the memory it fills.
 #[derive(Debug)]
@@ -56,7 +62,8 @@ pub(crate) struct Done {
 
 /// A queue of reads. They are handed over in the order of [`push`](Self::push) and end in any order.
 ///
-/// Dropping the queue waits for the reads in flight. After a `fork`, the child may do nothing with its copy but drop
+/// Dropping the queue waits for the reads in flight, for [`LEAVE`] at most: a disk may hang. A thread then waits for them
+/// and has their memory. After a `fork`, the child may do nothing with its copy but drop
 /// it. That changes nothing that the parent uses, and leaks the memory of the reads in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
@@ -210,9 +217,19 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Leak the engine in a forked child: its ring, its threads and the locks that they held are the parent's.
-        if self.running.as_ref().is_some_and(|running| running.process != std::process::id()) {
-            std::mem::forget(self.running.take());
+        let Some(running) = self.running.take() else { return };
+        if running.process != std::process::id() {
+            // Leak the engine in a forked child: its ring, its threads and the locks that they held are the parent's.
+            return std::mem::forget(running);
+        }
+        if self.reads.in_flight > 0 {
+            let (ends, ended) = channel::<()>();
+            let wait = move || drop((running, ends)); // in this order
+            // If the system starts no thread, `wait` is dropped, and that waits.
+            let thread = Builder::new().name("twinbuf-read".into()).stack_size(STACK).spawn(wait);
+            if ended.recv_timeout(LEAVE) == Err(RecvTimeoutError::Disconnected) {
+                let _ = thread.map(JoinHandle::join);
+            }
         }
     }
 }

@@ -288,6 +288,7 @@ mod gated {
                 thread::yield_now();
             }
             let (sender, receiver) = channel();
+            let began = Instant::now();
             let drops = thread::spawn(move || {
                 sender.send(()).unwrap();
                 drop(queue);
@@ -295,9 +296,8 @@ mod gated {
             receiver.recv().unwrap();
             // A drop that fails to wait would finish in this time, 20 ms at most: on a busy processor each yield may
             // take long.
-            let began = Instant::now();
             for _ in 0..10_000 {
-                assert!(!drops.is_finished());
+                assert!(!drops.is_finished() || began.elapsed() >= LEAVE);
                 thread::yield_now();
                 if began.elapsed() > Duration::from_millis(20) {
                     break;
@@ -307,8 +307,45 @@ mod gated {
             writer.write_all(&[1; 10_000]).unwrap();
             drop(writer);
             drops.join().unwrap();
-            // All reads have dropped the file.
-            assert_eq!(Arc::strong_count(&file), 1);
+            wait_until_dropped(&file);
+        });
+    }
+
+    /// Waits until all reads have dropped the file.
+    fn wait_until_dropped(file: &Arc<File>) {
+        let began = Instant::now();
+        while Arc::strong_count(file) > 1 && began.elapsed() < Duration::from_secs(60) {
+            thread::yield_now();
+        }
+        assert_eq!(Arc::strong_count(file), 1, "reads that have ended keep the file");
+    }
+
+    /// A disk hangs. The end of a loader must not: its last reader drops the queue.
+    #[test]
+    fn a_drop_leaves_reads_that_hang_with_their_memory() {
+        static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+        fn read_and_tell(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
+            HAS_BEGUN.store(true, SeqCst);
+            read_next(file, out, offset)
+        }
+
+        each(read_and_tell, |mut queue| {
+            let (mut writer, file) = gate();
+            queue.push(read(&file, 0, 4, 0));
+            queue.start();
+            assert!(queue.poll().is_none());
+            while format!("{queue:?}").contains("Threads") && !HAS_BEGUN.load(SeqCst) {
+                thread::yield_now();
+            }
+            let (sender, receiver) = channel();
+            thread::spawn(move || {
+                drop(queue);
+                sender.send(())
+            });
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(()), "the drop waits for the disk");
+            assert!(Arc::strong_count(&file) > 1, "the read has not ended");
+            writer.write_all(b"abcd").unwrap();
+            wait_until_dropped(&file);
         });
     }
 

@@ -16,7 +16,7 @@ const THREADS: usize = 32;
 
 /// Bytes of a thread's stack. One system call uses little of it, but the stack also holds the program's thread-local
 /// memory.
-const STACK: usize = 256 << 10;
+pub(super) const STACK: usize = 256 << 10;
 
 /// A function that reads once at an offset of a file.
 pub(super) type ReadAt = fn(&File, &mut [u8], u64) -> io::Result<usize>;
