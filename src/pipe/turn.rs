@@ -347,9 +347,10 @@ impl<R: Ring> Shared<R> {
         if !runs {
             let shared = Arc::clone(self);
             let clock = thread::Builder::new().name("twinbuf-clock".to_string());
-            // If the thread cannot be started, no timeout wakes the task, only the release of the held slot.
+            // If the thread cannot be started, the task asks again and again until its time is over.
             if clock.spawn(move || shared.run_clock()).is_err() {
                 lock(&self.mail).clock = false;
+                self.guard("waker", || waker.wake_by_ref());
             }
         }
         self.guard("waker", || drop(old));
