@@ -1,5 +1,7 @@
 //! Lists of data files from folders and patterns, in natural order.
 
+use std::fs::Metadata;
+use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
 
 use crate::Error;
@@ -21,7 +23,8 @@ const WILD: [char; 3] = ['*', '?', '['];
 /// # Errors
 ///
 /// - [`Error::NoFiles`]: a folder has no such files, a pattern matches none, or a pattern is invalid or not UTF-8.
-/// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a folder could not be read.
+/// - [`Error::NotFound`], [`Error::PermissionDenied`], [`Error::Open`]: a folder could not be read, or the system did not
+///   tell what is at a path that a pattern leads to.
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;
@@ -70,7 +73,6 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
     let none = || Error::NoFiles { path: pattern.to_owned() };
     let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
     let text = pattern.to_str().filter(|text| !text.ends_with(std::path::is_separator)).ok_or_else(none)?;
-    let is_folder = |path: &PathBuf| path.as_os_str().is_empty() || path.is_dir();
     let mut found = vec![PathBuf::new()];
     for part in Path::new(text).components() {
         let name = part.as_os_str().to_str().ok_or_else(none)?;
@@ -79,7 +81,7 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
             continue;
         }
         let matcher = glob::Pattern::new(name).map_err(|_| none())?;
-        found.retain(is_folder);
+        keep(&mut found, is_folder)?;
         let mut next = Vec::new();
         while let Some(path) = found.pop() {
             if name == "**" {
@@ -87,7 +89,8 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
                 let goes_back =
                     |path: &Path, link: &Path| path.ancestors().any(|above| whole(above) == whole(link));
                 let mut below = children(&path, |name| !name.starts_with('.'))?;
-                below.retain(|below| is_folder(below) && !(below.is_symlink() && goes_back(&path, below)));
+                let is_new = |below: &Path| !(below.is_symlink() && goes_back(&path, below));
+                keep(&mut below, |below| Ok(is_folder(below)? && is_new(below)))?;
                 found.append(&mut below);
                 next.push(path);
             } else {
@@ -99,8 +102,35 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, Error> {
         next.dedup();
         found = next;
     }
-    found.retain(|path| path.symlink_metadata().is_ok());
+    keep(&mut found, |path| Ok(there(path, path.symlink_metadata())?.is_some()))?;
     Ok(found)
+}
+
+/// Removes the paths that are not wanted.
+fn keep(paths: &mut Vec<PathBuf>, wanted: impl Fn(&Path) -> Result<bool, Error>) -> Result<(), Error> {
+    let mut failed = Ok(());
+    paths.retain(|path| {
+        wanted(path).unwrap_or_else(|error| {
+            failed = Err(error);
+            false
+        })
+    });
+    failed
+}
+
+/// Whether a path leads to a folder. The empty one leads to the working directory.
+fn is_folder(path: &Path) -> Result<bool, Error> {
+    Ok(path.as_os_str().is_empty() || there(path, path.metadata())?.is_some_and(|found| found.is_dir()))
+}
+
+/// Returns `None` if nothing is at the path, or a link that leads nowhere. After another error, something may be there:
+/// without it, files would be left out silently.
+fn there(path: &Path, found: io::Result<Metadata>) -> Result<Option<Metadata>, Error> {
+    match found {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(_) if path.is_symlink() => Ok(None),
+        found => found.map(Some).map_err(|source| Error::opening(path, source)),
+    }
 }
 
 /// Returns a key that sorts paths in natural order. Names are compared one by one: the order of a folder's files does not
@@ -221,6 +251,24 @@ mod tests {
             assert_eq!(found, [kept.clone(), gone.clone()]);
             let error = crate::Records::open(&found, 8).unwrap_err();
             assert!(matches!(&error, Error::NotFound { path } if *path == gone), "{error:?}");
+        }
+    }
+
+    /// The system fails to tell what is there. The name is too long: a test that runs as root may look everywhere.
+    #[test]
+    fn what_the_system_does_not_tell_is_an_error() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let long = "x".repeat(300);
+        std::fs::create_dir(at("a")).unwrap();
+        std::fs::write(at("a/x"), []).unwrap();
+        assert_eq!(files([at("*/x")]).unwrap(), [at("a/x")]);
+        for pattern in [format!("*/{long}"), format!("*/{long}/*"), format!("{long}/**/x")] {
+            let error = files([at(&pattern)]).unwrap_err();
+            assert!(
+                matches!(&error, Error::Open { path, .. } if path.ends_with(&long)),
+                "{pattern}: {error:?}"
+            );
         }
     }
 
