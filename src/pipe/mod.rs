@@ -727,13 +727,16 @@ fn help<R: Ring>(
     waiting: &Waiting<'_, '_>,
     last_fill: &mut LoadTimes,
 ) -> Option<Received<R::Item>> {
-    while own.pays(shared) {
+    loop {
         let rest = match waiting {
             Waiting::Block => FOREVER,
             Waiting::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
             // A `try` or `poll` call must not block, so it fills no slots.
             Waiting::Try | Waiting::Poll(_) => return None,
         };
+        if !own.pays(shared) {
+            return None;
+        }
         let took = last_fill.took();
         // Whether the unit that the caller waits for comes in less than half a fill: it would receive it too late.
         let soon = || shared.first_fill().is_some_and(|doing| 2 * doing.since.elapsed() > took);
@@ -750,7 +753,6 @@ fn help<R: Ring>(
             found => return Some(found),
         }
     }
-    None
 }
 
 /// Names the unit in the error of an order that gave none: the unit that the caller asked for.
