@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -505,6 +506,37 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
     """It waited one second at its exit for another thread's `next`."""
     status, out, errors = run_program(FORKED)
     assert status == 0 and float(out) < 0.9, errors
+
+
+BUILDING = """
+import os, signal, sys, threading, numpy as np, twinbuf as tb
+np.save(sys.argv[1], np.zeros((64, 4096), "uint8"))
+data = tb.Records.open_npy(sys.argv[1])
+built, stop = threading.Event(), threading.Event()
+def build():
+    while not stop.is_set():
+        tb.Loader(data, tb.Plan(data, 8), read_mode=sys.argv[2]).close()
+        built.set()
+thread = threading.Thread(target=build)
+thread.start()
+built.wait()  # what Rust imports of Python at the first call is imported
+for _ in range(60):
+    if (child := os.fork()) == 0:
+        signal.alarm(60)
+        os._exit(sum(1 for _ in tb.Loader(data, tb.Plan(data, 8), read_mode="direct").epoch(0)))
+    if (status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 8:
+        print(status)
+        break
+stop.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_is_forked_while_a_loader_is_built_builds_one(tmp_path: Path) -> None:
+    """A lock was held while files are opened: the child had it for ever."""
+    for mode in ("auto", "direct"):
+        assert run_program(BUILDING, tmp_path / "data.npy", mode)[:2] == (0, ""), mode
 
 
 class Owner(sets.Numbers):
