@@ -457,7 +457,7 @@ def _fill(place: torch.Tensor, source: Any) -> None:
 
 
 def _array_like(leaf: Any) -> torch.Tensor | None:
-    """Return a tensor of the array's shape and type that takes no memory, or None for other objects."""
+    """Return a tensor of the array's shape and type that takes no memory, or None if there is none."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(leaf, numpy.ndarray):
         return None

@@ -399,7 +399,7 @@ impl Sums<'_> {
         (wall - each.max(copies).max(used)).max(0.0)
     }
 
-    /// A change of the settings and its purpose, and the variables that make it without a change of the program.
+    /// A change of the settings, its purpose, and for a loader the variables that make it.
     fn set(&self, settings: Settings, purpose: &str) -> Try {
         let now = self.report.settings;
         let Settings { overlap, depth, workers } = settings;

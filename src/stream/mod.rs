@@ -224,8 +224,8 @@ debug!([B: Backend] StreamBuilder[B], |builder|
 
 /// Reads groups of tensors in the order of use. A thread reads the next group while the caller uses the current group.
 ///
-/// The thread reads into slots that are allocated once and reused. The thread never overwrites a slot while its
-/// [`Group`] exists. Groups [kept in memory](StreamBuilder::keep) are read once.
+/// The thread reads into slots that are allocated once and reused. No slot is overwritten while a [`Group`] is in it.
+/// Groups [kept in memory](StreamBuilder::keep) are read once.
 pub struct TensorStream<B: Backend = Host> {
     pipe: Pipe<B::Ring<usize>>,
     schedule: Arc<Schedule>,

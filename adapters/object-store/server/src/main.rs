@@ -2,9 +2,9 @@
 //! as buckets, until its standard input ends.
 //!
 //! It is s3s-fs for reads, heads and lists, but s3s-fs reads the whole object and computes its MD5 for each range. Here
-//! an ETag is computed once for each time of change of the file. Each answer to a read waits for DELAY_MS first. As in
-//! s3s-fs, `If-Match` has no effect. Requests may be signed, with the access key `x` and the secret `x`. A line on the
-//! standard input is answered by the number of reads and of their bytes since the line before.
+//! reads remember the ETag until the file changes. Each answer to a read waits for DELAY_MS first. As in s3s-fs,
+//! `If-Match` has no effect. Requests may be signed, with the access key `x` and the secret `x`. A line on the standard
+//! input is answered by the number of reads and of their bytes since the line before.
 
 use std::collections::HashMap;
 use std::io::SeekFrom;
