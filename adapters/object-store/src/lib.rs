@@ -217,7 +217,7 @@ impl Dataset for Objects {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The number of requests that succeeded, without retries.
+    /// The number of requests that succeeded after the opening, without retries.
     pub requests: u64,
     /// The number of bytes received.
     pub bytes: u64,

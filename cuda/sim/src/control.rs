@@ -291,7 +291,7 @@ impl Control {
     }
 
     /// A copy of device memory as it is now. Makes no driver call, and the checker does not see it. `None` if no
-    /// allocation contains the range, if its free has run, or with the real driver.
+    /// allocation has the range, if its contents are gone, or with the real driver.
     #[must_use]
     pub fn peek(self, address: u64, bytes: usize) -> Option<Vec<u8>> {
         let sim = self.symbols?;

@@ -32,8 +32,8 @@ pub(super) struct Ahead<D: Units> {
     burst: u64,
     /// Bytes from the start of a record to the start of the next.
     pub(super) stride: u64,
-    /// The number of ranks. In an epoch, the reader reads one of `world` records.
-    pub(super) world: u64,
+    /// In an epoch, the reader reads one of so many records: there are other ranks, or the plan's list leaves records out.
+    pub(super) share: u64,
     /// Whether whole chunks of a windowed shuffle are requested.
     windows: bool,
     pub(super) window: Mutex<Window<D::Unit>>,
@@ -75,7 +75,7 @@ impl<D: Units> Ahead<D> {
     pub(super) fn new(prefetch: u64, burst: u64, windows: bool) -> Self {
         let window = Mutex::new(Window::new(None));
         let missing = AtomicBool::new(false);
-        Self { prefetch, burst, stride: u64::MAX, world: 1, windows, window, missing }
+        Self { prefetch, burst, stride: u64::MAX, share: 1, windows, window, missing }
     }
 
     /// Sets the list of the next units.
@@ -96,7 +96,7 @@ impl<D: Units> Ahead<D> {
 
     /// Whether hints cover whole stretches around the records, and not only the records.
     const fn pays(&self, source: &Source) -> bool {
-        Around::pays(self.stride, self.world) && source.cached > 0
+        Around::pays(self.stride, self.share) && source.cached > 0
     }
 
     /// Requests the next units. The reader calls it before each read of `bytes` bytes and after it.

@@ -170,7 +170,8 @@ impl Reader {
         let share = memory.0.decide(&wish, memory.1)?;
         let batch = plan.batch_records().saturating_mul(ranges.mean_len());
         let mut ahead = Ahead::new(batch.max(PREFETCH), 0, share.windows);
-        (ahead.stride, ahead.world) = (ranges.stride(), plan.world());
+        let left_out = (range.end - range.start) / plan.list().len().max(1);
+        (ahead.stride, ahead.share) = (ranges.stride(), plan.world().saturating_mul(left_out.max(1)));
         Ok(Self::with_share(ranges, data, share, mode == ReadMode::Direct, ahead))
     }
 

@@ -932,6 +932,24 @@ fn the_window_keeps_its_length() {
     }
 }
 
+/// Whole stretches pay only where a list leaves few records out between those that it has.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_list_leaves_out_is_not_asked_for() {
+    let (_folder, records) = records(&[2048 * 4096], 4096);
+    for (step, most) in [(64, 32 * 4096), (4, 2048 * 4096)] {
+        let list = crate::RecordList::even(0, step, 2048 / step).unwrap();
+        let plan =
+            Plan::builder(records.len()).records(list).batch(1).shuffle(Shuffle::Full).build().unwrap();
+        let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
+        let batches = plan.clone();
+        reader.begin((0..).map_while(move |step| batches.batch(0, step)));
+        (0..plan.steps(0)).for_each(|step| drop(read(&reader, &plan.batch(0, step).unwrap())));
+        let hinted = reader.stats().hinted;
+        assert!((most * 9 / 10..=most).contains(&hinted), "every {step}th: {hinted} of {most}");
+    }
+}
+
 #[test]
 fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
     let (_folder, records) = records(&[23 * 4096], 4096);
@@ -940,7 +958,7 @@ fn what_goes_on_where_the_last_ended_is_left_to_the_system() {
         let reader = Reader::new(records.clone(), &plan, ReadMode::Pread).unwrap();
         // With so many ranks, hints are only for the records themselves and not for the bytes around them.
         let mut reader = reader;
-        reader.ahead.world = 1000;
+        reader.ahead.share = 1000;
         for number in 0..2 {
             check_without_preads(&reader, plan.clone(), number);
         }
