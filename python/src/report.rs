@@ -33,7 +33,10 @@ pub(crate) fn report(py: Python<'_>, found: &twinbuf::Report, of: &Loop<'_>) -> 
     let told = |text: &str, here: &str| {
         // A loader of Python always reads the variables, and its data sets and functions have clones.
         let text = text.replace(" if the builder calls `from_env`", "");
-        let text = in_python(&text.replace(", if the data set and all transforms have `try_clone`", ""));
+        let text = text.replace(", if the data set and all transforms have `try_clone`", "");
+        // `prefetch` has an option for the slots.
+        let slots = found.to_try().map_or(0, |(settings, _)| settings.depth);
+        let text = in_python(&text.replace(&format!(" {slots} slots"), &format!(" `depth({slots})`")));
         if of.line.is_empty() { text } else { text.replace("`overlap=True`", here) }
     };
     let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");

@@ -208,10 +208,10 @@ impl Sums<'_> {
         let Self { report, start, wall, used, waits, loads, helped, copies, held, full, .. } = *self;
         let [wait_part, use_part, load_part, copy_part] =
             [waits, used, loads, copies].map(|seconds| self.part(seconds));
-        let units = match report.kind {
-            Kind::Rounds => "rounds",
-            Kind::Groups => "groups",
-            _ => "batches",
+        let (unit, units) = match report.kind {
+            Kind::Rounds => ("round", "rounds"),
+            Kind::Groups => ("group", "groups"),
+            _ => ("batch", "batches"),
         };
         let waiting = format!("the loop waits for {units} for {wait_part} of the time");
         // On a device, the caller may only enqueue work.
@@ -232,7 +232,7 @@ impl Sums<'_> {
         };
         let (verdict, why, option) = match () {
             () if report.batches < LEAST => {
-                let found = count(report.batches, "batch is", "batches are");
+                let found = count(report.batches, &format!("{unit} is"), &format!("{units} are"));
                 (Verdict::Unmeasured, format!("{found} too few for a verdict. It takes {LEAST}."), None)
             }
             () if waits <= SMALL * wall && start > 0.0 => (Verdict::ComputeBound, uses, None),
@@ -320,11 +320,7 @@ impl Sums<'_> {
         };
         let workers = report.workers_with_overlap;
         let settings = Settings { overlap: true, workers, depth: report.settings.depth.max(workers + 1) };
-        let mut option = self.set(settings, ", to load while the loop uses");
-        if report.by_breakdown {
-            let too = if report.overlap_off { " too, and set `overlap(true)`" } else { "" };
-            option.change = format!("turn off the breakdown, which turns overlap off{too}");
-        }
+        let option = self.set(settings, ", to load while the loop uses");
         (verdict, format!("{uses} Overlap is off: it does one after the other."), Some(option))
     }
 
@@ -401,24 +397,42 @@ impl Sums<'_> {
 
     /// A change of the settings, its purpose, and for a loader the variables that make it.
     fn set(&self, settings: Settings, purpose: &str) -> Try {
-        let now = self.report.settings;
+        let Report { settings: now, kind, by_breakdown, overlap_off, needs_clones, .. } = *self.report;
         let Settings { overlap, depth, workers } = settings;
+        // Only a loader and a stream have an option for the slots.
+        let slots = match kind {
+            Kind::Batches | Kind::Groups => format!("`depth({depth})`"),
+            Kind::Rounds | Kind::Items | Kind::Ahead => format!("{depth} slots"),
+        };
         // With overlap, the builder has its number of workers.
         let starts = overlap != now.overlap;
         let changes = [
-            (starts, "overlap(true)".to_string(), "OVERLAP=1".to_string()),
-            (!starts && workers != now.workers, format!("workers({workers})"), format!("WORKERS={workers}")),
-            (depth != now.depth, format!("depth({depth})"), format!("DEPTH={depth}")),
+            (
+                starts && (!by_breakdown || overlap_off),
+                "`overlap(true)`".to_string(),
+                "OVERLAP=1".to_string(),
+            ),
+            (
+                !starts && workers != now.workers,
+                format!("`workers({workers})`"),
+                format!("WORKERS={workers}"),
+            ),
+            (depth != now.depth, slots, format!("DEPTH={depth}")),
         ];
         let changes = changes.iter().filter(|(is_new, ..)| *is_new);
-        let calls: Vec<_> = changes.clone().map(|(_, call, _)| format!("`{call}`")).collect();
+        let calls: Vec<_> = changes.clone().map(|(_, call, _)| call.as_str()).collect();
         let variables: Vec<_> = changes.map(|(.., variable)| format!("TWINBUF_{variable}")).collect();
-        let (mut change, variables) = (calls.join(" and ") + purpose, variables.join(" "));
-        // Only a loader has the variables.
-        if self.report.kind == Kind::Batches {
-            change += &format!(" (`{variables}` if the builder calls `from_env`)");
-        }
-        if self.report.needs_clones && workers > 1 {
+        let (calls, variables) = (calls.join(" and "), variables.join(" "));
+        let mut change = match by_breakdown {
+            true if calls.is_empty() => "turn off the breakdown, which turns overlap off".to_string(),
+            true => format!("turn off the breakdown, which turns overlap off, and set {calls}"),
+            // Only a loader has the variables.
+            false if kind == Kind::Batches => {
+                format!("{calls}{purpose} (`{variables}` if the builder calls `from_env`)")
+            }
+            false => calls + purpose,
+        };
+        if needs_clones && workers > 1 {
             change += ", if the data set and all transforms have `try_clone`";
         }
         Try { change, settings: Some(settings), saves: self.saves(workers) }

@@ -81,7 +81,8 @@ fn fewer_than_8_batches_are_too_few_and_nothing_else_is() {
     assert_eq!(Report::default().advice(), "Nothing was measured.");
     let found = Report { batches: 7, ..report(10, 990, 990) };
     says(&found, Verdict::Unmeasured, &["7 batches are too few"]);
-    says(&Report { batches: 8, ..found }, Verdict::LoadBound, &[]);
+    says(&Report { batches: 8, ..found.clone() }, Verdict::LoadBound, &[]);
+    says(&Report { kind: Kind::Rounds, ..found }, Verdict::Unmeasured, &["7 rounds are too few"]);
     let short = Duration::from_nanos(50);
     let train = StageTimes { busy: short, waiting: short };
     let found = Report { wall: 2 * short, train, ..report(0, 0, 0) };
@@ -123,10 +124,25 @@ fn without_overlap_the_longer_of_load_and_use_decides() {
     let turn_off = "Try: turn off the breakdown, which turns overlap off. It saves at most 48 %";
     says(&off, Verdict::Balanced, &[turn_off]);
     let both = Report { overlap_off: true, ..off };
-    let words = "turn off the breakdown, which turns overlap off too, and set `overlap(true)`. It saves";
+    let words = "turn off the breakdown, which turns overlap off, and set `overlap(true)`. It saves";
     says(&both, Verdict::Balanced, &[words]);
     let mut one_slot = in_turn(480, 520);
     one_slot.settings.depth = 1;
+    // Each is more than `build` accepts for one slot.
+    let off = Report { by_breakdown: true, needs_clones: true, workers_with_overlap: 2, ..one_slot.clone() };
+    let words =
+        "overlap off, and set `depth(3)`, if the data set and all transforms have `try_clone`. It saves";
+    says(&off, Verdict::Balanced, &[words]);
+    let off = Report { overlap_off: true, needs_clones: false, ..off };
+    says(&off, Verdict::Balanced, &["overlap off, and set `overlap(true)` and `depth(3)`. It saves"]);
+    for kind in [Kind::Rounds, Kind::Items] {
+        let found = Report { kind, ..one_slot.clone() };
+        says(
+            &found,
+            Verdict::Balanced,
+            &["Try: `overlap(true)` and 2 slots, to load while the loop uses. It"],
+        );
+    }
     let words =
         "`overlap(true)` and `depth(2)`, to load while the loop uses (`TWINBUF_OVERLAP=1 TWINBUF_DEPTH=2` if";
     says(&one_slot, Verdict::Balanced, &[words]);
