@@ -379,7 +379,7 @@ impl LoopRecorder {
         let mut item = Ticket { epoch, step, ..*next };
         let asked = recorder.asked.as_ref().map_or(at, |asked| asked.at);
         if recorder.epoch.as_ref().is_none_or(|begun| begun.first.epoch != epoch) {
-            recorder.epoch_ended(at);
+            recorder.epoch_ended(asked);
             item.ordinal = recorder.report.epochs;
             recorder.began(item, asked);
         }

@@ -9,7 +9,7 @@ use std::task::Poll;
 use crate::common::trace::{self, nanos, span};
 use crate::common::{RECORD, Reads, files, nothing, open, plan};
 use serde_json::{Value, json};
-use twinbuf::observe::Trace;
+use twinbuf::observe::{LoopRecorder, Trace};
 use twinbuf::{Error, Loader, Plan, Shuffle};
 
 /// The file as a viewer reads it if its process has not closed the list.
@@ -94,6 +94,28 @@ fn the_events_of_the_first_epochs() {
             assert!(load.1 <= train.0 + 0.002, "read before used");
         }
     }
+}
+
+/// Each epoch ends before the next one begins, in which the loop waits for its first item.
+#[test]
+fn the_epochs_of_any_loop_are_one_after_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    let mut recorder = LoopRecorder::new(None, Some(Trace::new(&path)), false).unwrap();
+    let (start, mut steps) = (std::time::Instant::now(), 0);
+    let mut later = || {
+        steps += 1;
+        start + std::time::Duration::from_millis(steps)
+    };
+    for (epoch, step) in (0..3).flat_map(|epoch| (0..2).map(move |step| (epoch, step))) {
+        recorder.asked(later());
+        recorder.received(epoch, step, later());
+    }
+    recorder.ended(later());
+    drop(recorder);
+    let events = trace::events(&path);
+    assert_eq!(named(&events, "epoch").len(), 3);
+    assert_eq!(trace::errors(&events), [""; 0]);
 }
 
 #[test]
