@@ -197,7 +197,7 @@ pub struct StageTimes {
 pub(crate) type Interval = (Instant, Instant);
 
 /// The number of pauses that a thread remembers: more than one step usually has.
-const LAST: usize = 1024;
+pub(super) const LAST: usize = 1024;
 
 thread_local! {
     /// The last pauses of this thread, in the order of their ends.

@@ -22,8 +22,8 @@ pub(crate) struct Recorder {
     asked: Option<Asked>,
     /// When the caller asked for the first batch of the current iteration.
     since: Option<Instant>,
-    /// The last time that the caller was not in the loop: between two iterations, or in a pause.
-    away: Interval,
+    /// The last times that the caller was not in the loop, in order: between two iterations, and in pauses.
+    away: VecDeque<Interval>,
     /// The first step: from the first request to the end of the first use, or to the receipt while the use goes on.
     first: Option<Interval>,
     in_use: Option<Seen>,
@@ -52,7 +52,7 @@ impl Recorder {
     pub(crate) fn new(track: Option<Track>, breakdown: Breakdown, mut report: Report) -> Self {
         report.by_breakdown = !report.settings.overlap && breakdown.is_on();
         let (now, used) = (Instant::now(), VecDeque::new());
-        let (epoch, asked, since, away, first, in_use) = (None, None, None, (now, now), None, None);
+        let (epoch, asked, since, away, first, in_use) = (None, None, None, [(now, now)].into(), None, None);
         Self { report, breakdown, track, epoch, asked, since, away, first, in_use, prepared: now, used }
     }
 
@@ -97,7 +97,8 @@ impl Recorder {
         if self.asked.is_none() {
             let first = self.since.is_none();
             if first {
-                (self.since, self.away.1) = (Some(now), now);
+                self.since = Some(now);
+                self.away.back_mut().into_iter().for_each(|away| away.1 = now);
             }
             self.released(now, copy);
             if self.report.batches == 0 {
@@ -151,8 +152,11 @@ impl Recorder {
         // A wait that brings no batch is in no step of the breakdown.
         let wait = self.append(What::Wait, ticket, (asked, now), bytes);
         self.breakdown.add_event(&wait);
-        let (waited, (left, came)) = (now.saturating_duration_since(asked), self.away);
-        let away = |from: Instant, to: Instant| to.min(came).saturating_duration_since(from.max(left));
+        let waited = now.saturating_duration_since(asked);
+        let away = |from: Instant, to: Instant| -> Duration {
+            let last = self.away.iter().rev().take_while(|(_, came)| *came > from);
+            last.map(|(left, came)| to.min(*came).saturating_duration_since(from.max(*left))).sum()
+        };
         let (began, ended) = *self.first.get_or_insert((asked, now));
         let in_first = |from: Instant, to: Instant| {
             let (from, to) = (from.max(began), to.min(ended));
@@ -224,7 +228,9 @@ impl Recorder {
             if end > from {
                 let start = start.max(from);
                 self.append(What::Pause, ticket, (start, end), 0);
-                (self.away, from) = ((start, end), end);
+                self.report.parts.pauses += end - start;
+                self.left((start, end));
+                from = end;
             }
         }
         self.append(What::Use, ticket, (from, now), 0);
@@ -262,8 +268,16 @@ impl Recorder {
         self.track.iter_mut().for_each(Track::flush);
         if let Some(since) = self.since.take() {
             log::pause((since, now));
-            self.away = (now, now);
+            self.left((now, now));
         }
+    }
+
+    /// Records that the caller was not in the loop.
+    fn left(&mut self, away: Interval) {
+        if self.away.len() == log::LAST {
+            self.away.pop_front();
+        }
+        self.away.push_back(away);
     }
 }
 

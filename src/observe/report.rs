@@ -181,6 +181,8 @@ pub(super) struct Parts {
     pub(super) outside: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
     pub(super) full: Duration,
+    /// The pauses of the caller, which are in no other time here.
+    pub(super) pauses: Duration,
 }
 
 /// What fell into the first step, [`Report::first`], for a verdict without it.
@@ -328,8 +330,8 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts { start_waits, start_loads, held, helped, outside, full, .. } = &mut self.parts;
-        let parts = [start_waits, start_loads, held, helped, outside, full];
+        let Parts { start_waits, start_loads, held, helped, outside, full, pauses, .. } = &mut self.parts;
+        let parts = [start_waits, start_loads, held, helped, outside, full, pauses];
         let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
         let all = [wall, transform, transfer, &mut reading.hint_time];
@@ -364,10 +366,10 @@ impl Report {
                 row.load = read.load;
             }
         }
-        let Parts { starts, start_waits, .. } = self.parts;
+        let Parts { starts, start_waits, pauses, .. } = self.parts;
         let Parts { start_loads, outside, .. } = sender.parts;
         let start_loads = start_loads.min(start_waits);
-        let parts = Parts { starts, start_waits, start_loads, outside, ..Parts::default() };
+        let parts = Parts { starts, start_waits, start_loads, outside, pauses, ..Parts::default() };
         // The first step of the loads is the sender's: it ends with its first copy.
         let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
         Self { transfer, transfer_bytes, ..all }
@@ -392,12 +394,18 @@ impl Report {
     /// Whether the caller waits for work on a device: it waits longer than loads or copies take, and the loading threads
     /// wait for slots meanwhile.
     pub(super) fn waits_for_device(&self) -> bool {
-        let before = self.each(self.loads().saturating_sub(self.first_step.loads)).max(self.transfer);
+        let loads = self.each(self.loads().saturating_sub(self.first_step.loads));
+        let before = loads.max(self.transfer);
         let waiting = self.train.waiting.saturating_sub(self.first.waiting);
-        let slot_waits = self.read.waiting.saturating_sub(self.first_step.slot_waits);
         self.transfer_bytes > 0
-            && self.each(slot_waits) >= waiting.saturating_sub(before) / 2
+            && self.slot_waits() >= waiting.saturating_sub(before) / 2
             && waiting > before.mul_f64(1.25)
+    }
+
+    /// The time that one worker waited for slots, on average, at least: the rest may have been in pauses.
+    pub(super) fn slot_waits(&self) -> Duration {
+        let all = self.each(self.read.waiting.saturating_sub(self.first_step.slot_waits));
+        all.saturating_sub(self.parts.pauses)
     }
 }
 

@@ -76,7 +76,11 @@ impl<'r> Sums<'r> {
             helped: helped.as_secs_f64(),
             copies: transfer.as_secs_f64().min(wall),
             held: parts.held.as_secs_f64(),
-            full: without(parts.full, first_step.full) / settings.workers.max(1) as f64,
+            // When slots of a device are freed is not known.
+            full: match report.transfer_bytes {
+                0 => without(parts.full, first_step.full) / settings.workers.max(1) as f64,
+                _ => report.slot_waits().as_secs_f64(),
+            },
         }
     }
 
@@ -244,8 +248,9 @@ impl Sums<'_> {
             () if !report.settings.overlap => self.in_turn(&uses),
             () if loads.max(copies) >= FULL * wall && used >= FULL * wall => {
                 let before = loads.max(copies);
-                // Loads that take no time leave the use, and a use that takes none leaves the loads.
-                let most = self.bound(waits.max(wall - before));
+                // Loads that take no time leave the use, and a use that takes none leaves the loads outside of pauses.
+                let left = (before - report.parts.pauses.as_secs_f64()).max(0.0);
+                let most = self.bound(waits.max(wall - left));
                 let why = format!(
                     "{waiting}. Loads or copies take {}, and the use {use_part}{only}.\n\
                      Only both faster saves more than {most}: keep the settings.",
@@ -286,8 +291,7 @@ impl Sums<'_> {
                 );
                 (Verdict::Balanced, why, self.deeper())
             }
-            // When slots of a device are freed is not known.
-            () if full > SMALL * wall || report.transfer_bytes > 0 => {
+            () if full > SMALL * wall => {
                 let each = |seconds: f64, many| time(Duration::from_secs_f64(seconds / many as f64));
                 let (load, one_use) =
                     (each(report.loads().as_secs_f64(), report.batches), each(used, self.batches));
@@ -341,15 +345,9 @@ impl Sums<'_> {
             _ => ".",
         };
         if loads < FULL * wall {
-            let slot_waits = report.read.waiting.saturating_sub(report.first_step.slot_waits);
-            let granted = (slot_waits.as_secs_f64() - full).max(0.0);
-            let rest = match report.kind {
-                Kind::Rounds if granted > SMALL * wall => {
-                    format!(", and those until a round may start {}.", self.part(granted))
-                }
-                _ => ". In what is left, other programs may have the processor.".to_string(),
-            };
-            busy += &format!(" Waits for free slots take {}{rest}", self.part(full));
+            let rounds = if report.kind == Kind::Rounds { "no round may start, or " } else { "" };
+            let rest = format!("In what is left, {rounds}other programs may have the processor.");
+            busy += &format!(" Waits for free slots take {}. {rest}", self.part(full));
         }
         let cheaper = match report.kind {
             Kind::Batches if now.workers < MAX_WORKERS => {
@@ -384,14 +382,14 @@ impl Sums<'_> {
     }
 
     /// Returns the seconds that a loop with so many workers saves at most: all loads are shared by them, and with a caller
-    /// that helps, go on beside copies and the use, and nothing waits.
+    /// that helps, go on beside copies, the use and pauses, and nothing waits.
     fn saves(&self, workers: usize) -> f64 {
         let Self { report, wall, used, loads, helped, copies, .. } = *self;
         let Report { settings, parts, choices, .. } = report;
         // With files, a caller that waits loads too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
-        let each = all / (workers.max(1) + usize::from(helps)) as f64;
+        let each = all / (workers.max(1) + usize::from(helps)) as f64 - parts.pauses.as_secs_f64();
         (wall - each.max(copies).max(used)).max(0.0)
     }
 
@@ -399,13 +397,13 @@ impl Sums<'_> {
     fn set(&self, settings: Settings, purpose: &str) -> Try {
         let Report { settings: now, kind, by_breakdown, overlap_off, needs_clones, .. } = *self.report;
         let Settings { overlap, depth, workers } = settings;
+        // With overlap, the builder has its number of workers.
+        let starts = overlap != now.overlap;
         // Only a loader and a stream have an option for the slots.
         let slots = match kind {
             Kind::Batches | Kind::Groups => format!("`depth({depth})`"),
             Kind::Rounds | Kind::Items | Kind::Ahead => format!("{depth} slots"),
         };
-        // With overlap, the builder has its number of workers.
-        let starts = overlap != now.overlap;
         let changes = [
             (
                 starts && (!by_breakdown || overlap_off),

@@ -257,6 +257,41 @@ fn loads_outside_of_the_loop_are_not_busy_time_of_it() {
     says(&report(100, 900, 3000), Verdict::LoadBound, &["busy for 100 % of the time"]);
 }
 
+/// A load waits for its slot in the use before the last, which had a pause too.
+#[test]
+fn a_wait_in_a_pause_is_no_wait_for_a_slot_of_the_loop() {
+    let (mut recorder, at) = recorder();
+    // Each step takes 200 ms: a wait and a use of 10 ms each, and a pause. Each load waits for 300 ms.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for step in 2..12 {
+                log::pause((at(200 * step - 180), at(200 * step)));
+                recorder.asked(ticket(step), at(200 * step), None);
+                let (since, start) = (200 * step - 310, 200 * step - 10);
+                let freed = Some(Freed { number: 99, at: at(start) });
+                let load = LoadTimes { since: at(since), freed, end: at(start), ..LoadTimes::new(at(start)) };
+                recorder.received(ticket(step), 0, &load, at(200 * step + 10), None);
+            }
+            recorder.ended(at(2420));
+        });
+    });
+    let found = recorder.report();
+    // The first load waits before the loop.
+    assert_eq!((found.wall, found.parts.pauses, found.parts.full), (ms(400), ms(9 * 180), ms(9 * 20)));
+}
+
+/// One more worker loads in pauses too, and so does a thread of a loop that had none.
+#[test]
+fn loads_in_pauses_are_in_no_bound() {
+    let mut nested = report(20, 200, 200);
+    nested.parts.pauses = ms(80);
+    says(&nested, Verdict::LoadBound, &["`workers(2)`", "at most 91 % of the time, and only if"]);
+    says(&without_overlap(nested.clone()), Verdict::LoadBound, &["`overlap(true)`", "at most 46 %"]);
+    let mut both = report(950, 60, 950);
+    both.parts.pauses = ms(100);
+    says(&both, Verdict::Balanced, &["Only both faster saves more than 16 %"]);
+}
+
 #[test]
 fn loads_that_come_late_now_and_then_need_slots() {
     // A caller that helps may do more of the loads.
@@ -273,10 +308,11 @@ fn loads_that_come_late_now_and_then_need_slots() {
     says(&helped, Verdict::Balanced, &[words]);
     let rounds = Report { kind: Kind::Rounds, ..report(800, 200, 680) };
     assert!(!rounds.advice().contains("Try"), "a generator has two slots: {rounds}");
-    // What a generator's thread waits for is known.
-    let mut rounds = Report { kind: Kind::Rounds, ..report(100, 900, 600) };
-    rounds.read.waiting = ms(350);
-    let words = "Waits for free slots take 0.0 %, and those until a round may start 35 %.\n";
+    let items = Report { kind: Kind::Items, ..report(800, 200, 680) };
+    says(&items, Verdict::Balanced, &["Try: 5 slots in place of 3, to load further ahead. It saves"]);
+    let rounds = Report { kind: Kind::Rounds, ..report(100, 900, 600) };
+    let words =
+        "slots take 0.0 %. In what is left, no round may start, or other programs may have the processor.\n";
     says(&rounds, Verdict::GenerationBound, &[words]);
 }
 
@@ -544,6 +580,10 @@ fn time_that_both_sides_wait_is_the_devices() {
     ] {
         assert!(!of(read, train, transfer));
     }
+    // The loads waited for slots in pauses.
+    let mut paused = Report { batches: 1, wall: ms(4000), read: stage(1000, 3000), ..Report::default() };
+    (paused.train, paused.parts.pauses) = (stage(10, 3990), ms(2000));
+    assert!(!paused.with_transfers(1, ms(500), 1).waits_for_device());
 }
 
 /// The examples of the guide are what reports print.
