@@ -166,6 +166,9 @@ impl Recorder {
         parts.outside += away(load.start, load.end);
         step.loads += in_first(load.start, load.end);
         step.slot_waits += in_first(load.since, load.start);
+        if self.report.batches > 1 {
+            parts.late += load.end.min(now).saturating_duration_since(load.start.max(asked));
+        }
         if first {
             parts.starts += 1;
             parts.start_waits += waited;
@@ -242,6 +245,9 @@ impl Recorder {
             let (StageTimes { busy, waiting }, before) = (self.report.train, self.report.first_step.before);
             self.report.first = StageTimes { busy: busy - before.busy, waiting: waiting - before.waiting };
             self.first.iter_mut().for_each(|first| first.1 = now);
+        }
+        if let (Some((_, ended)), Some((start, end))) = (self.first, copy) {
+            self.report.first_step.copies += end.min(ended).saturating_duration_since(start);
         }
         if self.used.len() > STEPS.max(self.report.settings.depth) {
             self.used.pop_front();

@@ -181,6 +181,8 @@ pub(super) struct Parts {
     pub(super) outside: Duration,
     /// The time in which a loading thread waited for a slot to be freed, while the caller was in the loop.
     pub(super) full: Duration,
+    /// The part of the waits, without that for the first batch, in which the awaited batch was being loaded.
+    pub(super) late: Duration,
     /// The pauses of the caller, which are in no other time here.
     pub(super) pauses: Duration,
 }
@@ -195,6 +197,8 @@ pub(super) struct FirstStep {
     pub(super) start_loads: Duration,
     pub(super) helped: Duration,
     pub(super) full: Duration,
+    /// The time of the copies to a device that began before its end.
+    pub(super) copies: Duration,
     /// The caller's times before it asked for the batch of that step: of requests that brought none.
     pub(super) before: StageTimes,
 }
@@ -330,8 +334,9 @@ impl Report {
 
     /// All sums that are times.
     fn times(&mut self) -> impl Iterator<Item = &mut Duration> {
-        let Parts { start_waits, start_loads, held, helped, outside, full, pauses, .. } = &mut self.parts;
-        let parts = [start_waits, start_loads, held, helped, outside, full, pauses];
+        let Parts { start_waits, start_loads, held, helped, outside, full, late, pauses, .. } =
+            &mut self.parts;
+        let parts = [start_waits, start_loads, held, helped, outside, full, late, pauses];
         let Self { wall, transform, transfer, read, train, reading, .. } = self;
         let stages = [read, train].into_iter().flat_map(|stage| [&mut stage.busy, &mut stage.waiting]);
         let all = [wall, transform, transfer, &mut reading.hint_time];
@@ -367,11 +372,12 @@ impl Report {
             }
         }
         let Parts { starts, start_waits, pauses, .. } = self.parts;
-        let Parts { start_loads, outside, .. } = sender.parts;
+        let Parts { start_loads, outside, late, .. } = sender.parts;
         let start_loads = start_loads.min(start_waits);
-        let parts = Parts { starts, start_waits, start_loads, outside, pauses, ..Parts::default() };
+        let parts = Parts { starts, start_waits, start_loads, outside, late, pauses, ..Parts::default() };
         // The first step of the loads is the sender's: it ends with its first copy.
-        let all = Self { epochs, batches, wall, train, first, by_epoch, recent, parts, ..sender };
+        let first_step = FirstStep { copies: sender.first.busy, ..sender.first_step };
+        let all = Self { epochs, batches, wall, train, first, first_step, by_epoch, recent, parts, ..sender };
         Self { transfer, transfer_bytes, ..all }
     }
 
@@ -394,8 +400,10 @@ impl Report {
     /// Whether the caller waits for work on a device: it waits longer than loads or copies take, and the loading threads
     /// wait for slots meanwhile.
     pub(super) fn waits_for_device(&self) -> bool {
-        let loads = self.each(self.loads().saturating_sub(self.first_step.loads));
-        let before = loads.max(self.transfer);
+        let Self { first_step, parts, .. } = self;
+        let loads = self.each(self.loads().saturating_sub(first_step.loads));
+        // Of several loads at a time, the caller may wait for a long one.
+        let before = loads.max(parts.late).max(self.transfer.saturating_sub(first_step.copies));
         let waiting = self.train.waiting.saturating_sub(self.first.waiting);
         self.transfer_bytes > 0
             && self.slot_waits() >= waiting.saturating_sub(before) / 2

@@ -74,7 +74,7 @@ impl<'r> Sums<'r> {
             // A load at the start of an epoch may also be in `helped` or `outside`, which are subtracted above.
             loads: ((loads - start_loads).max(0.0) / settings.workers.max(1) as f64).min(wall),
             helped: helped.as_secs_f64(),
-            copies: transfer.as_secs_f64().min(wall),
+            copies: without(*transfer, first_step.copies).min(wall),
             held: parts.held.as_secs_f64(),
             // When slots of a device are freed is not known.
             full: match report.transfer_bytes {

@@ -184,6 +184,53 @@ fn copies_decide_if_they_take_all_the_time() {
     says(&found, Verdict::TransferBound, &["Copies to the device take 95 %"]);
 }
 
+/// The first copy may allocate, and copies ahead are in the first step too.
+#[test]
+fn copies_in_the_first_step_are_left_out() {
+    let (mut recorder, at) = recorder();
+    for step in 0..11 {
+        let copy = |step: u64| match step {
+            0 => (at(0), at(900)),
+            1 => (at(900), at(990)),
+            _ => (at(900 + 100 * step), at(905 + 100 * step)),
+        };
+        recorder.asked(ticket(step), at(900 + 100 * step), step.checked_sub(1).map(copy));
+        let load = LoadTimes { end: at(900 + 100 * step), ..LoadTimes::new(at(810 + 100 * step)) };
+        recorder.received(ticket(step), 0, &load, at(990 + 100 * step), None);
+    }
+    recorder.ended(at(2000));
+    let found = recorder.report();
+    assert_eq!((found.first.busy, found.first_step.copies), (ms(10), ms(990)));
+    let found = found.with_transfers(11, ms(990 + 9 * 5), 1);
+    says(&found, Verdict::LoadBound, &["The loading thread is busy for 81 % of the time"]);
+    // A sender's first use is its first copy.
+    let loop_of = |first| Report { first, ..report(100, 900, 0) };
+    let mut sender = report(1035, 900, 970);
+    sender.first.busy = ms(990);
+    let found = loop_of(StageTimes::default()).on_device(Report { bytes: 1, ..sender });
+    says(&found, Verdict::LoadBound, &["busy for 97 % of the time"]);
+}
+
+/// With several workers the loads take little on average, and slots are full behind a load that takes long.
+#[test]
+fn a_wait_for_a_load_is_no_wait_for_a_device() {
+    let (mut recorder, at) = recorder();
+    recorder.report.settings.workers = 4;
+    for step in 0..12 {
+        recorder.asked(ticket(step), at(100 * step), None);
+        let load = LoadTimes {
+            since: at((100 * step).saturating_sub(300)),
+            end: at(100 * step + 90),
+            ..LoadTimes::new(at(100 * step))
+        };
+        recorder.received(ticket(step), 0, &load, at(100 * step + 90), None);
+    }
+    recorder.ended(at(1200));
+    let found = recorder.report().with_transfers(12, ms(10), 1);
+    assert_eq!(found.parts.late, ms(11 * 90));
+    assert!(!found.waits_for_device() && found.au().is_some(), "{found}");
+}
+
 #[test]
 fn slots_that_are_kept_decide_if_most_waits_are_for_them() {
     let kept = |held| {
