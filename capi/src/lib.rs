@@ -17,7 +17,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{array, ptr, slice};
 
-use twinbuf::loader::Epochs;
+use twinbuf::loader::{At, Epochs};
 use twinbuf::mmap::{Buffer, Cut, ReadMode};
 use twinbuf::{Batch, Checkpoint, Error, LastBatch, Loader, Plan, Records, Shuffle};
 
@@ -218,6 +218,7 @@ fn handles() -> MutexGuard<'static, Table<Entry>> {
 /// The loader of a handle.
 struct Shared {
     plan: Plan,
+    held_timeout: Duration,
     state: Mutex<State>,
     /// Whether the next wait ends. No other memory depends on it, so its accesses are relaxed.
     cancelled: AtomicBool,
@@ -226,8 +227,8 @@ struct Shared {
 struct State {
     /// `None` if the loader is closed, while a call has taken it, and after that call has panicked.
     epochs: Option<Epochs<'static>>,
-    /// The end of the present epochs, exclusive.
-    end: u64,
+    /// How long the next slot had been held when the caller was last told so.
+    told: Duration,
     /// Why there is no further batch, although the epochs are not over.
     failed: Option<Failure>,
 }
@@ -238,14 +239,14 @@ type Next = Poll<Option<Result<Batch, Error>>>;
 
 impl State {
     /// Begins with what `begin` makes of the loader, without the rest of its present epochs.
-    fn begin(&mut self, end: u64, begin: impl FnOnce(Loader) -> Begun) -> Result<i32, Failure> {
+    fn begin(&mut self, begin: impl FnOnce(Loader) -> Begun) -> Result<i32, Failure> {
         // The loader is closed until it is put back.
         let loader = self.epochs.take().and_then(Epochs::into_front).ok_or_else(closed)?;
         let (epochs, failed) = match begin(loader) {
             Ok(epochs) => (epochs, None),
             Err(both) => (both.0.into_epochs(0..0), Some(both.1.into())),
         };
-        (self.epochs, self.end, self.failed) = (Some(epochs), end, failed.clone());
+        (self.epochs, self.failed) = (Some(epochs), failed.clone());
         failed.map_or(Ok(TWINBUF_OK), Err)
     }
 }
@@ -471,16 +472,18 @@ pub extern "C" fn twinbuf_load(
             choose([ReadMode::Auto, ReadMode::Pread, ReadMode::Direct], "read_mode", options.read_mode)?;
         let held = if options.held_timeout_ms == 0 { 10_000 } else { options.held_timeout_ms };
         let builder = Loader::builder(records, plan.clone()).read_mode(mode);
-        let builder = builder.workers(options.workers.max(1)).held_timeout(Duration::from_millis(held));
+        // `wait` limits these waits: the loader would end the epochs, and the report would count more of them.
+        let builder = builder.workers(options.workers.max(1)).held_timeout(Duration::MAX);
         let builder = if options.depth == 0 { builder } else { builder.depth(options.depth) };
         let builder = if options.environment == 0 { builder } else { builder.from_env()? };
         // No epochs, until `twinbuf_epochs` or `twinbuf_resume` begins some.
         let epochs = Some(builder.build()?.into_epochs(0..0));
         let none = "loader: wanted twinbuf_epochs or twinbuf_resume before twinbuf_next, found no epochs";
         let failed = Some(Failure::new(TWINBUF_ERROR_EPOCHS, none));
-        let (state, cancelled) = (Mutex::new(State { epochs, end: 0, failed }), AtomicBool::new(false));
+        let (state, cancelled) = (State { epochs, told: Duration::ZERO, failed }, AtomicBool::new(false));
+        let (state, held_timeout) = (Mutex::new(state), Duration::from_millis(held));
         // SAFETY: the caller's pointer is valid.
-        unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, state, cancelled }))) }
+        unsafe { give(out, Entry::Loader(Arc::new(Shared { plan, held_timeout, state, cancelled }))) }
     })
 }
 
@@ -523,7 +526,7 @@ pub extern "C" fn twinbuf_steps(loader: *const twinbuf_loader, epoch: u64) -> i6
 pub extern "C" fn twinbuf_epochs(loader: *mut twinbuf_loader, first: u64, end: u64) -> i32 {
     door(|| {
         let shared = loader_of(loader)?;
-        lock(&shared)?.begin(end, |loader| Ok(loader.into_epochs(first..end)))
+        lock(&shared)?.begin(|loader| Ok(loader.into_epochs(first..end)))
     })
 }
 
@@ -547,7 +550,7 @@ pub extern "C" fn twinbuf_resume(loader: *mut twinbuf_loader, from: *const twinb
         let bytes = unsafe { slice::from_raw_parts(text.bytes.cast(), text.len) };
         let checkpoint: Checkpoint = serde_json::from_slice(bytes)
             .map_err(|error| Failure::new(TWINBUF_ERROR_CHECKPOINT, format!("not a checkpoint: {error}")))?;
-        lock(&shared)?.begin(end, |loader| loader.into_epochs_from(&checkpoint, end))
+        lock(&shared)?.begin(|loader| loader.into_epochs_from(&checkpoint, end))
     })
 }
 
@@ -585,20 +588,13 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
         // SAFETY: the caller's pointer is NULL or valid.
         unsafe { sizes(batch, "batch") }?;
         let mut state = lock(&shared)?;
-        let State { epochs, end, failed } = &mut *state;
-        let (epochs, end) = (epochs.as_mut().ok_or_else(closed)?, *end);
+        let State { epochs, told, failed } = &mut *state;
+        let epochs = epochs.as_mut().ok_or_else(closed)?;
         failed.clone().map_or(Ok(()), Err)?;
-        let mut found = match wait(&shared.cancelled, epochs, Duration::from_millis(wait_ms))? {
+        let mut found = match wait(&shared, epochs, told, Duration::from_millis(wait_ms))? {
             Poll::Pending => return Ok(TWINBUF_PENDING),
             Poll::Ready(None) => return Ok(TWINBUF_END),
             Poll::Ready(Some(Ok(found))) => found,
-            Poll::Ready(Some(Err(error @ Error::SlotHeld { .. }))) => {
-                // The caller still holds the slot that comes next, so nothing was filled after the batches it has: a
-                // start from the checkpoint loses no batch.
-                let position = epochs.checkpoint();
-                state.begin(end, |loader| loader.into_epochs_from(&position, end))?;
-                return Err(error.into());
-            }
             Poll::Ready(Some(Err(error))) => return Err(failed.insert(error.into()).clone()),
         };
         let (epoch, step, records) = (found.epoch(), found.step(), found.plan().len());
@@ -611,8 +607,14 @@ pub extern "C" fn twinbuf_next(loader: *mut twinbuf_loader, batch: *mut twinbuf_
     })
 }
 
-/// Waits for the next batch, in pieces: a cancel ends the wait after the present one.
-fn wait(cancelled: &AtomicBool, epochs: &mut Epochs<'static>, most: Duration) -> Result<Next, Failure> {
+/// Waits for the next batch, in pieces: a cancel ends the wait after the present one, and so does a slot that is held for
+/// too long since the caller was `told` so.
+fn wait(
+    Shared { cancelled, held_timeout, .. }: &Shared,
+    epochs: &mut Epochs<'static>,
+    told: &mut Duration,
+    most: Duration,
+) -> Result<Next, Failure> {
     const PIECE: Duration = Duration::from_millis(20);
     // The first look does not wait, and needs no clock.
     let (mut left, mut start) = (Duration::ZERO, None);
@@ -623,6 +625,14 @@ fn wait(cancelled: &AtomicBool, epochs: &mut Epochs<'static>, most: Duration) ->
         let found = if start.is_none() { epochs.try_next() } else { epochs.next_timeout(left.min(PIECE)) };
         if found.is_ready() {
             return Ok(found);
+        }
+        let held = epochs.held_for().unwrap_or_default();
+        *told = held.min(*told); // another slot is held
+        if held - *told >= *held_timeout {
+            *told = held;
+            let (next, slots) = (epochs.checkpoint(), epochs.report().settings.depth);
+            let at = At { loader: None, epoch: next.epoch(), step: Some(next.step()) };
+            return Err(Error::SlotHeld { at, option: "depth", slots }.into());
         }
         left = most.saturating_sub(start.get_or_insert_with(Instant::now).elapsed());
         if left.is_zero() {

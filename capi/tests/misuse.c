@@ -333,6 +333,9 @@ static void held_goes_on(void) {
         }
         REQUIRE(twinbuf_next(loader, &batch, UINT64_MAX) == TWINBUF_END);
         REQUIRE(twinbuf_next(loader, &batch, 0) == TWINBUF_END);
+        char bytes[4096];
+        OK(twinbuf_report(loader, false, &(twinbuf_text){.size = sizeof(twinbuf_text), .bytes = bytes, .capacity = sizeof bytes}));
+        REQUIRE(strstr(bytes, "2 epochs, 10 batches") == bytes);
         OK(twinbuf_close(loader, UINT64_MAX));
         OK(twinbuf_free(loader));
     }
