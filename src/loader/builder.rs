@@ -314,6 +314,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let files: Vec<_> = files.collect::<Result<_, _>>().map_err(Error::Open)?;
         let memory = files.iter().flatten().map(|files: &Arc<twinbuf_mmap::Reader>| files.memory());
         layout.ahead = memory.fold(0, u64::saturating_add);
+        let limited = memory_limit.is_some();
         layout.taken = memory_limit.map(|limit| layout.take(limit)).transpose()?;
         (layout.lent, layout.name) = (lent.is_some(), options.name.clone());
         let fingerprint = fingerprint_fields(&mut datasets)?;
@@ -345,7 +346,7 @@ impl<B: Backend> LoaderBuilder<B> {
         let counted = files.clone();
         let add_reads = Box::new(move |mut report: Report| {
             report.workers_with_overlap = workers_with_overlap;
-            report.needs_clones = workers + helpers == 1;
+            (report.needs_clones, report.limited) = (workers + helpers == 1, limited);
             report.with_reading(&counted)
         });
         let any = |reader| Box::new(reader) as AnySource<B::Ring<Records>>;

@@ -153,6 +153,9 @@ pub struct Report {
     /// Whether more workers need clones of data sets and transforms that may have none.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) needs_clones: bool,
+    /// Whether a limit of memory counts the slots.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) limited: bool,
     /// The number of loading threads that the builder starts if overlap is on.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) workers_with_overlap: usize,

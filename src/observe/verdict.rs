@@ -395,7 +395,8 @@ impl Sums<'_> {
 
     /// A change of the settings, its purpose, and for a loader the variables that make it.
     fn set(&self, settings: Settings, purpose: &str) -> Try {
-        let Report { settings: now, kind, by_breakdown, overlap_off, needs_clones, .. } = *self.report;
+        let Report { settings: now, kind, by_breakdown, overlap_off, needs_clones, limited, .. } =
+            *self.report;
         let Settings { overlap, depth, workers } = settings;
         // With overlap, the builder has its number of workers.
         let starts = overlap != now.overlap;
@@ -433,6 +434,9 @@ impl Sums<'_> {
         if needs_clones && workers > 1 {
             change += ", if the data set and all transforms have `try_clone`";
         }
-        Try { change, settings: Some(settings), saves: self.saves(workers) }
+        if limited {
+            change += ", if `memory_limit` allows it";
+        }
+        Try { change, settings: Some(settings), saves: self.saves(settings) }
     }
 }

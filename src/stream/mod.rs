@@ -198,8 +198,11 @@ impl<B: Backend> StreamBuilder<B> {
         let trace = options.open(0, 1)?;
         let source = Reading { reader: reader.clone(), schedule: schedule.clone(), _taken: taken.clone() };
         let memory = Memory { slot, depth, lent, sum: &*schedule, trace: trace.clone(), options: &options };
-        let readers = [reader.clone()];
-        let add_reads = Box::new(move |report: Report| report.with_reading(&readers));
+        let (readers, limited) = ([reader.clone()], taken.is_some());
+        let add_reads = Box::new(move |mut report: Report| {
+            report.limited = limited;
+            report.with_reading(&readers)
+        });
         let sides = backend.sides(memory)?;
         let pipe = Pipe::start(Setup {
             sides,

@@ -164,6 +164,8 @@ fn workers_that_load_all_the_time_decide() {
     let foreign = Report { needs_clones: true, ..report(120, 880, 880) };
     let words = "`from_env`), if the data set and all transforms have `try_clone`. It saves at most";
     says(&foreign, Verdict::LoadBound, &[words]);
+    let limited = Report { limited: true, ..foreign };
+    says(&limited, Verdict::LoadBound, &["have `try_clone`, if `memory_limit` allows it. It saves at most"]);
     // There are no more than 64.
     three.settings.workers = MAX_WORKERS;
     three.read.busy = ms(970 * MAX_WORKERS as u64);
