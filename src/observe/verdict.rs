@@ -268,7 +268,7 @@ impl Sums<'_> {
                 );
                 let change = "drop each batch before asking for the next, or copy what is kept".to_string();
                 // More than `held`: a load that starts sooner also lets the loads after it start sooner.
-                let saves = self.saves(report.settings.workers);
+                let saves = self.saves(report.settings);
                 (Verdict::HeldBound, why, Some(Try { change, settings: None, saves }))
             }
             () if copies >= wall / 2.0 && copies > loads.max(used) => by_copies(),
@@ -381,16 +381,17 @@ impl Sums<'_> {
         (self.report.kind != Kind::Rounds).then_some(option)
     }
 
-    /// Returns the seconds that a loop with so many workers saves at most: all loads are shared by them, and with a caller
-    /// that helps, go on beside copies, the use and pauses, and nothing waits.
-    fn saves(&self, workers: usize) -> f64 {
-        let Self { report, wall, used, loads, helped, copies, .. } = *self;
+    /// Returns the seconds that a loop with such settings saves at most: all loads are shared by the workers, and with a
+    /// caller that helps, go on beside copies, the use and pauses, and nothing waits. In the first step, all slots are filled.
+    fn saves(&self, Settings { workers, depth, .. }: Settings) -> f64 {
+        let Self { report, first, batches, wall, used, loads, helped, copies, .. } = *self;
         let Report { settings, parts, choices, .. } = report;
         // With files, a caller that waits loads too: both in turn take the time that they took.
         let helps = !parts.helped.is_zero() || !settings.overlap && !choices.is_empty();
         let all = loads * settings.workers.max(1) as f64 + helped + if helps { used } else { 0.0 };
-        let each = all / (workers.max(1) + usize::from(helps)) as f64 - parts.pauses.as_secs_f64();
-        (wall - each.max(copies).max(used)).max(0.0)
+        let longest = copies.max(all / (workers.max(1) + usize::from(helps)) as f64);
+        let outside = parts.pauses.as_secs_f64() + first.min(longest * depth as f64 / batches as f64);
+        (wall - used.max(longest - outside)).max(0.0)
     }
 
     /// A change of the settings, its purpose, and for a loader the variables that make it.
