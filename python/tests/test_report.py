@@ -76,6 +76,26 @@ for _ in watched:
     assert text.count(report.advice) == 2 and "<x&copy=1>: " in text, page
 
 
+class Zeros:
+    dtype = "float32"
+    shape = (4,)
+
+    def __len__(self) -> int:
+        return 64
+
+    def read_into(self, indices: object, out: memoryview) -> None:
+        np.asarray(out)[:] = 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_closed_loader_has_completed_its_trace(overlap: bool, tmp_path: Path) -> None:
+    data, path = Zeros(), tmp_path / "trace.json"
+    with tb.Loader(data, tb.Plan(data, 8), overlap=overlap, trace=path) as loader:
+        assert len([*loader]) == 8
+    assert len([event for event in json.loads(path.read_text()) if event["name"] == "disk_load"]) == 8
+    del loader
+
+
 def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
     path = tmp_path / "missing" / "report.html"
     with pytest.raises(FileNotFoundError, match=f'^"{path}": No such file') as caught:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from ._device import Sender
     from ._streams import Accelerator
-    from ._twinbuf import _Batches
+    from ._twinbuf import _Batches, _Filler
 
     # What the loop gets: batches, or what `map` makes of them.
     Made = TypeVar("Made", default=Batch)
@@ -147,11 +147,12 @@ class Loader(_Loader, Generic[Made]):
         A file for a Chrome trace of the first five epochs.
     """
 
-    __slots__ = ("_copy_stream", "_foreign", "_make", "_map", "_overlap", "_sender")
+    __slots__ = ("_copy_stream", "_filler", "_foreign", "_make", "_map", "_overlap", "_sender")
     # What turns each batch into what the loop gets.
     _map: Callable[[Batch], Made] | None
     # Fills a slot in the loop's thread: without overlap, if that runs code of the program.
     _make: Callable[[], bool] | None
+    _filler: _Filler | None
     # Sends the batches to a device.
     _sender: Sender | None
     _copy_stream: bool
@@ -203,7 +204,7 @@ class Loader(_Loader, Generic[Made]):
         }
         slots = None if to_device is None else to_device.slots(*_Loader._slots(plan, options))
         self = super().__new__(cls, plan, options, slots)
-        self._map, self._sender, self._make = map, to_device, None
+        self._map, self._sender, self._make, self._filler = map, to_device, None, None
         if to_device is not None:
             to_device.recorder = self._recorder()
         switch = os.environ.get(_switch(name, "COPY_STREAM") or "")
@@ -213,7 +214,7 @@ class Loader(_Loader, Generic[Made]):
             if self._overlap:
                 fill(filler, name)
             else:
-                self._make = partial(InTurn(), partial(fill_one, filler))
+                self._filler, self._make = filler, partial(InTurn(), partial(fill_one, filler))
         self._tell_overridden(workers, overlap)
         return self
 
@@ -349,7 +350,11 @@ class Loader(_Loader, Generic[Made]):
         finally:
             if self._sender is not None:
                 self._sender.recorder.close()
-            self._close(timeout, monotonic() - since)
+            try:
+                self._close(timeout, monotonic() - since)
+            finally:
+                if self._filler is not None:
+                    self._filler.try_next()  # it finds the end, and completes the trace
 
     def __enter__(self) -> Self:
         self._check()
