@@ -397,9 +397,11 @@ impl Front for Ahead {
         // SeqCst: see `Running`.
         self.making.stop.fetch_or(!whole, Ordering::SeqCst);
         state.own.put_back = 0;
-        let report = self.report(state);
+        // This ends the use of the last item, which the report then has.
         if let Some(pipe) = state.run.take() {
-            *lock(&self.total) = report;
+            let mut total = lock(&self.total);
+            *total = total.then(pipe.report());
+            drop(total);
             let _ = Self::close(pipe, Duration::ZERO);
         }
     }

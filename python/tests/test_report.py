@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,22 @@ def test_a_closed_loader_has_completed_its_trace(overlap: bool, tmp_path: Path) 
         assert len([*loader]) == 8
     assert len([event for event in json.loads(path.read_text()) if event["name"] == "disk_load"]) == 8
     del loader
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: tb.prefetch([1, 2]), lambda: tb.generate(int), lambda: tb.Loader(Zeros(), tb.Plan(Zeros(), 8))],
+)
+def test_the_last_use_of_a_loop_that_is_left_counts(make: Callable[[], Any], within: bool) -> None:
+    loop = make()
+    for _ in loop:
+        time.sleep(0.02)
+        if within:
+            loop.close()
+        break
+    loop.close()
+    assert loop.report().compute >= 0.02
 
 
 def test_a_page_that_cannot_be_written(numbers: Callable[..., tb.Loader], tmp_path: Path) -> None:
