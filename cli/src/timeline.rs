@@ -252,18 +252,18 @@ impl Timeline {
         (start.min(end), end)
     }
 
-    /// Whether the caller did the work of a track itself, as without overlap: within its waits for the same batches, the
-    /// first from the start of one on. A thread begins before its caller waits, or after that.
+    /// Whether the caller did the work of a track itself, as without overlap: within its waits for the same batches. A thread
+    /// also works while its caller does not wait.
     pub(crate) fn is_of_caller(&self, track: &Track) -> bool {
         let mut waits: HashMap<_, Vec<&Span>> = HashMap::new();
         for wait in self.tracks.iter().filter(|other| other.process == track.process).flat_map(Track::waits) {
             waits.entry((wait.epoch, wait.step)).or_default().push(wait);
         }
-        let any = |work: &Span, is: fn(&Span, &Span) -> bool| {
-            waits.get(&(work.epoch, work.step)).is_some_and(|waits| waits.iter().any(|wait| is(wait, work)))
+        let within = |work: &Span| {
+            let waits = waits.get(&(work.epoch, work.step));
+            waits.is_some_and(|waits| waits.iter().any(|wait| wait.common(work) > work.long - ROUNDING))
         };
-        track.work().next().is_some_and(|work| any(work, |a, b| (a.start - b.start).abs() < ROUNDING))
-            && track.work().all(|work| any(work, |wait, work| wait.common(work) > work.long - ROUNDING))
+        track.work().next().is_some() && track.work().all(within)
     }
 
     /// Every wait, the longest first.

@@ -577,6 +577,9 @@ impl<R: Ring> Pipe<R> {
         let number = R::number(&item);
         let copied = consumer.as_ref().and_then(|consumer| R::copied(consumer, number));
         let header = R::header_mut(&mut item);
+        if !*overlap {
+            header.load.since = header.load.start; // nobody waits for a slot between two calls
+        }
         let load = &header.load;
         self.last_fill = *load;
         let now = match *overlap {

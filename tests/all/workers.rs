@@ -380,4 +380,5 @@ fn a_fill_whose_slot_is_leaked_begins_anew() {
     }
     found.sort_unstable();
     assert!(found.into_iter().eq(0..40));
+    assert!(batches.report().read.waiting.is_zero());
 }

@@ -155,6 +155,15 @@ fn a_caller_that_loads_while_it_waits_works() {
     let cause = causes.iter().find(|cause| cause["during"] == "disk_load").unwrap();
     assert_eq!(micros(&cause["waited_s"]), 600.0, "{found}");
     has(&text(folder, "trace t.json"), &["  `upload`, between two batches\n"]);
+    // Without overlap, loads are in the waits, and may begin later than these.
+    let steps = |step: u64| {
+        let start = 1000 * step;
+        [span("disk_load", 2, start + 50, 800, step), span("queue_wait", 1, start, 900, step)].join(",\n")
+    };
+    let lines = [row(1, "train"), row(2, "read"), steps(0), steps(1)];
+    fs::write(folder.join("in_turn.json"), format!("[\n{}\n]\n", lines.join(",\n"))).unwrap();
+    let found = text(folder, "trace in_turn.json");
+    assert!(!found.contains("between two batches"), "{found}");
     // The second file is no trace.
     fs::write(folder.join("data.bin"), [7; 5000]).unwrap();
     let Run { code, stderr, .. } = twinbuf(folder, "trace t.json data.bin");
