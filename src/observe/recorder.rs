@@ -101,6 +101,7 @@ impl Recorder {
                 self.away.back_mut().into_iter().for_each(|away| away.1 = now);
             }
             self.released(now, copy);
+            self.away.drain(..self.away.len().saturating_sub(log::LAST));
             if self.report.batches == 0 {
                 self.report.first_step.before = self.report.train;
             }
@@ -232,7 +233,7 @@ impl Recorder {
                 let start = start.max(from);
                 self.append(What::Pause, ticket, (start, end), 0);
                 self.report.parts.pauses += end - start;
-                self.left((start, end));
+                self.away.push_back((start, end));
                 from = end;
             }
         }
@@ -274,16 +275,8 @@ impl Recorder {
         self.track.iter_mut().for_each(Track::flush);
         if let Some(since) = self.since.take() {
             log::pause((since, now));
-            self.left((now, now));
+            self.away.push_back((now, now));
         }
-    }
-
-    /// Records that the caller was not in the loop.
-    fn left(&mut self, away: Interval) {
-        if self.away.len() == log::LAST {
-            self.away.pop_front();
-        }
-        self.away.push_back(away);
     }
 }
 

@@ -374,10 +374,9 @@ impl Report {
                 row.load = read.load;
             }
         }
-        let Parts { starts, start_waits, pauses, .. } = self.parts;
         let Parts { start_loads, outside, late, .. } = sender.parts;
-        let start_loads = start_loads.min(start_waits);
-        let parts = Parts { starts, start_waits, start_loads, outside, late, pauses, ..Parts::default() };
+        let start_loads = start_loads.min(self.parts.start_waits);
+        let parts = Parts { start_loads, outside, late, ..self.parts };
         // The first step of the loads is the sender's: it ends with its first copy.
         let first_step = FirstStep { copies: sender.first.busy, ..sender.first_step };
         let all = Self { epochs, batches, wall, train, first, first_step, by_epoch, recent, parts, ..sender };

@@ -163,12 +163,9 @@ impl Report {
         }
         match option {
             Some(Try { change, settings, saves }) => {
-                let only = match settings.filter(|settings| settings.workers > self.settings.workers) {
-                    Some(_) => {
-                        ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk"
-                    }
-                    None => "",
-                };
+                let more = settings.is_some_and(|settings| settings.workers > self.settings.workers);
+                let condition = ", and only if a processor is idle and loads do not wait for each other, as for a lock or a disk";
+                let only = if more { condition } else { "" };
                 let probe = if self.choices.is_empty() { "" } else { ", or `twinbuf probe` on the files" };
                 text + &format!(
                     "\nTry: {change}. It saves at most {} of the time{only}.\nTo measure what it saves, run the \
@@ -401,6 +398,7 @@ impl Sums<'_> {
         let Settings { overlap, depth, workers } = settings;
         // With overlap, the builder has its number of workers.
         let starts = overlap != now.overlap;
+        let (more, deeper) = (!starts && workers != now.workers, depth != now.depth);
         // Only a loader and a stream have an option for the slots.
         let slots = match kind {
             Kind::Batches | Kind::Groups => format!("`depth({depth})`"),
@@ -412,26 +410,23 @@ impl Sums<'_> {
                 "`overlap(true)`".to_string(),
                 "OVERLAP=1".to_string(),
             ),
-            (
-                !starts && workers != now.workers,
-                format!("`workers({workers})`"),
-                format!("WORKERS={workers}"),
-            ),
-            (depth != now.depth, slots, format!("DEPTH={depth}")),
+            (more, format!("`workers({workers})`"), format!("WORKERS={workers}")),
+            (deeper, slots, format!("DEPTH={depth}")),
         ];
         let changes = changes.iter().filter(|(is_new, ..)| *is_new);
         let calls: Vec<_> = changes.clone().map(|(_, call, _)| call.as_str()).collect();
         let variables: Vec<_> = changes.map(|(.., variable)| format!("TWINBUF_{variable}")).collect();
-        let (calls, variables) = (calls.join(" and "), variables.join(" "));
-        let mut change = match by_breakdown {
-            true if calls.is_empty() => "turn off the breakdown, which turns overlap off".to_string(),
-            true => format!("turn off the breakdown, which turns overlap off, and set {calls}"),
-            // Only a loader has the variables.
-            false if kind == Kind::Batches => {
-                format!("{calls}{purpose} (`{variables}` if the builder calls `from_env`)")
-            }
-            false => calls + purpose,
-        };
+        let (mut change, variables) = (calls.join(" and "), variables.join(" "));
+        if by_breakdown {
+            let set = if calls.is_empty() { "" } else { ", and set " };
+            change = format!("turn off the breakdown, which turns overlap off{set}{change}");
+        } else {
+            change += purpose;
+        }
+        // Only a loader has the variables. None turns a breakdown off.
+        if kind == Kind::Batches && !by_breakdown {
+            change += &format!(" (`{variables}` if the builder calls `from_env`)");
+        }
         if needs_clones && workers > 1 {
             change += ", if the data set and all transforms have `try_clone`";
         }
