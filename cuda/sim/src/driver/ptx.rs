@@ -76,7 +76,7 @@ struct Routine {
     flow: Flow,
 }
 
-/// The parameters, and [`MEMORY`], whose values reach some place.
+/// The parameters, [`MEMORY`] and [`NUMBER`], whose values reach some place.
 type Sources = BTreeSet<String>;
 
 /// Where the values of a routine's parameters go, and what its caller has put into memory.
@@ -247,6 +247,9 @@ const MEMORY: &str = "[";
 /// The name for those of them that are at no [`place`].
 const ELSEWHERE: &str = "[elsewhere";
 
+/// The name for what is computed from addresses and may be a number, such as the remainder of one.
+const NUMBER: &str = "[number";
+
 /// The name of 64 bits at a fixed place on the stack. Code that is not optimised has all its variables there.
 fn place(operation: &str, operand: &Operand) -> Option<String> {
     let words: Vec<&str> = operand.words.iter().map(String::as_str).collect();
@@ -259,18 +262,33 @@ fn place(operation: &str, operand: &Operand) -> Option<String> {
     (!more).then(|| format!("{MEMORY}{offset}"))
 }
 
+/// Whether a result that is computed from addresses may be a number. Where that is not certain, it may: a difference of two
+/// addresses that is taken for an address is a false report, the other way a race is missed.
+fn may_be_number(statement: &Statement, is_known: impl Fn(&[Operand]) -> bool) -> bool {
+    let Statement { operation, operands } = statement;
+    let is_negative = |operand: &Operand| operand.words.iter().any(|word| word.starts_with('-'));
+    match operation.split('.').next() {
+        Some("mov" | "cvta" | "selp" | "add" | "sub") => false,
+        Some("mad") => operands.get(1..3).is_some_and(is_known),
+        // With such a mask, an address is aligned down.
+        Some("and") => !operands.iter().any(is_negative),
+        _ => true,
+    }
+}
+
 /// Follows the values of a routine's parameters through registers, memory and calls. Values of fewer than 64 bits are not
 /// followed through memory and parameters: they are no addresses.
 fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
-    let names = routine.names.iter().map(String::as_str).chain([MEMORY]);
+    let names = routine.names.iter().map(String::as_str).chain([MEMORY, NUMBER]);
     let own: BTreeMap<String, Sources> =
         names.map(|name| (name.to_owned(), Sources::from([name.to_owned()]))).collect();
+    let others = [MEMORY, NUMBER].map(str::to_owned);
     let (mut from, mut written, mut addresses) = (own.clone(), Sources::new(), Sources::new());
     // In a loop, a register may be used above its definition: until nothing is new.
     loop {
         let size = |from: &BTreeMap<_, Sources>| from.values().map(BTreeSet::len).sum::<usize>();
         let (before, mut converted) = ((size(&from), written.len()), Sources::new());
-        for Statement { operation, operands } in &routine.statements {
+        for statement @ Statement { operation, operands } in &routine.statements {
             let of = |word: &str| from.get(word).cloned().unwrap_or_default();
             let sources = |operands: &[Operand]| {
                 operands
@@ -286,8 +304,8 @@ fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
                 _ if operation.starts_with("call") => {
                     let Some((results, name, arguments)) = called(operands) else { continue };
                     if let Some(Routine { names, flow, .. }) = routines.get(name) {
-                        let given = arguments.words.iter().map(String::as_str).chain([MEMORY]);
-                        for (given, name) in given.zip(names.iter().map(String::as_str).chain([MEMORY])) {
+                        let given = arguments.words.iter().chain(&others);
+                        for (given, name) in given.zip(names.iter().chain(&others)) {
                             let ways = [&mut written, &mut kept, &mut new];
                             for (to, from) in
                                 ways.into_iter().zip([&flow.written, &flow.kept, &flow.returned])
@@ -328,12 +346,16 @@ fn flow(routine: &Routine, routines: &BTreeMap<String, Routine>) -> Flow {
                 (None, Some(to)) if !operation.starts_with("setp.") => {
                     new = sources(&operands[1..]);
                     if operation.starts_with("cvta.to.") && new.len() == 1 {
-                        converted.extend(new.iter().filter(|name| *name != MEMORY).cloned());
+                        converted.extend(new.iter().filter(|name| !others.contains(name)).cloned());
+                    }
+                    if !new.is_empty() && may_be_number(statement, |operands| !sources(operands).is_empty()) {
+                        new.insert(NUMBER.to_owned());
                     }
                     // The difference of two addresses is none. That of an address and a number is one.
-                    let is_number =
-                        operation.starts_with("sub.") && !sources(&operands[2..]).is_disjoint(&addresses);
-                    if is_number { &[] } else { &to.words[..] }
+                    let subtracted =
+                        if operation.starts_with("sub.") { sources(&operands[2..]) } else { Sources::new() };
+                    let is_address = !subtracted.contains(NUMBER) && !subtracted.is_disjoint(&addresses);
+                    if is_address { &[] } else { &to.words[..] }
                 }
                 _ => continue,
             };
@@ -442,6 +464,13 @@ mod tests {
             st.param.b64 [func_retval0+0], %rd2;
             ret;
         }
+        .func (.param .b64 func_retval0) past(.param .b64 past_param_0)
+        {
+            ld.param.u64 %rd1, [past_param_0];
+            and.b64 %rd2, %rd1, 15;
+            st.param.b64 [func_retval0+0], %rd2;
+            ret;
+        }
         .func (.param .b32 func_retval0) look(.param .b64 look_param_0)
         {
             ld.param.u64 %rd1, [look_param_0];
@@ -502,6 +531,8 @@ mod tests {
             "st.u64 [%SP], %rd1; { .param .b64 param0; st.param.b64 [param0+0], %SP; .param .b64 retval0;
                call.uni (retval0), get_at, (param0); ld.param.b64 %rd4, [retval0+0]; } ld.u32 %r1, [%rd4];",
             "ld.param.u64 %rd4, [k_param_1]; sub.s64 %rd5, %rd4, %rd1; st.global.u32 [%rd6+%rd5], %r1;",
+            "ld.param.u64 %rd4, [k_param_1]; and.b64 %rd3, %rd2, -16; mad.wide.s32 %rd3, %r1, 4, %rd3; sub.s64 %rd5, %rd4, %rd3;
+             st.global.u32 [%rd6+%rd5], %r1;",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b32 retval0; call.uni (retval0), look, (param0); }",
             "cp.async.ca.shared.global [%rd3], [%rd2], 16;",
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%rd3], [%rd2], 16, [%rd4];",
@@ -560,6 +591,16 @@ mod tests {
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; call (retval0), %rd5, (param0), prototype_0; }",
             "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b64 retval0;
                call.uni (retval0), next, (param0); ld.param.b64 %rd5, [retval0+0]; } st.u32 [%rd5], 1;",
+            // A pointer that is aligned: what is subtracted comes from an address, and is none.
+            "and.b64 %rd3, %rd2, 15; sub.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], %r1;",
+            "rem.u64 %rd3, %rd1, %rd7; sub.s64 %rd4, %rd2, %rd3; st.global.u32 [%rd4], %r1;",
+            "shr.u64 %rd3, %rd1, 4; mad.lo.s64 %rd4, %rd3, -16, %rd1; sub.s64 %rd5, %rd2, %rd4; st.u32 [%rd5], %r1;",
+            "shr.u64 %rd3, %rd1, 4; mul.lo.s64 %rd4, %rd3, 16; sub.s64 %rd5, %rd1, %rd4; sub.s64 %rd6, %rd2, %rd5;
+             st.u32 [%rd6], %r1;",
+            "and.b64 %rd3, %rd1, 15; selp.b64 %rd4, %rd3, 0, %p1; st.u64 [%SP+0], %rd4; st.u64 [%rd7], %rd1;
+             ld.u64 %rd5, [%SP+0]; sub.s64 %rd6, %rd2, %rd5; st.u32 [%rd6], %r1;",
+            "{ .param .b64 param0; st.param.b64 [param0+0], %rd1; .param .b64 retval0; call.uni (retval0), past, (param0);
+               ld.param.b64 %rd5, [retval0+0]; } sub.s64 %rd6, %rd2, %rd5; st.u32 [%rd6], %r1;",
         ];
         for (bodies, wanted) in [(&reads[..], false), (&writes[..], true)] {
             for body in bodies {
