@@ -124,16 +124,22 @@ fn a_limit_on_the_size_of_files_leaves_the_page() {
     let folder = folder.path();
     let page = "<!DOCTYPE html>\n<p>an older page";
     fs::write(folder.join("page.html"), page).unwrap();
-    let arguments = "data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1 --html page.html";
-    let limited = format!("ulimit -f 1 && exec \"$0\" probe {arguments}");
-    let run = std::process::Command::new("sh")
-        .args(["-c", &limited, env!("CARGO_BIN_EXE_twinbuf")])
-        .current_dir(folder)
-        .output();
-    let Run { code, stderr, .. } = run.unwrap().into();
+    let arguments = "data.bin --record-bytes 100 --batch 10 --compute-ms 0 --rounds 1 --html";
+    let limited = |page| {
+        let limited = format!("ulimit -f 1 && exec \"$0\" probe {arguments} {page}");
+        let run = std::process::Command::new("sh")
+            .args(["-c", &limited, env!("CARGO_BIN_EXE_twinbuf")])
+            .current_dir(folder)
+            .output();
+        Run::from(run.unwrap())
+    };
+    let Run { code, stderr, .. } = limited("page.html");
     assert_eq!(code, Some(2), "{stderr}");
     has(&stderr, &["page.html: File too large"]);
     assert_eq!(fs::read_to_string(folder.join("page.html")).unwrap(), page);
+    // A pipe has no size.
+    let Run { code, stdout, stderr } = limited("/dev/stdout");
+    assert_eq!((code, stdout.contains("</html>")), (Some(0), true), "{stderr}");
 }
 
 #[test]
