@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ impl Objects {
     /// below it that [`names`](Options::names) lists.
     ///
     /// Requests the first [`header_bytes`](Options::header_bytes) of each object, and calls `open` with sparse files that
-    /// have these bytes and the objects' sizes, but no other content. Their paths end with the objects' paths, and sort as
-    /// the objects do. `open` is an opener of [`Records`] that reads no more than headers:
-    /// `|files| Records::open(files, 4096)`, `|files| Records::open_npy(files, Cut::Rows)`. The files are removed
-    /// afterwards.
+    /// have these bytes and the objects' sizes, but no other content. Their paths end with the objects' paths (with the
+    /// last 255 bytes of a longer part), and sort as the objects do. `open` is an opener of [`Records`] that reads no more
+    /// than headers: `|files| Records::open(files, 4096)`, `|files| Records::open_npy(files, Cut::Rows)`. The files are
+    /// removed afterwards.
     ///
     /// # Errors
     ///
@@ -127,25 +127,32 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
     heads.buffered(parallel).try_collect().await
 }
 
-/// Makes sparse files that have the objects' sizes, names and first bytes. Each is in a separate folder, because an object
-/// may have the name of another's folder. The folders sort as the objects do.
+/// Makes sparse files that have the objects' sizes, names and first bytes, and sort as the objects do: below a folder with a
+/// number, and where the order or the name of an earlier file is in the way, below one with a higher number.
 fn copies(heads: &[(Object, Bytes)]) -> io::Result<(tempfile::TempDir, Vec<PathBuf>)> {
-    let folder = tempfile::tempdir()?;
-    let copy = |(index, (object, head)): (usize, &(Object, Bytes))| {
+    let (folder, mut files) = (tempfile::tempdir()?, Vec::new());
+    let (mut root, mut last) = (0, PathBuf::new());
+    for (index, (object, head)) in heads.iter().enumerate() {
         twinbuf::write::check_size(object.size).map_err(|(_, error)| error)?;
-        let mut path = folder.path().join(format!("{index:020}"));
-        for part in object.path.parts() {
-            fs::create_dir(&path)?;
-            // File systems take names of up to 255 bytes.
-            let (name, cut) = (part.as_ref(), part.as_ref().len().saturating_sub(255));
-            path.push((cut..).find_map(|at| name.get(at..)).unwrap_or_default());
-        }
-        fs::write(&path, head)?;
-        File::options().write(true).open(&path)?.set_len(object.size)?;
-        Ok::<_, io::Error>(path)
-    };
-    let files = heads.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
+        let name: PathBuf = object.path.parts().map(|part| cut(part.as_ref()).to_owned()).collect();
+        let make = |root: usize| {
+            let path: PathBuf = folder.path().join(format!("{root:020}")).iter().chain(&name).collect();
+            fs::create_dir_all(path.parent().unwrap_or(&path))?;
+            let mut file = File::create_new(&path)?;
+            file.write_all(head)?;
+            file.set_len(object.size).map(|()| path)
+        };
+        let made = (last < name).then(|| make(root)).and_then(Result::ok);
+        root = if made.is_some() { root } else { index };
+        files.push(made.map_or_else(|| make(root), Ok)?);
+        last = name;
+    }
     Ok((folder, files))
+}
+
+/// The end of a name: file systems take up to 255 bytes.
+fn cut(name: &str) -> &str {
+    (name.len().saturating_sub(255)..).find_map(|at| name.get(at..)).unwrap_or_default()
 }
 
 /// Where the records of each object are.
