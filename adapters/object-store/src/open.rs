@@ -40,10 +40,13 @@ impl Objects {
         options: Options,
         open: impl FnOnce(&[PathBuf]) -> Result<Records, mmap::Error>,
     ) -> Result<Self, Error> {
-        let mut parsed = Url::parse(url);
-        // They are in no text: no store takes a password from the URL, and a query may be a signature.
-        let _ = parsed.as_mut().map(|url| (url.set_password(None), url.set_query(None)));
-        let url = parsed.as_ref().map_or(url.rsplit('@').next().unwrap_or_default(), Url::as_str);
+        // In no text are a query, which may be a signature, and a password: no store takes them from the URL. Of a text that
+        // is no URL, `?` and `#` may be in a password if a `@` follows.
+        let (start, rest) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+        let mut parsed = Url::parse(start);
+        let _ = parsed.as_mut().map(|url| url.set_password(None));
+        let text = start.rsplit('@').next().filter(|_| !rest.contains('@')).unwrap_or("the URL");
+        let url = parsed.as_ref().map_or(text, Url::as_str);
         let failed = |source: BoxError| Error { url: url.to_string(), range: 0..0, kind: Kind::Open(source) };
         let found = parsed.clone().map_err(BoxError::from).and_then(|url| parse(url, &options));
         let (store, base, root) = found.map_err(failed)?;
