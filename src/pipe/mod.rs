@@ -187,7 +187,7 @@ pub struct Pipe<R: Ring> {
     /// The number of the present call, and how many of its units the caller has received.
     call: u64,
     received: u64,
-    /// What the caller has received in place of an item.
+    /// Why the caller receives no item.
     stopped: Option<Stopped>,
     last_fill: LoadTimes,
     locate: Locate,
@@ -200,6 +200,8 @@ pub struct Pipe<R: Ring> {
 enum Stopped {
     /// A unit failed: until it is passed over.
     Failed,
+    /// The iteration is over: until more units are granted.
+    Left,
     Ended,
 }
 

@@ -7,7 +7,7 @@ use super::memory::check_memory;
 use super::options::{Options, common};
 use super::ring::{Place, Ring, Slot, Slots};
 use super::turn::Source;
-use super::{AnySource, Pipe, Running, Setup};
+use super::{AnySource, Pipe, Running, Setup, Stopped};
 use crate::error::Error;
 use crate::observe::recorder::LoopRecorder;
 use crate::observe::report::Kind;
@@ -155,7 +155,7 @@ impl<R: Ring> Pipe<R> {
 
     /// Lets `granted` units of the present call be started in all.
     pub fn grant(&mut self, granted: u64) {
-        self.begun.granted = granted;
+        (self.begun.granted, self.stopped) = (granted, self.stopped.filter(|why| *why != Stopped::Left));
         let since = self.running.recorder.last_call().unwrap_or_else(Instant::now);
         self.grant_since(granted, since);
     }
@@ -223,19 +223,19 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
     }
 
     fn next(&mut self) -> Next<R::Item> {
-        if self.begun.miscounted {
-            return self.refused("wanted no unit, as the order's `size_hint` says, found more");
-        }
-        if self.begun.length == Some(self.received) || self.stopped.is_some() {
-            return Next::End;
-        }
         let Running { driven, threads, own, .. } = &*self.running;
-        if self.begun.calls == 0 {
+        if self.begun.miscounted {
+            self.refused("wanted no unit, as the order's `size_hint` says, found more")
+        } else if self.begun.length == Some(self.received) {
+            Next::End
+        } else if self.begun.calls == 0 {
             self.refused("wanted `begin` before the first item")
-        } else if self.received >= self.begun.granted {
-            self.refused("wanted more units granted, found that all that were have come")
         } else if !driven.is_empty() && threads.is_empty() && own.is_none() {
             self.refused("wanted a driver, found all workers still in the pipe: call `Pipe::driven`")
+        } else if self.stopped.is_some() {
+            Next::End
+        } else if self.received >= self.begun.granted {
+            self.refused("wanted more units granted, found that all that were have come")
         } else {
             Next::Slot
         }
@@ -246,12 +246,13 @@ impl<R: Ring> Course<R::Item> for Pipe<R> {
     }
 
     fn ended(&mut self, _: Ended<'_>) {
-        self.begun.granted = self.retract();
+        self.stopped.get_or_insert(Stopped::Left);
+        self.retract();
     }
 
     fn left(&self) -> (usize, Option<usize>) {
-        let left = self.begun.length.map(|length| length.saturating_sub(self.received));
-        let left = left.and_then(|left| usize::try_from(left).ok());
+        let length = if self.stopped.is_some() { Some(self.received) } else { self.begun.length };
+        let left = length.and_then(|length| usize::try_from(length.saturating_sub(self.received)).ok());
         (left.unwrap_or(0).min(1), left)
     }
 }

@@ -597,13 +597,23 @@ fn a_call_out_of_turn_is_an_error_or_the_end() {
         assert_eq!(pipe.items(0..5).filter(Result::is_err).count(), 1);
         assert_eq!(asked(pipe, |pipe| pipe.grant(u64::MAX)), vec![None; 4], "{mode:?}");
 
-        // More than is granted, also if the call was left and begun again.
-        let mut pipe = numbers(99, mode);
-        pipe.begin(0, 0..5, 2);
-        let received = Items::lent(&mut pipe).take(2).filter(Result::is_ok).count();
-        assert_eq!(received, 2);
+        // More than is granted: the error, and then the end.
         let granted = "wanted more units granted, found that all that were have come";
-        assert_eq!(asked(pipe, |_| ()), vec![load(2, granted); 4], "{mode:?}");
+        let mut pipe = numbers(99, mode);
+        pipe.begin(0, 0..5, 0);
+        let [first, later @ ..] = &asked(pipe, |_| ())[..] else { unreachable!() };
+        assert_eq!((first, later), (&load(0, granted), &[None, None, None][..]), "{mode:?}");
+
+        // After an iteration that was left, also with units that were started, until more are granted.
+        let mut pipe = numbers(99, mode);
+        pipe.begin(0, 0..5, 3);
+        assert_eq!(Items::lent(&mut pipe).take(2).filter(Result::is_ok).count(), 2);
+        let mut left = Items::lent(&mut pipe);
+        assert_eq!((left.size_hint(), left.next().is_none()), ((0, Some(0)), true), "{mode:?}");
+        drop(left);
+        pipe.grant(4);
+        assert!(Items::lent(&mut pipe).take(2).map(|item| *item.unwrap()).eq([2, 3]), "{mode:?}");
+        assert_eq!(asked(pipe, |_| ()), vec![None; 4], "{mode:?}");
 
         let mut pipe = numbers(99, mode);
         pipe.begin(0, 0..5, 2);
