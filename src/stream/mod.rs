@@ -414,7 +414,7 @@ impl<B: Backend> Course<Group<B>> for TensorStream<B> {
     fn ended(&mut self, _: Ended<'_>) {
         // Without groups it is no pass, or one with an invalid order, which ended the pipe's order.
         let (groups, at) = (mem::take(&mut self.order).len(), mem::take(&mut self.at));
-        self.flowing = self.cycle && groups > 0 && at == groups;
+        (self.failed, self.flowing) = (None, self.cycle && groups > 0 && at == groups);
         if !self.flowing {
             self.pipe.retract();
         }

@@ -88,6 +88,9 @@ fn an_order_that_is_none_is_refused() {
         let error = pass.next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Option { option: "order", .. }), "{error}");
         assert!(pass.next().is_none());
+        drop(pass);
+        drop(layers.pass());
+        assert!(Items::lent(&mut layers).next().is_none(), "the error is the pass's that was left");
     }
 }
 
