@@ -214,8 +214,7 @@ impl Identity {
     pub(crate) fn resume(self: &Arc<Self>, plan: &Plan, checkpoint: &Checkpoint) -> Result<Start, Error> {
         let &Checkpoint { ref identity, mut epoch, mut step } = checkpoint;
         let Some(other) = identity else {
-            in_epoch(step, 0, self.plan.steps(0))?;
-            return Ok(self.start(plan, epoch, step));
+            return in_epoch(step, 0, self.plan.steps(epoch)).map(|()| self.start(plan, epoch, step));
         };
         let (own, found) = (&self.plan, &other.plan);
         same("range of records", own.list(), found.list())?;

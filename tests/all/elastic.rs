@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::common::{RECORD, Reads, files, numbers, open, saved};
 use twinbuf::loader::Epochs;
-use twinbuf::{Checkpoint, LastBatch, Loader, Plan, Shuffle};
+use twinbuf::{Checkpoint, Error, LastBatch, Loader, Plan, Shuffle};
 use twinbuf_testing::Random;
 
 /// Takes up to `steps` steps of one rank with `workers` threads, and returns the checkpoint after them. The records go
@@ -219,6 +219,21 @@ fn a_schedule_is_resumed_at_every_step() {
             assert_eq!(all(&mut build(1 + at % 2), &checkpoint), whole[at..], "after {at} batches");
         }
         assert_eq!(at, whole.len());
+    }
+}
+
+#[test]
+fn a_start_at_a_step_of_a_later_epoch_is_checked_against_that_epoch() {
+    // Steps of epochs 0 and 1: 5 and 10, 10 and 5.
+    for (sizes, steps) in [([(5, 20), (1, 10)], 10), ([(10, 10), (1, 20)], 5)] {
+        let plan = Plan::builder(100).batches(sizes).build().unwrap();
+        let mut loader = Loader::builder(Reads(100, 8, numbers), plan.clone()).build().unwrap();
+        let start = Checkpoint::start().next_epoch();
+        let inside = start.clone().with_step(steps - 1);
+        assert_eq!(inside.steps_left(&plan, 2).unwrap(), 1);
+        assert_eq!(loader.epochs_from(&inside, 2).unwrap().count(), 1);
+        let error = loader.epochs_from(&start.with_step(steps + 1), 2).unwrap_err();
+        assert!(matches!(error, Error::Checkpoint { field: "step", .. }), "{error}");
     }
 }
 
