@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
@@ -53,8 +54,8 @@ impl Objects {
         let (runtime, own) = match options.runtime.clone() {
             Some(runtime) => (runtime, None),
             None => {
-                let own = Builder::new_multi_thread().worker_threads(2).enable_all().build();
-                let own = own.map_err(|error| failed(error.into()))?;
+                let build = |()| Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build();
+                let own = can_start(WORKERS).and_then(build).map_err(|error| failed(error.into()))?;
                 (own.handle().clone(), Some(own))
             }
         };
@@ -76,6 +77,19 @@ impl Objects {
         let element = records.is_typed().then(|| (records.dtype(), records.shape().to_vec()));
         Ok(Self { client, blocks: Arc::default(), shards: shards.into(), record, element })
     }
+}
+
+/// The threads of a runtime that is not the caller's.
+const WORKERS: usize = 2;
+
+/// Starts as many threads and ends them: where one cannot start, tokio panics, or its runtime does not end.
+fn can_start(threads: usize) -> io::Result<()> {
+    let gate = Mutex::new(());
+    thread::scope(|scope| {
+        let _closed = gate.lock();
+        let wait = || drop(gate.lock());
+        (0..threads).try_for_each(|_| thread::Builder::new().spawn_scoped(scope, wait).map(drop))
+    })
 }
 
 /// The store of a URL, the path in it, and the URL without that path, which ends with `/`.

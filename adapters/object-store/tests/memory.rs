@@ -356,6 +356,24 @@ fn a_limit_on_the_size_of_files_is_an_error() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// No panic, and no thread is waited for that did not start.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_thread_that_cannot_start_is_an_error() -> Result<(), BoxError> {
+    if std::env::var_os("NO_THREADS").is_some() {
+        let error = three(100).err().ok_or("opened")?.downcast::<Error>()?;
+        assert!(matches!(error.kind, Kind::Open(_)), "{error}: {}", error.kind);
+        return Ok(());
+    }
+    // No machine has as much memory for a stack; the test then runs on the main thread.
+    let child = std::process::Command::new(std::env::current_exe()?)
+        .args(["--exact", "a_thread_that_cannot_start_is_an_error"])
+        .envs([("NO_THREADS", ""), ("RUST_MIN_STACK", "1000000000000000")])
+        .output()?;
+    assert!(child.status.success(), "{child:?}");
+    Ok(())
+}
+
 /// In an asynchronous context, without threads of the loader's; on a runtime of the caller's, also after its end.
 #[test]
 fn runtimes() -> Result<(), BoxError> {
