@@ -79,7 +79,9 @@ pub fn load(model: &Tensors, device: &Device) -> Result<HashMap<String, Tensor>,
         Ok(())
     };
     std::thread::scope(|scope| {
-        let others: Vec<_> = (1..READS).map(|_| scope.spawn(read)).collect();
+        // Where no more threads can start, fewer read.
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, read).ok();
+        let others: Vec<_> = (1..READS).filter_map(start).collect();
         let first = read();
         let join = |thread: std::thread::ScopedJoinHandle<_>| match thread.join() {
             Ok(read) => read,

@@ -101,6 +101,26 @@ fn a_checkpoint_is_what_candle_loads() -> Result<(), BoxError> {
     Ok(())
 }
 
+/// No panic: the caller's thread reads too.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_checkpoint_is_read_where_no_thread_can_start() -> Result<(), BoxError> {
+    if std::env::var_os("NO_THREADS").is_some() {
+        let folder = folder()?;
+        let path = folder.path().join("x.safetensors");
+        write(&path, &[("x", "U8", vec![9 << 20], 9 << 20)])?;
+        let found = load(&Tensors::open([&path])?, &CPU)?;
+        return same("x", &found["x"], &safetensors::load(&path, &CPU)?["x"]);
+    }
+    // No machine has as much memory for a stack; the test then runs on the main thread.
+    let child = std::process::Command::new(std::env::current_exe()?)
+        .args(["--exact", "a_checkpoint_is_read_where_no_thread_can_start"])
+        .envs([("NO_THREADS", ""), ("RUST_MIN_STACK", "1000000000000000")])
+        .output()?;
+    assert!(child.status.success(), "{child:?}");
+    Ok(())
+}
+
 /// Checks that two tensors have the same type, shape and bytes: it compares the files that candle saves. For the
 /// types that candle cannot save, it compares the bytes and the debug text.
 fn same(name: &str, found: &Tensor, wanted: &Tensor) -> Result<(), BoxError> {
