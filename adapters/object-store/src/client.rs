@@ -49,7 +49,7 @@ impl Client {
     /// Requests a range of an object. Returns the object's tag too.
     pub(crate) async fn get(&self, object: &Object, range: Range<u64>) -> Result<(String, Bytes), Error> {
         let got = self.timed(self.get_untimed(object, &range)).await;
-        got.map_err(|kind| Error { url: self.url(object), range, kind })
+        got.map_err(|kind| Error { url: self.url(&object.path), range, kind })
     }
 
     pub(crate) async fn timed<T>(&self, request: impl Future<Output = Result<T, Kind>>) -> Result<T, Kind> {
@@ -84,10 +84,10 @@ impl Client {
         if len == range.end - range.start { Ok((tag, bytes)) } else { Err(Kind::Length(len)) }
     }
 
-    pub(crate) fn url(&self, object: &Object) -> String {
+    pub(crate) fn url(&self, path: &Path) -> String {
         let mut url = self.root.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
-            segments.pop_if_empty().extend(object.path.parts());
+            segments.pop_if_empty().extend(path.parts());
         }
         url.into()
     }

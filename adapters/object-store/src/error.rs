@@ -41,7 +41,8 @@ pub enum Kind {
     #[error("changed while open: wanted {wanted}, found {found}")]
     #[allow(missing_docs)]
     Changed { wanted: String, found: String },
-    /// The answer has neither ETag nor time of change, so a replaced object could not be told from this one.
+    /// The answer has neither ETag nor time of change (1970-01-01 is none), so a replaced object could not be told from this
+    /// one.
     #[error("wanted an ETag or a time of change, found neither: take a server that sends one")]
     Untagged,
     /// The object was removed after it was found.

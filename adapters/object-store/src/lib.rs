@@ -196,7 +196,7 @@ impl Dataset for Objects {
         let objects = self.clone();
         Some(Box::new(move |record| {
             let (shard, offset) = objects.locate(record)?;
-            Some((objects.client.url(&objects.shards[shard].object).into(), offset))
+            Some((objects.client.url(&objects.shards[shard].object.path).into(), offset))
         }))
     }
 

@@ -67,7 +67,7 @@ impl Objects {
             let bytes = client.options.header_bytes;
             let mut text = format!("{source} (of each object the first {bytes} bytes were read)");
             for (file, (object, _)) in files.iter().zip(&heads) {
-                text = text.replace(&format!("{file:?}"), &format!("{:?}", client.url(object)));
+                text = text.replace(&format!("{file:?}"), &format!("{:?}", client.url(&object.path)));
             }
             Error { url: url.to_string(), range: 0..0, kind: Kind::Format(text, Box::new(source)) }
         })?;
@@ -128,8 +128,11 @@ async fn find(client: Arc<Client>, url: String, base: Path) -> Result<Vec<(Objec
         all.sort_by(|a, b| a.location.cmp(&b.location));
         all
     } else {
-        let head = |path| async move { client.timed(store.head(&path).map_err(open)).await };
-        stream::iter(paths).map(head).buffered(parallel).try_collect().await.map_err(failed)?
+        let head = |path| async move {
+            let found = client.timed(store.head(&path).map_err(open)).await;
+            found.map_err(|kind| Error { url: client.url(&path), range: 0..0, kind })
+        };
+        stream::iter(paths).map(head).buffered(parallel).try_collect().await?
     };
     if found.is_empty() {
         return Err(Error { url, range: 0..0, kind: Kind::Empty });

@@ -82,6 +82,8 @@ fn an_opening_that_hangs_ends() -> Result<(), BoxError> {
     for (path, names) in [("hang", &[][..]), ("", &["x", "hang"]), ("", &[])] {
         let error = open(&format!("http://{address}/{path}"), names).err().ok_or("opened")?;
         assert!(matches!(error.kind, Kind::Timeout(_)), "{path} {names:?}: {error}: {}", error.kind);
+        let of = names.last().unwrap_or(&path);
+        assert_eq!(error.url, format!("http://{address}/{of}"));
     }
     Ok(())
 }
