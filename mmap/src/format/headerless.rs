@@ -1,6 +1,7 @@
 //! Files of numbers without a header, as `numpy.ndarray.tofile` and nanoGPT write them; and how to recognize other
 //! formats that could be mistaken for them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{Array, little, open};
@@ -16,8 +17,8 @@ impl Records {
     /// The call checks the size of the files, and refuses those that start like a format it knows, because their
     /// headers would be read as elements: most formats that this crate opens, and common ones of archives and
     /// compressed files, tables and databases (such as HDF5, Parquet and Arrow), pickles, pictures, sound, documents,
-    /// programs, and, unless the elements have one byte, JSON lines and other text. [`Options::header`] skips a header:
-    /// then only compressed files are refused.
+    /// programs, and, unless the elements have one byte, JSON lines and other text that hardly could be numbers.
+    /// [`Options::header`] skips a header: then only compressed files are refused.
     ///
     /// # Errors
     ///
@@ -67,8 +68,8 @@ impl Options {
 /// Bytes at the start of a file that are checked: enough to include tar's magic, and to tell text from numbers.
 const FRONT: usize = 512;
 
-/// Text of fewer bytes than this could also be numbers.
-const TEXT: usize = 64;
+/// If elements have fewer different high bytes than this, text could also be numbers.
+const TEXT: usize = 8;
 
 const DECOMPRESS: &str = "decompress it first";
 const UNPACK: &str = "unpack it first";
@@ -80,7 +81,7 @@ const TABLE: &str =
 const MEMBERS: &str = "open an array of it with `Records::open_npz`, or save its arrays as .npy: `for name, x in \
     numpy.load(path).items(): numpy.save(name, x)`";
 const NOTHING: &str = "it has no records";
-const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are the tokens";
+const TOKENIZE: &str = "tokenize it first, or open it with the type U8 if its bytes are tokens or no text";
 
 /// Known formats: the offset and the bytes of the magic, the name of the format, and what to do
 /// with such a file. A short magic could also be tokens, so its entry includes more of the header.
@@ -172,8 +173,12 @@ fn by_header(front: &[u8], len: u64) -> Option<(&'static str, &'static str)> {
     (length < len && little(8, 4)? == u64::from(masked)).then_some(("TFRecord", PARSE))
 }
 
-/// Recognizes text in UTF-8 without control characters other than tabs, line ends and form feeds.
-fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
+/// Recognizes text in UTF-8 without control characters other than tabs, line ends and form feeds. `size` is that of an
+/// element.
+///
+/// Numbers of several bytes can have the bytes of text, too. In a narrow range, or in a few, they have few different high
+/// bytes. Pixels of 8 bits that were made wider have each byte twice.
+fn by_text(front: &[u8], size: usize) -> Option<(&'static str, &'static str)> {
     let text = match std::str::from_utf8(front) {
         // `front` may end within a character: look at the text before it.
         Err(error) if error.error_len().is_none() => {
@@ -182,9 +187,10 @@ fn by_text(front: &[u8]) -> Option<(&'static str, &'static str)> {
         text => text.ok()?,
     };
     let control = |c: char| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\x0c');
-    // Numbers in a narrow range can be letters alone. Text and JSON have words or numbers apart.
     let apart = |c: char| c.is_whitespace() || matches!(c, ',' | '"');
-    let found = text.len() >= TEXT && text.contains(apart) && !text.contains(control);
+    let high: BTreeSet<_> = text.bytes().skip(size - 1).step_by(size).collect();
+    let has_words = text.contains(apart) && text.as_bytes().chunks(2).any(|two| two.first() != two.last());
+    let found = high.len() >= TEXT && has_words && !text.contains(control);
     found.then_some((if text.starts_with(['{', '[']) { "JSON" } else { "text" }, TOKENIZE))
 }
 
@@ -196,7 +202,7 @@ fn refuse(file: &DataFile, dtype: DType, skipped: u64) -> Result<(), Error> {
         MAGICS.iter().find(|(at, magic, ..)| front.get(*at..).is_some_and(|from| from.starts_with(magic)));
     let found = magic.map(|&(_, _, name, advice)| (name, advice));
     let found = found.or_else(|| by_header(&front, file.len));
-    let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front))?);
+    let found = found.or_else(|| (dtype.size() > 1).then(|| by_text(&front, dtype.size()))?);
     let found = found.filter(|&(_, advice)| skipped == 0 || advice == DECOMPRESS);
     found.map_or(Ok(()), |(found, advice)| {
         Err(file.bad("another format", None, "numbers without a header", found, advice))

@@ -415,7 +415,13 @@ fn foreign() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("ELF", b"\x7fELF\x02\x01\x01\0".to_vec(), "no records"),
         ("JSON", lines, "tokenize"),
         ("text", "Once upon a time, in a caf\u{e9},\n\tthere was.\r\n".repeat(40).into_bytes(), "tokenize"),
-        ("text", "1,2,3\n".repeat(200).into_bytes(), "tokenize"),
+        // As `numpy.savetxt` writes numbers: words of 24 letters.
+        (
+            "text",
+            (1..99).map(|n| format!("{:.18}e-01 ", 9.876 / f64::from(n))).collect::<String>().into_bytes(),
+            "tokenize",
+        ),
+        ("text", (0..200).map(|n| format!("{n},{}\n", n * n)).collect::<String>().into_bytes(), "tokenize"),
     ]
 }
 
@@ -470,8 +476,16 @@ fn known_formats_are_no_bare_numbers() {
         b"\x18\0\0\0\0\0\0\0\xa3\x7f\x4b\x23\x0a\x16".to_vec(),
         number(&[-1, -1, -1]),
         [text.as_bytes(), &[0], text.as_bytes()].concat(),
-        // Temperatures of a wall: letters and brackets alone.
+        // Temperatures of a wall, with letters alone and with spaces; millimeters, with line ends; a sensor of 14 bits.
         (0..512_u16).flat_map(|at| (29_275 - at % 32).to_le_bytes()).collect(),
+        (0..512_u16).flat_map(|at| (29_216 + at * 7 % 95).to_le_bytes()).collect(),
+        (0..512_u16).flat_map(|at| (2640 + at * 7 % 40).to_le_bytes()).collect(),
+        (0..512_u16).flat_map(|at| (8224 + at * 7 % 95).to_le_bytes()).collect(),
+        // Three sensors in turn. Pixels of 8 bits, made 16 bits wide.
+        (0..512_u16)
+            .flat_map(|at| ([8272, 24_864, 2640][usize::from(at % 3)] + at * 7 % 14).to_le_bytes())
+            .collect(),
+        (0..512_u16).flat_map(|at| (257 * (32 + at * 7 % 95)).to_le_bytes()).collect(),
         (0..512_u16).flat_map(|token| (token * 97 % 50_257).to_le_bytes()).collect(),
         Vec::new(),
     ] {
