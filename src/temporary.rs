@@ -22,7 +22,7 @@ pub(crate) struct Temporary {
     prefix: OsString,
     /// The file that it replaces, which has permissions.
     old: Option<Metadata>,
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Temporary {
@@ -60,7 +60,7 @@ impl Temporary {
                 // locked or removed it.
                 Ok(made)
                     if made.as_ref().is_some_and(|made| lock(made, true) == Err(true)) || !path.exists() => {}
-                made => return Ok(Self { path, target, prefix, old, _lock: made? }),
+                made => return Ok(Self { path, target, prefix, old, lock: made? }),
             }
         }
     }
@@ -123,8 +123,11 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // After the rename this call fails, because nothing has the temporary name any more.
-        let _ = fs::remove_file(&self.path).or_else(|_| fs::remove_dir_all(&self.path));
+        // To remove what is in a folder takes a descriptor, and there may be no other. To remove an empty one takes none.
+        self.lock = None;
+        // After the rename these calls fail, because nothing has the temporary name any more.
+        let removed = fs::remove_file(&self.path).or_else(|_| fs::remove_dir(&self.path));
+        let _ = removed.or_else(|_| fs::remove_dir_all(&self.path));
     }
 }
 

@@ -180,7 +180,7 @@ impl WriterBuilder {
             std::path::absolute(&path).and_then(|to| Temporary::create(to, shard.is_some())?.alone(200));
         let temporary = made.map_err(|error| Error::Write(why("create", error)))?;
         let failed = why("write", io::Error::other("the writing thread is in another process, or panicked"));
-        let disk = Disk { to: self, temporary, files: 0, file: None, bytes: 0 };
+        let disk = Disk { to: self, files: 0, file: None, bytes: 0, temporary };
         let slots = slots.into_iter().map(|buffer| (Some(buffer), 0));
         let (producer, parts) = HeapRing::new(slots.collect::<Vec<Part>>()).into_handles();
         let builder = thread::Builder::new().name(name(None, "write"));
@@ -400,12 +400,13 @@ type Running = (Producer<'static, Part>, thread::JoinHandle<Result<(u64, Duratio
 /// The side of the thread.
 struct Disk {
     to: WriterBuilder,
-    temporary: Temporary,
     /// The number of whole files.
     files: u64,
     /// The file that grows, and its bytes of rows.
     file: Option<File>,
     bytes: u64,
+    /// Dropped after the file, whose descriptor it may need.
+    temporary: Temporary,
 }
 
 impl Disk {

@@ -371,6 +371,30 @@ mod unix {
         assert!(forked(|| (0..twinbuf_testing::extent(4000, 20_000)).all(one_is_made)));
     }
 
+    /// Not even a folder can be opened, to remove what is in it.
+    #[test]
+    fn without_descriptors_nothing_stays() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        let most = libc::rlimit { rlim_cur: 200, rlim_max: 200 };
+        let build = || sharded(Writer::raw(&path, 1).slot_bytes(0), Some(1 << 20)).build().unwrap();
+        let take_all = || std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect::<Vec<_>>();
+        assert!(forked(|| {
+            // SAFETY: the struct is a live local.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const most) }, 0);
+            (0..40_000).step_by(10_000).all(|bytes| {
+                let mut out = build();
+                out.write_all(&vec![7; bytes]).unwrap(); // the file may be open
+                let all = take_all();
+                drop(out);
+                let rest = take_all();
+                let failed = build().finish().is_err();
+                drop([all, rest]);
+                failed && names(folder.path()).is_empty()
+            })
+        }));
+    }
+
     /// Otherwise each later writer of the folder would wait for it.
     #[test]
     fn a_process_that_is_forked_meanwhile_keeps_no_lock_of_the_folder() {
