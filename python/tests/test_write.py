@@ -139,6 +139,29 @@ def test_an_exception_discards_the_file(tmp_path: Path) -> None:
         out.finish()
 
 
+def test_a_block_that_discards_leaves_nothing(tmp_path: Path) -> None:
+    with tb.Writer(tmp_path / "x.npy", "float32", (3,)) as out:
+        out.append(np.ones((2, 3), "float32"))
+        out.discard()
+    assert names(tmp_path) == []
+
+
+def test_a_copy_from_a_device_that_fails_at_the_end_discards_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Late("")
+    monkeypatch.setattr("twinbuf._write.home", lambda rows: device)
+    with pytest.raises(RuntimeError, match="illegal"), tb.Writer(tmp_path / "x.npy", "int64") as out:
+        out.append(device.empty_like(torch.empty(2, dtype=torch.int64)))
+
+        def synchronize(*_: object) -> None:
+            raise RuntimeError("an illegal memory access")
+
+        assert out._download is not None
+        monkeypatch.setattr(type(out._download.late[0][0]), "synchronize", synchronize)
+    assert names(tmp_path) == []
+
+
 def test_threads_append_whole_arrays(tmp_path: Path) -> None:
     with tb.Writer(tmp_path / "x.npy", "int64", (2,), slot_bytes=0) as out:
 

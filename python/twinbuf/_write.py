@@ -66,6 +66,7 @@ class Writer:
         # Copies from a device that are not in the file yet, for one thread at a time.
         self._download: Download | None = None
         self._turn = InTurn("the writer was called")
+        self._discarded = False
         # Also at the end of the program: no temporary file stays.
         weakref.finalize(self, self._writer.discard)
 
@@ -116,6 +117,7 @@ class Writer:
 
     def discard(self) -> None:
         """Stop, and remove what was written, unless the file has its name already."""
+        self._discarded = True
         self._writer.discard()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -127,6 +129,8 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finish()
-        self.discard()
+        try:
+            if kind is None and not self._discarded:
+                self.finish()
+        finally:
+            self.discard()
