@@ -28,10 +28,12 @@
 //! The bytes go to a temporary file next to the target, `.NAME.*.twinbuf-tmp`. [`finish`](Writer::finish) writes the
 //! rest, syncs, and gives the file its name with one rename, in place of an older file or link; it keeps the permissions
 //! of an older file. Without `finish`, after an error, or if the process is killed, the name is as it was. The drop of a
-//! writer removes the temporary file, after the write in progress: it waits for a disk that hangs. On Unix, if the file
-//! system has locks, the next writer of the name removes what a killed process left, and a second writer of a name is
-//! refused while the first one lives, or a process that was forked from it meanwhile. Neither happens if the next writer
-//! cannot list the folder or open the temporary file, for example another user's.
+//! writer removes the temporary file, after the write in progress. If the disk hangs, the drop waits at most 10 s
+//! ([`discard_timeout`](Writer::discard_timeout): as long as you say), and then leaves the thread, which removes the
+//! file when the disk answers. All other calls wait without a limit. On Unix, if the file system has locks, the next
+//! writer of the name removes what a killed process left, and a second writer of a name is refused while the first one
+//! lives, or its thread, or a process that was forked from it meanwhile. Neither happens if the next writer cannot list
+//! the folder or open the temporary file, for example another user's.
 //!
 //! A relative path is relative to the working folder in which the writer is built. If a folder above the file is renamed
 //! before `finish`, then `finish` fails and the temporary file stays.
@@ -56,12 +58,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use twinbuf_core::TryRecvError;
 use twinbuf_mmap::{Buffer, DType};
 
 use crate::error::Error;
 pub use crate::error::Failure;
 use crate::observe::display::{size, time};
+use crate::pipe::END_LIMIT;
 use crate::pipe::memory::{check_memory, too_large};
+use crate::pipe::turn::FOREVER;
 use crate::sync::{Consumer, HeapRing, Producer, thread};
 use crate::temporary::Temporary;
 pub use crate::temporary::check_size;
@@ -126,7 +131,8 @@ impl WriterBuilder {
     /// one file. The path then names a new folder, and the shards in it are `00000.npy` and so on (`.bin` for raw rows):
     /// `Records::open_npy(files([path])?, cut)` opens them as one data set.
     ///
-    /// What already has the folder's name is not replaced: remove it first.
+    /// What already has the folder's name is not replaced, but for an empty folder that is made meanwhile: remove it
+    /// first.
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = Some(bytes);
         self
@@ -180,12 +186,13 @@ impl WriterBuilder {
             std::path::absolute(&path).and_then(|to| Temporary::create(to, shard.is_some())?.alone(200));
         let temporary = made.map_err(|error| Error::Write(why("create", error)))?;
         let failed = why("write", io::Error::other("the writing thread is in another process, or panicked"));
-        let disk = Disk { to: self, files: 0, file: None, bytes: 0, temporary };
+        let (alive, ended) = HeapRing::new(vec![()]).into_handles();
+        let disk = Disk { to: self, files: 0, file: None, bytes: 0, temporary, _alive: alive };
         let slots = slots.into_iter().map(|buffer| (Some(buffer), 0));
         let (producer, parts) = HeapRing::new(slots.collect::<Vec<Part>>()).into_handles();
         let builder = thread::Builder::new().name(name(None, "write"));
         let thread = builder.spawn(move || disk.run(parts)).map_err(Error::Spawn)?;
-        let (running, started) = (Some(ForkGuard::new((producer, thread))), Instant::now());
+        let (running, started) = (Some(ForkGuard::new((producer, ended, thread))), Instant::now());
         let (tail, current, given, filled, bytes, waiting) = (Vec::new(), None, 0, 0, 0, Duration::ZERO);
         Ok(Writer { running, failed, row, slot, tail, current, given, filled, bytes, started, waiting })
     }
@@ -295,9 +302,14 @@ impl Writer {
             let wanted = format!("whole rows of {row} bytes");
             return Err(Error::option("row", wanted, format!("{bytes} bytes")));
         }
-        let (files, busy) = self.end(true)?;
+        let (files, busy) = self.end(true, FOREVER)?;
         let (wall, waiting) = (self.started.elapsed(), self.waiting + start.elapsed());
         Ok(Written { rows: bytes / row, bytes, files, wall, waiting, busy })
+    }
+
+    /// Removes what was written, as a drop does, but waits at most `timeout` for the write in progress.
+    pub fn discard_timeout(mut self, timeout: Duration) {
+        let _ = self.end(false, timeout);
     }
 
     /// Returns the memory to fill. Waits for a free slot if there is none.
@@ -307,7 +319,7 @@ impl Writer {
             let running = self.running.as_mut().filter(|running| !running.is_foreign());
             self.current = running.and_then(|running| running.0.acquire().ok()?.0.take());
             self.waiting += start.elapsed();
-            let Some(buffer) = &mut self.current else { return Err(self.end(false).expect_err("it failed")) };
+            let Some(buffer) = &mut self.current else { return Err(self.end(false, FOREVER).unwrap_err()) };
             buffer[..self.tail.len()].copy_from_slice(&self.tail);
         }
         Ok(self.current.as_mut().expect("set above"))
@@ -331,13 +343,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the thread, and waits for it. After an error, returns that one again.
-    fn end(&mut self, finish: bool) -> Result<(u64, Duration), Error> {
+    /// Ends the thread, and waits for it, at most for `limit`. After an error, returns that one again.
+    fn end(&mut self, finish: bool, limit: Duration) -> Result<(u64, Duration), Error> {
         self.current = None;
         let running = self.running.take().and_then(ForkGuard::into_inner);
-        let ended = running.and_then(|(producer, thread)| {
+        let ended = running.and_then(|(producer, mut ended, thread)| {
             finish.then(|| producer.finish()); // otherwise it is only dropped
-            thread.join().ok()
+            // A thread that is left behind owns all that it uses: its file, and its side of the ring.
+            let is_left = matches!(ended.recv_timeout(limit), Err(TryRecvError::Empty));
+            if is_left { None } else { thread.join().ok() }
         });
         let ended = ended.unwrap_or_else(|| Err(self.failed.clone()));
         ended.inspect_err(|failure| self.failed = failure.clone()).map_err(Error::Write)
@@ -346,7 +360,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        let _ = self.end(false);
+        let _ = self.end(false, END_LIMIT);
     }
 }
 
@@ -394,8 +408,10 @@ impl fmt::Display for Written {
 /// may end inside of a block.
 type Part = (Option<Buffer>, usize);
 
-/// The ring and the thread, which returns the number of files, and how long it was busy.
-type Running = (Producer<'static, Part>, thread::JoinHandle<Result<(u64, Duration), Failure>>);
+/// The ring; one for nothing, whose producer the thread drops at its end; and the thread, which returns the number of
+/// files, and how long it was busy.
+type Running =
+    (Producer<'static, Part>, Consumer<'static, ()>, thread::JoinHandle<Result<(u64, Duration), Failure>>);
 
 /// The side of the thread.
 struct Disk {
@@ -407,6 +423,8 @@ struct Disk {
     bytes: u64,
     /// Dropped after the file, whose descriptor it may need.
     temporary: Temporary,
+    /// Dropped last: the writer then knows that all is removed.
+    _alive: Producer<'static, ()>,
 }
 
 impl Disk {

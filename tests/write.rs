@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use twinbuf::mmap::{Cut, DType, files};
@@ -371,6 +372,36 @@ mod unix {
         assert!(forked(|| (0..twinbuf_testing::extent(4000, 20_000)).all(one_is_made)));
     }
 
+    fn make_pipe(path: &Path) {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        // SAFETY: the string ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    }
+
+    /// The disk: a pipe in place of the first shard. Who opens it to write waits until another opens it to read.
+    #[test]
+    fn a_disk_that_hangs_is_left() {
+        let folder = folder();
+        let path = folder.path().join("x");
+        let is_left = |end: fn(Writer)| {
+            let mut out = sharded(Writer::raw(&path, 1).slot_bytes(0), Some(4096)).build().unwrap();
+            let temporary = names(folder.path());
+            let shard = folder.path().join(&temporary[0]).join("00000.bin");
+            make_pipe(&shard);
+            out.write_all(&[7; 10_000]).unwrap();
+            end(out);
+            let found = names(folder.path());
+            // The disk answers: the thread ends, and removes what is there.
+            drop(fs::File::open(&shard).unwrap());
+            while !names(folder.path()).is_empty() {
+                std::thread::yield_now();
+            }
+            found == temporary
+        };
+        assert!(forked(|| is_left(|out| out.discard_timeout(Duration::ZERO))));
+        assert!(forked(|| is_left(drop)));
+    }
+
     /// Not even a folder can be opened, to remove what is in it.
     #[test]
     fn without_descriptors_nothing_stays() {
@@ -400,11 +431,9 @@ mod unix {
     fn a_process_that_is_forked_meanwhile_keeps_no_lock_of_the_folder() {
         let folder = folder();
         let path = folder.path().join("x");
-        // A pipe with the name of a temporary file. Who opens it waits until another opens it to write.
+        // Who opens it to read waits until another opens it to write.
         let left = folder.path().join(".x.1-0-0.twinbuf-tmp");
-        let name = std::ffi::CString::new(left.as_os_str().as_encoded_bytes()).unwrap();
-        // SAFETY: the string ends with a zero.
-        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        make_pipe(&left);
         let is_free = || {
             let folder = fs::File::open(folder.path()).unwrap();
             // SAFETY: the descriptor is open.
@@ -559,7 +588,7 @@ mod unix {
                 child => child,
             };
             // Any moment will do.
-            std::thread::sleep(std::time::Duration::from_micros(draws.below(60_000) as u64));
+            std::thread::sleep(Duration::from_micros(draws.below(60_000) as u64));
             // SAFETY: takes no pointer.
             assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
             let mut status = 0;

@@ -32,7 +32,9 @@ MUTANTS = [
     # The end.
     (WRITE, "a drop finishes", "finish.then(|| producer.finish());", "producer.finish();\n            let _ = finish;"),
     (WRITE, "a finish only drops", "finish.then(|| producer.finish());", "drop(producer);\n            let _ = finish;"),
-    (WRITE, "a drop does not wait", "        let _ = self.end(false);\n", "        std::mem::forget(self.running.take());\n"),
+    (WRITE, "a drop does not wait", "        let _ = self.end(false, END_LIMIT);\n", "        std::mem::forget(self.running.take());\n"),
+    (WRITE, "a drop waits for a disk that hangs", "self.end(false, END_LIMIT)", "self.end(false, FOREVER)"),
+    (WRITE, "a drop leaves a disk that works", "self.end(false, END_LIMIT)", "self.end(false, Duration::ZERO)"),
     (WRITE, "an error is not kept", ".inspect_err(|failure| self.failed = failure.clone())", ""),
     (WRITE, "a row may be cut off", "        if bytes % row != 0 {", "        if bytes % row != 0 && false {"),
     (WRITE, "a forked process waits for a thread", ".filter(|running| !running.is_foreign())", ""),

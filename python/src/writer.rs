@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -9,12 +11,15 @@ use twinbuf::{Error, write};
 
 use crate::dtype;
 use crate::errors::{self, Failure};
-use crate::locked::{Locked, check_end, detached};
+use crate::locked::{LEAVE, Locked, check_end, detached};
 
 #[pyclass(frozen, module = "twinbuf._twinbuf", name = "_Writer")]
 pub(crate) struct Writer {
     /// `None` after the end. What `finish` returned, which Ctrl-C may have kept from the caller.
     writer: Locked<(Option<write::Writer>, Option<String>)>,
+    /// A call that has the lock then discards the writer at its end. Relaxed: the lock orders the rest. A call that ends
+    /// before it sees this leaves the lock to `discard`.
+    discarded: AtomicBool,
 }
 
 impl Writer {
@@ -27,7 +32,11 @@ impl Writer {
         self.writer.check(py, "make the Writer after the fork")?;
         check_end(py)?;
         let ended = || errors::raise(py, Failure::new("LoaderError", "the Writer has ended: make a new one"));
-        let used = self.writer.detached(py, |(writer, written)| use_it(writer, written));
+        let used = self.writer.detached(py, |(writer, written)| {
+            let used = use_it(writer, written);
+            writer.take_if(|_| self.discarded.load(Ordering::Relaxed));
+            used
+        });
         let result = used.ok_or_else(ended)?;
         result.map_err(|error| errors::loading(py, error))
     }
@@ -52,7 +61,7 @@ impl Writer {
         let builder = builder.depth(depth).slot_bytes(slot);
         let builder = shard.into_iter().fold(builder, |builder, bytes| builder.shard_bytes(bytes));
         let writer = detached(py, || builder.build()).map_err(|error| errors::loading(py, error))?;
-        Ok(Self { writer: Locked::new((Some(writer), None)) })
+        Ok(Self { writer: Locked::new((Some(writer), None)), discarded: AtomicBool::new(false) })
     }
 
     fn append(&self, py: Python<'_>, rows: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -83,9 +92,13 @@ impl Writer {
         })
     }
 
+    /// Does not wait for a disk that hangs, nor for a thread that waits for it.
     fn discard(&self, py: Python<'_>) {
-        if !self.writer.is_forked() {
-            self.writer.detached(py, |(writer, _)| *writer = None);
-        }
+        self.discarded.store(true, Ordering::Relaxed);
+        let until = Instant::now() + LEAVE;
+        detached(py, || {
+            let writer = self.writer.lock_until(until).and_then(|mut state| state.0.take());
+            writer.map(|writer| writer.discard_timeout(until.saturating_duration_since(Instant::now())))
+        });
     }
 }

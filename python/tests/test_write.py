@@ -237,6 +237,30 @@ out.append(rows)
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("end", ["", "del out", "out.discard()", "daemon()"])
+def test_a_disk_that_hangs_is_left(tmp_path: Path, end: str) -> None:
+    """The disk: a pipe in place of the first shard. Who opens it waits until another reads."""
+    code = f"""
+import os, threading, numpy, twinbuf as tb
+out = tb.Writer("x", "uint8", (4096,), slot_bytes=0, shard_bytes=1 << 20)
+os.mkfifo(os.listdir(".")[0] + "/00000.npy")
+begun = threading.Event()
+def append():
+    begun.set()
+    out.append(numpy.ones((9, 4096), "uint8"))
+def daemon():
+    threading.Thread(target=append, daemon=True).start()
+    begun.wait()
+out.append(numpy.ones((3, 4096), "uint8"))
+{end}
+"""
+    status, _, errors = run_program(code, cwd=tmp_path)
+    assert status == 0, errors
+    assert len(names(tmp_path)) == 1
+    tb.Writer(tmp_path / "x", "uint8").discard()
+    assert names(tmp_path) == []
+
+
 # More: TWINBUF_INTERRUPTS=10000.
 def test_interrupts_lose_and_double_nothing(tmp_path: Path) -> None:
     wanted = int(os.environ.get("TWINBUF_INTERRUPTS", "300"))

@@ -23,8 +23,10 @@ class Writer:
     ``row`` is the shape of a row: ``Writer("emb.npy", "float32", (768,))`` takes arrays of shape
     ``(n, 768)``. The file has its name only when it is whole: when the ``with`` block ends, or after
     `finish`. An exception in the block discards the file, and one that was there before stays. If the disk
-    is full or fails, the next call raises `FileError`, with ``path``, ``offset`` and ``errno``; nothing more
-    is written then.
+    is full or fails, a later call raises `FileError`, with ``path``, ``offset`` and ``errno``, `finish` at
+    the latest; nothing more is written then. If it hangs, `append` and `finish` wait, also after Ctrl-C.
+    `discard`, ``del`` and the end of the program wait at most 1 s, then leave the thread, which removes the
+    file when the disk answers; if the program ends first, the next `Writer` of the name does.
 
     With ``shard_bytes``, ``path`` is a new folder, for files with at most so many bytes of rows each, rounded
     down to whole rows that fill whole blocks of 4096 bytes. `Records.open_npy` opens it.

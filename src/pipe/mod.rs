@@ -151,8 +151,8 @@ use crate::observe::trace::{LoaderTrace, Track};
 use crate::sync::thread::{self, JoinHandle};
 use crate::thread::ForkGuard;
 
-/// How long the drop of a pipe waits for running fills.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// How long the drop of a pipe or a writer waits for its threads.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// The same if a task asked for the last item. It is short because other tasks share the thread.
 const TASK_LIMIT: Duration = Duration::from_millis(10);

@@ -153,7 +153,7 @@ struct Mailbox<U> {
 type Fault = (&'static str, String);
 
 /// Longer than a process runs.
-pub(super) const FOREVER: Duration = Duration::from_secs(1 << 31);
+pub(crate) const FOREVER: Duration = Duration::from_secs(1 << 31);
 
 /// How long the last fill may have slept if a waiting caller is to fill a slot. If fills take longer, it helps only in the
 /// first half of the one that it waits for. A worker for which no processor is left rests as long after each fill that
