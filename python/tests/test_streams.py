@@ -186,6 +186,44 @@ def test_objects_that_move_themselves_do_so_on_the_callers_stream() -> None:
     assert not torch.accelerator.is_available() or tb.prefetch([packed], device=device)
 
 
+@pytest.mark.parametrize("where", ["pin_memory", "to", "state_dict"])
+def test_stop_iteration_of_an_items_code_does_not_end_the_loop_in_silence(where: str) -> None:
+    def call(here: str, number: int) -> None:
+        if here == where and number == 3:
+            next(iter(()))
+
+    class Moves:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def pin_memory(self) -> Moves:
+            call("pin_memory", self.number)
+            return self
+
+        def to(self, device: Any, **_: Any) -> Moves:
+            call("to", self.number)
+            return self
+
+    class Numbers:
+        at = 0
+
+        def __iter__(self) -> Iterator[Moves]:
+            for self.at in range(5):
+                yield Moves(self.at)
+
+        def state_dict(self) -> int:
+            call("state_dict", self.at)
+            return self.at
+
+        def load_state_dict(self, state: int) -> None: ...
+
+    items = iter(tb.prefetch(Numbers(), device=Late("side")))
+    assert [next(items).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+        next(items)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_on_the_cpu_arrays_become_tensors() -> None:
     x = np.arange(4.0)
     (got,) = tb.prefetch([{"x": x, "y": torch.ones(2), "back": x[::-1]}], device="cpu")

@@ -98,6 +98,14 @@ class InTurn:
             self._line.pop(mine, None)
 
 
+def called(code: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Call the program's code. StopIteration becomes another exception: it would end the loop (PEP 479)."""
+    try:
+        return function(*arguments)
+    except StopIteration as stop:
+        raise RuntimeError(f"{code} raised StopIteration") from stop
+
+
 def fill_one(worker: _Filler) -> bool:
     """Fill a slot. Returns whether there was one to fill."""
     try:
@@ -223,9 +231,10 @@ def _make(worker: _Worker, only: bool = False) -> Any:
             item = next(iterator, worker)
             if item is worker:  # no item: the end
                 return worker.end()
-            item = item if send is None else send(item)
-            more = worker.answer(item, None if states is None else states(), only)
-            del item
+            item = item if send is None else called("code that sends an item", send, item)
+            state = None if states is None else called("state_dict", states)
+            more = worker.answer(item, state, only)
+            del item, state
     except BaseException as error:
         worker.fail(_cut(error))
 

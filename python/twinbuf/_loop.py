@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ._drive import InTurn, Turn, wait_in
+from ._drive import InTurn, Turn, called, wait_in
 
 if TYPE_CHECKING:
     from ._device import Sender
@@ -77,7 +77,9 @@ class Loop(Generic[T]):
             if taken is None:  # another thread has closed or replaced it meanwhile
                 return self._gone()  # type: ignore[no-any-return]
             try:
-                found = taken.item if self._receive is None else self._receive(taken.item)
+                found = taken.item
+                if self._receive is not None:
+                    found = called("code that moves an item", self._receive, found)
                 if self._map is not None:
                     try:
                         found = called("map", self._map, found)
@@ -169,11 +171,3 @@ class Epochs(Loop[T]):
         if self._items is not None:
             super().close()
         self._epochs.close()
-
-
-def called(code: str, function: Callable[..., T], argument: Any) -> T:
-    """Call the program's code. StopIteration becomes another exception: it would end the loop (PEP 479)."""
-    try:
-        return function(argument)
-    except StopIteration as stop:
-        raise RuntimeError(f"{code} raised StopIteration") from stop
