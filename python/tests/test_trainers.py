@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run_program
+from late import Late
 from sets import Numbers
 
 import twinbuf as tb
@@ -191,6 +192,60 @@ def test_a_loader_of_accelerate_is_prefetched(stateful: bool) -> None:
     assert found + [item.tolist() for item in items] == [[at, at + 1] for at in range(0, 10, 2)]
     if not stateful:
         assert len(list(batches)) == 5
+
+
+AROUND = {
+    "prefetch": tb.prefetch,
+    "deep": lambda loader: tb.prefetch(loader, depth=50),
+    "device": lambda loader: tb.prefetch(loader, device=Late("side")),
+    "watch": lambda loader: tb.prefetch(tb.watch(loader)),
+    "twice": lambda loader: tb.prefetch(tb.watch(tb.prefetch(loader))),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_accelerate_sees_where_the_loop_is(around: str) -> None:
+    """The thread is ahead, and gets to the end of the prepared loader first."""
+    accelerate = pytest.importorskip("accelerate")
+    import torch
+
+    def epochs(prepare: Any) -> list[tuple[int, int, bool, int]]:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        accelerator.step = 0
+        train, test = (
+            prepare(accelerator.prepare(torch.utils.data.DataLoader(torch.arange(count), batch_size=4)))
+            for count in (42, 10)
+        )
+        found = []
+
+        def use(batch: torch.Tensor) -> None:
+            state = accelerator.gradient_state
+            gathered = len(accelerator.gather_for_metrics(batch))
+            found.append((int(batch[0]), gathered, state.end_of_dataloader, state.remainder))
+
+        for epoch in range(3):
+            for step, batch in enumerate(train):
+                with accelerator.accumulate():
+                    found.append((-1, int(accelerator.sync_gradients), False, 0))
+                use(batch)
+                if step == 5:  # a validation in the middle
+                    for batch in test:
+                        use(batch)
+                if epoch == 1 and step == 7:
+                    break
+        assert not accelerator.gradient_state.in_dataloader
+        return found
+
+    prepared = []
+
+    def once(loader: Any) -> Any:
+        prepared.append(loader)
+        return AROUND[around](loader)
+
+    wanted = epochs(lambda loader: loader)
+    assert epochs(once) == wanted
+    again = iter(prepared)
+    assert epochs(lambda _: next(again)) == wanted, "a loop over the loader itself"
 
 
 @pytest.mark.parametrize("batch", [7, [(3, 7), (10, 20)]])

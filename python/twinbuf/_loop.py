@@ -33,6 +33,8 @@ class Loop(Generic[T]):
     _batches: Any = None
     _closed = False
     _start: Callable[[], None] | None = None
+    # Called at the end.
+    _over: Callable[[], None] | None = None
     # Where threads that share the iterator wait, if one at a time is to call functions of the program.
     _line: dict[Turn, None] | None = None
 
@@ -70,6 +72,8 @@ class Loop(Generic[T]):
             except Exception as raised:
                 over = isinstance(raised, StopIteration)
                 cut = over and self._sender is not None and self._items.is_closed
+                if over and self._over is not None:
+                    self._over()
                 if self._sender is not None:
                     self._sender.ended(whole=over and not cut)
                 if not cut:

@@ -33,6 +33,9 @@ _MOVES = ("send", "throw")
 # The largest `depth`: a place for each item is allocated at the start.
 _MOST = 1 << 16
 
+# Whether this is a thread that is ahead of the loop.
+_ahead = contextvars.ContextVar("twinbuf_ahead", default=False)
+
 
 def prefetch(
     iterable: Iterable[T],
@@ -100,6 +103,9 @@ def prefetch(
     The thread has the context variables, the gradient mode and the current CUDA device of the caller of
     ``iter()``. It has not its autocast, nor its default device.
 
+    Around a loader that accelerate prepared, gradient accumulation and ``gather_for_metrics`` see how far the
+    loop is. Around a generator over such a loader they would see how far the thread is.
+
     Random numbers from a *global* generator are drawn by both threads in an order that varies. Give the
     sampler and the transforms a separate generator (``DataLoader(generator=...)``).
 
@@ -158,6 +164,7 @@ class Prefetcher(Around[T]):
             raise OptionError(f"depth: wanted from 1 to {_MOST}, found {depth}")
         self._iterable = iterable
         self._depth = depth
+        self._is_prepared = _set_aside(iterable)
         self._streams = None if device is None else streams_of(device)
         # Whether the device is host memory: arrays become tensors there.
         self._convert = device is not None and self._streams is None
@@ -218,7 +225,7 @@ class Prefetcher(Around[T]):
         states, state, stateless = _copies(self._iterable)
         place, thread, pid = [state], _Thread(self._thread), os.getpid()
         items: _Items[T] = _Items(
-            iterator,
+            _marked(self._iterable, iterator) if self._is_prepared else iterator,
             self._depth,
             send=as_tensors if self._convert else upload.send if upload else None,
             states=states,
@@ -228,7 +235,12 @@ class Prefetcher(Around[T]):
             trace=self._trace,
             epoch=self._epochs,
         )
-        loop: _Items[T] | Loop[T] = items if upload is None else Loop(items, upload.receive)
+        loop: _Items[T] | Loop[T] = items
+        if self._is_prepared:
+            loop = Loop(items, partial(self._receive, upload))
+            loop._over = partial(self.gradient_state._remove_dataloader, self)
+        elif upload is not None:
+            loop = Loop(items, upload.receive)
         latest, only = weakref.ref(loop), self._shared and _goes_on(self._iterable)
         with contextlib.suppress(TypeError):
             self._last = weakref.ref(iterator)
@@ -238,6 +250,13 @@ class Prefetcher(Around[T]):
         self._items, self._epochs = latest, self._epochs + 1
         self._only = begun if only else None
         return begun
+
+    def _receive(self, upload: Upload | None, found: Any) -> T:
+        """Return an item of a loader of accelerate, which takes this for the loader that the loop is in."""
+        found = found if upload is None else upload.receive(found)
+        item, self.end_of_dataloader, self.remainder = found
+        self.gradient_state._add_dataloader(self)
+        return item  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"prefetch({self._iterable!r}, depth={self._depth})"
@@ -303,6 +322,36 @@ def _goes_on(iterator: Any) -> bool:
     return isinstance(method, WrapperDescriptorType)
 
 
+class _Aside:
+    """accelerate's ``GradientState`` for a loader. It leaves out what a thread ahead begins and ends."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def _add_dataloader(self, loader: Any) -> None:
+        if not _ahead.get() and self._state.active_dataloader is not loader:
+            self._state._add_dataloader(loader)
+
+    def _remove_dataloader(self, loader: Any) -> None:
+        if not _ahead.get():
+            self._state._remove_dataloader(loader)
+
+
+def _set_aside(iterable: Any) -> bool:
+    """Return whether the iterable is, or is around, a loader of accelerate. If so, give that an `_Aside`."""
+    while isinstance(iterable, Around):
+        iterable = iterable._iterable
+    if is_prepared := hasattr(state := getattr(iterable, "gradient_state", None), "_add_dataloader"):
+        iterable.gradient_state = state if isinstance(state, _Aside) else _Aside(state)
+    return is_prepared
+
+
+def _marked(loader: Any, iterator: Iterator[Any]) -> Iterator[tuple[Any, bool, int]]:
+    """Yield each item with what accelerate reads of its loader while the item is used."""
+    for item in iterator:
+        yield item, loader.end_of_dataloader, loader.remainder
+
+
 def _copies(iterable: Any) -> tuple[Callable[[], Any] | None, Any, str]:
     """Return a function that copies the iterable's state, which it may change later in place, and a copy.
 
@@ -334,6 +383,7 @@ def around(upload: Upload | None = None) -> Callable[[Callable[[], None]], None]
             loop()
 
     context = contextvars.copy_context()
+    context.run(_ahead.set, True)
     return lambda loop: context.run(run, loop)
 
 
