@@ -134,6 +134,44 @@ def test_a_state_goes_through_a_distributed_checkpoint(npy: Case, tmp_path: Any)
         third.load_state_dict(state | {"before": [[20, 1]]})
 
 
+PLANS: dict[str, dict[str, Any]] = {
+    "plain": {"batch": 50},
+    "schedule": {"batch": [(4, 10), (100, 50)]},
+    "steps": {"batch": 50, "steps": 3},
+    "list": {"batch": 50, "records": np.random.default_rng(1).permutation(500)},
+    "odd": {"batch": 50, "records": range(1, 1001, 2)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("second", PLANS)
+@pytest.mark.parametrize("first", PLANS)
+def test_a_distributed_checkpoint_is_the_state(first: str, second: str, tmp_path: Any) -> None:
+    """Whatever the new loader's own state is: it loads no other fields than that has."""
+    import torch.distributed.checkpoint as dcp
+
+    def result(load: Callable[[tb.Loader], None]) -> Any:
+        loader = tb.Loader(Numbers(1000), tb.Plan(1000, **PLANS[second]))
+        try:
+            load(loader)
+        except tb.CheckpointError as error:
+            return str(error)
+        return loader.state_dict(), [batch.numpy().tolist() for batch in loader.epochs(2)]
+
+    saved_from = tb.Loader(Numbers(1000), tb.Plan(1000, **PLANS[first]))
+    for _, _ in zip(range(2), saved_from.epochs(1), strict=False):
+        pass
+    state = json.loads(json.dumps(saved_from.state_dict()))
+    dcp.save({"loader": saved_from}, checkpoint_id=tmp_path / "saved")
+
+    def load(loader: tb.Loader) -> None:
+        own = {"loader": loader.state_dict()}
+        dcp.load(own, checkpoint_id=tmp_path / "saved")
+        loader.load_state_dict(own["loader"])
+
+    assert result(load) == result(lambda loader: loader.load_state_dict(state))
+
+
 def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
     loader = build(npy, "full")
     state = loader.state_dict()
@@ -152,6 +190,11 @@ def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
     ):
         with pytest.raises(tb.CheckpointError, match=f"{message}$"):
             loader.load_state_dict({**state, **wrong})
+    # The state of Rust's `Checkpoint::start`.
+    fields = ("trained", "plan", "record_bytes", "fingerprint")
+    start = dict.fromkeys(fields) | {"version": 4, "epoch": 0, "step": 0, "before": []}
+    loader.load_state_dict(start)
+    assert loader.state_dict() == start | {"list": None}
     for missing in ({}, {"epoch": 1}):
         with pytest.raises(tb.CheckpointError, match="state: missing field `version`"):
             loader.load_state_dict(missing)

@@ -301,9 +301,12 @@ class Loader(_Loader, Generic[Made]):
         position = self._position()
         received = None if self._sender is None else self._sender.position()
         state: dict[str, Any] = json.loads((received or position).text())
-        # Lists of numbers: a distributed checkpoint of torch takes dicts in a list apart.
+        # A distributed checkpoint of torch takes dicts in a list apart, and loads only fields that the state
+        # of the new loader has: the list has lists of numbers, and no field is left out.
         state["before"] = [[*part.values()] for part in state["before"]]
-        return state
+        optional: dict[str, Any] = {"step": None, "steps": None, "batches": []}
+        state["plan"] = state["plan"] and optional | state["plan"]
+        return {"list": None} | state
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Continue from a state of `state_dict` with the next iteration.
