@@ -249,6 +249,22 @@ impl Loader {
         Ok(())
     }
 
+    /// Make ``epoch`` the next one for a trainer, which counts epochs from 0 on: a loaded state with steps left stays, and
+    /// no epoch comes again.
+    fn _reach_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
+        self.shared.check(py)?;
+        let plan = &self.plan.get().inner;
+        self.shared.state.with(py, |state| {
+            let left =
+                |at: &Checkpoint| at.steps_left(plan, at.epoch().saturating_add(1)).unwrap_or_default();
+            state.own.resume.take_if(|resume| left(resume) == 0);
+            if state.own.resume.is_none() {
+                self.shared.front.next_epoch.fetch_max(epoch, Ordering::Relaxed);
+            }
+        });
+        Ok(())
+    }
+
     /// The number of steps of this rank in the epoch under way, or in the next one.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.front.may_ask(py)?;

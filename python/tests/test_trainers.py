@@ -161,6 +161,32 @@ def test_the_recipe_for_transformers_trains(tmp_path: Path) -> None:
     assert out.strip().splitlines()[-1:] == ["3"], errors[-3000:]
 
 
+@pytest.mark.parametrize(
+    ("received", "epochs", "wanted"),
+    [
+        (37, (0, 1, 2), [(2, 5), (3, 0), (4, 0)]),  # the trainer counts from 0 on
+        (37, (2, 3, 9), [(2, 5), (3, 0), (9, 0)]),
+        (16, (1, 2), [(1, 0), (2, 0)]),  # saved in the last step of an epoch
+        (17, (0, 1), [(1, 1), (2, 0)]),  # as a short loader that a trainer goes through twice in its epoch 0
+        (0, (4, 1), [(4, 0), (5, 0)]),
+    ],
+)
+def test_the_epoch_of_a_trainer_drops_no_state(received: int, epochs: Any, wanted: Any) -> None:
+    """Lightning chooses the epoch after it has loaded the state, or after the program has."""
+    first, second = (tb.Loader(Numbers(64), tb.Plan(64, 4, shuffle="full")) for _ in range(2))
+    batches = first.epochs(3)
+    for _ in range(received):
+        next(batches)
+    if received:
+        second.load_state_dict(first.state_dict())
+    found = []
+    for epoch in epochs:
+        second.sampler.set_epoch(epoch)
+        found.append([(batch.epoch, batch.step) for batch in second])
+    assert [each[0] for each in found] == wanted
+    assert [each[-1][1] for each in found] == [15] * len(wanted)
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_accelerate_takes_a_loader(drop_last: bool) -> None:
     prepare = pytest.importorskip("accelerate.data_loader").prepare_data_loader

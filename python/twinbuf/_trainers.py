@@ -73,7 +73,7 @@ def attribute(loader: Loader[Any], name: str, epoch: int) -> Any:
     if name == "drop_last":
         return loader.plan.drop_last
     if name == "sampler":
-        return SimpleNamespace(set_epoch=loader.set_epoch)  # Lightning chooses the epoch of that
+        return SimpleNamespace(set_epoch=loader._reach_epoch)  # Lightning chooses the epoch of that
     if name == "prefetch_factor":
         return None
     if name == "collate_fn":
