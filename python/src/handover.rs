@@ -25,7 +25,7 @@ use twinbuf::pipe::{self, Driven, Filled, Pipe, Slots};
 use crate::errors::{self, Failure};
 use crate::iterate::{self, Front, Loop, Run};
 use crate::locked::{Locked, check_end, detached, is_over, lock};
-use crate::object::Object;
+use crate::object::{Object, let_go};
 use crate::report::{self, report};
 use crate::taken::Taken;
 
@@ -219,8 +219,7 @@ impl Worker {
         let is_left = front.is_stopped() && self.used.load(Ordering::Relaxed);
         let iterator = is_left.then(|| front.iterator.get(py)).flatten();
         if front.is_stopped() {
-            let made = front.take_made().into_iter();
-            rest.extend(made.flat_map(|Item { item, state }| iter::once(item).chain(state)));
+            rest.extend(front.take_made());
         }
         rest.extend(front.objects().filter_map(Object::take));
         (iterator, rest)
@@ -317,8 +316,9 @@ impl Ahead {
     }
 
     /// Takes the items that nobody will receive. Their drop may run Python code, so the lock is free by then.
-    fn take_made(&self) -> VecDeque<Item> {
-        mem::take(&mut *lock(&self.made))
+    fn take_made(&self) -> impl Iterator<Item = Py<PyAny>> {
+        let made = mem::take(&mut *lock(&self.made));
+        made.into_iter().flat_map(|Item { item, state }| iter::once(item).chain(state))
     }
 
     fn is_stopped(&self) -> bool {
@@ -533,17 +533,17 @@ impl Items {
     }
 
     /// End the thread as soon as it is out of the iterable. What it has made is dropped.
-    fn close(&self) {
+    fn close(&self, py: Python<'_>) {
         if !self.shared.state.is_forked() {
             self.items.leave();
-            drop(self.shared.front.take_made());
+            let_go(py, self.shared.front.take_made());
         }
     }
 
     /// End it, because another iteration is about to begin that has its iterator: further calls raise an error.
-    fn replace(&self) {
+    fn replace(&self, py: Python<'_>) {
         self.shared.front.making.replaced.store(true, Ordering::Relaxed);
-        self.close();
+        self.close(py);
     }
 
     /// Whether it was ended before its last item.
@@ -581,16 +581,23 @@ impl Items {
     }
 
     /// The garbage collector calls this if nothing in use refers to the iterator: nobody wants another item.
-    fn __clear__(&self) {
+    fn __clear__(&self, py: Python<'_>) {
         let front = &self.shared.front;
         front.making.stop.store(true, Ordering::Relaxed);
-        front.objects().for_each(Object::clear);
-        drop(front.take_made());
+        let_go(py, front.objects().filter_map(Object::take).chain(front.take_made()));
     }
 }
 
 impl Drop for Items {
     fn drop(&mut self) {
-        Python::try_attach(|_| self.close()).unwrap_or_else(|| self.items.leave());
+        let drop = |py: Python<'_>| {
+            self.close(py);
+            let front = &self.shared.front;
+            // Without a thread, nobody else drops these.
+            if !front.making.running.load(Ordering::Relaxed) {
+                let_go(py, front.objects().filter_map(Object::take));
+            }
+        };
+        Python::try_attach(drop).unwrap_or_else(|| self.items.leave());
     }
 }

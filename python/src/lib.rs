@@ -63,6 +63,7 @@ mod _twinbuf {
         }
         // PyO3 asks once whether there is an interpreter, and panics in a `__del__` at its end, when there is none.
         module.py().detach(|| Python::attach(|_| ()));
+        crate::object::imported(module.py())?;
         module.add("DTYPES", crate::dtype::sizes())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

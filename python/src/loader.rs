@@ -395,15 +395,15 @@ impl Loader {
 
     /// The garbage collector calls this if nothing in use refers to the loader or its iterators: nobody asks for
     /// another batch.
-    fn __clear__(&self) {
-        self.objects.iter().for_each(|object| object.clear());
+    fn __clear__(&self, py: Python<'_>) {
+        self.objects.iter().for_each(|object| object.clear(py));
     }
 }
 
 impl Drop for Loader {
     /// No iterator is left. The threads that refer to the program's code end later.
     fn drop(&mut self) {
-        self.objects.iter().for_each(|object| object.clear());
+        Python::try_attach(|py| self.objects.iter().for_each(|object| object.clear(py)));
     }
 }
 

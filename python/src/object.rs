@@ -1,8 +1,12 @@
 //! References to Python objects that the garbage collector sees.
 
+use std::cell::Cell;
+use std::mem;
 use std::sync::Mutex;
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::locked::lock;
@@ -37,7 +41,34 @@ impl Object {
         lock(&self.0).take()
     }
 
-    pub(crate) fn clear(&self) {
-        drop(self.take());
+    pub(crate) fn clear(&self, py: Python<'_>) {
+        let_go(py, self.take());
+    }
+}
+
+/// `_thread.start_new_thread`.
+static START: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+thread_local! {
+    /// Whether this thread imported the package: the main one does, as a rule.
+    static MAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+pub(crate) fn imported(py: Python<'_>) -> PyResult<()> {
+    MAIN.set(true);
+    START.import(py, "_thread", "start_new_thread").map(|_| ())
+}
+
+/// Drops objects of the program. Their `__del__` may take any time, and the interpreter may end a thread there, but for the
+/// main one: no frame of Rust may be below. Other threads leave the drop to a new one, in which `list.clear` does it.
+pub(crate) fn let_go(py: Python<'_>, objects: impl IntoIterator<Item = Py<PyAny>>) {
+    let objects: Vec<_> = objects.into_iter().collect();
+    if MAIN.get() || objects.is_empty() {
+        return;
+    }
+    let Ok(list) = PyList::new(py, objects) else { return };
+    let start = |clear| START.get(py)?.bind(py).call1((clear, ())).ok();
+    if list.getattr("clear").ok().and_then(start).is_none() {
+        mem::forget(list); // no thread can start, as when the interpreter ends
     }
 }

@@ -322,8 +322,8 @@ impl Records {
         self.steps.iter().filter_map(Step::object).try_for_each(|object| object.traverse(&visit))
     }
 
-    fn __clear__(&self) {
-        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear());
+    fn __clear__(&self, py: Python<'_>) {
+        self.steps.iter().filter_map(Step::object).for_each(|object| object.clear(py));
     }
 }
 

@@ -61,6 +61,8 @@ PLACES = (
 )
 # What a daemon thread uses when a hook, called after twinbuf's own, waits for that thread.
 JOINED = ("loader", "prefetch", "again", "load", "writer", "records", "open", "thread")
+# What a daemon thread drops while the program ends.
+DAEMONS = ("daemon items", "daemon rounds", "daemon data set")
 # What a daemon thread asks for without a pause.
 ASKED = ("report", "watched", "paths", "tensors", "file", "stream", "state")
 
@@ -118,7 +120,7 @@ def every_case() -> list[Case]:
         *product("called", (*PLACES, "thread"), ("poll10", "queue", "spin"), ("fall", "exit3")),
         *product("asked", ASKED, ("1", "2", "3"), ("fall", "exit3")),
         *product("joined", JOINED, ("fall",)),
-        *product("dropped", ("items", "iterator", "thread"), ("1", "2", "3")),
+        *product("dropped", ("items", "iterator", "thread", *DAEMONS), ("1", "2", "3")),
     ]
     none = {("generate", "close.2"), ("stream", "close"), ("stream", "close.2")}  # there is no such method
     cases = [case for case in cases if (case.words[0], case.words[-1]) not in none]
@@ -142,7 +144,7 @@ QUICK = re.compile(
             r"left:read_into:poll10:fall:quiet:close.2|slow:device:slow1.05:fall:.*",
             r"daemon:(files|read_into|prefetch|generate|made|hooks):50 ms:held",
             r"finalizer:(prefetch|generate|read_into):(atexit before|del)",
-            r"joined:.*|dropped:(items|iterator):1",
+            r"joined:.*|dropped:(items|iterator|daemon .*):1",
             r"control:poll10:fall:quiet:break:poll",
         )
     )
@@ -813,7 +815,28 @@ def dropped(words: tuple[str, ...], folder: str) -> None:
     else:
         import twinbuf as tb
 
-        if words[0] == "items":
+        if words[0] in DAEMONS:
+            going = threading.Event()
+
+            class SlowSquares(Slow, Squares):
+                """A data set that is freed by slow code."""
+
+            def use() -> None:
+                if words[0] == "daemon data set":
+                    data: Any = SlowSquares()
+                    loader = tb.Loader(data, tb.Plan(data, 2))
+                    del data
+                    next(loader.epochs(1))
+                else:
+                    rounds = words[0] == "daemon rounds"
+                    items = tb.generate(make) if rounds else iter(tb.prefetch(map(make, range(10)), depth=4))
+                    kept.append(next(items))
+                    time.sleep(0.1)
+                going.set()  # and then it drops them
+
+            daemon_thread(use)
+            going.wait()
+        elif words[0] == "items":
             kept.append(items := iter(tb.prefetch(map(make, range(10)), depth=4)))
             kept.append(next(items))
         else:
