@@ -418,7 +418,7 @@ pub(crate) struct Epochs {
     epochs: Option<Range<u64>>,
     /// Whether it is one epoch that was asked for alone.
     single: bool,
-    /// The number of batches of the whole iteration, once it is known.
+    /// The number of batches of the whole iteration, once it has begun.
     all: OnceLock<u64>,
     /// The number of batches that the loop has received.
     received: AtomicU64,
@@ -433,7 +433,7 @@ impl Epochs {
             next..next.saturating_add(1)
         });
         let count = || state.count(&self.loader.get().plan.get().inner, epochs.clone(), self.single);
-        let all = *self.all.get_or_init(count);
+        let all = self.all.get().copied().unwrap_or_else(count);
         (epochs, all)
     }
 }
@@ -484,7 +484,8 @@ impl Epochs {
             if state.is_closed() {
                 return Err(None);
             }
-            let (epochs, _) = self.epochs(state);
+            let (epochs, all) = self.epochs(state);
+            let _ = self.all.set(all);
             if self.single {
                 loader.shared.front.next_epoch.store(epochs.end, Ordering::Relaxed);
             }

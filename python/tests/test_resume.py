@@ -247,6 +247,28 @@ def test_a_data_set_in_python_may_have_a_fingerprint() -> None:
             tb.Loader(Printed(wrong), tb.Plan(8, 2))
 
 
+@pytest.mark.parametrize("prepare", [lambda batch: batch, None])
+def test_the_length_is_that_of_the_state_when_it_begins(prepare: Any) -> None:
+    """Some programs ask for the length first, and then load a state or choose the epoch."""
+    plan = tb.Plan(100, [(10, 10), (1, 20)])
+    loader: Any = tb.Loader(Numbers(100), plan, map=prepare)
+    other = tb.Loader(Numbers(100), plan)
+    batches = other.epochs(2)
+    for _ in range(13):
+        next(batches)
+    for iterator, before in ((loader.epochs(2), 15), (iter(loader), 10)):
+        assert len(iterator) == before
+        loader.load_state_dict(other.state_dict())
+        assert len(iterator) == 2
+        assert len(list(iterator)) == 2 and len(iterator) == 0
+        loader.load_state_dict(tb.Loader(Numbers(100), plan).state_dict())
+    loader = tb.Loader(Numbers(100), plan)
+    iterator = iter(loader)
+    assert len(iterator) == 10
+    loader.set_epoch(3)
+    assert len(iterator) == len(list(iterator)) == 5
+
+
 def test_a_state_loaded_in_the_middle_ends_the_iteration(numbers: Callable[..., tb.Loader]) -> None:
     loader = numbers()
     iterator = loader.epoch(0)
