@@ -150,12 +150,13 @@ impl Worker {
 
 #[pymethods]
 impl Worker {
-    /// Wait until an item is wanted. False: no further one is, or the program is ending.
+    /// Wait until an item is wanted. False: no further one is, or the program is ending, or the iterable's code has forked and
+    /// this is the child, which has no loop.
     fn next(&self, py: Python<'_>) -> bool {
         let making = &self.shared.front.making;
         lock(&self.running).get_or_insert_with(|| Running::new(making));
         making.maker.get_or_init(|| thread::current().id());
-        if making.stop.load(Ordering::SeqCst) {
+        if making.stop.load(Ordering::SeqCst) || self.shared.state.is_forked() {
             return false;
         }
         // Most slots are free already: there is no reason to release the GIL.

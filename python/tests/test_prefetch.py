@@ -726,6 +726,26 @@ def test_a_forked_child_is_told_and_can_start_its_own() -> None:
     assert in_a_fork(tells) == 10
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_the_iterables_code_ends() -> None:
+    """It has no loop that takes its items: its thread, which is its main thread, ends as without twinbuf."""
+    program = """
+import os, sys, time, twinbuf as tb
+def numbers():
+    yield 0
+    if not os.fork():
+        sys.exit(3)
+    yield 1
+assert list(tb.prefetch(numbers())) == [0, 1]
+for _ in range(6000):
+    if os.waitpid(-1, os.WNOHANG)[0]:
+        raise SystemExit
+    time.sleep(0.01)
+os.killpg(0, 9)
+"""
+    assert run_program("import os; os.setpgid(0, 0)" + program)[:2] == (0, "")
+
+
 def test_the_interpreter_exits_with_iterators_left() -> None:
     program = """
 import twinbuf as tb
