@@ -309,11 +309,11 @@ def _clear(error: BaseException) -> None:
 
     They keep a slot.
     """
-    seen: list[int] = []
+    seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
         if (each := left.pop()) is not None and id(each) not in seen:
-            seen.append(id(each))
+            seen.add(id(each))
             traceback.clear_frames(_own(each, "__traceback__"))
             left += [_own(each, "__cause__"), _own(each, "__context__")]
             if isinstance(each, BaseExceptionGroup):
