@@ -33,12 +33,13 @@ use crate::report::{self, report};
 use crate::taken::Taken;
 
 /// Words in serde's messages about a state, and what Python calls the same.
-const IN_PYTHON: [(&str, &str); 7] = [
+const IN_PYTHON: [(&str, &str); 8] = [
     ("expected u32", "expected a whole number"),
     ("expected u64", "expected a whole number"),
     ("expected a sequence", "expected a list"),
     ("expected struct Saved", "expected a dict"),
-    ("struct PartialEpoch with 3 elements", "a dict"),
+    ("struct PartialEpoch with 3 elements", "a list of 3 whole numbers"),
+    ("struct PartialEpoch", "a list of 3 whole numbers"),
     ("type: null", "type: None"),
     ("them null", "them None"),
 ];

@@ -185,6 +185,8 @@ def test_a_wrong_state_is_told_in_the_words_of_python(npy: Case) -> None:
         ({"plan": state["plan"] | {"shuffle": None}}, "field `shuffle`: invalid type: None, expected .*"),
         ({"plan": state["plan"] | {"shuffle": "some"}}, "state: unknown variant `some`, .*"),
         ({"more": 1}, "state: unknown field `more`, .*"),
+        ({"before": [20]}, "invalid type: integer `20`, expected a list of 3 whole numbers"),
+        ({"before": [[20, 1]]}, "field `before`: invalid length 2, expected a list of 3 whole numbers"),
         ({"before": None}, "state: field `before`: wanted one in version 4, found none"),
         ({"plan": None}, "wanted `plan`, `record_bytes` and `fingerprint`, found some of them None"),
     ):
