@@ -315,8 +315,8 @@ class Loader(_Loader, Generic[Made]):
         that differs. Depth, overlap, rank, batch size, the number of ranks, `to` and `map` may differ.
 
         Data sets are identified by the plan's records, the size of a record and a fingerprint. For files the
-        fingerprint covers the type, shape and places of their records, and the first and last 8 KiB of each
-        file: a change between these is not noticed. A Python data set has no fingerprint, unless it has an
+        fingerprint covers the type, shape and places of their records, and in each file their first and last
+        8 KiB: a change between these is not noticed. A Python data set has no fingerprint, unless it has an
         attribute ``fingerprint``.
         """
         self._stop_sending()
