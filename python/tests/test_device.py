@@ -65,14 +65,17 @@ def test_a_copy_is_on_the_stream_that_the_switch_selects(
 
 @pytest.mark.parametrize(("edge", "eager"), [("direct", ""), ("keep", "side")])
 def test_no_edge_can_be_left_out(numbers: Numbers, edge: str, eager: str) -> None:
-    device = Late(eager, edge)
-    try:
-        right = all_right(numbers(device=device), device, 3)
-    except MemoryError:
-        # Noticed when a slot of page-locked memory would have to be given up.
-        assert edge == "direct"
-        right = False
-    assert not right
+    def is_right() -> bool:
+        device = Late(eager, edge)
+        try:
+            return all_right(numbers(device=device), device, 3)
+        except MemoryError:
+            # Noticed when a slot of page-locked memory would have to be given up.
+            assert edge == "direct"
+            return False
+
+    # A loop may be in time by chance, as where the sending thread waits for a processor.
+    assert not all(is_right() for _ in range(20))
 
 
 def test_an_interrupt_of_the_start_does_not_block_the_next_one(
